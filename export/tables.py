@@ -19,8 +19,8 @@ from stem_edge.export.job.job import Advance, WriteStep
 from stem_edge.export.job.table_plan import TablePlan
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.streams import Threads
+from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.numerics.reference import Matrix
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata, pieces_for
 from stem_edge.tables.store import group_metadata

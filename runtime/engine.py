@@ -232,7 +232,8 @@ class Engine:
         looked_up = tokens if stem_ids is None else np.asarray(stem_ids)
         starts = self.starts(len(tokens), every=every)
         starts = [0, *(at - computed for at in starts if at > computed)]
-        chunks = zip(*(split(ids[computed:], starts) for ids in (tokens, looked_up)), strict=True)
+        pieces = split(tokens[computed:], starts), split(looked_up[computed:], starts)
+        chunks = zip(*pieces, strict=True)
         steps = [Step(*chunk, len(chunk[0]) if every else 0) for chunk in chunks]
         steps[-1] = steps[-1]._replace(logits=max(1, steps[-1].logits))
         run = self._overlapped if self.overlap else self._plain

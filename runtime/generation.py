@@ -93,7 +93,7 @@ def sample_tokens(
 
 def join_chunks(
     tokens: Generator[Sampled], stream: TokenStream, *, logprobs: bool
-) -> Iterator[Chunk]:
+) -> Generator[Chunk]:
     """Yield sampled tokens as chunks, each as soon as its text is certain; end at a stop text."""
     token_ids: list[int] = []  # since the last chunk, as are the log probabilities
     found: list[TokenLogprobs] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,7 +21,9 @@ from stem_edge.bundle.manifest import (
     open_bundle,
 )
 from stem_edge.bundle.verdicts import versions
+from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.files import disk
+from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
 from stem_edge.runtime.backends.engines import (
     ENGINES,
     EngineLoader,
@@ -30,7 +32,7 @@ from stem_edge.runtime.backends.engines import (
     loaders,
 )
 from stem_edge.runtime.backends.interface import Backend
-from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, plan_memory
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, allowed, plan_memory
 from stem_edge.runtime.backends.options import LoadOptions, MoreKeywords, OtherKeywords, Providers
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first
@@ -68,7 +70,9 @@ def load(
         "coreml", "openvino", or another by its onnxruntime name; with options as
         [("cuda", {"device_id": 1})]. It must run every operator, or "cpu" must come last in the list
         to run the others. "auto": the first accelerator found. Default: the CPU.
-    context_length: tokens of prompt and answer together. Default: the model's own, up to 4096.
+    context_length: tokens of prompt and answer together. Default: the model's own, or the next power
+        of two whose KV cache, if it were full, takes at most half of what `memory` leaves beside
+        process and weights; but 4096, if they fit, also where they take more.
     reads: "pread" turns a failing disk into an error; "mmap" may kill the process instead.
     engine: "onnxruntime" or "ggml". Default: "auto", the first that is installed and that the bundle
         has a backbone for; Model.plan.engine names it.
@@ -83,6 +87,9 @@ def load(
         many as `memory` leaves room for.
     resident: read all tables into memory first.
     overlap: read rows ahead in a thread; without it, the same tokens take longer.
+    kv: type of keys and values in the KV cache: "fp32", "fp16", "int8" or "int4". Default: "auto",
+        fp32 on onnxruntime and fp16 on ggml (fp32 with f32 weights), or int8 if nothing else fits
+        into memory; Model.plan.kv names it. On an accelerator, they have the type of the activations.
     prefill_graph (onnxruntime): process prompts with the bundle's int8 graph. Default: if a trial
         finds it as exact here as the bundle says, and preparing did not find it slower.
     prepare (onnxruntime): rearrange a large backbone for this processor at the first load, and keep
@@ -121,24 +128,53 @@ def load(
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
-    context, candidates = options.context(bundle), loaders(bundle, chosen, options)
+    options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     verdict = None
     if options.trial:  # first, so that no native code of this process sees an untried bundle
         backbone = ENGINES[chosen].backbone
         verdict = try_first(bundle, backbone, options.cache_dir, options.progress)
+    text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
+    candidates = _candidates(bundle, chosen, options)
 
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
-        text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-        plan = _plan(bundle, chosen, loader.needs(context), options)
+        plan = _plan(bundle, chosen, loader.needs, options)
         return _assemble(bundle, loader, plan, text, options)
 
     return first_that_runs(bundle, candidates, assemble)
 
 
-def _plan(bundle: Bundle, engine: str, needs: Needs, options: LoadOptions) -> MemoryPlan:
+def _candidates(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[EngineLoader]:
+    """Return the engine's loaders for keys and values of the type asked for.
+
+    "auto" is the engine's usual type, unless the context that fits is shorter than with int8.
+    """
+    usual = loaders(bundle, engine, options)
+    if options.kv != "auto":
+        return usual
+    with suppress(MemoryPlanError):
+        plan = _plan(bundle, engine, usual[0].needs, options)
+        if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
+            return usual
+    with suppress(InputError, MemoryPlanError):
+        small = dataclasses.replace(options, kv="int8")
+        fitting = loaders(bundle, engine, small)
+        _plan(bundle, engine, fitting[0].needs, small)
+        return fitting
+    return usual
+
+
+def _plan(
+    bundle: Bundle, engine: str, needs_at: Callable[[int], Needs], options: LoadOptions
+) -> MemoryPlan:
+    """Choose a context, and plan for it. needs_at: context length -> needs; keeps the last one."""
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
-    plan = plan_memory(bundle.path, needs, ask, own_memory(), available_memory())
+    room = own_memory(), available_memory()
+
+    def plan_at(context: int) -> MemoryPlan:
+        return plan_memory(bundle.path, needs_at(context), ask, *room)
+
+    plan = choose_plan(options.contexts(bundle), plan_at, allowed(ask, *room))
     return dataclasses.replace(plan, engine=engine)
 
 
@@ -225,8 +261,7 @@ def memory_plan(
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    needs = loaders(bundle, chosen, options)[0].needs(options.context(bundle))
-    return _plan(bundle, chosen, needs, options)
+    return _plan(bundle, chosen, _candidates(bundle, chosen, options)[0].needs, options)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

@@ -17,6 +17,7 @@ from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
+from stem_edge.runtime.conversation import Conversation
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Chunk, Sampled, join_chunks, sample_tokens
 from stem_edge.runtime.lookups.overlay import Lookups, Overlay
@@ -95,6 +96,18 @@ class Model:
         return self._chat.prompt(
             messages, add_generation_prompt, special_tokens_in_text=special_tokens_in_text
         )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chat_prompt has a template to render conversations with."""
+        return self._chat.has_template
+
+    def conversation(self, messages: Messages = ()) -> Conversation:
+        """Begin a conversation, or go on with one whose messages are given.
+
+        Raises InputError for malformed messages.
+        """
+        return Conversation(self, messages)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
@@ -182,7 +195,7 @@ class Model:
         *,
         stem_ids: Sequence[StemId] | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk]:
         """Continue a text or token ids; yield each chunk as soon as its text is certain.
 
         Options are the fields of SamplingParams: max_new_tokens, temperature (0 is greedy), top_k,

@@ -25,7 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.hf_config import FULL, SLIDING, tensor_name
+from stem_edge.export.checkpoints.hf_config import FULL, SLIDING
+from stem_edge.export.checkpoints.hf_names import tensor_name
 from stem_edge.export.checkpoints.hugging_face import CONFIG, TOKENIZER, read_checkpoint
 from stem_edge.export.checkpoints.stem_schema import BIAS_NAMES, MODEL_TYPE
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stem_edge.bundle.manifest import GGUF, FileEntry, tables_hash
+from stem_edge.bundle.checksums import tables_hash
+from stem_edge.bundle.manifest import GGUF, FileEntry
 from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
 from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf

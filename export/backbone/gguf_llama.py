@@ -34,8 +34,8 @@ from stem_edge.ggml.types import F32 as FLOAT32
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufType
 from stem_edge.layers import LinearRope, Llama3Rope, YarnRope
+from stem_edge.numerics.matrix import ArrayMatrix, Matrix
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import ArrayMatrix, Matrix
 from stem_edge.numerics.rope import frequency_factors
 
 LLAMA, QWEN3 = "llama", "qwen3"

@@ -15,8 +15,8 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.ggml.library import INSTALL, Ggml
 from stem_edge.ggml.types import F16, TensorType
 from stem_edge.ggml.types import F32 as FLOAT32
+from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.numerics.reference import Matrix
 
 # Bound of values in all types but float32, because quantized blocks have float16 scales.
 GREATEST = float(np.finfo(np.float16).max)

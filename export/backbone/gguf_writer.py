@@ -22,8 +22,8 @@ from stem_edge.export.quantization.streams import Weights, all_rows
 from stem_edge.ggml.gguf_schema import ALIGNMENT
 from stem_edge.ggml.gguf_tensors import encode_tensors, lay_out
 from stem_edge.ggml.library import Ggml
+from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32, I32, U8
-from stem_edge.numerics.reference import whole
 
 MAGIC, VERSION = b"GGUF", 3
 # Numbers of the value types that are written here.

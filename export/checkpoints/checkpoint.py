@@ -15,8 +15,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.numerics.arithmetic import READ_ROWS
+from stem_edge.numerics.matrix import IndexedMatrix, Matrix
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import IndexedMatrix, Matrix
 
 LAYER = re.compile(r"(?<=^layers\.)\d{1,9}|(?<=^table of layer )\d{1,9}")
 MOST_SHOWN = 6  # kinds of tensors in a message

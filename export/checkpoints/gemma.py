@@ -15,16 +15,9 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints import hf_config
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
-from stem_edge.export.checkpoints.hf_config import (
-    FULL,
-    NAMES,
-    SLIDING,
-    Names,
-    Windowed,
-    tensor_name,
-)
+from stem_edge.export.checkpoints.hf_config import FULL, SLIDING, Windowed
+from stem_edge.export.checkpoints.hf_names import NAMES, Names, tensor_name
 from stem_edge.export.checkpoints.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
@@ -38,7 +31,8 @@ TOP = {
     "norm": "norm",
     "ple_norm": "per_layer_projection_norm",
 }
-LAYER = hf_config.LAYER | {
+LAYER = {
+    **NAMES.layer,
     "attention_post_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "ffn_post_norm": "post_feedforward_layernorm",

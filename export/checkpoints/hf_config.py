@@ -1,4 +1,4 @@
-"""Reading config.json of Hugging Face models as a ModelConfig, and the names of their tensors.
+"""Reading config.json of Hugging Face models as a ModelConfig.
 
 | model_type | beyond what all models have |
 |---|---|
@@ -15,7 +15,6 @@ A key that is not known here may change what the model computes, so it is refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,41 +25,13 @@ import numpy.typing as npt
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
+from stem_edge.export.checkpoints.hf_names import NAMES, Names, tensor_name
 from stem_edge.export.checkpoints.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line, read_json, read_options
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.layers import RopeScaling
 from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 
-TOP = {"embedding": "embed_tokens", "norm": "norm"}
-HEAD_NAME, HEAD = "head", "lm_head"
-LAYER = {
-    "attention_norm": "input_layernorm",
-    "wq": "self_attn.q_proj",
-    "wk": "self_attn.k_proj",
-    "wv": "self_attn.v_proj",
-    "wo": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "attention_post_norm": "post_self_attn_layernorm",
-    "ffn_norm": "post_attention_layernorm",  # the norm before the FFN, in spite of its name
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-    "project": "mlp.stem_project",
-    "ffn_post_norm": "post_mlp_layernorm",
-}
-
-
-class Names(NamedTuple):
-    """Hugging Face's names of modules."""
-
-    top: Mapping[str, str]  # outside the layers
-    layer: Mapping[str, str]  # in a layer
-    inside: str = "model."  # prefix of all of these
-
-
-NAMES = Names(TOP, LAYER)
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Keys of training, of generating text (tokenizers/tokenizer.py reads eos_token_id), and obsolete ones.
 _HARMLESS = """
@@ -303,22 +274,3 @@ def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> Described:
     named = ", ".join(key for key in CODE if given.get(key))
     notes = (f"{path.name} names code ({named}), which is not run",) if named else ()
     return Described(config, decoder, notes + decoder.notes())
-
-
-def tensor_name(name: str, names: Names = NAMES) -> str:
-    """Return Hugging Face's name of a tensor of ModelConfig.backbone_shapes()."""
-    matrix = name.removesuffix(".bias")
-    ending = ".weight" if matrix == name else ".bias"
-    if matrix == HEAD_NAME:
-        return HEAD + ending
-    if matrix in names.top:
-        return names.inside + names.top[matrix] + ending
-    _, layer, part = matrix.split(".")
-    return f"{names.inside}layers.{layer}.{names.layer[part]}{ending}"
-
-
-def module_names(tensors: Iterable[str], names: Names = NAMES) -> dict[str, str]:
-    """Return Hugging Face's name of each module -> this project's name of its weight."""
-    known = {HEAD_NAME, *names.top, *names.layer}
-    weights = [name for name in tensors if name.rpartition(".")[2] in known]
-    return {tensor_name(name, names).removesuffix(".weight"): name for name in weights}

@@ -26,10 +26,9 @@ from stem_edge.export.checkpoints.hf_config import (
     Mistral,
     Qwen2,
     Qwen3,
-    module_names,
     read_config,
-    tensor_name,
 )
+from stem_edge.export.checkpoints.hf_names import module_names, tensor_name
 from stem_edge.export.checkpoints.stem_schema import MODEL_TYPE, Stem
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles

@@ -22,8 +22,8 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint, SourceMatrix, ch
 from stem_edge.export.tensor_files.json import one_line, read_json, read_options
 from stem_edge.export.tensor_files.safetensors import open_tensors
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor, check_type
+from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import ArrayMatrix, Matrix, whole
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

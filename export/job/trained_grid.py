@@ -18,8 +18,8 @@ from stem_edge.export.job.options import ExportOptions
 from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, MatrixKind
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.block_search import grid_scales
+from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, cut, extremes
-from stem_edge.numerics.reference import Matrix
 
 BLOCKS = (128, 64, 32, 16)
 ROWS = 8  # of a matrix, from all over it
@@ -39,13 +39,10 @@ def keep_trained_grid(
     if isinstance(options.format, BackboneFormat) and options.format.weights == "int4":
         options, said = _matrices(trained_kinds(source), options)
     stem = source.config.stem_layers and not source.config.n_experts
-    if stem and options.tables is None and not options.add:
-        kept = replace(options, tables="int4")
-        size = kept.stored_tables.group_size if kept.stored_tables else 0
-        blocks = [_block(table) for table in _some(source.tables.values())]
-        if all(block and block % size == 0 for block in blocks):
-            options = kept
-            said += ["rows were trained for 4 bits and are kept as trained"]
+    if stem and options.tables in (None, "int4") and not options.add:
+        block = min(map(_block, _some(source.tables.values())))
+        options, more = _rows(block, options)
+        said += more
     return replace(source, notes=(*source.notes, *said)), options
 
 
@@ -80,6 +77,16 @@ def _matrices(
     if options.quantizer == "rtn":
         return options, [f"{said}, which rounding to nearest loses; leave out --quantizer"]
     return replace(wanted, block_size=asked or block), [f"{said} and are kept as trained"]
+
+
+def _rows(block: int, options: ExportOptions) -> tuple[ExportOptions, list[str]]:
+    if not block:
+        return options, []
+    said, asked = f"rows were trained for 4 bits in groups of {block}", options.group_size
+    if asked is not None and block % asked:
+        return options, [f"{said}, which groups of {asked} lose; leave out --group-size"]
+    options = replace(options, tables="int4", group_size=asked or block)
+    return options, [f"{said} and are kept as trained"]
 
 
 def _some(matrices: Iterable[Matrix]) -> list[Matrix]:

@@ -18,8 +18,8 @@ from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.quantization.gptq import inverse_factor, solve
 from stem_edge.export.quantization.hidden_states import HEAD, HiddenStates, damped, squares
 from stem_edge.numerics.block_search import search_blocks
+from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import F32, Blocks, quantize_asymmetric, quantize_blocks
-from stem_edge.numerics.reference import ArrayMatrix, whole
 
 Positions: TypeAlias = npt.NDArray[np.intp]
 Quantize: TypeAlias = Callable[[F32], Blocks]  # rows [n, K] of a matrix -> their codes

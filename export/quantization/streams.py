@@ -9,8 +9,8 @@ from typing import Self, TypeAlias, TypeVar
 
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import Matrix
 
 PIECE_VALUES = 1 << 22  # of a piece, one in each thread: 16 MiB of float32
 

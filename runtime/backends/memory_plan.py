@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP_TOKENS, Variant
 from stem_edge.runtime.backends.interface import LEAST_CHUNK
 from stem_edge.tables.shards import CRC_NBYTES
@@ -96,6 +97,7 @@ class DevicePlan:
     kv_cache: int
     activations: int
     row_cache: int
+    kv: KvType = "fp32"  # type of keys and values
 
     @property
     def total(self) -> int:
@@ -106,7 +108,7 @@ class DevicePlan:
         """Name and bytes of each part."""
         return [
             ("weights", self.weights),
-            (f"KV cache of {self.context_length} tokens", self.kv_cache),
+            (f"{self.kv} KV cache of {self.context_length} tokens", self.kv_cache),
             (f"activations of {self.chunk_tokens} tokens", self.activations),
             (f"row cache of {self.slots} slots", self.row_cache),
         ]
@@ -133,6 +135,7 @@ class MemoryPlan:
     device: DevicePlan | None = None
     prefill: bool = False  # the graph for prompts is loaded, too
     prefill_refused: str = ""
+    kv: KvType = "fp32"  # type of keys and values
 
     @property
     def total(self) -> int:
@@ -144,7 +147,7 @@ class MemoryPlan:
         parts = [
             ("this process before loading", self.process),
             ("weights", self.weights),
-            (f"KV cache of {self.context_length} tokens", self.kv_cache),
+            (f"{self.kv} KV cache of {self.context_length} tokens", self.kv_cache),
             (f"activations of {self.chunk_tokens} tokens", self.activations),
             ("reads", self.reads),
         ]
@@ -171,12 +174,19 @@ def plan_memory(path: object, needs: Needs, ask: Ask, process: int, available: i
     whose = "memory" if ask.memory is not None else "available memory"
     if reason := planner.refusal(least, limit, whose, path):
         raise MemoryPlanError(reason)
-    share = limit if ask.memory is not None else process + int(available * SHARE_OF_MACHINE)
+    share = allowed(ask, process, available)
     if ask.slots is None:
         least = planner.filled(least, share, capped=ask.memory is None)
     if needs.device is None or ask.host_slots is not None or least.slots == planner.records:
         return least
     return planner.with_tier(least, share, capped=ask.memory is None)
+
+
+def allowed(ask: Ask, process: int, available: int) -> int:
+    """Return the limit asked for, or without one, the share of `available` that a plan takes."""
+    if ask.memory is not None:
+        return parse_size(ask.memory)
+    return process + int(available * SHARE_OF_MACHINE)
 
 
 class Planner:
@@ -259,6 +269,7 @@ class Planner:
             device=self._on_device(chunk, slots),
             prefill=needs.prefill,
             prefill_refused=needs.prefill_refused,
+            kv=needs.footprint.kv,
         )
 
     def _logit_tokens(self, chunk: int) -> int:
@@ -301,6 +312,7 @@ class Planner:
             kv_cache=part.kv_cache,
             activations=part.fixed + chunk * part.chunk_token,
             row_cache=slots * part.slot,
+            kv=self.needs.footprint.kv,
         )
 
     @property

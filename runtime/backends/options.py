@@ -9,13 +9,13 @@ from typing import Literal, TypeAlias, TypedDict
 
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError
+from stem_edge.graph.kv import KV_CHOICES, KvChoice
+from stem_edge.runtime.backends.context_choice import contexts
 from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
 from stem_edge.runtime.rows.store import READ_MODES, ReadMode
 from stem_edge.system.memory import usable_cpus
 from stem_edge.units import parse_size
 
-# The KV cache is anonymous memory: a model built for 128k tokens must not take gigabytes unasked.
-DEFAULT_CONTEXT = 4096
 EngineChoice: TypeAlias = str  # "auto", or a key of stem_edge.runtime.backends.engines.ENGINES
 # A provider, or several by preference; each may have options, as in
 # stem_edge.runtime.backends.onnxruntime.providers.provider.
@@ -42,6 +42,7 @@ class MoreKeywords(_DeviceLimits, total=False):
     slots: int | None
     resident: bool
     overlap: bool
+    kv: KvChoice
     prefill_graph: bool | None
     prepare: bool
     repack: bool
@@ -85,6 +86,7 @@ class LoadOptions:
     host_slots: int | None = None
     resident: bool = False
     overlap: bool = True
+    kv: KvChoice = "auto"
     prefill_graph: bool | None = None
     prepare: bool = True
     repack: bool = False
@@ -103,6 +105,8 @@ class LoadOptions:
             raise InputError(f"host_slots is {self.host_slots}; expected 0 or more")
         if self.reads not in READ_MODES:
             raise InputError(f"reads is {self.reads!r}; expected one of {', '.join(READ_MODES)}")
+        if self.kv not in KV_CHOICES:
+            raise InputError(f"kv is {self.kv!r}; expected one of {', '.join(KV_CHOICES)}")
         if self.resident and self.slots is not None:
             raise InputError(
                 f"slots is {self.slots}, but resident keeps the rows of every token; leave out one "
@@ -125,15 +129,17 @@ class LoadOptions:
         """Limit for the memory of a device, in bytes; None if none is set."""
         return None if self.device_memory is None else parse_size(self.device_memory)
 
-    def context(self, bundle: Bundle) -> int:
-        """Return the context length: tokens of prompt and answer together. Raises InputError."""
-        longest = bundle.manifest.model.max_context
-        context = min(longest, DEFAULT_CONTEXT)
-        if self.context_length is not None:
-            context = self.context_length
+    def contexts(self, bundle: Bundle) -> list[int]:
+        """Return the context lengths to choose from: tokens of prompt and answer together.
+
+        Raises InputError.
+        """
+        longest, context = bundle.manifest.model.max_context, self.context_length
+        if context is None:
+            return contexts(longest)
         if not 0 < context <= longest:
             raise InputError(f"context_length is {context}; this model takes 1 to {longest}")
-        return context
+        return [context]
 
     def row_slots(self, bundle: Bundle) -> int | None:
         """Return the slots asked for; None stands for as many as fit."""

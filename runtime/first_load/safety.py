@@ -28,11 +28,11 @@ from stem_edge.bundle.manifest import (
     open_manifest,
 )
 from stem_edge.bundle.table_check import check_tables
-from stem_edge.errors import BundleError, InputError, StemEdgeError
+from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.engines import is_installed
 from stem_edge.runtime.first_load.trial import try_first
-from stem_edge.text.chat_template import ChatTemplate, read_template
+from stem_edge.text.chat_template import ChatTemplate, has_template
 from stem_edge.text.tokenizer_gate import read_tokenizer
 from stem_edge.units import format_size
 
@@ -136,12 +136,10 @@ def _wrong(root: Path, parts: Iterable[Part], checked: list[str]) -> list[str]:
 
 
 def _has_chat_template(path: Path) -> bool:
-    with contextlib.suppress(BundleError):  # raised for a damaged one, which ChatTemplate reports
-        try:
-            read_template(path)
-        except InputError:
-            return False
-    return True
+    try:
+        return has_template(path)
+    except BundleError:  # a damaged file, which ChatTemplate reports
+        return True
 
 
 def _is_harmless(path: Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.text.chat_template import ChatTemplate, checked_messages
+from stem_edge.text.chat_template import ChatTemplate, checked_messages, has_template
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -20,6 +20,11 @@ class Chat:
         self._path, self._codec = path, codec
         self._lock = threading.Lock()
         self._template: ChatTemplate | None = None
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the bundle has a chat template, working or not. Raises BundleError."""
+        return self._template is not None or has_template(self._path)
 
     def prompt(
         self,

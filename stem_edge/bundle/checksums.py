@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stem_edge.bundle.manifest import MANIFEST, FileEntry, open_manifest
+from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, open_manifest
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import (
@@ -20,6 +20,15 @@ from stem_edge.files.plain_files import (
 )
 
 HASH_PIECE_NBYTES = 1 << 22
+
+
+def tables_hash(files: Mapping[str, FileEntry]) -> str:
+    """sha256 of a table store: over the lines `sha256  path` of its files, sorted by path."""
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        if name.startswith(TABLES + "/"):
+            digest.update(f"{files[name].sha256}  {name}\n".encode())
+    return digest.hexdigest()
 
 
 def verify(

@@ -17,8 +17,6 @@ those of weights with what the model needs; checksums are left to checksums.py.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -217,12 +215,16 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
                 root / name, f"{found} bytes, but the weights of this model take {nbytes}"
             )
     if manifest.gguf is not None:
-        if foreign := foreign_parts(manifest.model):
-            raise damaged(
-                root / MANIFEST,
-                f"a backbone in {GGUF} with {', '.join(foreign)}, which only onnxruntime can run",
-            )
-        locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, manifest.gguf.weights)
+        _check_gguf(root, manifest, manifest.gguf)
+
+
+def _check_gguf(root: Path, manifest: Manifest, gguf: GgufFormat) -> None:
+    if foreign := foreign_parts(manifest.model):
+        raise damaged(
+            root / MANIFEST,
+            f"a backbone in {GGUF} with {', '.join(foreign)}, which only onnxruntime can run",
+        )
+    locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, gguf.weights)
 
 
 def weight_nbytes(manifest: Manifest) -> dict[str, int]:
@@ -233,15 +235,6 @@ def weight_nbytes(manifest: Manifest) -> dict[str, int]:
     plans = [decoding(*described).plan]
     plans += [prompts(*described).plan] if manifest.has_prefill else []
     return {plan.file: plan.nbytes for plan in plans}
-
-
-def tables_hash(files: Mapping[str, FileEntry]) -> str:
-    """sha256 of a table store: over the lines `sha256  path` of its files, sorted by path."""
-    digest = hashlib.sha256()
-    for name in sorted(files):
-        if name.startswith(TABLES + "/"):
-            digest.update(f"{files[name].sha256}  {name}\n".encode())
-    return digest.hexdigest()
 
 
 def open_manifest(root: str | Path) -> Manifest:

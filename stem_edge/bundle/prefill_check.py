@@ -8,9 +8,11 @@ measures that again.
 
 from __future__ import annotations
 
+from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32
+from stem_edge.units import format_size
 
 PROBE_TOKENS = 48
 # From this many tokens on, the prefill graph was the faster one wherever it was measured. It is
@@ -56,3 +58,15 @@ def prefill_refusal(manifest: Manifest, found: float | None) -> str:
         f"it diverges {found:.3g} nats from the decoding graph on this processor, and "
         f"{promised:.3g} where it was exported"
     )
+
+
+def crowding(footprint: Footprint, memory: int) -> str:
+    """Return why the matrices of both graphs cannot stay in so many bytes; empty if they can.
+
+    Where they cannot, those for decoding would be read again after each prompt.
+    """
+    both = footprint.step_nbytes + footprint.prefill_nbytes
+    if not footprint.prefill_nbytes or both <= memory:
+        return ""
+    sizes = f"{format_size(both)} with those that decode, in {format_size(memory)} of memory"
+    return f"its matrices would take {sizes}"

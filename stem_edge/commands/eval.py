@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.arguments import own_command
-from stem_edge.commands.loading import add_engine, add_providers, add_threads, device_options
+from stem_edge.commands.loading import (
+    add_engine,
+    add_providers,
+    add_threads,
+    changed_options,
+    device_options,
+)
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.measuring.planning.candidates import is_bundle, open_checkpoint
@@ -46,7 +52,7 @@ Several bundles are compared with the first. For --kinds, give a checkpoint inst
 checkpoint as reference needs pip install 'stem-edge[export]'; it is computed in float32, and read
 again for every window."""
 
-FOR_BUNDLES = ("lines", "window", "stride", "against", "edit", "prefill_graph", "memory")
+FOR_KINDS = ("--text", "--kinds", "--max-kl", "--json")
 
 if TYPE_CHECKING:
     from stem_edge.measuring.quality.kinds import KindCosts
@@ -125,9 +131,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_kinds(args: argparse.Namespace) -> int:
     paths = [Path(name) for name in args.bundles]
-    if given := [name for name in FOR_BUNDLES if getattr(args, name)]:
-        option = "--" + given[0].replace("_", "-")
-        raise InputError(f"{option} is for bundles, and --kinds is for checkpoints; leave one out")
+    if given := [name for name in changed_options(args, add_arguments) if name not in FOR_KINDS]:
+        raise InputError(
+            f"{', '.join(given)}: for bundles, and --kinds is for checkpoints; leave one out"
+        )
     for path in paths:
         if is_bundle(path):
             raise InputError(

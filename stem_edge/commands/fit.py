@@ -12,6 +12,7 @@ from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.fit import Fit, fit
+from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES, PROFILES
 from stem_edge.text_table import table
 from stem_edge.units import format_rate, format_size
@@ -109,6 +110,7 @@ def report_table(fits: list[Fit], path: str, *, bundle: bool, engine: str = "") 
 
 def _figures(one: Fit) -> list[str]:
     found, plan = one.prediction, one.plan
+    text = f"in a text of {min(plan.context_length, USUAL_CONTEXT):,} tokens on average"
     anonymous = f"{format_size(found.anonymous)} ({format_size(plan.total)} at most)"
     rows = [
         ("types", _types(one)),
@@ -124,7 +126,7 @@ def _figures(one: Fit) -> list[str]:
         rows.append(("  weights, mapped", mapped))
     rows += [
         ("a decoded token reads", f"{format_size(found.weights_per_token)} of weights"),
-        ("  of the KV cache", f"{format_size(found.kv_per_token)}, the context half full"),
+        ("  of the KV cache", f"{format_size(found.kv_per_token)}, {text}"),
     ]
     if one.tables:
         rows += [
@@ -151,6 +153,7 @@ def _flash(one: Fit) -> str:
 def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit = f"--memory {-(-one.load_memory // 10**6)}MB --context-length {one.plan.context_length}"
     limit += (f" --engine {engine}" if bundle and engine else "") + " --repack" * one.needs.repack
+    limit += " --no-prefill-graph" * (one.footprint.prefill_nbytes > 0 and not one.needs.prefill)
     if bundle:
         return ["run it with:", f"  stem-edge generate {path} {limit}"]
     types = f"--backbone {one.types.weights}"

@@ -6,20 +6,19 @@ import argparse
 import json
 import sys
 from contextlib import nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
+from stem_edge.commands.answers import add_sampling, as_object, sampling_params, write_text
 from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import RANGES, SamplingParams
-from stem_edge.text_table import shown
+from stem_edge.runtime.sampling import SamplingParams
 
 MAX_PROMPT_CHARS = 64 << 20  # a limit, because stdin may have no end
-MAX_DIGITS = 1000  # a limit, because the time of int() grows faster than the text
 
 DESCRIPTION = """\
 Continue a text. The new text goes to stdout as it is generated, and a line of figures to stderr.
@@ -32,24 +31,6 @@ examples:
   stem-edge generate chat_model --chat "What is the capital of Spain?"
   stem-edge generate model --edit spain.edit "The capital of Spain is"
   stem-edge generate model --memory 600MB -f prompt.txt"""
-
-LENGTH = f"stop after N tokens (default: {SamplingParams.max_new_tokens})"
-TEMPERATURE = (
-    "0: the most probable token, 1: as trained (default: 0, but 1 with --top-k, --top-p or --min-p)"
-)
-MIN_P = "choose among those at least P times as probable as the best (default: 0, all)"
-
-# Field of SamplingParams -> its short option, metavar and help.
-SAMPLING = {
-    "max_new_tokens": ("-n", "N", LENGTH),
-    "temperature": ("-t", "T", TEMPERATURE),
-    "top_k": ("", "K", "choose among the K most probable (default: 0, all)"),
-    "top_p": ("", "P", "choose among the most probable that add up to P (default: 1, all)"),
-    "min_p": ("", "P", MIN_P),
-    "repetition_penalty": ("", "R", "above 1, tokens seen before are less probable (default: 1)"),
-    "seed": ("", "S", "the same seed gives the same text"),
-    "logprobs": ("", "N", "with --json or --json-lines: print log probabilities of the N best"),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,35 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lines = "print a JSON object for each piece of text, then one of figures"
     form.add_argument("--json-lines", action="store_true", help=lines)
     add("-q", "--quiet", action="store_true", help="do not print the line of figures")
-    _add_sampling(parser.add_argument_group("choosing tokens"))
+    add_sampling(parser.add_argument_group("choosing tokens"))
     add_loading(parser.add_argument_group("how to load"))
-
-
-def _add_sampling(group: argparse._ArgumentGroup) -> None:
-    defaults = {field.name: field.default for field in fields(SamplingParams)}
-    for name, (short, metavar, text) in SAMPLING.items():
-        group.add_argument(
-            *([short] if short else []),
-            f"--{name.replace('_', '-')}",
-            type=whole_number if isinstance(RANGES[name][1], int) else float,
-            metavar=metavar,
-            default=defaults[name],
-            help=text,
-        )
-    group.add_argument(
-        "--stop",
-        action="append",
-        metavar="TEXT",
-        default=[],
-        help="end before this text; may be repeated",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     as_json = args.json or args.json_lines
-    if args.logprobs is not None and not as_json:
-        raise InputError("--logprobs shows in JSON only; add --json or --json-lines")
-    params = SamplingParams(**{name: getattr(args, name) for name in RANGES}, stop=args.stop)
+    params = sampling_params(args, as_json)
     edits = open_edits(open_bundle(args.bundle), args.edit) if args.edit else []
     prompt = _prompt(args)
     with load(args.bundle, **loading_options(args)) as model, model.edited(*edits):
@@ -112,16 +71,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             _stream(model, ids, params, quiet=args.quiet)
     return 0
-
-
-def whole_number(text: str) -> int:
-    """Parse a whole number from the command line, with a short message for a long argument."""
-    try:
-        if len(text) > MAX_DIGITS:
-            raise ValueError
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, found {shown(text)}") from None
 
 
 def _prompt_ids(model: Model, prompt: str, chat: bool, special_tokens: bool) -> str | list[int]:
@@ -160,8 +109,7 @@ def _prompt(args: argparse.Namespace) -> str:
 def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, quiet: bool) -> None:
     try:
         for chunk in model.generate(prompt, params):
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
+            write_text(chunk.text)
     finally:  # so that Ctrl-C, too, shows the figures of what was generated until then
         if model.stats.prompt_tokens:
             sys.stdout.write("\n")
@@ -182,12 +130,4 @@ def _print_json(
     if lines:
         print(json.dumps({"stats": model.stats.to_dict()}))
         return
-    result: dict[str, object] = {
-        "text": "".join(chunk.text for chunk in chunks),
-        "token_ids": [token for chunk in chunks for token in chunk.token_ids],
-        "finish_reason": chunks[-1].finish_reason,
-        "stats": model.stats.to_dict(),
-    }
-    if params.logprobs is not None:
-        result["logprobs"] = [asdict(one) for chunk in chunks for one in chunk.logprobs or []]
-    print(json.dumps(result, ensure_ascii=False))
+    print(json.dumps(as_object(chunks, model.stats), ensure_ascii=False))

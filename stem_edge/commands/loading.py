@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from stem_edge.commands.arguments import engine_name
 from stem_edge.errors import InputError
+from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.options import DeviceKeywords, LoadKeywords
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
@@ -20,9 +21,13 @@ def add_loading(group: argparse._ActionsContainer) -> None:
     memory = "RAM limit, like 600MB; mapped weights do not count (default: half of the free RAM)"
     group.add_argument("--memory", metavar="SIZE", help=memory)
     add_threads(group)
-    context = "most tokens of prompt and answer together (default: the model's, up to 4096)"
+    context = (
+        "most tokens of prompt and answer together (default: the model's, or as many as --memory "
+        "leaves room for beside the row cache)"
+    )
     group.add_argument("--context-length", type=int, metavar="N", help=context)
     add_engine(group)
+    add_kv(group)
     add_providers(group)
     _add_rows(group)
     _add_prepared(group)
@@ -48,6 +53,17 @@ def add_engine(group: argparse._ActionsContainer) -> None:
         "--repack",
         action="store_true",
         help="on ggml: copy 4-bit matrices into RAM in this processor's order, for speed",
+    )
+
+
+def add_kv(group: argparse._ActionsContainer) -> None:
+    """Declare the type of keys and values."""
+    group.add_argument(
+        "--kv",
+        choices=KV_CHOICES,
+        default="auto",
+        help="type of keys and values in the KV cache (default: auto, the engine's usual one, or int8 "
+        "if nothing else fits into memory)",
     )
 
 
@@ -114,7 +130,7 @@ def add_cache_dir(group: argparse._ActionsContainer) -> None:
 
 def loading_options(args: argparse.Namespace) -> LoadKeywords:
     """Values of the options of add_loading, as keywords of stem_edge.load. Raises InputError."""
-    given = {action.dest: getattr(args, action.dest) for action in _actions()}
+    given = {action.dest: getattr(args, action.dest) for action in _actions(add_loading)}
     return cast(LoadKeywords, given | device_options(args))
 
 
@@ -128,14 +144,17 @@ def device_options(args: argparse.Namespace) -> DeviceKeywords:
     }
 
 
-def changed_options(args: argparse.Namespace) -> list[str]:
-    """Options of add_loading that do not have their default value, as they are typed."""
-    return [a.option_strings[0] for a in _actions() if getattr(args, a.dest) != a.default]
+def changed_options(
+    args: argparse.Namespace, add: Callable[[argparse.ArgumentParser], None] = add_loading
+) -> list[str]:
+    """Options that `add` declares and that do not have their default value, as they are typed."""
+    options = (action for action in _actions(add) if action.option_strings)
+    return [a.option_strings[0] for a in options if getattr(args, a.dest) != a.default]
 
 
-def _actions() -> list[argparse.Action]:
+def _actions(add: Callable[[argparse.ArgumentParser], None]) -> list[argparse.Action]:
     parser = argparse.ArgumentParser(add_help=False)
-    add_loading(parser)
+    add(parser)
     return parser._actions
 
 

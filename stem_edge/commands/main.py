@@ -35,6 +35,7 @@ COMMANDS = {
     "demo": "see it work on the small model inside this package",
     "export": "turn a trained checkpoint into a bundle",
     "generate": "continue a text with a bundle",
+    "chat": "talk with a bundle, or send it a message a line",
     "inspect": "show what a bundle is made of",
     "verify": "check that a bundle is safe to load, or that all ways of running it agree",
     "edit": "change what a model knows: let tokens look up other tokens' rows",

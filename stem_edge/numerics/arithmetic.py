@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stem_edge.layers import Activation
+from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32
-
-if TYPE_CHECKING:
-    from stem_edge.numerics.reference import Matrix
 
 # Rows of a matrix read at once, because a head of 128,256 rows must not become one array of 1 GB.
 READ_ROWS = 8192

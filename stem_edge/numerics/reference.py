@@ -8,7 +8,6 @@ model in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -24,58 +23,9 @@ from stem_edge.numerics.arithmetic import (
     silu,
     sparse_gate,
 )
-from stem_edge.numerics.quantize import F32, I32
+from stem_edge.numerics.matrix import IndexedMatrix, Matrix, whole
+from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables, rotate
-
-
-class Matrix(Protocol):
-    """A matrix [rows, columns], or a vector [rows], read piece by piece."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows and, for a matrix, columns."""
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop as float32."""
-
-
-class ArrayMatrix:
-    """A Matrix over an array in memory."""
-
-    def __init__(self, array: F32) -> None:
-        self._array = array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
-        return self._array.shape
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows start..stop."""
-        return self._array[start:stop]
-
-
-class IndexedMatrix:
-    """A Matrix whose row i is row index[i] of another: rows that tokens share."""
-
-    def __init__(self, matrix: Matrix, index: I32) -> None:
-        self.matrix, self.index = matrix, index
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Tokens and columns."""
-        return (len(self.index), *self.matrix.shape[1:])
-
-    def rows(self, start: int, stop: int) -> F32:
-        """Rows of the tokens start..stop."""
-        ids = self.index[start:stop].tolist()
-        return np.concatenate([self.matrix.rows(at, at + 1) for at in ids])
-
-
-def whole(matrix: Matrix) -> F32:
-    """Read a whole matrix as one float32 array."""
-    return matrix.rows(0, matrix.shape[0])
-
 
 # Called with the name of a group of matrices and their input [T, K]: "head", or "layers.<l>." and
 # "qkv", "wo", "gate" (the input of gate and up), "down" or "project", or the name of a matrix.
@@ -236,12 +186,20 @@ def _attention(
             tokens.kv[number] = own
     else:
         own = tokens.kv[layer.kv_layer]
-    k, v = (np.repeat(one, config.n_heads // layer.n_kv_heads, axis=1) for one in own)
+    return _attend(
+        turned("q"), *own, config.attention_scale or layer.head_dim**-0.5, layer.window or length
+    )
+
+
+def _attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
+    """Mix v by causal attention over the last `window` tokens; all are [T, heads, head_dim]."""
+    length, shared = len(q), q.shape[1] // k.shape[1]
+    k, v = (np.repeat(one, shared, axis=1) for one in (k, v))
     # Matrix products instead of einsum, because BLAS computes them.
-    q, k, v = turned("q").transpose(1, 0, 2), k.transpose(1, 2, 0), v.transpose(1, 0, 2)
-    scores = q @ k * np.float32(config.attention_scale or layer.head_dim**-0.5)
+    q, k, v = q.transpose(1, 0, 2), k.transpose(1, 2, 0), v.transpose(1, 0, 2)
+    scores = q @ k * np.float32(scale)
     ago = np.arange(length)[:, None] - np.arange(length)
-    scores[:, (ago < 0) | (ago >= (layer.window or length))] = -np.inf
+    scores[:, (ago < 0) | (ago >= window)] = -np.inf
     weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weight /= weight.sum(axis=-1, keepdims=True)
     return np.asarray((weight @ v).transpose(1, 0, 2).reshape(length, -1), np.float32)

@@ -10,14 +10,15 @@ from stem_edge.layers import LinearRope, Llama3Rope, ProportionalRope, Rope, Yar
 from stem_edge.numerics.quantize import F32
 
 
-def rope_tables(rope: Rope, positions: int) -> tuple[F32, F32]:
-    """Cosines and sines [positions, head_dim / 2], float32.
+def rope_tables(rope: Rope, positions: int, start: int = 0) -> tuple[F32, F32]:
+    """Cosines and sines [positions - start, head_dim / 2], float32, of positions from `start` on.
 
     Computed in float32 throughout, as trainers do, because at large positions the rounding of the
     angle is part of what the model was trained with.
     """
     frequencies, factor = rope_frequencies(rope)
-    angles = np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float32)
+    places = np.arange(start, positions, dtype=np.float32)
+    angles = np.outer(places, frequencies).astype(np.float32)
     return np.cos(angles) * factor, np.sin(angles) * factor
 
 

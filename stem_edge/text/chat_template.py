@@ -45,19 +45,7 @@ def checked_messages(messages: object) -> list[dict[str, str]]:
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise InputError(f"there are {len(messages)} messages, expected 1 to {MAX_MESSAGES}")
     for number, message in enumerate(messages):
-        where = f"messages[{number}]"
-        if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
-            raise InputError(
-                f'{where} is not of the form {{"role": "user", "content": "text"}}; give both keys'
-            )
-        if message["role"] not in ROLES:
-            raise InputError(
-                f"{where}.role is {printable(ascii(message['role'])[:80])}, expected one of: "
-                f"{', '.join(ROLES)}"
-            )
-        if not isinstance(message["content"], str):
-            found = type(message["content"]).__name__
-            raise InputError(f"{where}.content is of type {found}, expected a text")
+        _check_message(f"messages[{number}]", message)
     count = sum(len(message["content"]) for message in messages)
     if count > MAX_MESSAGE_CHARS:
         raise InputError(
@@ -67,18 +55,47 @@ def checked_messages(messages: object) -> list[dict[str, str]]:
     return [{"role": each["role"], "content": each["content"]} for each in messages]
 
 
+def _check_message(where: str, message: object) -> None:
+    if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
+        raise InputError(
+            f'{where} is not of the form {{"role": "user", "content": "text"}}; give both keys'
+        )
+    role, content = message["role"], message["content"]
+    if role not in ROLES:
+        raise InputError(
+            f"{where}.role is {printable(ascii(role)[:80])}, expected one of: {', '.join(ROLES)}"
+        )
+    if not isinstance(content, str):
+        raise InputError(f"{where}.content is of type {type(content).__name__}, expected a text")
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:  # such as bytes of a terminal that are not UTF-8
+        raise InputError(
+            f"{where}.content is not valid Unicode ({error}); give it as UTF-8"
+        ) from None
+
+
+def has_template(path: Path) -> bool:
+    """Return whether a tokenizer_config.json has a chat template. Raises BundleError."""
+    return isinstance(_read_config(path).get("chat_template"), str)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    data = read_plain(path, MAX_CONFIG_NBYTES, "tokenizer configuration")
+    try:
+        if len(data) > MAX_CONFIG_NBYTES:
+            raise ValueError(f"larger than {MAX_CONFIG_NBYTES:,} bytes")
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
+        raise damaged(path, f"not a JSON object ({one_line(error)})") from None
+
+
 def read_template(path: Path) -> tuple[str, dict[str, str]]:
     """Read the chat template of a tokenizer_config.json, and the special tokens that it may use.
 
     Raises BundleError, and InputError if there is no template.
     """
-    data = read_plain(path, MAX_CONFIG_NBYTES, "tokenizer configuration")
-    try:
-        if len(data) > MAX_CONFIG_NBYTES:
-            raise ValueError(f"larger than {MAX_CONFIG_NBYTES:,} bytes")
-        config = msgspec.json.decode(data, type=dict[str, Any])
-    except (ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
-        raise damaged(path, f"not a JSON object ({one_line(error)})") from None
+    config = _read_config(path)
     template = config.get("chat_template")
     if not isinstance(template, str):
         raise InputError(

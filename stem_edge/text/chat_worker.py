@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +145,8 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], object]) -> None
 
 def main() -> None:
     """Serve stdin and stdout."""
+    # Ctrl-C at a terminal reaches this process, too, but only the parent knows what it shall end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def send(line: bytes) -> None:
         sys.stdout.buffer.write(line)

@@ -33,8 +33,9 @@ from stem_edge.ggml.gguf_schema import gguf_name, tensor_types
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GgufType
 from stem_edge.layers import Llama3Rope, YarnRope
+from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import ArrayMatrix, forward
+from stem_edge.numerics.reference import forward
 
 llama_cpp = pytest.importorskip("llama_cpp")
 gguf = pytest.importorskip("gguf")

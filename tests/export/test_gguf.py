@@ -16,7 +16,8 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge import BackendError, ExportError
-from stem_edge.bundle.manifest import GGUF, MANIFEST, Bundle, tables_hash
+from stem_edge.bundle.checksums import tables_hash
+from stem_edge.bundle.manifest import GGUF, MANIFEST, Bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.export import exporter
@@ -25,7 +26,8 @@ from stem_edge.export.quantization import streams
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.ggml.gguf_tensors import planned_tensors
 from stem_edge.graph.formats import GGUF_TYPES
-from stem_edge.numerics.reference import forward, whole
+from stem_edge.numerics.matrix import whole
+from stem_edge.numerics.reference import forward
 
 gguf = pytest.importorskip("gguf")
 pytestmark = needs_ggml

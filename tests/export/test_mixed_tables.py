@@ -15,7 +15,8 @@ from stem_edge.commands.bundle_report import bundle_table
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.measuring.planning.hit_rates import record_ids
 from stem_edge.measuring.planning.predict import warm_counts
-from stem_edge.numerics.reference import ArrayMatrix, forward
+from stem_edge.numerics.matrix import ArrayMatrix
+from stem_edge.numerics.reference import forward
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.warm import counts_file
 from stem_edge.system.user_folder import cache_folder

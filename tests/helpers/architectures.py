@@ -14,7 +14,7 @@ from torch_model import expert_of_token, random_tables, random_tensors, torch_lo
 import stem_edge
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.hf_config import tensor_name
+from stem_edge.export.checkpoints.hf_names import tensor_name
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.layers import BIASED, LinearRope, Llama3Rope, YarnRope
 from stem_edge.numerics.quantize import F32

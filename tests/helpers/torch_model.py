@@ -15,6 +15,8 @@ from torch.nn import functional
 from stem_edge.config import ModelConfig
 from stem_edge.layers import LinearRope, Llama3Rope, YarnRope
 
+QUERIES = 1024  # tokens whose scores are computed at once, because those of 32k take gigabytes
+
 
 @torch.no_grad()
 def torch_logits(
@@ -59,15 +61,22 @@ def attention(
     if config.qk_norm_eps is not None:
         q, k = norm(q, w["q_norm"], config.qk_norm_eps), norm(k, w["k_norm"], config.qk_norm_eps)
     q, k = rotate(config, q, turns), rotate(config, k, turns)
-    length = len(x)
-    sees = torch.ones(length, length, dtype=torch.bool).tril()
     windowed = config.window_layers is None or layer in config.window_layers
-    if config.sliding_window and windowed:
-        sees &= torch.ones(length, length, dtype=torch.bool).triu(1 - config.sliding_window)
-    mixed = functional.scaled_dot_product_attention(
-        q[None], k[None], v[None], attn_mask=sees, enable_gqa=True
-    )
-    return linear(mixed[0].transpose(0, 1).flatten(1), w, "wo")
+    window = config.sliding_window if windowed else 0
+    mixed = [attended(q, k, v, start, window) for start in range(0, len(x), QUERIES)]
+    return linear(torch.cat(mixed, 1).transpose(0, 1).flatten(1), w, "wo")
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) -> Tensor:
+    """Values [heads, n, head_dim] that QUERIES tokens from `start` on attend to, of q, k, v."""
+    stop = min(start + QUERIES, q.shape[1])
+    first = max(0, start - window + 1) if window else 0
+    ago = torch.arange(start, stop)[:, None] - torch.arange(first, stop)
+    sees = (ago >= 0) & (ago < (window or stop))
+    keys, values = k[None, :, first:stop], v[None, :, first:stop]
+    return functional.scaled_dot_product_attention(
+        q[None, :, start:stop], keys, values, attn_mask=sees, enable_gqa=True
+    )[0]
 
 
 def ffn(config: ModelConfig, w: dict[str, Tensor], x: Tensor, row: Tensor | None) -> Tensor:
@@ -116,9 +125,9 @@ def rotate(config: ModelConfig, x: Tensor, turns: Tensor) -> Tensor:
 def rope_turns(config: ModelConfig, length: int) -> Tensor:
     """size * exp(i * position * frequency), complex64 [length, head_dim / 2]."""
     size, scaling = 1.0, config.rope_scaling
-    frequencies = [
-        config.rope_theta ** (-2 * pair / config.head_dim) for pair in range(config.head_dim // 2)
-    ]
+    # In float32, as trainers compute them: after thousands of tokens, its rounding is far from small.
+    exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+    frequencies = (1 / config.rope_theta**exponents).tolist()
     if isinstance(scaling, LinearRope):
         frequencies = [f / scaling.factor for f in frequencies]
     if isinstance(scaling, Llama3Rope):

@@ -63,7 +63,7 @@ def run(page: Path, folder: Path) -> None:
     ]:
         done = subprocess.run(
             line, shell=True, cwd=folder, env=environment, capture_output=True, text=True,
-            check=False,
+            check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, f"{page.name}: {line}\n{done.stderr}"
 

@@ -24,8 +24,9 @@ from stem_edge.graph.decode import BACKBONE_DATA, decoding, prompts
 from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, WeightType
 from stem_edge.graph.ir import Graph, Tensor
 from stem_edge.graph.weight_plan import Blocks, Columns, Floats
+from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import F32, dequantize_blocks
-from stem_edge.numerics.reference import ArrayMatrix, forward, whole
+from stem_edge.numerics.reference import forward
 from stem_edge.tables.rows import RecordLayout
 
 CHECKPOINT = DATA / "conformance" / "gemma3n-text"

@@ -20,9 +20,9 @@ import onnxruntime as ort
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
+from stem_edge.graph.kv import CACHES, KvType
 from stem_edge.graph.names import Variant
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backends.interface import BackendContext, Resumes, check_logits
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
@@ -35,6 +35,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     onnxruntime_errors,
     open_session,
 )
+from stem_edge.runtime.backends.onnxruntime.rope_arrays import RopeArrays
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import return_freed_memory
 
@@ -44,7 +45,8 @@ from_numpy = ort.OrtValue.ortvalue_from_numpy
 class OrtBackend:
     """Sessions by the names of their graphs: those for the CPU, or a variant of them.
 
-    memory: of the provider, for all but the weights. Raises BackendError, OutOfMemoryError.
+    memory: of the provider, for all but the weights. kv: type of keys and values in the graphs;
+    default: that of the activations. Raises BackendError, OutOfMemoryError.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class OrtBackend:
         providers: Sequence[Provider],
         memory: DeviceMemory | None = None,
         variant: Variant | None = None,
+        kv: KvType | None = None,
     ) -> None:
         if slots is not None and not isinstance(slots, (ArraySlots, DeviceSlots)):
             raise BackendError(
@@ -63,8 +66,10 @@ class OrtBackend:
             )
         self.config, self.slots, self.variant = config, slots, variant
         self.dtype = np.dtype(np.float16 if variant == "fp16" else np.float32)  # of activations
+        self.kv = CACHES[kv or ("fp16" if variant == "fp16" else "fp32")]
         self.memory = memory or DeviceMemory(CPU)
         self.on_cpu = all(provider.on_cpu for provider in providers)
+        self._ropes: RopeArrays | None = None
         self.sessions: dict[str, ort.InferenceSession] = {}
         for name, graph in graphs.items():
             if name != io.ROWS:  # belongs to the slots, which run it
@@ -81,8 +86,15 @@ class OrtBackend:
         self.memory.collect()
         return OrtContext(self, length)
 
+    def ropes(self, length: int) -> RopeArrays:
+        """Return the rotations for a context; another one's if they suffice, else longer ones."""
+        if self._ropes is None or self._ropes.length < length:
+            self._ropes = RopeArrays(self.config, self.memory, self.dtype, length)
+        return self._ropes
+
     def close(self) -> None:
         """Release the sessions, and slots on a device."""
+        self._ropes = None
         self.sessions.clear()
         if isinstance(self.slots, DeviceSlots):
             self.slots.close()
@@ -91,14 +103,14 @@ class OrtBackend:
 
 
 class OrtContext:
-    """KV cache, RoPE tables and hidden states of one generation.
+    """KV cache and hidden states of one generation.
 
     After it is dropped, the next call to the backend frees its memory on a device.
     """
 
     def __init__(self, backend: OrtBackend, length: int) -> None:
         self._memory, self._config, self.length = backend.memory, backend.config, length
-        self._dtype = backend.dtype
+        self._dtype, self._cache = backend.dtype, backend.kv
         self._windowed = backend.variant is None  # only the graphs for the CPU are
         self._kv: list[DeviceArray] = []
         self._graphs = {
@@ -113,6 +125,8 @@ class OrtContext:
         elif backend.slots is not None:
             self._bind({name: from_numpy(rows) for name, rows in backend.slots.inputs().items()})
         self._bind_fixed()
+        self._ropes = backend.ropes(length)
+        self._bind(self._ropes.values())
         self._output = _Output(self._graphs, backend)
 
     def __del__(self) -> None:
@@ -165,6 +179,7 @@ class OrtContext:
         self._memory.collect()
         first = self._window.make_room(position, count)
         self._position, self._filled = position, max(self._filled, total)
+        self._ropes.fill(total)
         step = (count, prefill and io.PREFILL in self._graphs)
         if max(count, self._step[0]) > 1:
             return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
@@ -205,16 +220,17 @@ class OrtContext:
         for number in range(config.own_kv_layers):
             layer = config.layer(number)
             rows = io.kv_capacity(layer.window, length) if self._windowed else length
-            shape = (1, layer.n_kv_heads, rows, io.head_width(layer))
-            for name in (f"{io.KEYS}{number}", f"{io.VALUES}{number}"):
-                array = self._memory.empty(shape, self._dtype, f"the KV cache of {length:,} tokens")
+            shape = (1, layer.n_kv_heads, rows, self._cache.width(layer))
+            for name in (io.KEYS, io.VALUES):
+                array = self._memory.empty(
+                    shape, np.dtype(self._cache.dtype), f"the KV cache of {length:,} tokens"
+                )
                 self._kv.append(array)
                 windows += [array.host] if rows < length else []
-                self._bind({name: array.value(), io.NEW + name: array.value()})
-        for name, table in padded_ropes(config, length).items():
-            self._bind(
-                {name: self._memory.put(table.astype(self._dtype), "the RoPE tables").value()}
-            )
+                self._bind({f"{name}{number}": array.value()})
+                # Those that borrow it, too: kernels of quantized caches demand outputs of each.
+                users = [n for n in range(config.n_layers) if config.layer(n).kv_layer == number]
+                self._bind({f"{io.NEW}{name}{user}": array.value() for user in users})
         for prefix, lengths in self._lengths.items():
             self._feed(lengths.inputs(prefix))
         self._window = KvWindow(windows, config.sliding_window)
@@ -256,18 +272,6 @@ class _Lengths:
 
     def write(self, rows: int) -> None:
         self._seqlens_k[0], self._total[...] = rows - 1, rows
-
-
-def padded_ropes(config: ModelConfig, positions: int) -> dict[str, F32]:
-    """Return graph input -> RoPE table, [positions, head_width / 2] each, padded with zeros."""
-    tables: dict[str, F32] = {}
-    for layer in map(config.layer, range(config.n_layers)):
-        names = io.rope_names(config, layer)
-        if names[0] not in tables:
-            padding = ((0, 0), (0, (io.head_width(layer) - layer.head_dim) // 2))
-            padded = (np.pad(table, padding) for table in rope_tables(layer.rope, positions))
-            tables |= dict(zip(names, padded, strict=True))
-    return tables
 
 
 class _Output:

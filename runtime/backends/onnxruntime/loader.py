@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import Bundle
-from stem_edge.bundle.prefill_check import prefill_refusal
+from stem_edge.bundle.prefill_check import crowding, prefill_refusal
 from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
@@ -22,7 +22,6 @@ from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import memory_limit
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.units import format_size
 
 
 def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
@@ -40,7 +39,14 @@ def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
 
     if options.prefill_graph:
         raise InputError("prefill_graph works only on the CPU; leave it out on an accelerator")
-    return device_loaders(bundle, options, providers)
+    made = device_loaders(bundle, options, providers)
+    if not (fitting := [one for one in made if options.kv in ("auto", one.kv)]):
+        raise InputError(
+            f"kv is {options.kv!r}; keys and values on {providers[0].name} are "
+            f"{' or '.join({one.kv: '' for one in made})}, as the activations are: leave it out, or "
+            "run it on the CPU"
+        )
+    return fitting
 
 
 class OrtLoader:
@@ -52,6 +58,7 @@ class OrtLoader:
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
+        self._kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(options.kv).kv
         self._prepared: prepacked.Prepacked | None = None
         self._may_prepare = options.prepare  # False once preparing has turned out impossible
         self._verdict: Verdict | None = None
@@ -61,16 +68,16 @@ class OrtLoader:
         options, self._verdict = self._options, verdict
         if options.prepare:
             self._prepared = prepacked.find_or_make(
-                self._bundle, options.cache_dir, options.cpus, options.progress
+                self._bundle, options.cache_dir, options.cpus, options.progress, self._kv
             )
         self._may_prepare = self._prepared is not None
 
     def needs(self, context: int) -> Needs:
         (prefill, refused), path = self._prompts(), self._bundle.path
-        footprint = footprint_of(self._bundle.manifest, "onnxruntime")
+        footprint = footprint_of(self._bundle.manifest, "onnxruntime").with_kv(self._kv)
         threads, cache_dir = self._options.cpus, self._options.cache_dir
         prepared = self._prepared is not None or (
-            self._may_prepare and prepacked.is_worth_it(self._bundle, cache_dir)
+            self._may_prepare and prepacked.is_worth_it(self._bundle, cache_dir, self._kv)
         )
         needs = cpu_needs(footprint, context, threads, prepared=prepared, prefill=prefill)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
@@ -80,9 +87,10 @@ class OrtLoader:
         return ArraySlots(layout, count)
 
     def open(self, slots: Slots | None) -> OrtBackend:
-        graphs = prepacked.graph_sources(self._bundle, self._prepared, prefill=self._prompts()[0])
+        prefill, kv = self._prompts()[0], self._kv
+        graphs = prepacked.graph_sources(self._bundle, self._prepared, prefill=prefill, kv=kv)
         config = self._bundle.manifest.model
-        return OrtBackend(config, graphs, slots, self._options.cpus, [CPU])
+        return OrtBackend(config, graphs, slots, self._options.cpus, [CPU], kv=kv)
 
     def _prompts(self) -> tuple[bool, str]:
         """Return whether the prefill graph takes prompts, and why not if something bars it.
@@ -94,7 +102,7 @@ class OrtLoader:
         if options.prefill_graph is not None or not bundle.manifest.has_prefill:
             return bool(options.prefill_graph and bundle.manifest.has_prefill), ""
         if prepared is None and self._may_prepare:
-            prepared = prepacked.find(bundle, options.cache_dir)
+            prepared = prepacked.find(bundle, options.cache_dir, self._kv)
         if prepared is not None and prepared.record.prefill is False:
             return False, ""
         verdict = self._verdict
@@ -102,17 +110,6 @@ class OrtLoader:
             with contextlib.suppress(InputError):  # raised if there is no cache folder
                 verdict = Records(bundle, "onnxruntime", options.cache_dir).verdict()
         measured = verdict.prefill_from_decode if verdict else None
-        refused = prefill_refusal(bundle.manifest, measured) or self._crowded()
+        refused = prefill_refusal(bundle.manifest, measured)
+        refused = refused or crowding(footprint_of(bundle.manifest, "onnxruntime"), memory_limit())
         return not refused, refused
-
-    def _crowded(self) -> str:
-        """Return why the matrices of all graphs cannot stay in memory; empty if they can.
-
-        Where they cannot, those for decoding would be read again after each prompt.
-        """
-        footprint = footprint_of(self._bundle.manifest, "onnxruntime")
-        both, limit = footprint.step_nbytes + footprint.prefill_nbytes, memory_limit()
-        if both <= limit:
-            return ""
-        sizes = f"{format_size(both)} with those that decode, in {format_size(limit)} of memory"
-        return f"its matrices would take {sizes}"

@@ -26,7 +26,10 @@ HOST_FIXED_NBYTES = 64 << 20
 # Kept by onnxruntime on a device for itself: buffers of kernels, and pools.
 DEVICE_FIXED_NBYTES = 16 << 20
 MASK_VALUE_NBYTES = 16  # a float32 and the integers that it is computed from
-SCORE_ARRAYS = 2  # of portable graphs: masked, and after softmax, beside the one counted anyway
+SCORE_ARRAYS = 3  # of portable graphs: scores, masked, and after softmax
+# Keys whose scores are in memory at once on the CPU, where attention goes through them in blocks: a
+# chunk takes as much after 16,000 tokens as after 1,000 (measured with onnxruntime 1.31 and 1.32).
+SCORED_AT_ONCE = 512
 WIDTHS: dict[Activations, int] = {"fp32": FLOAT, "fp16": HALF}  # bytes of an activation
 
 
@@ -47,8 +50,8 @@ def cpu_needs(
         weights=weights,
         kv_cache=footprint.kv_nbytes(context),
         fixed=_fixed(footprint, context, threads),
-        chunk_token=_chunk_token(footprint, context, prefill=prefill),
-        logits=_logits(footprint, context),
+        chunk_token=_chunk_token(footprint, min(context, SCORED_AT_ONCE), prefill=prefill),
+        logits=_logits(footprint, min(context, SCORED_AT_ONCE)),
         slot=footprint.slot_nbytes,
     )
     return Needs(footprint, context, part, prepared=prepared, prefill=prefill)
@@ -88,13 +91,13 @@ def device_needs(
     shared: bool,
 ) -> Needs:
     """Return the needs with everything on a device. limit: bytes it may take, None if unknown."""
-    footprint = footprint.without_windows()
+    footprint = footprint.without_windows().with_kv(variant)
     rows = DeviceRows(footprint.tables, variant) if footprint.tables is not None else None
     slot, width = rows.slot_nbytes if rows is not None else 0, WIDTHS[variant]
     chunk_token = _chunk_token(footprint, context, prefill=False)
     there = Part(
         weights=device_weights_nbytes(footprint),
-        kv_cache=footprint.kv_nbytes(context) * width // FLOAT,
+        kv_cache=footprint.kv_nbytes(context),
         fixed=_fixed(footprint, context, 1) * width // FLOAT,
         chunk_token=chunk_token * width // FLOAT + 2 * slot,  # uploaded rows, and cut into slabs
         logits=_logits(footprint, context),
@@ -122,8 +125,8 @@ def _fixed(footprint: Footprint, context: int, threads: int) -> int:
     return FLOAT * (values + _experts_values(footprint, threads))
 
 
-def _chunk_token(footprint: Footprint, context: int, *, prefill: bool) -> int:
-    """Return bytes of activations for each token of a chunk, in a full context.
+def _chunk_token(footprint: Footprint, scored: int, *, prefill: bool) -> int:
+    """Return bytes of activations for each token of a chunk. scored: keys with scores at once.
 
     Layers that borrow K and V count with the logits, because they run for the same positions.
     """
@@ -131,20 +134,19 @@ def _chunk_token(footprint: Footprint, context: int, *, prefill: bool) -> int:
     # The counts are measured, because onnxruntime keeps more arrays alive than the graph needs,
     # most in prefill.
     wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
-    rows = footprint.kv_rows(context)
-    return FLOAT * _layer_values(config, rows, range(config.own_kv_layers), wide)
+    return FLOAT * _layer_values(config, scored, range(config.own_kv_layers), wide)
 
 
-def _logits(footprint: Footprint, context: int) -> int:
+def _logits(footprint: Footprint, scored: int) -> int:
     """Return bytes for each position whose logits are wanted, except for the only one."""
-    config, rows = footprint.model, footprint.kv_rows(context)
+    config = footprint.model
     borrowing = range(config.own_kv_layers, config.n_layers)
-    values = _layer_values(config, rows, borrowing, WIDE_ARRAYS) if borrowing else 0
+    values = _layer_values(config, scored, borrowing, WIDE_ARRAYS) if borrowing else 0
     return FLOAT * (values + LOGIT_ARRAYS * config.vocab_size)
 
 
-def _layer_values(config: ModelConfig, seen: int, numbers: range, wide: int) -> int:
-    """Return values of a token that sees so many, in some layers: the greatest of each array.
+def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -> int:
+    """Return values of a token, in some layers: the greatest of each array.
 
     They are hidden states and their norms; q, k and v; gate, row, their product, its codes; scores.
     """
@@ -153,7 +155,7 @@ def _layer_values(config: ModelConfig, seen: int, numbers: range, wide: int) -> 
     hidden = HIDDEN_ARRAYS if config.streams == 1 else HIDDEN_ARRAYS_OF_STREAMS
     values = hidden * config.hidden_width + 2 * heads + wide * max(one.d_ff for one in layers)
     contexts = CONTEXT_ARRAYS * len(layers) * config.ple_width
-    return values + contexts + config.n_heads * seen
+    return values + contexts + config.n_heads * scored
 
 
 def _experts_values(footprint: Footprint, threads: int) -> int:

@@ -18,9 +18,9 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, dequantize_blocks
-from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backends.interface import Resumes, check_logits
 from stem_edge.runtime.backends.onnxruntime.providers.session import onnxruntime_errors
+from stem_edge.runtime.backends.onnxruntime.rope_arrays import padded_ropes
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import own_pages
 
@@ -44,8 +44,6 @@ class PortableContext:
         self.length, self._config = length, config
         self._sessions, self._slots = sessions, slots
         layer = config.layer(0)
-        padding = ((0, 0), (0, (io.head_width(layer) - layer.head_dim) // 2))
-        self._rope = [np.pad(table, padding) for table in rope_tables(layer.rope, length)]
         shape = (1, length, layer.n_kv_heads, io.head_width(layer))
         names = [f"{cache}{n}" for n in range(config.n_layers) for cache in (io.KEYS, io.VALUES)]
         self._kv: dict[str, F32] = {name: own_pages(shape, np.float32) for name in names}
@@ -82,8 +80,7 @@ class PortableContext:
         if position + count > self._capacity:
             wanted = -(-(position + count) // KV_STEP) * KV_STEP
             self._capacity = min(self.length, max(2 * self._capacity, wanted))
-        cos, sin = (table[position : position + count] for table in self._rope)
-        self._step = {io.ROPE_COS: cos, io.ROPE_SIN: sin} | self._masks(count)
+        self._step = padded_ropes(self._config, position + count, position) | self._masks(count)
         self._hidden = self._run(io.EMBED, {io.TOKEN_IDS: token_ids[None].astype(np.int64)})
         if io.EARLY in self._sessions:
             self._hidden = self._run(io.EARLY, {io.HIDDEN: self._hidden})

@@ -25,7 +25,7 @@ from stem_edge.measuring.bench.figures import (
     ratios,
     token_nbytes,
 )
-from stem_edge.measuring.bench.rounds import Results, Turns
+from stem_edge.measuring.bench.rounds import Results, Turns, check_limit
 from stem_edge.measuring.memory.page_cache import drop_pages
 from stem_edge.measuring.run.subjects import Common, load_options, make_subjects
 from stem_edge.measuring.run.workload import DEFAULT_TEXT, make_workload, read_ids
@@ -64,7 +64,8 @@ def bench(
     cold: also load with no file in the page cache, and decode with no tables in it (Linux).
     limit: memory that each process gets, mapped files included, in a cgroup of its own (Linux). Each
         round then loads anew, with no file in the page cache, one subject after the other, and
-        `loads` has no effect. What does not fit stands under `failed`.
+        `loads` has no effect. What does not fit stands under `failed`, with its round, and has the
+        figures of the rounds before.
     work: folder for the models of llama.cpp. Default: in the user's cache folder.
     notify: called with what is going on, in words; at the end with an empty text.
     options: of stem_edge.load, for every subject whose name does not imply others. context_length
@@ -93,7 +94,7 @@ def bench(
         engine=chosen,
         options=load_options(given),
     )
-    _check(settings)
+    _check(settings, opened.path)
     folder = cache_folder(None) / WORK_FOLDER if work is None else Path(work)
     common = Common(opened, chosen, settings.options, settings.threads, folder)
     try:
@@ -105,17 +106,19 @@ def bench(
         notify("")
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: Settings, bundle: Path) -> None:
+    """Raise InputError for what cannot be measured, before minutes are spent on it."""
     for name, value, least in (("rounds", settings.rounds, 1), ("loads", settings.loads, 0)):
         if value < least:
             raise InputError(f"{name} is {value}; expected at least {least}")
     if settings.cold:
         drop_pages(())  # raises where that is not possible
+    if settings.limit is not None:
+        check_limit(bundle, settings.limit)
 
 
 def _report(bundle: Bundle, settings: Settings, found: Results) -> BenchReport:
-    whole = {name: it for name, it in found.measured.items() if name not in found.failed}
-    subjects = {name: figures_of(each) for name, each in whole.items()}
+    subjects = {name: figures_of(each) for name, each in found.measured.items() if each.rounds}
     position = settings.prompt_tokens + settings.new_tokens // 2
     nbytes = token_nbytes(bundle, settings.engine, position)
     mine, rates = next(iter(subjects.values())).rounds["median_step"], found.bandwidth

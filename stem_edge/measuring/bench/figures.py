@@ -141,7 +141,7 @@ class BenchReport:
     bandwidth: list[float]
     token_nbytes: int
     bandwidth_reached: float | None  # share of the speed that bandwidth and token_nbytes allow
-    failed: dict[str, str]  # why a subject has no figures: it does not fit the limit
+    failed: dict[str, str]  # round from which a subject has no figures, and why
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results, for JSON."""
@@ -173,12 +173,12 @@ def figures_of(measured: Measured) -> Figures:
 
 
 def ratios(subjects: dict[str, Figures]) -> list[Ratio]:
-    """Compare the first subject with each of the others."""
+    """Compare the first subject with each of the others, in the rounds that both have."""
     (_, bundle), *others = subjects.items()
     found = []
     for name, other in others:
         for rate, mine in bundle.rounds.items():
-            values = [ours / its for ours, its in zip(mine, other.rounds[rate], strict=True)]
+            values = [ours / its for ours, its in zip(mine, other.rounds[rate], strict=False)]
             found.append(Ratio(name, rate, median(values), min(values), max(values)))
     return found
 

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import BACKBONE_FILES, GGUF, TABLES, Bundle, open_bundle
+from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.bench.figures import Figures, Measured, Round, figures_of
@@ -165,9 +166,14 @@ def measure(
                 context_length=given.context_length or workload.tokens,
                 threads=given.threads or limits.cpus or usable_cpus(),
             )
+            footprint = footprint_of(opened.manifest, engine)
+            if stated and given.prefill_graph is None and crowding(footprint, stated.memory):
+                chosen = replace(chosen, prefill_graph=False)  # as a load there would find
             loader = loaders(opened, engine, chosen)[0]
             if stated is not None and given.memory is None and given.slots is None:
-                fitting = fit_on_device(opened, loader.needs, stated.memory, chosen.context(opened))
+                fitting = fit_on_device(
+                    opened, loader.needs, stated.memory, chosen.contexts(opened)[0]
+                )
                 chosen = replace(chosen, memory=fitting)
             run = _Run(opened, engine, workload, chosen, loader, limits, notify)
             return run.measure(interval, cold=cold or stated is not None)
@@ -208,7 +214,7 @@ class _Run:
             engine=self.engine,
             system=f"{platform.system()} {platform.release()}, {platform.machine()}",
             threads=options.cpus,
-            context_length=options.context(self.bundle),
+            context_length=options.contexts(self.bundle)[0],
             options=kept,
             workload=self.workload,
             device=device,
@@ -257,7 +263,7 @@ class _Run:
         prompt, following = self.workload.prompt, self.workload.following
         self.notify("loading")
         add("start", worker.start())
-        imported, loaded = worker.load(self.options.context(self.bundle), self.options.cpus)
+        imported, loaded = worker.load(self.options.contexts(self.bundle)[0], self.options.cpus)
         add("import", imported)
         add("load", loaded)
         self.notify(f"prefill of {len(prompt)} tokens")

@@ -43,7 +43,7 @@ def report_table(report: BenchReport) -> str:
         [*table(list(zip(*measured, strict=True))), LEGEND],
         [PEAKS, *table([(name, _phases(each)) for name, each in subjects.items()], "l")],
         _devices(subjects),
-        [f"no figures: {why}" for why in report.failed.values()],
+        [f"failed in {why}" for why in report.failed.values()],
         _ratios(report),
         _bandwidth(report),
     ]

@@ -35,7 +35,7 @@ class Results:
 
     measured: dict[str, Measured]
     bandwidth: list[float] = field(default_factory=list)  # bytes a second, before each round
-    failed: dict[str, str] = field(default_factory=dict)  # why a subject has no figures
+    failed: dict[str, str] = field(default_factory=dict)  # round and reason
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Turns:
         """Time from nothing to a first token, in new processes, with a warm and a cold page cache."""
         if subject.kind in SLOW_TO_LOAD or subject.options.get("resident"):
             return  # because each load would take minutes
+        if not self.settings.loads and not self.settings.cold:
+            return
         # First untimed, so that later loads find a prepared backbone and cached files.
         self._load(subject)
         measured.loads = [self._load(subject) for _ in range(self.settings.loads)]
@@ -107,23 +109,23 @@ class Turns:
     def _limited(self, subjects: list[Subject], results: Results, limit: int) -> None:
         """Run one subject after the other, because pages count for who reads them first.
 
-        What does not fit has failed, except for the bundle, which is the first.
+        What does not fit has failed, and keeps its earlier rounds. Raises the error of the bundle,
+        which is the first subject, if that has none.
         """
-        with _confined(subjects[0], limit):
-            pass  # now, because preparing may take minutes
         for subject in subjects:
             if subject.kind == "stem-edge":
                 self.notify(f"preparing {subject.name}")
                 self._load(subject)
         for turn in range(self.settings.rounds):
             for subject in (each for each in subjects if each.name not in results.failed):
-                self.notify(f"round {turn + 1} of {self.settings.rounds}: {subject.name}")
+                what = f"round {turn + 1} of {self.settings.rounds}: "
+                self.notify(what + subject.name)
                 try:
                     self._limited_round(subject, turn, results.measured[subject.name], limit)
                 except StemEdgeError as error:
-                    if subject is subjects[0]:
+                    if subject is subjects[0] and turn == 0:
                         raise
-                    results.failed[subject.name] = str(error)
+                    results.failed[subject.name] = what + str(error)
 
     def _limited_round(self, subject: Subject, turn: int, measured: Measured, limit: int) -> None:
         make_cold(subject.files())
@@ -150,6 +152,12 @@ class Turns:
 def _open(subject: Subject, confine: Callable[[int], None] = lambda pid: None) -> WorkerProcess:
     # Mappings are walked only when a phase begins and ends, because that would disturb the timing.
     return WorkerProcess(subject, SAMPLE_SECONDS, confine, kinds_interval=math.inf)
+
+
+def check_limit(bundle: Path, limit: int) -> None:
+    """Raise InputError if a worker's memory cannot be limited here."""
+    with _confined(Subject("bundle", "stem-edge", str(bundle)), limit):
+        pass
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import numpy as np
 
 from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.bundle.manifest import TOKEN_COUNTS, Bundle, open_bundle
+from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.measuring.memory.device_profiles import Device, find_device
@@ -38,20 +39,18 @@ from stem_edge.measuring.planning.predict import (
 from stem_edge.measuring.planning.rates import derived_rates, measure_rates
 from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import read_ids
+from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, contexts, leaves_room
 from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs, Planner
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.options import DEFAULT_CONTEXT, EngineChoice
+from stem_edge.runtime.backends.options import EngineChoice
 from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
-from stem_edge.system.memory import available_memory, usable_cpus
+from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
 
-# Contexts to try if none is asked for, the longest first, and the slots for which there must be room
-# beside one; otherwise a shorter one is better.
-CONTEXTS = (DEFAULT_CONTEXT, 2048, 1024, 512, 256, 128)
-WANTED_SLOTS = 1024
+WANTED_SLOTS = 1024  # if there is no room for these beside a context, a shorter one is better
 LEAST_BANDWIDTH = 10**8  # less must be a typing error
 
 
@@ -113,6 +112,8 @@ def fit(
     """Return plans that fit, to run a bundle or to export a checkpoint, the recommended one first.
 
     memory: what the program may take. Default: what is available on this machine.
+    context_length: default: chosen as stem_edge.load does, but shorter if few rows fit beside it.
+        Figures are expected for a text that fills it, up to 4096 tokens.
     device: name of a device (stem_edge.measuring.memory.device_profiles): its memory, flash and bandwidth.
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         the rates of this machine are measured, which takes a second or two.
@@ -136,10 +137,11 @@ def fit(
     else:
         allowed = available_memory() if stated is None else stated.memory
     flash = flash or (stated.flash if stated else None)
-    contexts = {min(context_length or each, first.model.max_context) for each in CONTEXTS}
+    lengths = [context_length] if context_length else contexts(first.model.max_context)
     rates = _rates(first, stated, bandwidth, threads or usable_cpus(), repack=repack)
     hits, source = _hits(bundle, first, text)
-    target = _Target(root, bundle, allowed, contexts, rates, hits, source, flash, repack)
+    limit = memory_limit() if stated is None else stated.memory
+    target = _Target(root, bundle, allowed, limit, lengths, rates, hits, source, flash, repack)
     fits, refused = list[Fit](), list[MemoryPlanError]()
     for footprint in footprints:
         try:
@@ -158,7 +160,8 @@ class _Target:
     root: Path
     bundle: Bundle | None
     memory: int
-    contexts: set[int]
+    limit: int  # bytes that the device has, of which `memory` may be a part
+    contexts: list[int]
     rates: Rates
     hits: Callable[[int], float]
     hit_source: str
@@ -168,11 +171,14 @@ class _Target:
     def fit(self, footprint: Footprint) -> Fit:
         """Plan for one of the possible bundles. Raises MemoryPlanError."""
         tokenizer, prepared = tokenizer_nbytes(self.root), _will_be_prepared(footprint, self.bundle)
-        needs_at = partial(_needs, footprint, prepared=prepared, repack=self.repack)
+        prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
+        needs_at = partial(
+            _needs, footprint, prepared=prepared, prefill=prefill, repack=self.repack
+        )
         plan = _plan(self.root, needs_at, self.memory, self.contexts, tokenizer)
         context, hit_rate = plan.context_length, self.hits(plan.slots)
-        prompt = context // 2  # and the other half decoded, so that the context is full
-        usage = Usage(prompt, context - prompt, min(context, 500), plan.slots, hit_rate)
+        used = min(context, USUAL_CONTEXT)  # half of it by a prompt, the other half decoded
+        usage = Usage(used // 2, used - used // 2, min(used, 500), plan.slots, hit_rate)
         rates, flash = self.rates, self.flash
         expected = predict(needs_at, plan, usage, rates, flash, tokenizer_nbytes=tokenizer)
         return Fit(needs_at(context), plan, self.hit_source, rates.source, flash, expected)
@@ -185,7 +191,7 @@ def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length
     """
     tokenizer = tokenizer_nbytes(bundle.path)
     words = "for one program", "take a larger device"
-    return _plan(bundle.path, needs_at, memory, {context_length}, tokenizer, *words).total
+    return _plan(bundle.path, needs_at, memory, [context_length], tokenizer, *words).total
 
 
 def _check(
@@ -266,11 +272,12 @@ def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
     return footprint.backbone_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
 
 
-def _needs(footprint: Footprint, context: int, *, prepared: bool, repack: bool) -> Needs:
+def _needs(
+    footprint: Footprint, context: int, *, prepared: bool, prefill: bool, repack: bool
+) -> Needs:
     """Return the memory needs of the engine, with all processors of this machine."""
     if footprint.engine == "ggml":
         return ggml_needs(footprint, context, usable_cpus(), repack=repack)
-    prefill = footprint.prefill_nbytes > 0
     return cpu_needs(footprint, context, usable_cpus(), prepared=prepared, prefill=prefill)
 
 
@@ -278,20 +285,26 @@ def _plan(
     path: Path,
     needs_at: NeedsAt,
     memory: int,
-    contexts: set[int],
+    contexts: list[int],
     tokenizer: int,
     whose: str = "of memory",
     advice: str = "allow more",
 ) -> MemoryPlan:
-    """Return the plan with the longest context that leaves room for rows. Raises MemoryPlanError."""
-    for context in sorted(contexts, reverse=True):
+    """Return the plan with the longest context that leaves room for rows. Raises MemoryPlanError.
+
+    contexts: in descending order.
+    """
+    for context in contexts:
         needs = needs_at(context)
         planner = Planner(needs, OBSERVED[needs.footprint.engine].generating + tokenizer)
         anonymous = memory - read_in_place(needs)
         smallest = planner.least(anonymous)
         if smallest.total <= anonymous:
             plan = planner.filled(smallest, anonymous)
-            if plan.slots >= min(WANTED_SLOTS, planner.records) or context == min(contexts):
+            useful = plan.slots >= min(WANTED_SLOTS, planner.records)
+            if context > USUAL_CONTEXT:
+                useful &= leaves_room(plan, anonymous)
+            if useful or context == contexts[-1]:
                 return plan
     least = format_size(smallest.total + memory - anonymous)
     raise MemoryPlanError(

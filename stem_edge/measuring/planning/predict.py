@@ -157,7 +157,7 @@ def expect_run(
     The latter is empty for a dense model. room: limit of process and mapped files together; None
     without one. Raises MemoryPlanError.
     """
-    tokenizer, context = tokenizer_nbytes(bundle.path), options.context(bundle)
+    tokenizer, context = tokenizer_nbytes(bundle.path), options.contexts(bundle)[0]
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
     needs = needs_at(context)
     process = OBSERVED[needs.footprint.engine].imported + tokenizer

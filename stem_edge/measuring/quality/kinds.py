@@ -24,17 +24,9 @@ from stem_edge.graph.formats import MATRIX_KINDS, BackboneFormat
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.block_search import search_blocks
 from stem_edge.numerics.distributions import divergence
+from stem_edge.numerics.matrix import ArrayMatrix, IndexedMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32, Blocks, dequantize_blocks, fitting_block
-from stem_edge.numerics.reference import (
-    ArrayMatrix,
-    IndexedMatrix,
-    Matrix,
-    Tokens,
-    embed,
-    head_forward,
-    layer_forward,
-    whole,
-)
+from stem_edge.numerics.reference import Tokens, embed, head_forward, layer_forward
 from stem_edge.progress import Progress
 
 ROWS = "rows"  # of the tables, beside the kinds of matrices

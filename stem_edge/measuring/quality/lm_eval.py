@@ -35,9 +35,10 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime import SamplingParams, load
+from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.text.chat_template import read_template
@@ -61,7 +62,8 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     bundle: folder that stem-edge export wrote.
     max_gen_toks: tokens to generate if a task does not say; default 256, or half of the context.
     reuse: False computes every request from its beginning, to compare with.
-    options: of stem_edge.load, by the same names; texts are converted.
+    options: of stem_edge.load, by the same names; texts are converted. context_length is 4096 by
+        default, or the model's if that is shorter.
     The harness passes the other arguments to every model; they change nothing, because requests are
     computed one at a time, on the `providers` of stem_edge.load.
 
@@ -83,7 +85,11 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         super().__init__()
         if bundle is None:
             raise InputError("no bundle; give bundle=FOLDER among the model's arguments")
-        self.model = load(str(bundle), **_load_options(options))
+        loading = _load_options(options)
+        if loading.get("context_length") is None:  # results depend on it, so memory must not choose
+            longest = open_bundle(bundle).manifest.model.max_context
+            loading["context_length"] = min(longest, USUAL_CONTEXT)
+        self.model = load(str(bundle), **loading)
         # A finalizer, because the harness does not close models.
         self._finalize = weakref.finalize(self, self.model.close)
         self._scorer = Scorer(self.model, reuse=_converted("reuse", reuse, bool))

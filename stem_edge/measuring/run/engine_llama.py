@@ -22,7 +22,7 @@ from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufType
 from stem_edge.measuring.run.worker import MeasuredEngine
-from stem_edge.numerics.reference import ArrayMatrix
+from stem_edge.numerics.matrix import ArrayMatrix
 
 if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -129,7 +129,14 @@ def make_subjects(common: Common, against: Iterable[str]) -> list[Subject]:
     subjects = [bundle_subject("bundle", common.bundle, common.engine, common.options)]
     for wanted in against:
         subjects += _compared(wanted, common)
-    return list({subject.name: subject for subject in subjects}.values())
+    made = list({(subject.name, subject.path): subject for subject in subjects}.values())
+    names = [subject.name for subject in made]
+    return [each if names.count(each.name) == 1 else _with_path(each) for each in made]
+
+
+def _with_path(subject: Subject) -> Subject:
+    """Return a subject whose name has its whole path instead of the last part."""
+    return replace(subject, name=subject.name.replace(Path(subject.path).name, subject.path, 1))
 
 
 def _compared(wanted: str, common: Common) -> list[Subject]:
@@ -191,7 +198,7 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _llama(common: Common, value: str) -> list[Subject]:
-    """Return a file for llama.cpp, or dense models of the bundle's shape, made in the work folder."""
+    """Return a file for llama.cpp, or dense models of the bundle's shape."""
     kind, *modes = value.split(",")
     if unknown := [mode for mode in modes if mode not in LLAMA_MODES]:
         raise InputError(
@@ -199,16 +206,21 @@ def _llama(common: Common, value: str) -> list[Subject]:
             f"{', '.join(LLAMA_MODES)}"
         )
     options = {name: on for mode in modes for name, on in LLAMA_MODES[mode].items()}
-
-    def subject(name: str, path: Path) -> Subject:
-        words = " ".join(["llama.cpp", name, *modes])
-        return Subject(words, "llama.cpp", str(path.resolve()), options)
-
     if kind.endswith(GGUF_SUFFIX):
         _need("llama_cpp", "llama.cpp")
         if not (path := Path(kind)).is_file():
             raise InputError(f"--against llama.cpp={kind}: no such file; give a GGUF file")
-        return [subject(path.name, path)]
+        found = {path.name: path}
+    else:
+        found = _dense_models(common, kind)
+    return [
+        Subject(" ".join(["llama.cpp", name, *modes]), "llama.cpp", str(path.resolve()), options)
+        for name, path in found.items()
+    ]
+
+
+def _dense_models(common: Common, kind: str) -> dict[str, Path]:
+    """Make models of a type, or of the usual ones, in the work folder; return type -> file."""
     for package in ("llama_cpp", "gguf"):
         _need(package, "llama.cpp")
     from stem_edge.measuring.run.engine_llama import TYPES, USUAL, make_model
@@ -217,18 +229,18 @@ def _llama(common: Common, value: str) -> list[Subject]:
         raise InputError(
             f"--against llama.cpp={kind}; expected a GGUF file, or one of {', '.join(TYPES)}"
         )
-    subjects = []
-    for each in [kind] if kind else USUAL:
-        try:
-            common.work.mkdir(parents=True, exist_ok=True)
-            path = make_model(common.work, common.bundle.manifest.model, each, common.threads)
-        except OSError as error:
-            raise InputError(
-                f"{common.work}: cannot write a model for llama.cpp there ({error.strerror}); "
-                "give another folder with --work"
-            ) from error
-        subjects.append(subject(each, path))
-    return subjects
+    config = common.bundle.manifest.model
+    try:
+        common.work.mkdir(parents=True, exist_ok=True)
+        return {
+            each: make_model(common.work, config, each, common.threads)
+            for each in ([kind] if kind else USUAL)
+        }
+    except OSError as error:
+        raise InputError(
+            f"{common.work}: cannot write a model for llama.cpp there ({error.strerror}); "
+            "give another folder with --work"
+        ) from error
 
 
 def _need(package: str, engine: str) -> None:

@@ -22,8 +22,9 @@ from stem_edge.ggml import types
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.distributions import kullback_leibler, log_softmax
+from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import ArrayMatrix, forward, whole
+from stem_edge.numerics.reference import forward
 
 gguf = pytest.importorskip("gguf")
 IDS = [[5, 9, 200, 5, 31, 7], [80, 81, 82, 5]]

@@ -17,8 +17,8 @@ from stem_edge.export.quantization.error_meter import ErrorMeter, errors
 from stem_edge.ggml import types
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import WEIGHT_TYPES, TensorType
+from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.numerics.reference import ArrayMatrix
 
 gguf = pytest.importorskip("gguf")
 QUANTIZED = [t for t in WEIGHT_TYPES.values() if t.block > 1]

@@ -16,8 +16,9 @@ from torch.nn import functional
 from stem_edge import CheckpointError
 from stem_edge.export.checkpoints.blagpt import find_states, read_checkpoint
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
+from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import forward, whole
+from stem_edge.numerics.reference import forward
 
 OPTIONS: dict[str, Any] = {
     "block_size": 32, "vocab_size": 24, "n_layer": 4, "n_head": 4, "n_kv_head": 2, "n_embd": 16,

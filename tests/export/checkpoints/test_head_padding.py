@@ -11,7 +11,7 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.checkpoints.lingua import read_checkpoint
-from stem_edge.numerics.reference import whole
+from stem_edge.numerics.matrix import whole
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 import stem_edge
 from stem_edge import CheckpointError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
-from stem_edge.numerics.reference import whole
+from stem_edge.numerics.matrix import whole
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.lora import merge_lora
+from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import ArrayMatrix, whole
 
 CONFIG = ModelConfig(
     vocab_size=20, dim=8, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=4, d_ff=12,

@@ -85,9 +85,10 @@ def test_an_export_keeps_the_grid(
     assert "trained for 4 bits in blocks of 32 and are kept as trained" in " ".join(report.notes)
 
 
-def test_rows_are_those_of_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [16, 32])
+def test_rows_are_those_of_training(tmp_path: Path, block: int) -> None:
     """Rounding what is stored gives the checkpoint, bit for bit."""
-    folder = checkpoint(tmp_path / "checkpoint", torch.bfloat16)
+    folder = checkpoint(tmp_path / "checkpoint", torch.bfloat16, (), block)
     stem_edge.export_bundle(folder, tmp_path / "out", prefill_graph=False)
     source = read_checkpoint(folder)
     with open_tables(tmp_path / "out") as tables:
@@ -132,6 +133,25 @@ def test_kinds_that_lie_on_a_grid(tmp_path: Path, block: int) -> None:
     )
     assert found.bits == {"ple_gate": 8}
     assert found.tables is None
+
+
+@pytest.mark.parametrize("tables", [None, "int4"])
+@pytest.mark.parametrize(
+    ("asked", "size", "words"),
+    [
+        (None, 16, "in groups of 16 and are kept as trained"),
+        (16, 16, "in groups of 16 and are kept as trained"),
+        (32, 32, "in groups of 16, which groups of 32 lose; leave out --group-size"),
+    ],
+)
+def test_rows_on_a_grid_of_small_groups(
+    tmp_path: Path, tables: Any, asked: int | None, size: int, words: str
+) -> None:
+    folder = checkpoint(tmp_path, torch.bfloat16, (TABLE,), 16)
+    found, said = chosen(folder, tables=tables, group_size=asked)
+    assert said == f"rows were trained for 4 bits {words}"
+    assert found.group_size == size
+    assert found.tables == ("int4" if "kept" in words else tables)
 
 
 def test_other_weights_lie_on_no_grid(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from stem_edge.export.quantization.calibration import SEQUENCE_TOKENS, probe_ids
 from stem_edge.export.quantization.hidden_states import HiddenStates
 from stem_edge.export.quantization.quantizers import Calibrated, head_positions
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
+from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32, dequantize_blocks
-from stem_edge.numerics.reference import ArrayMatrix, Matrix, forward, whole
+from stem_edge.numerics.reference import forward
 
 IDS = [[5, 9, 200, 5, 31, 7], [80, 81, 82, 5]]
 

@@ -50,6 +50,7 @@ def test_p12_messages_of_every_role_are_rendered() -> None:
     refused(lambda: checked_messages([turn(role="\x1b\n")]), InputError, "'\\x1b\\n'")
     refused(lambda: checked_messages([turn() | {"content": 3}]), InputError, "of type int")
     refused(lambda: checked_messages([turn() | {"role": ["user"]}]), InputError, "messages[0]")
+    refused(lambda: checked_messages([turn("\udcff")]), InputError, "content is not valid Unicode")
 
 
 @pytest.fixture

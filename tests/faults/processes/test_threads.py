@@ -322,7 +322,7 @@ def test_k7_a_thousand_generations_that_are_cancelled_leave_nothing(
         for _ in range(number % 4):  # some never begin
             next(stream, None)
         if number % 2:
-            stream.close()  # type: ignore[attr-defined]
+            stream.close()
         del stream
         if number == 20:
             before = census(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from changing import seal
+from chats import MARKED, write_chat_bundle
 from contract import checked_message, command_refused, refused
 from installed import DEMO
 
@@ -258,10 +257,7 @@ def test_p15_options_that_there_are_not_are_never_passed_on(model: Model, name: 
 @pytest.fixture(scope="module")
 def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo with a chat template that prints its input."""
-    out = Path(shutil.copytree(DEMO, tmp_path_factory.mktemp("chat") / "bundle"))
-    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}<|fim_prefix|>{% endfor %}"
-    told = {"bos_token": "<|begin_of_text|>", "chat_template": template}
-    return seal(out, {"tokenizer_config.json": json.dumps(told).encode()})
+    return write_chat_bundle(tmp_path_factory.mktemp("chat"), MARKED)
 
 
 @pytest.mark.slow

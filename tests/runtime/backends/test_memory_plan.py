@@ -26,7 +26,7 @@ from stem_edge.runtime.backends.memory_plan import (
     Ask,
     MemoryPlan,
 )
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.needs import SCORED_AT_ONCE, cpu_needs
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import make_layout
@@ -135,7 +135,14 @@ def test_the_parts_of_a_plan() -> None:
     assert plan.row_cache == plan.slots * SLOT + 8 * 20_000
     record = LAYOUT.record_nbytes + CRC_NBYTES
     assert plan.reads == 2 * plan.chunk_tokens * record  # one installed, one on its way
-    assert plan.activations > 4 * plan.chunk_tokens * 4 * CONTEXT  # attention weights alone
+    scored = min(CONTEXT, SCORED_AT_ONCE)
+    assert plan.activations > 4 * plan.chunk_tokens * 4 * scored  # attention weights alone
+
+
+def test_a_chunk_takes_no_more_in_a_long_context() -> None:
+    long, longer = (plan_memory(BUNDLE, tokens, "10GB") for tokens in (1000, 100_000))
+    ropes = 4 * 99_000 * 16  # cosines and sines
+    assert longer.activations - long.activations == ropes
 
 
 @pytest.mark.parametrize("memory", ["60MB", "100MB", "1GB", 60_000_001])

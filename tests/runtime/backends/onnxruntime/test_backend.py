@@ -123,6 +123,7 @@ def test_a_context_holds_what_the_plan_says() -> None:
 
 def test_dropped_contexts_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_device("fp16") as parts:
+        parts.backend.ropes(LENGTH)  # which stay, for all contexts
         before = parts.memory.nbytes
         for kind in ("device", "device", "host"):
             monkeypatch.setattr(parts.memory, "kind", kind)

@@ -34,8 +34,9 @@ from stem_edge.measuring.analysis.geometry_rows import (
 from stem_edge.measuring.analysis.geometry_text import choose, vectors
 from stem_edge.measuring.planning.candidates import open_checkpoint
 from stem_edge.measuring.run import workload
+from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import ArrayMatrix, hidden_states, whole
+from stem_edge.numerics.reference import hidden_states
 from stem_edge.tables.rows import RecordLayout
 
 Capture = pytest.CaptureFixture[str]

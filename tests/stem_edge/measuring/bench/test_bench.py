@@ -18,8 +18,16 @@ from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError, StemEdgeError
 from stem_edge.measuring.bench.bench import bench, machine
-from stem_edge.measuring.bench.figures import BenchReport, Measured, Round, figures_of, ratios
+from stem_edge.measuring.bench.figures import (
+    BenchReport,
+    Measured,
+    PhasePeak,
+    Round,
+    figures_of,
+    ratios,
+)
 from stem_edge.measuring.bench.report import report_table
+from stem_edge.measuring.bench.rounds import Turns
 from stem_edge.measuring.memory.limits import Limit, Limits
 from stem_edge.measuring.run import subjects
 from stem_edge.measuring.run.workers import Answer, Subject
@@ -38,7 +46,7 @@ def little_memory_to_read() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def report() -> BenchReport:
     against = ("resident", "flash=emmc", "resident")
-    return bench(DEMO, against=against, prompt_tokens=24, new_tokens=6, rounds=1, loads=1)
+    return bench(DEMO, against=against, prompt_tokens=24, new_tokens=6, rounds=1, loads=0)
 
 
 @pytest.mark.slow
@@ -55,11 +63,11 @@ def test_a_report_says_how_it_was_made_and_is_json(report: BenchReport) -> None:
 @pytest.mark.slow
 def test_every_subject_is_measured(report: BenchReport) -> None:
     assert list(report.subjects) == ["bundle", "resident", "flash=emmc"]
-    for name, figures in report.subjects.items():
+    for figures in report.subjects.values():
         assert list(figures.peak_memory) == ["import", "load", "prefill", "decode"]
         assert all(peak.unevictable > 0 for peak in figures.peak_memory.values())
         assert figures.decode_tokens_per_second == figures.rounds["decode"][0]
-        assert (figures.load_seconds is None) == (name == "resident")
+        assert figures.load_seconds is None  # because none is asked for
         assert figures.cold_load_to_first_token_seconds is None
     resident, slow = report.subjects["resident"], report.subjects["flash=emmc"]
     assert (resident.hit_rate, resident.flash_bytes_per_token) == (1, 0)
@@ -110,6 +118,7 @@ def test_the_command_prints_json_and_writes_it(tmp_path: Path, capsys: Capture) 
     text, out = tmp_path / "text.txt", tmp_path / "report.json"
     text.write_text("The capital of France is Paris. The capital of Peru is Lima.")
     arguments = [str(DEMO), *QUICK, "--text", str(text), "--memory", "500MB", "--cold"]
+    arguments += ["--loads", "1", "--against", "resident"]
     if not hasattr(os, "posix_fadvise"):
         arguments.remove("--cold")
     assert main(["bench", *arguments, "--json", "--output", str(out)]) == 0
@@ -117,6 +126,8 @@ def test_the_command_prints_json_and_writes_it(tmp_path: Path, capsys: Capture) 
     assert found == json.loads(out.read_text())
     assert found["settings"]["options"] == {"memory": "500MB"}
     assert found["settings"]["text"] == str(text)
+    loads = {name: each["load_seconds"] for name, each in found["subjects"].items()}
+    assert loads["bundle"] > 0 and loads["resident"] is None
 
 
 @pytest.mark.slow
@@ -194,6 +205,22 @@ def test_modes_of_llama_are_subjects_of_their_own(
     assert {each.path for each in made} == {str(tmp_path / "x.gguf")}
 
 
+def test_subjects_of_the_same_name_are_named_by_their_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subjects, "find_spec", lambda name: name)
+    files = [tmp_path / folder / "x.gguf" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.touch()
+    common = subjects.Common(open_bundle(DEMO), "onnxruntime", {}, 1, tmp_path)
+    words = [f"llama.cpp={file}{mode}" for file in (*files, files[0]) for mode in ("", ",lazy")]
+    _, *made = subjects.make_subjects(common, words[1:])
+    expected = [(files[0], " lazy"), (files[1], ""), (files[1], " lazy"), (files[0], "")]
+    names = [(f"llama.cpp {file}{mode}", str(file)) for file, mode in expected]
+    assert [(each.name, each.path) for each in made] == names
+
+
 @pytest.fixture
 def confined(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Process -> limit, of processes that would be confined."""
@@ -227,7 +254,32 @@ def test_limited_rounds_load_anew_and_go_on_without_what_does_not_fit(
     assert list(confined.values()) == [10**9] * 4
     assert seen.count("preparing bundle") == 1 and "round 2 of 2: lost" not in seen
     text = report_table(found)
-    assert "in a cgroup of 1 GB, no file in the page cache" in text and "no figures: " in text
+    assert (
+        "in a cgroup of 1 GB, no file in the page cache" in text
+        and "failed in round 1 of 2: " in text
+    )
+
+
+def test_a_bundle_that_is_killed_in_a_later_round_keeps_the_figures_of_earlier_ones(
+    confined: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited_round(
+        turns: Turns, subject: Subject, turn: int, measured: Measured, _: int
+    ) -> None:
+        if turn == 1 and subject.name == "bundle":
+            raise StemEdgeError("the system killed it")
+        before = {"bytes_read": 0.0, "stall_seconds": 0.0}
+        measured.rounds.append(Round(8, {}, Answer(1.0, [], before), Answer(1.0, [1.0], before)))
+        measured.peaks = {"decode": PhasePeak(1, None, {})}
+
+    monkeypatch.setattr(Turns, "_limited_round", limited_round)
+    monkeypatch.setattr(Turns, "_load", lambda *_: (1.0, 1.0))
+    monkeypatch.setattr("stem_edge.measuring.bench.rounds.make_cold", lambda files: None)
+    found = bench(DEMO, against=["plain"], rounds=3, limit="1GB", prompt_tokens=8, new_tokens=2)
+    assert found.failed == {"bundle": "round 2 of 3: the system killed it"}
+    counts = {name: len(each.rounds["decode"]) for name, each in found.subjects.items()}
+    assert counts == {"bundle": 1, "plain": 3}
+    assert "failed in round 2 of 3: the system killed it" in report_table(found)
 
 
 def test_a_bundle_that_does_not_fit_a_limit_is_an_error(
@@ -236,11 +288,13 @@ def test_a_bundle_that_does_not_fit_a_limit_is_an_error(
     monkeypatch.setattr("stem_edge.measuring.run.workers.COMMAND", "")  # ends at once
     with pytest.raises(StemEdgeError, match="bundle ended while it was measured"):
         bench(DEMO, limit="1GB", prompt_tokens=8, new_tokens=2)
-    assert list(confined.values()) == [10**9]
+    assert list(confined.values()) == [10**9]  # of the process that tries if it can be confined
 
 
 def test_a_limit_needs_a_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stem_edge.measuring.memory.limits.memory_cgroup", lambda: None)
+    made = pytest.fail  # what it is compared with may take minutes to make
+    monkeypatch.setattr("stem_edge.measuring.bench.bench.make_subjects", lambda *_: made("made"))
     with pytest.raises(InputError, match=r"limit is 1 GB, but no cgroup .* systemd-run"):
         bench(DEMO, limit="1GB")
 

@@ -6,13 +6,16 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from installed import DEMO
 
 import stem_edge
 from stem_edge import InputError, Measurement, MemoryPlanError
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.commands.main import main
 from stem_edge.measuring.bench import plots
 from stem_edge.measuring.bench.measure_report import (
@@ -150,12 +153,26 @@ def test_a_device_says_which_limits_are_real(capsys: Capture) -> None:
 
 
 def test_a_bundle_too_large_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     small = replace(device_profiles.find_device("pi4"), memory=20_000_000)
     monkeypatch.setitem(device_profiles.DEVICES, "pi4", small)
     with pytest.raises(MemoryPlanError, match=r"20 MB for one program are too little: .* at least"):
         stem_edge.measure(DEMO, device="pi4")
+
+
+def test_a_device_too_small_for_both_sets_of_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan and run take prompts through the matrices that decode, as a load there would."""
+    sizes = footprint_of(stem_edge.open_bundle(DEMO).manifest, "onnxruntime")
+    both = sizes.step_nbytes + sizes.prefill_nbytes
+    run = "stem_edge.measuring.bench.measurement._Run.measure"
+    seen: list[bool] = []
+    monkeypatch.setattr(run, lambda run, *_, **__: seen.append(run.loader.needs(64).prefill))
+    options: dict[str, Any] = {"device": "pi4", "memory": "500MB", "engine": "onnxruntime"}
+    for size in (both, both - 1):
+        device = replace(device_profiles.find_device("pi4"), memory=size)
+        monkeypatch.setitem(device_profiles.DEVICES, "pi4", device)
+        stem_edge.measure(DEMO, **options)
+        stem_edge.measure(DEMO, prefill_graph=True, **options)  # because it is asked for
+    assert seen == [True, True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from stem_edge.commands import fit as fit_cli
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, WeightType
+from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import CHOICES
 from stem_edge.measuring.planning.fit import Fit, fit_on_device
 from stem_edge.runtime.backends.engines import loaders
@@ -139,6 +142,24 @@ def test_bad_input(options: dict[str, str], message: str) -> None:
 def test_a_text_needs_a_tokenizer(tiny_checkpoint: Path) -> None:
     with pytest.raises(InputError, match="export the checkpoint first"):
         stem_edge.fit(tiny_checkpoint, device="pi5", text="book.txt")
+
+
+def test_prompts_take_the_matrices_that_decode_where_both_sets_do_not_fit(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule is that of a load: with a device its memory counts, otherwise this machine's."""
+    options: dict[str, Any] = {"memory": "1GB", "bandwidth": "10GB"}
+    (first, *_) = stem_edge.fit(tiny_checkpoint, **options)
+    both = first.footprint.step_nbytes + first.footprint.prefill_nbytes
+    for size in (both, both - 1):
+        device = replace(DEVICES["pi4"], memory=size)
+        monkeypatch.setitem(DEVICES, "pi4", device)
+        (there, *_) = stem_edge.fit(tiny_checkpoint, device="pi4", **options)
+        monkeypatch.setattr("stem_edge.measuring.planning.fit.memory_limit", lambda size=size: size)
+        (here, *_) = stem_edge.fit(tiny_checkpoint, **options)
+        assert there.needs.prefill == here.needs.prefill == (size == both)
+        said = fit_cli.report_table([there], "model", bundle=True)
+        assert ("--no-prefill-graph" in said) == (size < both)
 
 
 def test_the_command(capsys: Capture) -> None:

@@ -118,8 +118,24 @@ def test_the_command(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "8 bits everywhere cost more" in capsys.readouterr().out
     assert main([*command, "--max-kl", "1"]) != 0
     assert "--max-kl is a bound for --kinds" in capsys.readouterr().err
-    assert main([*command, "--kinds", "--window", "9"]) != 0
-    assert "--window is for bundles" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--lines", "--window 9", "--stride 9", "--against x", "--worst 1", "--edit x"),
+        *("--engine ggml", "--repack", "--providers cuda", "--provider-library a=b"),
+        *("--device-memory 1GB", "--host-slots 1", "--against-engine ggml", "--prefill-graph"),
+        *("--memory 1GB", "--threads 1", "--threads 1 --window 9"),
+    ],
+)
+def test_options_that_a_checkpoint_has_no_use_for(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "checkpoint", "--text", "x", "--kinds", *option.split()]) != 0
+    said = capsys.readouterr().err
+    assert all(word in said for word in option.split() if word.startswith("--"))
+    assert "--kinds is for checkpoints; leave one out" in said and "--text" not in said
 
 
 def test_what_is_refused(

@@ -1,0 +1,120 @@
+"""A conversation: messages, to which each turn adds a question and its answer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Self, Unpack
+
+from stem_edge.errors import InputError
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.sampling import SamplingOptions, SamplingParams
+from stem_edge.runtime.text.chat import Messages
+from stem_edge.text.chat_template import checked_messages
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.model import Model
+
+
+class Conversation:
+    """Messages and the turns that add to them, made by Model.conversation; for one thread.
+
+    `messages` has a role and a content each, and may be changed between turns: a turn renders all
+    of them by the bundle's chat template, or without one joins their contents as they are. A turn
+    is kept from the first chunk of its answer on; an answer that is cut short (Ctrl-C, a closed
+    iterator, an error) stays as far as it came. Figures of a turn: Model.stats.
+    """
+
+    def __init__(self, model: Model, messages: Messages = ()) -> None:
+        self.messages = checked_messages(messages) if messages else []
+        self._model = model
+        # Weak, so that an answer whose iterator is dropped ends, and gives its KV cache back.
+        self._answer: weakref.ref[Generator[Chunk]] | None = None
+
+    def send(
+        self, text: str, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+    ) -> Generator[Chunk]:
+        """Answer a message of the user; yield each chunk of the answer. Options as for generate.
+
+        Raises InputError at once for a message that does not fit into the context or that the chat
+        template refuses, and what Model.generate raises. Such a message is not kept.
+        """
+        asked = [*self.messages, {"role": "user", "content": text}]
+        return self._begin(asked, params, options)
+
+    def retry(
+        self, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+    ) -> Generator[Chunk]:
+        """Answer the last message of the user again; arguments and errors as for send.
+
+        The first chunk of the new answer replaces the old one.
+        """
+        return self._begin(self.messages[: self._last_question() + 1], params, options)
+
+    def undo(self) -> str:
+        """Remove the last message of the user and its answer; return that message's content."""
+        self.close()
+        at = self._last_question()
+        content = self.messages[at]["content"]
+        del self.messages[at:]
+        return content
+
+    def _last_question(self) -> int:
+        roles = [message["role"] for message in self.messages]
+        if "user" not in roles:
+            raise InputError("there is no message of the user yet; give one with send")
+        return len(roles) - 1 - roles[::-1].index("user")
+
+    def _begin(
+        self, asked: list[dict[str, str]], params: SamplingParams | None, options: SamplingOptions
+    ) -> Generator[Chunk]:
+        self.close()
+        chunks = self._model.generate(self._prompt(asked), params, **options)
+        answer = self._keep(asked, chunks)
+        self._answer = weakref.ref(answer)
+        return answer
+
+    def _keep(self, asked: list[dict[str, str]], chunks: Generator[Chunk]) -> Generator[Chunk]:
+        """Hand out an answer, and keep what was handed out."""
+        answer: dict[str, str] | None = None
+        try:
+            for chunk in chunks:
+                if answer is None:
+                    answer = {"role": "assistant", "content": ""}
+                    self.messages[:] = [*asked, answer]
+                answer["content"] += chunk.text
+                yield chunk
+        finally:
+            chunks.close()
+
+    def _prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of the messages, with the beginning of an answer where a template has one."""
+        model = self._model
+        model.engine.check_usable()
+        if model.has_chat_template:
+            text = model.chat_prompt(messages)
+            ids = model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)
+        else:
+            text = "".join(message["content"] for message in checked_messages(messages))
+            ids = model.tokenize(text)
+        if not text:
+            raise InputError("the conversation is empty; give some text")
+        held, most = model.plan.context_length, model.config.max_context
+        if len(ids) > held:
+            larger = f", or load with a larger context_length (up to {most})" * (held < most)
+            raise InputError(
+                f"with this message the conversation has {len(ids)} tokens, the context holds {held}; "
+                f"undo turns, shorten the message, begin a new conversation{larger}"
+            )
+        return ids
+
+    def close(self) -> None:
+        """End an answer that is not complete; the conversation can go on."""
+        if self._answer is not None and (answer := self._answer()) is not None:
+            answer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,83 @@
+"""Messages and commands of `stem-edge chat`, read from a terminal or a pipe, of one line or more."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stem_edge.errors import InputError
+from stem_edge.text.chat_template import MAX_MESSAGE_CHARS
+
+QUOTES = '"""'
+
+
+class Typed(NamedTuple):
+    """What was typed: a message, or a command with its slash."""
+
+    text: str
+    is_command: bool
+
+
+class TypedLines:
+    """Reads stdin; with `interactive`, with prompts and, where Python has it, a line editor."""
+
+    def __init__(self, interactive: bool) -> None:
+        self._interactive = interactive
+        if interactive:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  gives input() a history and its editing keys
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            # What is not UTF-8 is refused with its message, rather than ending the conversation.
+            sys.stdin.reconfigure(errors="surrogateescape")
+
+    def read(self) -> Typed | None:
+        """Return the next message or command that is not empty; None at the end of the input.
+
+        A line that ends in a backslash goes on in the next one; so do all between two lines of
+        three quotes. The end of the input ends a message, too. Raises InputError for a message
+        that no template takes.
+        """
+        while (line := self._line("> ")) is not None:
+            if line.startswith("/"):
+                return Typed(line.strip(), True)
+            quoted = line.strip() == QUOTES
+            text = _joined(self._quoted() if quoted else self._continued(line))
+            if text.strip():
+                return Typed(text, False)
+        return None
+
+    def _quoted(self) -> Iterator[str]:
+        while (line := self._line(". ")) is not None and line.strip() != QUOTES:
+            yield line
+
+    def _continued(self, line: str | None) -> Iterator[str]:
+        while line is not None and line.endswith("\\"):
+            yield line[:-1]
+            line = self._line(". ")
+        if line is not None:
+            yield line
+
+    def _line(self, prompt: str) -> str | None:
+        if self._interactive:
+            try:
+                return input(prompt)
+            except EOFError:
+                print()  # what is printed next begins at the left
+                return None
+        line = sys.stdin.readline(MAX_MESSAGE_CHARS + 2) if sys.stdin else ""
+        return line.removesuffix("\n") if line else None
+
+
+def _joined(lines: Iterator[str]) -> str:
+    kept, room = [], MAX_MESSAGE_CHARS  # a limit, because stdin may have no end
+    for line in lines:
+        kept.append(line)
+        room -= len(line) + 1
+        if room < -1:
+            raise InputError(
+                f"stdin: a message of more than {MAX_MESSAGE_CHARS:,} characters; give a shorter one"
+            )
+    return "\n".join(kept)

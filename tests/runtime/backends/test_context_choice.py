@@ -1,0 +1,116 @@
+"""The choice of a context length, for bundles that exist only as manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from planned_bundle import BUNDLE
+
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.errors import MemoryPlanError
+from stem_edge.runtime.backends import memory_plan as planning
+from stem_edge.runtime.backends.context_choice import (
+    CONTEXT_SHARE,
+    USUAL_CONTEXT,
+    choose_plan,
+    contexts,
+)
+from stem_edge.runtime.backends.memory_plan import Ask, Device, MemoryPlan, Part
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+
+LONGEST = 131_072
+FOOTPRINT = footprint_of(BUNDLE.manifest)
+MEGA = 10**6
+
+
+def plans(
+    memory: int, slots: int | None = None, device: Device | None = None
+) -> Callable[[int], MemoryPlan]:
+    """Plan for a context length; each token takes 1 kB of keys and values."""
+
+    def plan_at(context: int) -> MemoryPlan:
+        needs = cpu_needs(FOOTPRINT, context, 1, prepared=False, prefill=False)
+        if device is not None:
+            there = replace(device.needs, kv_cache=1000 * context)
+            needs = replace(needs, device=replace(device, needs=there))
+        return planning.plan_memory("it", needs, Ask(memory, slots), 0, 1 << 40)
+
+    return plan_at
+
+
+def chosen(memory: int, slots: int | None = None, device: Device | None = None) -> MemoryPlan:
+    return choose_plan(contexts(LONGEST), plans(memory, slots, device), memory)
+
+
+@pytest.mark.parametrize(
+    ("longest", "expected"),
+    [
+        (131_072, [1 << bits for bits in range(17, 6, -1)]),
+        (5000, [5000, 4096, 2048, 1024, 512, 256, 128]),
+        (129, [129, 128]),
+        (128, [128]),
+        (100, [100]),
+        (1, [1]),
+    ],
+)
+def test_lengths_to_try(longest: int, expected: list[int]) -> None:
+    assert contexts(longest) == expected
+
+
+def test_more_memory_gives_a_longer_context_and_at_least_as_much_for_rows() -> None:
+    found = [chosen(size * MEGA) for size in range(17, 1000, 7)]
+    lengths = [plan.context_length for plan in found]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < USUAL_CONTEXT in lengths and lengths[-1] == LONGEST
+    for size, plan in zip(range(17, 1000, 7), found, strict=True):
+        assert plan.total <= size * MEGA
+        taken, spare = plan.kv_cache + plan.activations, size * MEGA - plan.weights
+        if plan.context_length > USUAL_CONTEXT:
+            assert taken <= CONTEXT_SHARE * spare
+        if plan.context_length < LONGEST:  # the next one would take too much, or not fit
+            try:
+                longer = plans(size * MEGA)(2 * plan.context_length)
+            except MemoryPlanError:
+                continue
+            assert plan.context_length >= USUAL_CONTEXT
+            assert longer.kv_cache + longer.activations > CONTEXT_SHARE * spare
+
+
+def test_the_usual_context_is_taken_even_if_it_takes_most() -> None:
+    least = planning.Planner(
+        cpu_needs(FOOTPRINT, USUAL_CONTEXT, 1, prepared=False, prefill=False), 0
+    ).least(1)
+    plan = chosen(least.total)
+    assert plan.context_length == USUAL_CONTEXT and plan.slots == least.slots
+    assert plan.kv_cache > CONTEXT_SHARE * (least.total - plan.weights)
+    assert chosen(least.total - 1).context_length == USUAL_CONTEXT // 2
+
+
+def test_the_error_is_that_of_the_shortest() -> None:
+    with pytest.raises(MemoryPlanError, match="KV cache of 128 tokens"):
+        chosen(MEGA)
+
+
+def test_few_slots_do_not_shorten_it() -> None:
+    assert chosen(1000 * MEGA, slots=4).context_length == LONGEST
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, USUAL_CONTEXT), (100 * MEGA, 32_768), (300 * MEGA, LONGEST)]
+)
+def test_on_a_device_its_memory_decides(limit: int | None, expected: int) -> None:
+    part = Part(weights=10 * MEGA, kv_cache=0, fixed=0, chunk_token=1000, logits=1000, slot=100)
+    device = Device(part, limit, asked=True, shared=False)
+    assert chosen(2000 * MEGA, device=device).context_length == expected
+
+
+def test_no_chunk_is_cut_for_a_longer_context() -> None:
+    """Where scores of a full context are kept, chunks would shrink before a context does."""
+
+    def plan_at(context: int) -> MemoryPlan:
+        plan = plans(1000 * MEGA)(context)
+        return replace(plan, chunk_tokens=16) if context > 10_000 else plan
+
+    assert choose_plan(contexts(LONGEST), plan_at, 1000 * MEGA).context_length == 8192

@@ -1,0 +1,180 @@
+"""Conversations: what stays in messages, and what a turn gives to the model."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import MARKED, write_chat_bundle
+from contract import refused
+from installed import DEMO
+
+import stem_edge
+from stem_edge import Chunk, InputError, Model
+from stem_edge.runtime.engine import Engine
+
+FRANCE, SPAIN = "The capital of France is", "The capital of Spain is"
+PARIS = " Paris. It is a country in Europe."
+SENTENCE: Any = {"max_new_tokens": 10, "stop": ["Europe."]}
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def text_of(chunks: Iterator[Chunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    bundle = write_chat_bundle(tmp_path_factory.mktemp("chat"))
+    # Its thread must exist before the tests, or no_leaks takes it for one of theirs.
+    with stem_edge.load(bundle, warm_start=False, context_length=64) as model:
+        text_of(model.conversation().send(FRANCE, max_new_tokens=2))
+        yield model
+
+
+@pytest.fixture
+def asked(loaded: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Sequence[int]]]:
+    """Prompts that conversations give to the model."""
+    prompts: list[Sequence[int]] = []
+    real = Model.generate
+
+    def generate(self: Model, prompt: Sequence[int], *args: Any, **options: Any) -> Any:
+        prompts.append(prompt)
+        return real(self, prompt, *args, **options)
+
+    monkeypatch.setattr(Model, "generate", generate)
+    yield prompts
+
+
+def test_each_turn_is_what_generate_gives_for_all_messages(
+    loaded: Model, asked: list[Sequence[int]]
+) -> None:
+    with loaded.conversation() as conversation:
+        first = text_of(conversation.send(FRANCE, **SENTENCE))
+        assert PARIS.startswith(first) and first.startswith(" Paris.")
+        second = text_of(conversation.send(SPAIN, stem_edge.SamplingParams(max_new_tokens=2)))
+        assert loaded.stats.new_tokens == 2
+        expected = [user(FRANCE), assistant(first), user(SPAIN), assistant(second)]
+        assert conversation.messages == expected
+    rendered = loaded.chat_prompt(expected[:3])
+    assert rendered == f"<|begin_of_text|>{FRANCE}{first} {SPAIN}"
+    ids = loaded.tokenize(rendered, add_special_tokens=False, special_tokens_in_text=True)
+    assert [ids.count(1500), asked[1]] == [1, ids]
+    assert loaded.generate_text(ids, max_new_tokens=2) == second
+
+
+def test_undo_and_retry(loaded: Model, asked: list[Sequence[int]]) -> None:
+    given = [{"role": "system", "content": "Be short. "}, user(FRANCE), assistant(" Rome.")]
+    conversation = loaded.conversation(given)
+    answer = text_of(conversation.retry(max_new_tokens=3))
+    assert answer.startswith(" Paris")
+    assert conversation.messages == [*given[:2], assistant(answer)]
+    assert given[2]["content"] == " Rome."  # the caller's list is the caller's
+    text_of(conversation.send(SPAIN, max_new_tokens=2))
+    assert conversation.undo() == SPAIN
+    assert conversation.messages == [*given[:2], assistant(answer)]
+    assert conversation.undo() == FRANCE
+    assert conversation.messages == given[:1]
+    refused(conversation.undo, InputError, "no message of the user yet")
+    refused(conversation.retry, InputError, "no message of the user yet")
+    assert len(asked) == 2
+
+
+def test_an_answer_that_is_cut_short_stays_as_far_as_it_came(loaded: Model) -> None:
+    conversation = loaded.conversation()
+    chunks = conversation.send(FRANCE)
+    seen = next(chunks).text + next(chunks).text
+    chunks.close()
+    assert conversation.messages == [user(FRANCE), assistant(seen)]
+    seen = next(conversation.retry()).text  # drops the iterator
+    assert conversation.messages == [user(FRANCE), assistant(seen)]
+    # One that is still held ends when the next begins, and adds nothing more.
+    held = conversation.retry()
+    kept = assistant(next(held).text)
+    chunks = conversation.send(SPAIN)
+    assert conversation.messages == [user(FRANCE), kept]
+    next(chunks)
+    assert next(held, None) is None
+    assert conversation.messages[:3] == [user(FRANCE), kept, user(SPAIN)]
+    conversation.close()
+    assert next(chunks, None) is None
+
+
+@pytest.mark.parametrize(("name", "calls"), [("process", 0), ("step", 1), ("step", 3)])
+def test_an_interrupt_keeps_what_was_handed_out(
+    loaded: Model, monkeypatch: pytest.MonkeyPatch, name: str, calls: int
+) -> None:
+    real, left = getattr(Engine, name), iter(range(calls))
+
+    def ctrl_c(*args: object, **options: object) -> object:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    whole = text_of(loaded.conversation().send(FRANCE, max_new_tokens=8))
+    monkeypatch.setattr(Engine, name, ctrl_c)
+    conversation, seen = loaded.conversation(), ""
+    with pytest.raises(KeyboardInterrupt):
+        for chunk in conversation.send(FRANCE, max_new_tokens=8):
+            seen += chunk.text
+    assert whole.startswith(seen)
+    assert bool(seen) == (name == "step")
+    # Nothing is kept of a turn without any answer, so that it can be sent again.
+    assert conversation.messages == ([user(FRANCE), assistant(seen)] if seen else [])
+
+
+def test_messages_that_are_refused_are_not_kept(loaded: Model) -> None:
+    conversation = loaded.conversation()
+    text_of(conversation.send(FRANCE, max_new_tokens=2))
+    before = [dict(message) for message in conversation.messages]
+    long = SPAIN * 20
+    with pytest.raises(InputError) as caught:
+        conversation.send(long)
+    count = len(loaded.tokenize("".join([*(m["content"] for m in before), " ", long])))
+    for part in (f"has {count} tokens, the context holds 64", "undo", "context_length (up to 256)"):
+        assert part in str(caught.value)
+    texts: list[Any] = ["<|fim_prefix|>", 3, None, "x" * (1 << 20)]
+    for text in texts:
+        refused(partial(conversation.send, text), InputError)
+    refused(lambda: conversation.send(SPAIN, temperature=-1), InputError, "temperature")
+    assert conversation.messages == before
+    conversation.messages.append(user("and"))
+    refused(lambda: conversation.send(SPAIN), InputError, "refuses these messages: answer first")
+    messages: list[Any] = [[{"role": "root", "content": ""}], "text", [user(FRANCE), 3]]
+    for wrong in messages:
+        refused(partial(loaded.conversation, wrong), InputError)
+
+
+def test_without_a_template_contents_are_joined(asked: list[Sequence[int]]) -> None:
+    with stem_edge.load(DEMO, warm_start=False) as model:
+        assert not model.has_chat_template
+        conversation = model.conversation()
+        answer = text_of(conversation.send(FRANCE, max_new_tokens=3))
+        text_of(conversation.send(" <|fim_prefix|>", max_new_tokens=1))
+        joined = model.tokenize(f"{FRANCE}{answer} <|fim_prefix|>")
+        assert asked == [model.tokenize(FRANCE), joined]
+        assert 1502 not in joined
+        refused(lambda: model.conversation().send(""), InputError, "the conversation is empty")
+    refused(lambda: conversation.send(SPAIN), InputError, "closed")
+
+
+def test_the_process_of_the_template_outlives_ctrl_c(tmp_path: Path) -> None:
+    with stem_edge.load(write_chat_bundle(tmp_path, MARKED), warm_start=False) as model:
+        assert model.has_chat_template
+        model.chat_prompt([user(FRANCE)])
+        worker = model._chat._template._worker._process  # type: ignore[union-attr]
+        os.kill(worker.pid, signal.SIGINT)
+        assert model.chat_prompt([user(FRANCE)])
+        assert worker.poll() is None

@@ -1,0 +1,244 @@
+"""`stem-edge chat` at a terminal and with pipes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import write_chat_bundle
+from installed import DEMO
+from terminal import CTRL_C, CTRL_D, Terminal
+
+from stem_edge import Chunk
+from stem_edge.commands.main import main
+from stem_edge.runtime.conversation import Conversation
+
+Capture = pytest.CaptureFixture[str]
+FRANCE, PERU = "The capital of France is", "The capital of Peru is"
+COMMAND = [sys.executable, "-m", "stem_edge", "chat"]
+# Slow enough to press Ctrl-C while it answers.
+SLOWLY = """
+import sys, time
+from stem_edge.commands.main import main
+from stem_edge.runtime.engine import Engine
+real = Engine.step
+def step(*args, **options):
+    time.sleep(0.05)
+    return real(*args, **options)
+Engine.step = step
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_bundle(tmp_path_factory.mktemp("chat"))
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, text: str | bytes, *arguments: str | Path) -> int:
+    """Run the command on a text in stdin."""
+    data = text if isinstance(text, bytes) else text.encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
+    return main(["chat", *map(str, arguments)])
+
+
+def test_a_line_is_a_message_and_stdout_has_the_answers_alone(
+    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert piped(monkeypatch, f"{FRANCE}\n\n{PERU}", bundle, "-n", "3") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert [line[:4] for line in out.splitlines()] == [" Par", " Lim"]
+    assert piped(monkeypatch, FRANCE, bundle, "-n", "3", "--verbose") == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("prompt 6 tokens at ")
+    assert err.endswith("cut at 3 tokens (--max-new-tokens)\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [
+        ("a\\\nb\nc", ["a\nb", "c"]),
+        ('"""\na\n\n/undo\\\n"""\nb', ["a\n\n/undo\\", "b"]),
+        (" /undo", [" /undo"]),
+        # The end of the input ends a message, too.
+        ('"""\na\nb', ["a\nb"]),
+        ("a\\", ["a"]),
+        ('\\\n\\\n\n"""\n"""\n  \n', []),
+    ],
+)
+def test_messages_of_several_lines(
+    monkeypatch: pytest.MonkeyPatch, typed: str, sent: list[str]
+) -> None:
+    found: list[str] = []
+    real = Conversation.send
+
+    def send(self: Conversation, text: str, *options: Any) -> Generator[Chunk]:
+        found.append(text)
+        return real(self, text, *options)
+
+    monkeypatch.setattr(Conversation, "send", send)
+    assert piped(monkeypatch, typed, DEMO, "-n", "1") == 0
+    assert found == sent
+
+
+def test_json_has_an_object_for_each_answer_and_each_error(
+    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = f"{FRANCE}\n/retry\n<|fim_prefix|>\n{PERU * 60}\n{PERU}\n"
+    assert piped(monkeypatch, typed, bundle, "-n", "2", "--json", "--logprobs", "1") == 1
+    out, err = capsys.readouterr()
+    first, again, special, long, last = map(json.loads, out.splitlines())
+    assert first["text"] == again["text"]
+    assert len(first["token_ids"]) == len(first["logprobs"]) == 2
+    assert first["finish_reason"] == "length"
+    assert last["stats"]["prompt_tokens"] > first["stats"]["prompt_tokens"]
+    assert "names the special token" in special["error"]
+    assert "the context holds 256" in long["error"]
+    assert "same again" in err
+
+
+def test_commands(
+    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    talk, note = tmp_path / "talk.json", tmp_path / "note.txt"
+    note.write_text("mine")
+    typed = f"/stats\n{FRANCE}\n/system Be short.\n/save {talk}\n/undo\n/undo\n/undo\n{PERU}\n"
+    typed += f"/load {talk}\n/retry\n/save {talk}\n/save {note}\n/save\n/load {note}\n/load x/y\n"
+    typed += f"/load {tmp_path}\n/save {tmp_path}/x/y\n/new\n/system\n/stats\n/help\n/retr\n/xyz\n"
+    assert piped(monkeypatch, f"{typed}/exit\n{PERU}", bundle, "-n", "2", "-t", "0") == 1
+    out, err = capsys.readouterr()
+    assert [line[:2] for line in out.splitlines()] == [" P", " L", " P"]
+    lines = iter(err.splitlines())
+    for part in [
+        "no answer yet",
+        "the system message is set",
+        f"saved 3 messages as {talk}",
+        f"taken back: {FRANCE}",
+        "no message of the user yet",
+        "no message of the user yet",
+        "loaded 3 messages",
+        "the last, by assistant:  P",
+        "the same again; give --temperature",
+        f"saved 3 messages as {talk}",
+        f"{note}: not a saved conversation",
+        "no file; give its name",
+        f"{note}: not a saved conversation",
+        "x/y: cannot read (No such file",
+        f"{tmp_path}: cannot read (not a regular file)",
+        "x/y: cannot write (No such file",
+        "a new conversation",
+        "there is no system message now",
+        "tokens at",
+        "context: ",
+        "/undo ",
+        "no command '/retr'; try /retry",
+        "no command '/xyz'; /help lists all",
+    ]:
+        assert any(part in line for line in lines), part
+    roles = [message["role"] for message in json.loads(talk.read_text())]
+    assert roles == ["system", "user", "assistant"]
+    assert note.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        (b"\xff\n", [], "stem-edge: messages[0].content is not valid Unicode"),
+        ("x" * 600_000, [], "a message of more than 524,288 characters"),
+        ('"""\n' + "x\n" * 300_000, [], "a message of more than 524,288 characters"),
+        (FRANCE, ["--logprobs", "2"], "--logprobs shows in JSON only"),
+        (FRANCE * 60, [], "undo turns, shorten the message, begin a new conversation\n"),
+        (FRANCE, ["--context-length", "4"], "or load with a larger --context-length (up to 256)"),
+    ],
+)
+def test_what_is_refused(
+    bundle: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str | bytes,
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert piped(monkeypatch, text, bundle, *arguments) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
+def test_without_stdin_and_with_a_closed_pipe(bundle: Path) -> None:
+    for line in (f"{{}} {bundle} <&-", f"yes '{FRANCE}' | {{}} {bundle} -n 2 | head -n 1"):
+        done = subprocess.run(
+            ["sh", "-c", line.format(" ".join(COMMAND))],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_conversation_at_a_terminal(bundle: Path) -> None:
+    options = ["-n", "200", "-t", "9", "--seed", "1", "--no-overlap"]
+    with Terminal([sys.executable, "-c", SLOWLY, "chat", str(bundle), *options]) as terminal:
+        assert "A context of 256 tokens. /help lists commands; Ctrl-D ends." in terminal.until("> ")
+        terminal.press(f"{FRANCE}\n")
+        terminal.until(f"{FRANCE}\r\n")
+        assert len(terminal.until(" ")) < 200
+        terminal.press(CTRL_C)
+        terminal.until("\x1b[2mprompt 6 tokens")
+        terminal.until("stopped")
+        terminal.until("> ")
+        terminal.press("/undo\n")
+        terminal.until(f"taken back: {FRANCE}")
+        terminal.until("> ")
+        # At the prompt, Ctrl-C clears the line.
+        terminal.press(f"nothing of this{CTRL_C}")
+        terminal.until("Ctrl-C again or Ctrl-D ends")
+        terminal.until("> ")
+        terminal.press(f'"""\n{FRANCE}\nor not\n{CTRL_D}')
+        terminal.until("or not\r\n. \r\n")
+        terminal.until(" ")
+        terminal.press(CTRL_C)
+        terminal.until("stopped")
+        terminal.until("> ")
+        terminal.press(CTRL_D)
+        assert terminal.status() == 0
+
+
+def test_a_narrow_terminal_without_colours_and_two_interrupts() -> None:
+    environment = {"NO_COLOR": "1"}
+    with Terminal([*COMMAND, str(DEMO), "-n", "2"], 20, environment) as terminal:
+        assert "no chat template" in terminal.until("> ")
+        terminal.press("/help\n")
+        terminal.until("Ctrl-C stops an answer.")
+        terminal.until("> ")
+        terminal.press(f"{FRANCE}\n")
+        terminal.until(" Paris")
+        terminal.until("cut at 2 tokens")
+        terminal.until("> ")
+        terminal.press(CTRL_C)
+        terminal.until("Ctrl-C again")
+        terminal.until("> ")
+        terminal.press(CTRL_C)
+        assert terminal.status() == 130
+    assert "\x1b[2m" not in terminal.shown
+    assert terminal.shown.endswith("stem-edge: interrupted\r\n")
+
+
+def test_escapes_in_answers_do_not_reach_a_terminal() -> None:
+    script = (
+        "from stem_edge.commands.answers import write_text; write_text('a\\x1b[31m\\tb\\n\\x9b')"
+    )
+    with Terminal([sys.executable, "-c", script]) as terminal:
+        assert terminal.status() == 0
+    assert terminal.shown == "a\\x1b[31m\tb\r\n\\x9b"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert done.stdout.decode() == f"a\x1b[31m\tb{os.linesep}\x9b"
