@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -188,7 +189,11 @@ def _assemble(
         # After opening, because that measures with how many tokens at once a device stays exact.
         chunk = min(plan.chunk_tokens, loader.step_tokens)
         engine = Engine(backend, rows, chunk, overlap=overlap, logit_tokens=plan.logit_tokens)
-        return Model(bundle, engine, plan, text, on_close, _prefixes(bundle, engine, plan, options))
+        prefixes, about = (
+            _prefixes(bundle, engine, plan, options),
+            partial(_fingerprint, bundle, plan, options),
+        )
+        return Model(bundle, engine, plan, text, on_close, prefixes, about)
 
     if format is None:
         return model(loader.open(None), Rows())

@@ -33,7 +33,7 @@ NAMES = {np.dtype(value).str: name for name, value in DTYPES.items()}
 
 
 class UnusableError(ValueError):
-    """A file is not a whole prefix of this form, or not its user's."""
+    """A file is not a whole prefix of this form, or its bytes are damaged."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,16 @@ def _header(saved: Saved, tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 
 class PrefixFile:
-    """An open file. As a context manager. Raises UnusableError, OSError."""
+    """An open file, whose header was read. Raises UnusableError, OSError.
+
+    own: it is this user's, and nobody else can have written it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._descriptor = disk.open_file(path)
         try:
             self.size = disk.size(self._descriptor)
-            if not is_own(os.fstat(self._descriptor)):
-                raise UnusableError("another user's file")
+            self.own = is_own(os.fstat(self._descriptor))
             try:
                 self.saved, self._tensors = self._read_header()
             except (ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:

@@ -67,6 +67,8 @@ class PrefixFolder:
         """
         try:
             with PrefixFile(path) as file:
+                if not file.own:
+                    raise UnusableError("another user's file")
                 restore(file, tokens, context)
             os.utime(path)  # used last
         except (OSError, UnusableError) as error:
@@ -115,13 +117,13 @@ class PrefixFolder:
         for path in islice(self._path.glob(f"{self._key}-*{SUFFIX}"), MOST_FILES):
             try:
                 with PrefixFile(path) as file:
-                    saved = file.saved
+                    saved, own = file.saved, file.own
             except UnusableError:
                 _remove_own(path)
             except OSError:
                 continue
             else:
-                if saved.fingerprint == self._fingerprint:
+                if own and saved.fingerprint == self._fingerprint:
                     yield path, Prompt(saved.token_ids, {}, saved.starts)
 
     def _is_private(self, *, make: bool = False) -> bool:
@@ -140,11 +142,11 @@ class PrefixFolder:
 
     def _make_room(self, nbytes: int) -> None:
         """Remove the files used least recently, and what other processes left unfinished."""
-        now, found = time.time(), list[tuple[float, int, Path]]()
+        found = list[tuple[float, int, Path]]()
         for path in self._path.iterdir():
             with suppress(OSError):
                 about = path.lstat()
-                if path.suffix == TEMPORARY and now - about.st_mtime > UNFINISHED_SECONDS:
+                if path.suffix == TEMPORARY and is_unfinished(about):
                     _remove_own(path)
                 elif path.suffix == SUFFIX:
                     found.append((about.st_mtime, about.st_size, path))
@@ -160,6 +162,11 @@ class PrefixFolder:
         if not self._warned:
             self._warned = True
             warnings.warn(f"{self._path}: prompts are not kept here ({reason})", stacklevel=2)
+
+
+def is_unfinished(temporary: os.stat_result) -> bool:
+    """Return whether a temporary file is so old that no process can still be writing it."""
+    return time.time() - temporary.st_mtime > UNFINISHED_SECONDS
 
 
 def saved_of(

@@ -10,12 +10,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.prefixes.folder import LEAST_TOKENS, PrefixFolder
+from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
+from stem_edge.runtime.prefixes.folder import LEAST_TOKENS, PrefixFolder, restore, saved_of
 from stem_edge.runtime.prefixes.reuse import Prompt, reusable
 from stem_edge.tables.lookup import RowLookup
 
@@ -104,6 +107,35 @@ class Prefixes:
             self._collect()
             while self._kept:
                 self._drop(self._kept.pop())
+
+    def save(self, path: Path, token_ids: Sequence[int], messages: str, fingerprint: str) -> None:
+        """Write messages with what is kept of their token ids. Raises OSError."""
+        prompt, found = Prompt(token_ids, {}, self._engine.starts(len(token_ids))), None
+        with self._lock:
+            self._collect()
+            if best := max(self._kept, key=lambda prefix: prefix.reusable(prompt), default=None):
+                tokens, backend = best.reusable(prompt), best.context.backend
+                found = saved_of(best.prompt, tokens, fingerprint, backend)
+            saved, arrays = found or (Saved(fingerprint, [], []), [])
+            write_prefix(path, replace(saved, messages=messages), arrays)
+
+    def load(self, path: Path, fingerprint: str) -> str:
+        """Read messages, and keep the keys and values beside them if they are of use here.
+
+        Raises UnusableError, OSError.
+        """
+        with PrefixFile(path) as file, self._lock:
+            saved = file.saved
+            if file.own and saved.token_ids and saved.fingerprint == fingerprint and self._limit:
+                context = self._opened()
+                with suppress(UnusableError):
+                    restore(file, len(saved.token_ids), context.backend)
+                    context.position = len(saved.token_ids)
+                prefix = Prefix(Prompt(saved.token_ids, {}, saved.starts), context)
+                self._ended.append((prefix, True))
+                self._lent.append(prefix)
+            file.check()
+        return saved.messages
 
     def _drop(self, prefix: Prefix) -> None:
         if self._folder is not None:
