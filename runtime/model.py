@@ -259,7 +259,9 @@ class Model:
         Only this user can read it. Raises InputError if that fails.
         """
         messages, ids = json.dumps(conversation.messages), list[int]()
-        with suppress(InputError):  # of messages that no turn could have; they are kept all the same
+        with suppress(
+            InputError
+        ):  # of messages that no turn could have; they are kept all the same
             ids = conversation.prompt(conversation.messages)
         try:
             self._prefixes.save(Path(path), ids, messages, self._fingerprint())

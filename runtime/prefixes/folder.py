@@ -84,9 +84,8 @@ class PrefixFolder:
         if found is None:
             return
         saved, arrays = found
-        known, count = self._files(), len(saved.token_ids)
-        shared = {path: same_start(kept.token_ids, saved.token_ids) for path, kept in known.items()}
-        if count in shared.values():
+        written, known = Prompt(saved.token_ids, {}, saved.starts), self._files()
+        if any(_has(kept, written) for kept in known.values()):
             return
         path = self._path / f"{self._key}-{digest(repr(saved.token_ids))}{SUFFIX}"
         nbytes = sum(array.nbytes for array in arrays)
@@ -98,11 +97,10 @@ class PrefixFolder:
         except OSError as error:
             self._warn(error.strerror or str(error))
             return
-        for older, length in shared.items():
-            if length == len(known[older].token_ids):  # the new file has all of it
-                _remove_own(older)
-                del known[older]
-        known[path] = Prompt(saved.token_ids, {}, saved.starts)
+        for older in [other for other, kept in known.items() if _has(written, kept)]:
+            _remove_own(older)
+            del known[older]
+        known[path] = written
 
     def _files(self) -> dict[Path, Prompt]:
         """Return the usable files, read at the first call."""
@@ -167,6 +165,14 @@ class PrefixFolder:
 def is_unfinished(temporary: os.stat_result) -> bool:
     """Return whether a temporary file is so old that no process can still be writing it."""
     return time.time() - temporary.st_mtime > UNFINISHED_SECONDS
+
+
+def _has(longer: Prompt, prompt: Prompt) -> bool:
+    """Return whether one file has all tokens of another, computed in the same steps but the last."""
+    count = len(prompt.token_ids)
+    steps = sum(at < count for at in prompt.starts) - 1
+    alike = same_start(longer.starts, prompt.starts) >= steps
+    return alike and same_start(longer.token_ids, prompt.token_ids) == count
 
 
 def saved_of(
