@@ -148,14 +148,17 @@ class OrtContext:
         return self._window.earliest
 
     def resumes(self, tokens: int) -> Resumes:
-        """Go on by pairs, unless experts choose kernels by their tokens of a step, or a window drops some.
+        """Go on by pairs, unless rounding follows from the tokens of a step or a window drops some.
+
+        It does with experts, which compute their tokens together, and in attention over float16.
 
         Nowhere on a device or with its graphs, where memory is taken at once.
         """
         if not self._windowed:
             return ""
         dropped = self.settled or tokens > self._window.capacity
-        return "steps" if dropped or self._config.n_experts else "pairs"
+        half = self._cache.dtype == np.float16
+        return "steps" if dropped or half or self._config.n_experts else "pairs"
 
     @property
     def settled(self) -> int:

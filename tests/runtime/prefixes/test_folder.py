@@ -12,65 +12,16 @@ import numpy as np
 import pytest
 from installed import DEMO
 from prefix_bits import after_prompt
+from prefix_files import IDS, Arrays, as_context, filled, found, prompt
 from safetensors.numpy import load_file
 
 import stem_edge
 from stem_edge import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.interface import BackendContext
-from stem_edge.runtime.engine import starts_of
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import PrefixFolder
 from stem_edge.runtime.prefixes.reuse import Prompt
-
-IDS = list(range(400))
-
-
-class Arrays:
-    """A context that is nothing but its keys and values."""
-
-    earliest = 0
-
-    def __init__(self, dtype: Any = np.float32, tokens: int = 1000) -> None:
-        self.views = [np.zeros((2, tokens, 4), dtype), np.zeros((1, tokens, 8), dtype)]
-
-    def kept(self, tokens: int) -> list[Any]:
-        return [view[:, :tokens] for view in self.views]
-
-    def restore(self, arrays: Any, tokens: int) -> None:
-        for view, array in zip(self.kept(tokens), arrays, strict=True):
-            view[...] = array
-
-
-def filled(dtype: Any = np.float32) -> Any:
-    context, rng = Arrays(dtype), np.random.default_rng(0)
-    for view in context.views:
-        view[...] = rng.integers(-100, 100, view.shape)
-    return context
-
-
-def prompt(ids: list[int]) -> Prompt:
-    return Prompt(ids, {}, starts_of(len(ids), 128))
-
-
-def found(folder: PrefixFolder, ids: list[int], context: Any) -> int:
-    """Return how many tokens the folder gives for a prompt, after checking their values."""
-    best = folder.find(prompt(ids), "pairs", 0)
-    if best is None:
-        return 0
-    path, tokens = best
-    target = Arrays(context.views[0].dtype)
-    if not folder.read(path, tokens, as_context(target)):
-        return 0
-    for view, expected in zip(target.kept(tokens), context.kept(tokens), strict=True):
-        assert (view == expected).all()
-    return tokens
-
-
-def as_context(arrays: Any) -> BackendContext:
-    made: BackendContext = arrays
-    return made
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])
