@@ -37,7 +37,7 @@ class Model:
 
     Several generations may take turns, in one thread or in many; the memory plan counts the KV cache
     of one. What it leaves unused keeps prompts, from which later ones that begin alike go on with the
-    same tokens as without (docs/prefixes.md). A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
+    same tokens as without (docs/python.md). A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
     """
 
     def __init__(
