@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_bits_of_every_cut(
 
 def test_other_rows_are_not_taken_over(tiny: Path, engine: EngineName) -> None:
     ids = [(7 * place) % 290 + 3 for place in range(40)]
-    others: list[list[StemId]] = [
+    others: list[Sequence[StemId]] = [
         [*ids[:17], 3, *ids[18:]],
         [[token, 4] for token in ids],
         ids[:16] + ids[:24],

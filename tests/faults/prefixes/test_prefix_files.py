@@ -75,11 +75,21 @@ def folder_link(path: Path) -> None:
     path.parent.symlink_to(path.parent.parent / "elsewhere")
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 STRANGE: dict[str, Callable[[Path], object]] = {
     "a link": link,
     "a folder that is a link": folder_link,
-    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a pipe": pipe,
+    "a folder": folder,
     "others can write to it": lambda path: path.chmod(0o666),
     "others can write to the folder": lambda path: path.parent.chmod(0o777),
 }
