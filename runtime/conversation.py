@@ -69,7 +69,7 @@ class Conversation:
         self, asked: list[dict[str, str]], params: SamplingParams | None, options: SamplingOptions
     ) -> Generator[Chunk]:
         self.close()
-        chunks = self._model.generate(self._prompt(asked), params, **options)
+        chunks = self._model.generate(self.prompt(asked), params, **options)
         answer = self._keep(asked, chunks)
         self._answer = weakref.ref(answer)
         return answer
@@ -87,8 +87,8 @@ class Conversation:
         finally:
             chunks.close()
 
-    def _prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of the messages, with the beginning of an answer where a template has one."""
+    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """Return the token ids of messages, with the beginning of an answer where a template has one."""
         model = self._model
         model.engine.check_usable()
         if model.has_chat_template:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import (
+    MANIFEST,
+    MAX_MANIFEST_NBYTES,
+    TABLES,
+    TOKENIZER,
+    Bundle,
+    open_bundle,
+)
+from stem_edge.bundle.verdicts import versions
 from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.files import disk
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
 from stem_edge.runtime.backends.engines import (
     ENGINES,
@@ -33,6 +44,8 @@ from stem_edge.runtime.backends.options import (
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.prefixes.folder import FOLDER, PrefixFolder
+from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.emulated_flash import open_flash
 from stem_edge.runtime.rows.host_tier import HostTier
@@ -42,6 +55,7 @@ from stem_edge.runtime.rows.store import ReadMode, open_store
 from stem_edge.runtime.rows.warm import expected_records, fill, keep_counts
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import available_memory, own_memory, raise_out_of_memory
+from stem_edge.system.user_folder import cache_folder, cpu_digest
 
 
 def load(
@@ -98,6 +112,8 @@ def load(
     keep_prefixes: keep what generate computed of its prompts as far as the planned KV cache has room,
         on the CPU; a later prompt that begins with the same tokens goes on from there. The tokens are
         the same without.
+    prompt_cache: keep prompts in files, too, from which later runs go on: True for a folder in the
+        user's cache folder, or a folder, which is made for this user alone. They tell what was asked.
     progress: show a progress bar on stderr while preparing. Default: if stderr is a terminal.
 
     Raises BundleError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
@@ -179,7 +195,11 @@ def _assemble(
         # After opening, because that measures with how many tokens at once a device stays exact.
         chunk = min(plan.chunk_tokens, loader.step_tokens)
         engine = Engine(backend, rows, chunk, overlap=overlap, logit_tokens=plan.logit_tokens)
-        return Model(bundle, engine, plan, text, on_close, keep_prefixes=options.keep_prefixes)
+        prefixes, about = (
+            _prefixes(bundle, engine, plan, options),
+            partial(_fingerprint, bundle, plan, options),
+        )
+        return Model(bundle, engine, plan, text, on_close, prefixes, about)
 
     if format is None:
         return model(loader.open(None), Rows())
@@ -208,6 +228,32 @@ def _assemble(
         loaded = model(backend, rows, keep)
         opened.pop_all()
     return loaded
+
+
+def _prefixes(bundle: Bundle, engine: Engine, plan: MemoryPlan, options: LoadOptions) -> Prefixes:
+    """Keep prefixes only where memory is provided as it fills: others take all of theirs at once."""
+    keep = options.keep_prefixes and plan.device is None and plan.variant is None
+    folder, given = None, options.prompt_cache
+    if keep and given:
+        path = cache_folder(options.cache_dir) / FOLDER if given is True else Path(given)
+        folder = PrefixFolder(path, _fingerprint(bundle, plan, options))
+    return Prefixes(engine, plan.context_length, plan.kv_cache if keep else None, folder)
+
+
+def _fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
+    """Return all that decides keys and values of token ids here, to the last bit."""
+    facts: dict[str, object] = {
+        **versions(ENGINES[plan.engine].backbone),
+        "bundle": hashlib.sha256(
+            disk.read_file(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES)
+        ).hexdigest(),
+        "engine": plan.engine,
+        "processor": cpu_digest(),
+        "threads": options.cpus,
+        "prefill graph": plan.prefill,
+        "repacked": options.repack,
+    }
+    return "\n".join(f"{name}: {facts[name]}" for name in sorted(facts))
 
 
 def memory_plan(

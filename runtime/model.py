@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self, Unpack
 
@@ -22,6 +23,7 @@ from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Chunk, Sampled, join_chunks, sample_tokens
 from stem_edge.runtime.lookups.overlay import Lookups, Overlay
 from stem_edge.runtime.lookups.row_ids import StemId, check_text, checked_ids, given_lookups
+from stem_edge.runtime.prefixes.file import UnusableError
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling import SamplingOptions, SamplingParams
 from stem_edge.runtime.stats import GenerationStats, Recorder
@@ -35,7 +37,7 @@ class Model:
 
     Several generations may take turns, in one thread or in many; the memory plan counts the KV cache
     of one. What it leaves unused keeps prompts, from which later ones that begin alike go on with the
-    same tokens as without (docs/prefixes.md). A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
+    same tokens as without (docs/python.md). A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
     """
 
     def __init__(
@@ -45,8 +47,8 @@ class Model:
         plan: MemoryPlan,
         text: TextCodec,
         on_close: Callable[[], None] | None = None,
-        *,
-        keep_prefixes: bool = True,
+        prefixes: Prefixes | None = None,
+        fingerprint: Callable[[], str] = str,
     ) -> None:
         self.bundle, self.plan = bundle, plan
         # Figures of the latest generate or logits; calls at the same time count each other's rows.
@@ -58,9 +60,8 @@ class Model:
         self._edits: dict[object, tuple[Edit, ...]] = {}
         self._overlay = Overlay(text, bundle.manifest.model)
         self._closed = False
-        # Only where memory is provided as it fills: elsewhere a kept context takes all of its own.
-        limit = plan.kv_cache if keep_prefixes and not (plan.device or plan.variant) else None
-        self._prefixes = Prefixes(engine, plan.context_length, limit)
+        self._fingerprint = fingerprint
+        self._prefixes = prefixes or Prefixes(engine, plan.context_length, None)
 
     @property
     def config(self) -> ModelConfig:
@@ -252,6 +253,44 @@ class Model:
                 self._prefixes.make_room(context)
                 yield token
 
+    def save_conversation(self, path: str | Path, conversation: Conversation) -> None:
+        """Write the messages of a conversation, and what is kept of their keys and values, to a file.
+
+        Only this user can read it. Raises InputError if that fails.
+        """
+        messages, ids = json.dumps(conversation.messages), list[int]()
+        with suppress(
+            InputError
+        ):  # of messages that no turn could have; they are kept all the same
+            ids = conversation.prompt(conversation.messages)
+        try:
+            self._prefixes.save(Path(path), ids, messages, self._fingerprint())
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot write ({error.strerror}); choose another place"
+            ) from error
+
+    def load_conversation(self, path: str | Path) -> Conversation:
+        """Return the conversation of a file; its next turn goes on from where it was, if it can.
+
+        Another bundle, engine, processor or release computes its prompt anew. Raises InputError
+        for a file that is damaged or no conversation.
+        """
+        self.engine.check_usable()
+        try:
+            text = self._prefixes.load(Path(path).resolve(), self._fingerprint())
+            if not text:
+                raise UnusableError("it has no messages")
+            messages = json.loads(text)
+        except OSError as error:
+            raise InputError(f"{path}: cannot read ({error.strerror})") from error
+        except ValueError as error:
+            reason = f"not a conversation, or damaged ({error})"
+            raise InputError(
+                f"{path}: {reason}; give a file that save_conversation wrote"
+            ) from error
+        return self.conversation(messages)
+
     def forget_prefixes(self) -> None:
         """Drop what calls of generate have kept of their prompts, so that the next computes all."""
         self._prefixes.forget()
@@ -286,7 +325,8 @@ class Model:
         first, self._closed = not self._closed, True
         self._chat.close()
         try:
-            self._prefixes.forget()
+            if first and not self.engine.forked:
+                self._prefixes.close()
             self.engine.close()
         finally:
             if first and self._on_close is not None and not self.engine.forked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -69,7 +69,7 @@ class BackendContext(Protocol):
         Empty if this context has dropped some of them.
         """
 
-    def restore(self, arrays: Sequence[npt.NDArray[Any]], tokens: int) -> None:
+    def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         """Copy what `kept` returned for so many tokens into this context, which is empty."""
 
     def begin(

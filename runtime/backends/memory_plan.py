@@ -133,6 +133,7 @@ class MemoryPlan:
     provider: str = "cpu"
     variant: Variant | None = None
     device: DevicePlan | None = None
+    prefill: bool = False  # the graph for prompts is loaded, too
     prefill_refused: str = ""
     kv: KvType = "fp32"  # type of keys and values
 
@@ -266,6 +267,7 @@ class Planner:
             provider=needs.provider,
             variant=needs.variant,
             device=self._on_device(chunk, slots),
+            prefill=needs.prefill,
             prefill_refused=needs.prefill_refused,
             kv=needs.footprint.kv,
         )

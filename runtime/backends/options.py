@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, TypedDict
+from typing import Literal, TypeAlias, TypedDict
 
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError
@@ -53,6 +53,7 @@ class MoreKeywords(_DeviceLimits, total=False):
     trial: bool
     emulate_flash: FlashName | None
     keep_prefixes: bool
+    prompt_cache: Literal[True] | Folder
     progress: bool | None
 
 
@@ -96,6 +97,7 @@ class LoadOptions:
     trial: bool = True
     emulate_flash: FlashName | None = None
     keep_prefixes: bool = True
+    prompt_cache: Literal[True] | Folder = None
     progress: bool | None = None
 
     def __post_init__(self) -> None:
@@ -112,6 +114,8 @@ class LoadOptions:
                 f"slots is {self.slots}, but resident keeps the rows of every token; leave out one "
                 "of the two"
             )
+        if self.prompt_cache and not self.keep_prefixes:
+            raise InputError("prompt_cache needs keep_prefixes; leave out one of the two")
         for size in (self.memory, self.device_memory):
             if size is not None:
                 parse_size(size)

@@ -10,11 +10,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
+from stem_edge.runtime.prefixes.folder import LEAST_TOKENS, PrefixFolder, restore, saved_of
 from stem_edge.runtime.prefixes.reuse import Prompt, reusable
 from stem_edge.tables.lookup import RowLookup
 
@@ -47,11 +51,14 @@ class Prefixes:
     """Contexts for the calls of one model, and those of earlier calls, oldest first.
 
     length: tokens of a context. limit: bytes of the KV caches of all of them; kept ones give way, so
-    that only calls at the same time exceed it. None: no context is kept.
+    that only calls at the same time exceed it. None: no context is kept. folder: gets contexts that
+    give way, and those that are there at the end.
     """
 
-    def __init__(self, engine: Engine, length: int, limit: int | None) -> None:
-        self._engine, self._length, self._limit = engine, length, limit
+    def __init__(
+        self, engine: Engine, length: int, limit: int | None, folder: PrefixFolder | None = None
+    ) -> None:
+        self._engine, self._length, self._limit, self._folder = engine, length, limit, folder
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
         self._kept: list[Prefix] = []
         self._lent: list[Prefix] = []
@@ -94,13 +101,55 @@ class Prefixes:
             self._collect()
             self._kept.clear()
 
+    def close(self) -> None:
+        """Write kept contexts to the folder, if there is one, and drop them."""
+        with self._lock:
+            self._collect()
+            while self._kept:
+                self._drop(self._kept.pop())
+
+    def save(self, path: Path, token_ids: Sequence[int], messages: str, fingerprint: str) -> None:
+        """Write messages with what is kept of their token ids. Raises OSError."""
+        prompt, found = Prompt(token_ids, {}, self._engine.starts(len(token_ids))), None
+        with self._lock:
+            self._collect()
+            if best := max(self._kept, key=lambda prefix: prefix.reusable(prompt), default=None):
+                tokens, backend = best.reusable(prompt), best.context.backend
+                found = saved_of(best.prompt, tokens, fingerprint, backend)
+            saved, arrays = found or (Saved(fingerprint, [], []), [])
+            write_prefix(path, replace(saved, messages=messages), arrays)
+
+    def load(self, path: Path, fingerprint: str) -> str:
+        """Read messages, and keep the keys and values beside them if they are of use here.
+
+        Raises UnusableError, OSError.
+        """
+        with PrefixFile(path) as file, self._lock:
+            saved = file.saved
+            if file.own and saved.token_ids and saved.fingerprint == fingerprint and self._limit:
+                context = self._opened()
+                with suppress(UnusableError):
+                    restore(file, len(saved.token_ids), context.backend)
+                    context.position = len(saved.token_ids)
+                prefix = Prefix(Prompt(saved.token_ids, {}, saved.starts), context)
+                self._ended.append((prefix, True))
+                self._lent.append(prefix)
+            file.check()
+        return saved.messages
+
+    def _drop(self, prefix: Prefix) -> None:
+        if self._folder is not None:
+            self._folder.write(prefix.prompt, prefix.computed, prefix.context.backend)
+
     def _take(self, prompt: Prompt, length: int) -> Prefix:
         with self._lock:
             self._collect()
             best = max(self._kept, key=lambda prefix: prefix.reusable(prompt), default=None)
             tokens = best.reusable(prompt) if best is not None else 0
             context = None
-            if best is not None and tokens:
+            if (found := self._read(prompt, tokens)) is not None:
+                context = found
+            elif best is not None and tokens:
                 context = self._continued(best, tokens, len(prompt.token_ids))
             prefix = Prefix(prompt, context or self._opened())
             prefix.context.length = length
@@ -129,6 +178,21 @@ class Prefixes:
         source.rewind(tokens)
         return source
 
+    def _read(self, prompt: Prompt, more_than: int) -> Context | None:
+        """Return a context with more tokens of a prompt from the folder, if it has them."""
+        if self._folder is None or len(prompt.token_ids) < LEAST_TOKENS:
+            return None
+        context = self._opened()
+        resumes = context.backend.resumes(len(prompt.token_ids))
+        found = self._folder.find(prompt, resumes, more_than)
+        if found is None:
+            return None
+        path, tokens = found
+        if not self._folder.read(path, tokens, context.backend):
+            return None
+        context.position = tokens
+        return context
+
     def _opened(self) -> Context:
         try:
             return self._engine.open_context(self._length)
@@ -150,7 +214,7 @@ class Prefixes:
     def _evict(self) -> None:
         """Drop the oldest contexts until all that remain take no more than the limit."""
         while self._kept and self._nbytes() > (self._limit or 0):
-            del self._kept[0]
+            self._drop(self._kept.pop(0))
 
     def _nbytes(self) -> int:
         return sum(prefix.nbytes for prefix in (*self._kept, *self._lent))

@@ -11,6 +11,9 @@ from stem_edge.runtime.text.codec import same_start
 from stem_edge.tables.lookup import RowLookup
 
 LEAST_COMPUTED = 2
+# onnxruntime's attention takes the tokens of a step in blocks of a multiple of so many, and rounds a
+# block of a single token otherwise.
+ATTENTION_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ def reusable(
     - up to there, ids and lookups are the same, and both prompts use the same graph;
     - two tokens or more are left, because kernels round an unpaired one otherwise (engine.cut);
     - "pairs": the number is even, as is the start of every step, so that pairs are the same;
-    - "steps": the number of tokens in a step chooses kernels, too, or what a window has dropped.
+    - "steps": the tokens of a step choose kernels, too, or what a window has dropped.
       Then both prompts begin a step there, and all their steps before are the same.
     """
     if not resumes or kept.prefill != prompt.prefill:
@@ -48,8 +51,18 @@ def reusable(
     changed = (at for at in places if kept.lookups.get(at) != prompt.lookups.get(at))
     most = max(0, min(computed, len(prompt.token_ids) - LEAST_COMPUTED, alike, *changed))
     if resumes == "pairs" and not any(at % 2 for at in (*kept.starts, *prompt.starts)):
-        found = most - most % 2
+        found = _with_the_same_last_token(prompt, most - most % 2)
     else:
         shared = prompt.starts[: same_start(kept.starts, prompt.starts)]
         found = max((at for at in shared if at <= most), default=0)
     return found if found >= settled else 0
+
+
+def _with_the_same_last_token(prompt: Prompt, found: int) -> int:
+    """Return up to `found` tokens, such that no unpaired last token is alone in one call only."""
+    length, last = len(prompt.token_ids), prompt.starts[-1]
+    if length % 2 == 0 or found <= last:
+        return found
+    if (length - last) % ATTENTION_BLOCK == 1:
+        return last
+    return found - 2 * ((length - found) % ATTENTION_BLOCK == 1)

@@ -5,6 +5,7 @@
     ggml/<key>.json    verdict: this library of ggml computes what it should (stem_edge.ggml.check)
     trials/<key>.json  verdict: this bundle loads, or why it does not (stem_edge.bundle.verdicts)
     places/<key>.json  verdict: the files at this path are those of the bundle's manifest
+    prefixes/<key>-<key>.safetensors  keys and values of a prompt (runtime/prefixes)
 
 Everything there can be deleted at any time: it is made again when it is needed.
 """
@@ -16,25 +17,30 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import onnxruntime as ort
 
+from stem_edge import __version__
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.bundle.verdicts import PLACES, TRIALS, Records, read_verdict
 from stem_edge.commands.loading import add_cache_dir
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
 from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
+from stem_edge.runtime.prefixes.file import TEMPORARY, PrefixFile, UnusableError
+from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
+from stem_edge.runtime.prefixes.folder import is_unfinished
 from stem_edge.runtime.rows.warm import COUNTS
 from stem_edge.system.user_folder import cache_folder, cpu_digest
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
 List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts
-of used tokens, which warm the row cache, and verdicts on installed versions of ggml and on bundles
-that were tried before they were loaded. Everything there can be removed: what is needed is made
+of used tokens, which warm the row cache, verdicts on installed versions of ggml and on bundles
+that were tried before they were loaded, and prompts (--prompt-cache). Everything there can be removed: what is needed is made
 again.
 
 An entry is old if another onnxruntime, ggml or processor made it, if it is damaged, or if its
@@ -115,6 +121,22 @@ def entries(root: Path) -> Iterator[Entry]:
         for path in sorted((root / kind).glob("*")):
             of, stale = judge(root, path)
             yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of=of, stale=stale)
+    yield from _prefixes(root / PREFIXES)
+
+
+def _prefixes(folder: Path) -> Iterator[Entry]:
+    for path in sorted(found for found in folder.glob("*") if found.is_file()):
+        of, stale = "", "damaged"
+        if path.suffix == TEMPORARY:
+            stale = "was not finished" if is_unfinished(path.stat()) else ""
+        else:
+            with suppress(UnusableError, OSError), PrefixFile(path) as file:
+                of = f"{len(file.saved.token_ids)} tokens"
+                facts = dict(line.split(": ", 1) for line in file.saved.fingerprint.splitlines())
+                here = {"stem-edge": __version__, "processor": cpu_digest()}
+                other = [name for name, value in here.items() if facts.get(name) != value]
+                stale = f"made for another {other[0]}" if other else ""
+        yield Entry(path=path, kind=PREFIXES, nbytes=path.stat().st_size, of=of, stale=stale)
 
 
 def _stale(record: prepared.Prepared) -> str:

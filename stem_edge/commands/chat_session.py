@@ -92,7 +92,8 @@ class Session:
 
 def _figures(stats: GenerationStats) -> str:
     """Speeds and row hits of an answer, in less than a line."""
-    prompt = f"prompt {stats.prompt_tokens} tokens at {stats.prefill_tokens_per_second:.0f}/s"
+    kept = f" ({stats.cached_tokens} kept)" if stats.cached_tokens else ""
+    prompt = f"prompt {stats.prompt_tokens} tokens{kept} at {stats.prefill_tokens_per_second:.0f}/s"
     answer = f"answer {stats.new_tokens} at {stats.decode_tokens_per_second:.1f}/s"
     rows = f"rows {stats.hit_rate:.0%} hits" if stats.row_hits + stats.row_misses else ""
     return ", ".join(filter(None, (prompt, answer, rows)))

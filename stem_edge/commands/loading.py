@@ -119,6 +119,11 @@ def _add_prepared(group: argparse._ActionsContainer) -> None:
     add("--prefill-graph", action=argparse.BooleanOptionalAction, help=prefill)
     prepare = "do not keep a backbone rearranged for this processor"
     add("--no-prepare", dest="prepare", action="store_false", help=prepare)
+    kept = (
+        "keep prompts in files, which tell what was asked, and go on from them in later runs (default "
+        "of DIR: a folder in the user's cache folder)"
+    )
+    add("--prompt-cache", nargs="?", const=True, metavar="DIR", help=kept)
     add_cache_dir(group)
 
 

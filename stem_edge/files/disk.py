@@ -68,9 +68,9 @@ def pread(descriptor: int, buffer: memoryview, offset: int) -> int:
     return len(data)
 
 
-def create(path: Path) -> int:
-    """Create a file and open it for writing."""
-    return os.open(path, _CREATE, 0o666)
+def create(path: Path, mode: int = 0o666) -> int:
+    """Create a file and open it for writing. mode: who may use it, less what the umask takes."""
+    return os.open(path, _CREATE, mode)
 
 
 def append(path: Path) -> int:

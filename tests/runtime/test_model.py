@@ -232,7 +232,7 @@ def test_text_is_the_same_where_a_backend_gives_only_the_logits_it_was_asked_for
     overlap: bool, options: dict[str, Any], needed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    with stem_edge.load(DEMO, overlap=overlap) as model:
+    with stem_edge.load(DEMO, overlap=overlap, keep_prefixes=False) as model:
         expected = list(model.generate("The capital of", seed=7, max_new_tokens=30, **options))
         opened = model.engine.backend.open_context
         monkeypatch.setattr(

@@ -16,7 +16,7 @@ step fills inputs, runs its graph and reads logits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,7 +154,7 @@ class GgmlContext:
         """Return views [tokens, bytes of a token]."""
         return self._kv.kept(tokens)
 
-    def restore(self, arrays: Sequence[npt.NDArray[Any]], tokens: int) -> None:
+    def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         self._kv.restore(arrays, tokens)
 
     def begin(

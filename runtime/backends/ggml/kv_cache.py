@@ -6,7 +6,7 @@ more. Keys were rotated by their positions before they got here, so their order 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -70,7 +70,7 @@ class KvCache:
             return []
         return [array[:tokens] for array in self._arrays]
 
-    def restore(self, arrays: Sequence[npt.NDArray[Any]], tokens: int) -> None:
+    def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         """Copy what `kept` returned for so many tokens into empty cells."""
         for view, array in zip(self.kept(tokens), arrays, strict=True):
             view[...] = array

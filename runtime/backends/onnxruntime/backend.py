@@ -9,7 +9,7 @@ decoding. On the CPU, layers with a window keep no more than that needs (kv_wind
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +148,17 @@ class OrtContext:
         return self._window.earliest
 
     def resumes(self, tokens: int) -> Resumes:
-        """Only on the CPU, whose memory is provided as it fills; see KvWindow.settled for "steps"."""
+        """Go on by pairs, unless rounding follows from the tokens of a step or a window drops some.
+
+        It does with experts, which compute their tokens together, and in attention over float16.
+
+        Nowhere on a device or with its graphs, where memory is taken at once.
+        """
         if not self._windowed:
             return ""
-        return "pairs" if not self.settled and tokens <= self._window.capacity else "steps"
+        dropped = self.settled or tokens > self._window.capacity
+        half = self._cache.dtype == np.float16
+        return "steps" if dropped or half or self._config.n_experts else "pairs"
 
     @property
     def settled(self) -> int:
@@ -163,7 +170,7 @@ class OrtContext:
             return []
         return [array.host[0, :, :tokens] for array in self._kv]
 
-    def restore(self, arrays: Sequence[npt.NDArray[Any]], tokens: int) -> None:
+    def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         for view, array in zip(self.kept(tokens), arrays, strict=True):
             view[...] = array
         self._filled = max(self._filled, tokens)

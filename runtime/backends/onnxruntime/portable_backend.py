@@ -7,7 +7,7 @@ masked, so that shapes, for which some providers compile the graph anew, rarely 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class PortableContext:
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         return []
 
-    def restore(self, arrays: Sequence[npt.NDArray[Any]], tokens: int) -> None:
+    def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         raise BackendError("portable graphs take no keys and values of earlier calls")
 
     def begin(

@@ -140,7 +140,7 @@ def test_commands(
         "x/y: cannot write (No such file",
         "a new conversation",
         "there is no system message now",
-        "tokens at",
+        "kept) at",
         "context: ",
         "/undo ",
         "no command '/retr'; try /retry",

@@ -1,0 +1,209 @@
+"""The folder in which prefixes outlast their model: found again by their ids, the oldest removed.
+
+Whatever is wrong with it or a file is a miss: the prompt is computed. Several processes may share a
+folder, because files appear whole, under a name that says what is in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from stem_edge.files import disk
+from stem_edge.runtime.backends.interface import BackendContext, Resumes
+from stem_edge.runtime.prefixes.file import (
+    SUFFIX,
+    TEMPORARY,
+    PrefixFile,
+    Saved,
+    UnusableError,
+    is_own,
+    write_prefix,
+)
+from stem_edge.runtime.prefixes.reuse import Prompt, reusable
+from stem_edge.runtime.text.codec import same_start
+from stem_edge.system.user_folder import KEY_CHARS
+
+FOLDER = "prefixes"  # in the user's cache folder
+# Below, computing takes about as long as opening files, or is too short to matter.
+LEAST_TOKENS = 128
+LIMIT_NBYTES = 2 << 30
+UNFINISHED_SECONDS = 3600  # after which a temporary file belongs to no process that still writes it
+MOST_FILES = 4096
+
+
+class PrefixFolder:
+    """Files of prefixes with one fingerprint, within a limit for all files of the folder."""
+
+    def __init__(self, path: Path, fingerprint: str, limit: int = LIMIT_NBYTES) -> None:
+        self._path, self._fingerprint, self._limit = path, fingerprint, limit
+        self._key = digest(fingerprint)
+        self._known: dict[Path, Prompt] | None = None
+        self._warned = False
+
+    def find(self, prompt: Prompt, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
+        """Return the file that saves most tokens of a prompt, and how many."""
+        best = None
+        for path, kept in self._files().items():
+            tokens = reusable(kept, len(kept.token_ids), prompt, resumes)
+            if tokens >= max(LEAST_TOKENS, more_than + LEAST_TOKENS):
+                best, more_than = (path, tokens), tokens
+        return best
+
+    def read(self, path: Path, tokens: int, context: BackendContext) -> bool:
+        """Copy the first tokens of a file into an empty context; False if it cannot be used.
+
+        The context is then worth nothing.
+        """
+        try:
+            with PrefixFile(path) as file:
+                if not file.own:
+                    raise UnusableError("another user's file")
+                restore(file, tokens, context)
+            os.utime(path)  # used last
+        except (OSError, UnusableError) as error:
+            self._files().pop(path, None)
+            if isinstance(error, UnusableError):
+                _remove_own(path)
+            return False
+        return True
+
+    def write(self, prompt: Prompt, computed: int, context: BackendContext) -> None:
+        """Keep what a context computed of a prompt, if that is worth it and not there yet."""
+        found = saved_of(prompt, computed, self._fingerprint, context)
+        if found is None:
+            return
+        saved, arrays = found
+        written, known = Prompt(saved.token_ids, {}, saved.starts), self._files()
+        if any(_has(kept, written) for kept in known.values()):
+            return
+        path = self._path / f"{self._key}-{digest(repr(saved.token_ids))}{SUFFIX}"
+        nbytes = sum(array.nbytes for array in arrays)
+        try:
+            if nbytes > self._limit or not self._is_private(make=True):
+                return
+            self._make_room(nbytes)
+            write_prefix(path, saved, arrays)
+        except OSError as error:
+            self._warn(error.strerror or str(error))
+            return
+        for older in [other for other, kept in known.items() if _has(written, kept)]:
+            _remove_own(older)
+            del known[older]
+        known[path] = written
+
+    def _files(self) -> dict[Path, Prompt]:
+        """Return the usable files, read at the first call."""
+        if self._known is None:
+            self._known = {}
+            with suppress(OSError):
+                if self._is_private():
+                    self._known = dict(self._scan())
+        return self._known
+
+    def _scan(self) -> Iterator[tuple[Path, Prompt]]:
+        for path in islice(self._path.glob(f"{self._key}-*{SUFFIX}"), MOST_FILES):
+            try:
+                with PrefixFile(path) as file:
+                    saved, own = file.saved, file.own
+            except UnusableError:
+                _remove_own(path)
+            except OSError:
+                continue
+            else:
+                if own and saved.fingerprint == self._fingerprint:
+                    yield path, Prompt(saved.token_ids, {}, saved.starts)
+
+    def _is_private(self, *, make: bool = False) -> bool:
+        """Return whether the folder is this user's alone to write to; raises OSError."""
+        if make and not self._path.exists():
+            disk.make_folders(self._path.parent)
+            with suppress(FileExistsError):
+                self._path.mkdir(0o700)
+        if not make and not os.path.lexists(self._path):
+            return False
+        found = self._path.lstat()
+        if stat.S_ISDIR(found.st_mode) and is_own(found):
+            return True
+        self._warn("it is not a folder that only its user can write to")
+        return False
+
+    def _make_room(self, nbytes: int) -> None:
+        """Remove the files used least recently, and what other processes left unfinished."""
+        found = list[tuple[float, int, Path]]()
+        for path in self._path.iterdir():
+            with suppress(OSError):
+                about = path.lstat()
+                if path.suffix == TEMPORARY and is_unfinished(about):
+                    _remove_own(path)
+                elif path.suffix == SUFFIX:
+                    found.append((about.st_mtime, about.st_size, path))
+        total = nbytes + sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= self._limit:
+                break
+            _remove_own(path)
+            self._files().pop(path, None)
+            total -= size
+
+    def _warn(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{self._path}: prompts are not kept here ({reason})", stacklevel=2)
+
+
+def is_unfinished(temporary: os.stat_result) -> bool:
+    """Return whether a temporary file is so old that no process can still be writing it."""
+    return time.time() - temporary.st_mtime > UNFINISHED_SECONDS
+
+
+def _has(longer: Prompt, prompt: Prompt) -> bool:
+    """Return whether one file has all tokens of another, computed in the same steps but the last."""
+    count = len(prompt.token_ids)
+    steps = sum(at < count for at in prompt.starts) - 1
+    alike = same_start(longer.starts, prompt.starts) >= steps
+    return alike and same_start(longer.token_ids, prompt.token_ids) == count
+
+
+def saved_of(
+    prompt: Prompt, computed: int, fingerprint: str, context: BackendContext
+) -> tuple[Saved, list[npt.NDArray[Any]]] | None:
+    """Return what to write of a prompt; None if it is too short, or a window has dropped tokens.
+
+    Up to the first token that looks up other rows than its own.
+    """
+    count = min([computed, *prompt.lookups])
+    count -= count % 2
+    if count < LEAST_TOKENS or not (arrays := context.kept(count)):
+        return None
+    return Saved(fingerprint, list(prompt.token_ids[:count]), list(prompt.starts)), arrays
+
+
+def restore(file: PrefixFile, tokens: int, context: BackendContext) -> None:
+    """Copy the first tokens of a file into an empty context. Raises UnusableError, OSError."""
+    if not file.fits(context.kept(len(file.saved.token_ids))):
+        raise UnusableError("keys and values of another form")
+    context.restore((array[..., :tokens, :] for array in file.arrays()), tokens)
+
+
+def digest(text: str) -> str:
+    """Return a digest for a file name."""
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_CHARS]
+
+
+def _remove_own(path: Path) -> None:
+    """Remove a regular file, if it is this user's."""
+    with suppress(OSError):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and is_own(found):
+            disk.remove(path)

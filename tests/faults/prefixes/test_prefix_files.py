@@ -1,0 +1,188 @@
+"""Damaged files, full disks and kills: a prefix in a file is right, or it is a miss."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faulty_disk import Failing, watch
+from prefix_files import IDS, filled, found, prompt
+
+import stem_edge
+from stem_edge.runtime.prefixes.folder import PrefixFolder
+
+COUNT = 130
+IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+POSIX = pytest.mark.skipif(os.name != "posix", reason="owners and modes of files are POSIX's")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with a prefix, alone in its folder."""
+    folder = tmp_path / "p"
+    PrefixFolder(folder, "this").write(prompt(IDS[:COUNT]), COUNT, filled())
+    (made,) = folder.iterdir()
+    return made
+
+
+def taken(path: Path) -> int:
+    """Look for the prefix, as a model does that is loaded now; checks the values."""
+    return found(PrefixFolder(path.parent, "this"), IDS, filled())
+
+
+def test_flipped_bits(path: Path) -> None:
+    whole = path.read_bytes()
+    assert taken(path) == COUNT
+    for at in [
+        *range(0, 1200, 3),
+        *range(1200, len(whole), 97),
+        *range(len(whole) - 5, len(whole)),
+    ]:
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        path.chmod(0o600)
+        assert taken(path) == 0, at
+    path.write_bytes(whole)
+    assert taken(path) == COUNT
+
+
+def test_cut_and_longer_files(path: Path) -> None:
+    whole = path.read_bytes()
+    for size in [0, 1, 7, 8, 9, 100, 1000, len(whole) - 5, len(whole) - 1]:
+        path.write_bytes(whole[:size])
+        assert taken(path) == 0
+        assert not path.exists()  # it is ours, and of no use
+    path.write_bytes(whole + b"0")
+    assert taken(path) == 0
+
+
+def link(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+def folder_link(path: Path) -> None:
+    path.parent.rename(path.parent.parent / "elsewhere")
+    path.parent.symlink_to(path.parent.parent / "elsewhere")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+STRANGE: dict[str, Callable[[Path], object]] = {
+    "a link": link,
+    "a folder that is a link": folder_link,
+    "a pipe": pipe,
+    "a folder": folder,
+    "others can write to it": lambda path: path.chmod(0o666),
+    "others can write to the folder": lambda path: path.parent.chmod(0o777),
+}
+if IS_ROOT:
+    STRANGE["another user's file"] = lambda path: os.chown(path, 12345, 12345)
+    STRANGE["another user's folder"] = lambda path: os.chown(path.parent, 12345, 12345)
+
+
+@POSIX
+@pytest.mark.filterwarnings("ignore:.*prompts are not kept")
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_may_not_be_ours_is_not_used(kind: str, path: Path) -> None:
+    STRANGE[kind](path)
+    assert taken(path) == 0
+    assert os.path.lexists(path)  # nor removed
+
+
+def test_a_full_disk_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = 0
+    while True:
+        folder, hook = PrefixFolder(tmp_path / "p", "this"), Failing(first, errno.ENOSPC)
+        with monkeypatch.context() as patch:
+            watch(patch, ("create", "write", "fsync", "rename"), hook)
+            if not hook_fails(folder, hook):
+                break
+        assert not list((tmp_path / "p").iterdir())
+        first += 1
+    assert first > 5
+    assert found(PrefixFolder(tmp_path / "p", "this"), IDS, filled()) == COUNT
+
+
+def hook_fails(folder: PrefixFolder, hook: Failing) -> bool:
+    """Write a prefix; return whether the disk failed, which is said once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        folder.write(prompt(IDS[:COUNT]), COUNT, filled())
+    assert len(caught) == hook.failed
+    return hook.failed
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from prefix_files import IDS, filled, prompt
+from stem_edge.runtime.prefixes.folder import PrefixFolder
+folder, context = PrefixFolder(Path({folder!r}), "this"), filled()
+print("ready", flush=True)
+for turn in range(1 << 30):
+    folder.write(prompt([turn % {turns}, *IDS[1:{count}]]), {count}, context)
+    for path in list(folder._files()):
+        path.unlink(missing_ok=True)
+        folder._files().clear()
+"""
+
+
+def writer(folder: Path, turns: int = 3) -> subprocess.Popen[str]:
+    """Start a process that writes and removes prefixes for ever."""
+    root = Path(stem_edge.__file__).parents[1]
+    paths = [str(root), str(root / "tests" / "helpers")]
+    code = WRITER.format(paths=paths, folder=str(folder), count=COUNT, turns=turns)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@POSIX
+@pytest.mark.slow
+def test_killed_while_writing(tmp_path: Path) -> None:
+    for turn in range(12):
+        process = writer(tmp_path / "p")
+        time.sleep(0.02 + 0.013 * turn)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        for ids in ([turn, *IDS[1:]] for turn in range(3)):
+            assert found(PrefixFolder(tmp_path / "p", "this"), ids, filled()) in (0, COUNT)
+    for temporary in (tmp_path / "p").glob(".*.tmp"):
+        os.utime(temporary, (time.time() - 7200,) * 2)
+    PrefixFolder(tmp_path / "p", "this").write(prompt(IDS), 400, filled())
+    assert not list((tmp_path / "p").glob(".*.tmp"))
+
+
+@pytest.mark.slow
+def test_two_processes_use_one_folder(tmp_path: Path) -> None:
+    process = writer(tmp_path / "p")
+    try:
+        seen = set()
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            for ids in ([turn, *IDS[1:]] for turn in range(3)):
+                seen.add(found(PrefixFolder(tmp_path / "p", "this"), ids, filled()))
+        assert seen <= {0, COUNT} and COUNT in seen
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,178 @@
+"""Prefixes as files: what is found again, and what is a miss."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from installed import DEMO
+from prefix_bits import after_prompt
+from prefix_files import IDS, Arrays, as_context, filled, found, prompt
+from safetensors.numpy import load_file
+
+import stem_edge
+from stem_edge import InputError
+from stem_edge.graph.formats import EngineName
+from stem_edge.runtime import Model
+from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
+from stem_edge.runtime.prefixes.folder import PrefixFolder
+from stem_edge.runtime.prefixes.reuse import Prompt
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])
+def test_a_prompt_is_found_again(dtype: Any, tmp_path: Path) -> None:
+    context = filled(dtype)
+    PrefixFolder(tmp_path / "p", "this").write(prompt(IDS), 301, context)
+    folder = PrefixFolder(tmp_path / "p", "this")
+    assert found(folder, [*IDS[:300], *range(5000, 5060)], context) == 300
+    assert found(folder, [*IDS[:151], 1, 2], context) == 150
+    assert found(folder, IDS[:300], context) == 298
+    assert found(folder, [*IDS[:100], 1, *IDS[101:]], context) == 0
+    assert found(PrefixFolder(tmp_path / "p", "other"), IDS, context) == 0
+    (path,) = (tmp_path / "p").iterdir()
+    assert load_file(path)["0000"].shape == (2, 300, 4)
+    if os.name == "posix":
+        assert [item.stat().st_mode & 0o777 for item in (path, path.parent)] == [0o600, 0o700]
+
+
+def test_a_longer_prompt_replaces_the_shorter_one(tmp_path: Path) -> None:
+    folder, context = PrefixFolder(tmp_path / "p", "this"), filled()
+    for count in (200, 300, 200, 260):
+        folder.write(prompt(IDS[:count]), count, context)
+    assert len(list((tmp_path / "p").iterdir())) == 1
+    assert found(folder, IDS, context) == 300
+
+
+def test_short_and_edited_prompts_are_not_written(tmp_path: Path) -> None:
+    folder, context = PrefixFolder(tmp_path / "p", "this"), filled()
+    folder.write(prompt(IDS[:100]), 100, context)
+    folder.write(Prompt(IDS, {50: ((7,),)}, [0]), 400, context)
+    assert not (tmp_path / "p").exists()
+    folder.write(Prompt(IDS, {200: ((7,),)}, [0]), 400, context)
+    assert found(PrefixFolder(tmp_path / "p", "this"), IDS, context) == 200
+
+
+def test_the_oldest_files_are_removed(tmp_path: Path) -> None:
+    path, context = tmp_path / "p", filled()
+    folder = PrefixFolder(path, "this", limit=50_000)  # a file of 200 tokens has about 14,000
+    prompts = [[start, *IDS[:199]] for start in (1000, 2000, 3000, 4000)]
+    for age, ids in enumerate(prompts[:3]):
+        folder.write(prompt(ids), 200, context)
+        for item in path.iterdir():
+            os.utime(item, (item.stat().st_atime, item.stat().st_mtime - 100))
+        assert age < 2 or found(folder, prompts[0], context)  # used last
+    folder.write(prompt(prompts[3]), 200, context)
+    fresh = PrefixFolder(path, "this")
+    assert [bool(found(fresh, ids, context)) for ids in prompts] == [True, False, True, True]
+    folder.write(prompt(IDS), 400, Arrays(tokens=10_000))  # type: ignore[arg-type]
+    assert sum(item.stat().st_size for item in path.iterdir()) <= 50_000
+
+
+def test_unfinished_files_are_removed_once_they_are_old(tmp_path: Path) -> None:
+    folder, context = PrefixFolder(tmp_path, "this"), filled()
+    for name, age in (("old", 7200), ("new", 60)):
+        (tmp_path / f".{name}.tmp").touch()
+        os.utime(tmp_path / f".{name}.tmp", (time.time() - age,) * 2)
+    tmp_path.chmod(0o700)
+    folder.write(prompt(IDS), 400, context)
+    assert [path.name for path in tmp_path.glob(".*")] == [".new.tmp"]
+
+
+def test_files_of_another_form_are_misses(tmp_path: Path) -> None:
+    PrefixFolder(tmp_path / "p", "this").write(prompt(IDS), 400, filled())
+    folder = PrefixFolder(tmp_path / "p", "this")
+    best = folder.find(prompt(IDS), "pairs", 0)
+    assert best is not None
+    assert not folder.read(*best, as_context(Arrays(np.float16)))
+    assert folder.find(prompt(IDS), "pairs", 0) is None
+
+
+def test_a_header_alone_says_what_is_there(tmp_path: Path) -> None:
+    saved = Saved("a\nb", IDS, [0, 128], '[{"role": "user"}]')
+    write_prefix(tmp_path / "f", saved, filled().kept(400))
+    with PrefixFile(tmp_path / "f") as file:
+        assert file.saved == saved and file.own
+        file.check()
+    (tmp_path / "f").write_bytes(b"nothing of the kind")
+    with pytest.raises(UnusableError):
+        PrefixFile(tmp_path / "f")
+
+
+TEXT = "The capital of France is Paris. The capital of Italy is Rome. " * 12
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    with stem_edge.load(DEMO) as loaded:
+        yield loaded
+
+
+def test_later_runs_go_on(tmp_path: Path) -> None:
+    found = []
+    for folder in (None, tmp_path / "p", tmp_path / "p"):
+        with stem_edge.load(DEMO, prompt_cache=folder) as model:
+            text = model.generate_text(TEXT, max_new_tokens=8)
+            found.append((text, model.stats.cached_tokens))
+    assert [cached for _, cached in found[:2]] == [0, 0] and found[2][1] >= 128
+    assert len({text for text, _ in found}) == 1
+
+
+def test_bits_after_a_file(tiny: Path, engine: EngineName, tmp_path: Path) -> None:
+    # Of 128 tokens that the context holds, since shorter prompts are not kept in files.
+    rng = np.random.default_rng(0)
+    ids = rng.integers(3, 290, 128).tolist()
+    for expected in (0, 126 if engine == "onnxruntime" else 112):
+        options: Any = {"engine": engine, "slots": 16, "prompt_cache": tmp_path / "p"}
+        with stem_edge.load(tiny, **options) as model:
+            fresh = after_prompt(model, ids, answer=0, fresh=True).logits
+            after = after_prompt(model, ids, answer=0)
+            assert (after.logits == fresh).all() and after.cached in (0, expected)
+
+
+def test_conversations(tmp_path: Path, model: Model) -> None:
+    path = tmp_path / "conversation"
+    talk = model.conversation()
+    for question in (TEXT, "What is the capital of Spain?"):
+        list(talk.send(question, max_new_tokens=6))
+    model.save_conversation(path, talk)
+    expected = [chunk.text for chunk in talk.send("And of Peru?", max_new_tokens=6)]
+    with stem_edge.load(DEMO) as later:
+        loaded = later.load_conversation(path)
+        assert loaded.messages == talk.messages[:4]
+        assert [chunk.text for chunk in loaded.send("And of Peru?", max_new_tokens=6)] == expected
+        assert later.stats.cached_tokens > 128
+    with stem_edge.load(DEMO, threads=1, keep_prefixes=False) as other:
+        loaded = other.load_conversation(path)
+        assert [chunk.text for chunk in loaded.send("And of Peru?", max_new_tokens=6)] == expected
+        assert not other.stats.cached_tokens
+
+
+def test_what_is_no_conversation_is_refused(tmp_path: Path, model: Model) -> None:
+    path = tmp_path / "conversation"
+    with pytest.raises(InputError, match="cannot read"):
+        model.load_conversation(path)
+    path.write_bytes(b"{}")
+    with pytest.raises(InputError, match="not a conversation"):
+        model.load_conversation(path)
+    write_prefix(path, Saved("", [], []), [])
+    with pytest.raises(InputError, match="no messages"):
+        model.load_conversation(path)
+    talk = model.conversation([{"role": "user", "content": TEXT}])
+    model.save_conversation(path, talk)
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="damaged"):
+        model.load_conversation(path)
+    with pytest.raises(InputError, match="cannot write"):
+        model.save_conversation(tmp_path / "none" / "conversation", talk)
+
+
+def test_a_prompt_cache_needs_prefixes() -> None:
+    with pytest.raises(InputError, match="keep_prefixes"):
+        stem_edge.load(DEMO, prompt_cache=True, keep_prefixes=False)
