@@ -43,8 +43,14 @@ from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.job.table_plan import ExportTables, TablePlan, plan_tables
 from stem_edge.export.job.trained_grid import keep_trained_grid
 from stem_edge.export.quality_check import accept
-from stem_edge.export.quantization.calibration import observe, probe_ids, read_token_ids
+from stem_edge.export.quantization.calibration import (
+    observe,
+    probe_ids,
+    read_token_ids,
+    sequences,
+)
 from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
 from stem_edge.export.tables import TableWriter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.ggml.check import checked_ggml
@@ -215,7 +221,7 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     bar.advance(journal.progress)
     bar.describe("computing with the checkpoint")
     ids = probe_ids(job.text_ids, job.converted, job.source.config.max_context)
-    expected, peaks = observe(job.source, ids)
+    expected, peaks = observe(job.source, ids, _texts_of_peaks(job))
     bar.describe("exporting")
     for name, write in _steps(job, peaks, journal, bar.describe):
         journal.run(name, write, bar.advance)
@@ -223,6 +229,14 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     manifest = accept(job, journal, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
     journal.close()
+
+
+def _texts_of_peaks(job: Job) -> list[list[int]]:
+    """Return the sequences that peaks of keys and values are taken from, beside the probe."""
+    if job.options.runs_on == "ggml" or not len(job.text_ids):
+        return []
+    tokens = min(TEXT_TOKENS, job.options.text_tokens)
+    return sequences(job.text_ids, tokens, job.source.config.max_context)
 
 
 def _steps(

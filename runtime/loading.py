@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Unpack
 import numpy as np
 
 from stem_edge.bundle.manifest import TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.runtime.backends.engines import (
     ENGINES,
     EngineLoader,
@@ -70,6 +71,9 @@ def load(
         many as `memory` leaves room for.
     resident: read all tables into memory first.
     overlap: read rows ahead in a thread; without it, the same tokens take longer.
+    kv: type of keys and values in the KV cache: "fp32", "fp16", "int8" or "int4". Default: "auto",
+        fp32 on onnxruntime and fp16 on ggml (fp32 with f32 weights), or int8 if nothing else fits
+        into memory; Model.plan.kv names it. On an accelerator, they have the type of the activations.
     prefill_graph (onnxruntime): process prompts with the bundle's int8 graph. Default: if a trial
         finds it as exact here as the bundle says, and preparing did not find it slower.
     prepare (onnxruntime): rearrange a large backbone for this processor at the first load, and keep
@@ -103,19 +107,40 @@ def load(
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
-    context, candidates = options.context(bundle), loaders(bundle, chosen, options)
-    verdict = None
+    context, verdict = options.context(bundle), None
     if options.trial:  # first, so that no native code of this process sees an untried bundle
         backbone = ENGINES[chosen].backbone
         verdict = try_first(bundle, backbone, options.cache_dir, options.progress)
+    text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
+    candidates = _candidates(bundle, chosen, context, options)
 
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
-        text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
         plan = _plan(bundle, chosen, loader.needs(context), options)
         return _assemble(bundle, loader, plan, text, options)
 
     return first_that_runs(bundle, candidates, assemble)
+
+
+def _candidates(
+    bundle: Bundle, engine: str, context: int, options: LoadOptions
+) -> Sequence[EngineLoader]:
+    """Return the engine's loaders for keys and values of the type asked for.
+
+    "auto" is the engine's usual type, unless only int8 fits into memory.
+    """
+    usual = loaders(bundle, engine, options)
+    if options.kv != "auto":
+        return usual
+    try:
+        _plan(bundle, engine, usual[0].needs(context), options)
+    except MemoryPlanError:
+        with suppress(InputError, MemoryPlanError):
+            small = dataclasses.replace(options, kv="int8")
+            fitting = loaders(bundle, engine, small)
+            _plan(bundle, engine, fitting[0].needs(context), small)
+            return fitting
+    return usual
 
 
 def _plan(bundle: Bundle, engine: str, needs: Needs, options: LoadOptions) -> MemoryPlan:
@@ -181,7 +206,8 @@ def memory_plan(
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    needs = loaders(bundle, chosen, options)[0].needs(options.context(bundle))
+    context = options.context(bundle)
+    needs = _candidates(bundle, chosen, context, options)[0].needs(context)
     return _plan(bundle, chosen, needs, options)
 
 

@@ -23,6 +23,7 @@ from stem_edge.graph.weight_plan import (
     Columns,
     Floats,
     Item,
+    Peaks,
     Piece,
     Vector,
     WeightPlan,
@@ -64,7 +65,8 @@ class PaddedTensors(Mapping[str, Matrix]):
 class WeightFile:
     """Weight file being written. Matrices in blocks need a quantizer.
 
-    peaks: consumer of the prefill graph -> greatest magnitudes of its input [K].
+    peaks: consumer of the prefill graph -> greatest magnitudes of its input [K]; and those of keys
+        and values, by the names of their tensors.
     """
 
     def __init__(
@@ -93,6 +95,8 @@ class WeightFile:
         match item:
             case Vector():
                 self._put(item.tensor, [self._vector(item)])
+            case Peaks():
+                self._put(item.tensor, [self._peaks[item.tensor.name]])
             case Balance():
                 self._put(item.tensor, [1 / self._balance(item.consumer)])
             case Floats():

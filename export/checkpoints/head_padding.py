@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph.names import head_width
+from stem_edge.layers import Layer
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, Matrix, whole
 
@@ -21,6 +22,24 @@ def pad_heads(
     extra = head_width(layer) - layer.head_dim
     if not extra:
         return tensors
+    parts, padded = _parts(config, layer), dict(tensors)
+    for name in parts.keys() & tensors.keys():
+        grown = _padded(layer, parts[name], whole(tensors[name]))
+        if name.endswith("_norm"):  # scaled, since the mean of squares is over the padded width
+            grown *= np.sqrt(np.float32(layer.head_dim / head_width(layer)))
+        padded[name] = ArrayMatrix(grown)
+    padded["wo"] = ArrayMatrix(_pad(whole(tensors["wo"]).T, config.n_heads, extra).T)
+    return padded
+
+
+def pad_vector(config: ModelConfig, number: int, matrix: str, vector: F32) -> F32:
+    """Pad a value for each row of a matrix, "wq", "wk" or "wv", likewise."""
+    layer = config.layer(number)
+    return _padded(layer, _parts(config, layer)[matrix], vector)
+
+
+def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
+    """Map tensors to the number of parts that are padded at their ends."""
     # RoPE pairs values; where a pair has one of each half, both halves must be padded.
     halves = 1 if config.rope_interleaved else 2
     parts = {
@@ -30,16 +49,13 @@ def pad_heads(
         "q_norm": halves,
         "k_norm": halves,
     }
-    parts |= {f"{name}.bias": parts[name] for name in ("wq", "wk", "wv")}
-    padded = dict(tensors)
-    for name in parts.keys() & tensors.keys():
-        heads = layer.n_kv_heads if name.startswith("wv") else parts[name] // halves
-        grown = _pad(whole(tensors[name]), parts[name], extra * heads // parts[name])
-        if name.endswith("_norm"):  # scaled, since the mean of squares is over the padded width
-            grown *= np.sqrt(np.float32(layer.head_dim / head_width(layer)))
-        padded[name] = ArrayMatrix(grown)
-    padded["wo"] = ArrayMatrix(_pad(whole(tensors["wo"]).T, config.n_heads, extra).T)
-    return padded
+    return parts | {f"{name}.bias": parts[name] for name in ("wq", "wk", "wv")}
+
+
+def _padded(layer: Layer, parts: int, rows: F32) -> F32:
+    """Pad rows of heads [heads * head_dim, ...], in which so many parts end with padding."""
+    extra = (head_width(layer) - layer.head_dim) * (len(rows) // layer.head_dim)
+    return _pad(rows, parts, extra // parts)
 
 
 def _pad(array: F32, parts: int, extra: int) -> F32:

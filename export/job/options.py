@@ -184,7 +184,9 @@ class ExportOptions:
             _check(f"bits of {kind}", bits, TYPES)
         usual = {kind: usual_type(kind, weights, head) for kind in MATRIX_KINDS}
         kinds = {k: TYPES[bits] for k, bits in given.items() if TYPES[bits] != usual[k]}
-        return BackboneFormat(weights=weights, head=head, block_size=block_size, kinds=kinds)
+        return BackboneFormat(
+            weights=weights, head=head, block_size=block_size, kinds=kinds, kv_peaks=True
+        )
 
     def _quantized(self, format: BackboneFormat) -> BackboneFormat:
         """Return the format with the choice of a quantizer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -13,10 +14,11 @@ from tokenizers import Tokenizer
 from stem_edge.bundle.prefill_check import PROBE_TOKENS
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.quantization.kv_peaks import KvPeaks
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.numerics.reference import forward
+from stem_edge.numerics.reference import head_forward
 
 # Used when the user gives no text; prose, a name, a number and code, so that inputs are varied.
 PROBE_TEXT = """\
@@ -98,15 +100,22 @@ def sequences(text_ids: I64, tokens: int, max_context: int) -> list[list[int]]:
     return [text_ids[start : start + length].tolist() for start in starts]
 
 
-def observe(checkpoint: Checkpoint, token_ids: list[int]) -> tuple[F32, dict[str, F32]]:
-    """Compute the checkpoint's logits [T, V], and of each input of matrices the greatest magnitude
-    of every channel [K], by its name in stem_edge.numerics.reference.Observer."""
-    peaks: dict[str, F32] = {}
+def observe(
+    checkpoint: Checkpoint, token_ids: list[int], texts: Iterable[list[int]] = ()
+) -> tuple[F32, dict[str, F32]]:
+    """Compute the checkpoint's logits [T, V], and peaks, the greatest magnitude of every channel.
+
+    Peaks are of each input of matrices [K], by its name in stem_edge.numerics.reference.Observer,
+    and of keys and values, as kv_peaks.py says; those of keys and values also over the texts.
+    """
+    peaks, config = dict[str, F32](), checkpoint.config
 
     def see(name: str, x: F32) -> None:
         peaks[name] = np.abs(x).max(axis=0)
 
-    logits = forward(
-        checkpoint.config, checkpoint.backbone, checkpoint.rows, token_ids, observe=see
-    )
-    return logits, peaks
+    kv = KvPeaks(checkpoint)
+    x = kv.run(token_ids, config.n_layers, see)
+    logits = head_forward(config, checkpoint.backbone, x, see)
+    for text in texts:
+        kv.run(text, config.own_kv_layers)
+    return logits, peaks | kv.padded()

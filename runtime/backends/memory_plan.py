@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP_TOKENS, Variant
 from stem_edge.runtime.backends.interface import LEAST_CHUNK
 from stem_edge.tables.shards import CRC_NBYTES
@@ -96,6 +97,7 @@ class DevicePlan:
     kv_cache: int
     activations: int
     row_cache: int
+    kv: KvType = "fp32"  # type of keys and values
 
     @property
     def total(self) -> int:
@@ -106,7 +108,7 @@ class DevicePlan:
         """Name and bytes of each part."""
         return [
             ("weights", self.weights),
-            (f"KV cache of {self.context_length} tokens", self.kv_cache),
+            (f"{self.kv} KV cache of {self.context_length} tokens", self.kv_cache),
             (f"activations of {self.chunk_tokens} tokens", self.activations),
             (f"row cache of {self.slots} slots", self.row_cache),
         ]
@@ -132,6 +134,7 @@ class MemoryPlan:
     variant: Variant | None = None
     device: DevicePlan | None = None
     prefill_refused: str = ""
+    kv: KvType = "fp32"  # type of keys and values
 
     @property
     def total(self) -> int:
@@ -143,7 +146,7 @@ class MemoryPlan:
         parts = [
             ("this process before loading", self.process),
             ("weights", self.weights),
-            (f"KV cache of {self.context_length} tokens", self.kv_cache),
+            (f"{self.kv} KV cache of {self.context_length} tokens", self.kv_cache),
             (f"activations of {self.chunk_tokens} tokens", self.activations),
             ("reads", self.reads),
         ]
@@ -257,6 +260,7 @@ class Planner:
             variant=needs.variant,
             device=self._on_device(chunk, slots),
             prefill_refused=needs.prefill_refused,
+            kv=needs.footprint.kv,
         )
 
     def _logit_tokens(self, chunk: int) -> int:
@@ -299,6 +303,7 @@ class Planner:
             kv_cache=part.kv_cache,
             activations=part.fixed + chunk * part.chunk_token,
             row_cache=slots * part.slot,
+            kv=self.needs.footprint.kv,
         )
 
     @property

@@ -9,6 +9,7 @@ from typing import TypeAlias, TypedDict
 
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError
+from stem_edge.graph.kv import KV_CHOICES, KvChoice
 from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
 from stem_edge.runtime.rows.store import READ_MODES, ReadMode
 from stem_edge.system.memory import usable_cpus
@@ -42,6 +43,7 @@ class MoreKeywords(_DeviceLimits, total=False):
     slots: int | None
     resident: bool
     overlap: bool
+    kv: KvChoice
     prefill_graph: bool | None
     prepare: bool
     repack: bool
@@ -83,6 +85,7 @@ class LoadOptions:
     host_slots: int | None = None
     resident: bool = False
     overlap: bool = True
+    kv: KvChoice = "auto"
     prefill_graph: bool | None = None
     prepare: bool = True
     repack: bool = False
@@ -99,6 +102,8 @@ class LoadOptions:
             raise InputError(f"host_slots is {self.host_slots}; expected 0 or more")
         if self.reads not in READ_MODES:
             raise InputError(f"reads is {self.reads!r}; expected one of {', '.join(READ_MODES)}")
+        if self.kv not in KV_CHOICES:
+            raise InputError(f"kv is {self.kv!r}; expected one of {', '.join(KV_CHOICES)}")
         if self.resident and self.slots is not None:
             raise InputError(
                 f"slots is {self.slots}, but resident keeps the rows of every token; leave out one "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.config import ModelConfig
+from stem_edge.errors import InputError
 from stem_edge.ggml import gguf_schema
-from stem_edge.ggml import types as ggml_types
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import (
     MATRIX_KINDS,
@@ -20,8 +19,9 @@ from stem_edge.graph.formats import (
     MatrixKind,
     WeightType,
 )
+from stem_edge.graph.kv import CACHES, QUANTIZED, KvChoice, KvType
 from stem_edge.graph.layer import kind_of
-from stem_edge.graph.names import head_width, kv_capacity
+from stem_edge.graph.names import kv_capacity
 from stem_edge.layers import Layer
 from stem_edge.numerics.quantize import fitting_block
 from stem_edge.tables.rows import RecordLayout
@@ -45,9 +45,9 @@ class Footprint:
     step_nbytes: int  # weights that a decode step reads
     prefill_nbytes: int  # weights of the prefill graph; 0 without one
     repacked_nbytes: int  # weights that the engine may repack in memory, if told to
-    kv_token_nbytes: int  # keys and values of one token
-    kv_window_nbytes: int  # of that, in layers that keep only what their window needs
     slot_nbytes: int  # a slot of the row cache, with its bookkeeping
+    kv: KvType  # type of keys and values
+    windows: bool = True  # whether layers with a window keep only what that needs
 
     @property
     def tables(self) -> RecordLayout | None:
@@ -66,17 +66,63 @@ class Footprint:
 
     def kv_nbytes(self, tokens: int) -> int:
         """Bytes of the KV cache of so many tokens."""
-        dropped = tokens - kv_capacity(self.model.sliding_window, tokens)
-        return self.kv_token_nbytes * tokens - self.kv_window_nbytes * dropped
+        own = self.model.layers[: self.model.own_kv_layers]
+        return sum(self._kv_layer_nbytes(layer) * self._kept(layer, tokens) for layer in own)
+
+    def kv_read_nbytes(self, tokens: int) -> int:
+        """Bytes of keys and values that a decode step reads in a context of so many tokens.
+
+        A layer that borrows them reads them once more.
+        """
+        layers = self.model.layers
+        return sum(
+            self._kv_layer_nbytes(layer) * min(tokens, layer.window or tokens) for layer in layers
+        )
 
     def kv_rows(self, tokens: int) -> int:
         """Tokens in the KV cache of the layer that keeps most."""
-        all_windows = self.kv_window_nbytes == self.kv_token_nbytes
-        return kv_capacity(self.model.sliding_window, tokens) if all_windows else tokens
+        return max(self._kept(layer, tokens) for layer in self.model.layers)
 
     def without_windows(self) -> Footprint:
         """Footprint of an engine whose KV cache keeps all tokens in every layer."""
-        return replace(self, kv_window_nbytes=0)
+        return replace(self, windows=False)
+
+    def with_kv(self, kv: KvChoice) -> Footprint:
+        """Footprint with keys and values of this type, in place of the usual one.
+
+        Raises InputError for a type that the backbone cannot have.
+        """
+        if kv == "auto" or kv == self.kv:
+            return self
+        if reason := kv_obstacle(self.model, self.backbone, kv):
+            raise InputError(f"kv is {kv!r}: {reason}")
+        return replace(self, kv=kv)
+
+    def _kept(self, layer: Layer, tokens: int) -> int:
+        return kv_capacity(layer.window if self.windows else 0, tokens)
+
+    def _kv_layer_nbytes(self, layer: Layer) -> int:
+        """Bytes of a token's keys and values in a layer."""
+        if self.engine == "onnxruntime":
+            return CACHES[self.kv].nbytes(layer)
+        row = gguf_schema.KV_TENSORS[self.kv].row_nbytes(layer.head_dim)
+        return 2 * layer.n_kv_heads * row
+
+
+def kv_obstacle(model: ModelConfig, backbone: BackboneFormat | GgufFormat, kv: KvType) -> str:
+    """Return why a backbone cannot have keys and values of a type, and what to do; "" if it can."""
+    if kv not in QUANTIZED:
+        return ""
+    if isinstance(backbone, BackboneFormat):
+        without = (
+            "this bundle was exported before scales of keys and values were stored; export it again, "
+            "or take fp16"
+        )
+        return "" if backbone.kv_peaks else without
+    block = gguf_schema.KV_TENSORS[kv].block
+    wrong = [layer.head_dim for layer in model.layers if layer.head_dim % block]
+    narrow = f"ggml needs heads of a multiple of {block} values, and these have"
+    return f"{narrow} {wrong[0]}; take fp16, or onnxruntime" if wrong else ""
 
 
 def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footprint:
@@ -122,9 +168,8 @@ def _onnx_footprint(
         step_nbytes=step,
         prefill_nbytes=prefill,
         repacked_nbytes=0,
-        kv_token_nbytes=FLOAT * _kv_token_values(model, head_width),
-        kv_window_nbytes=FLOAT * _kv_token_values(model, head_width, windows=True),
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
+        kv="fp32",
     )
 
 
@@ -132,7 +177,6 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
     """Footprint of a bundle on ggml, not counting the header of the GGUF file."""
     sizes = gguf_schema.backbone_nbytes(model, gguf.weights)
     head = sizes["embedding" if model.tied_head else "head"]
-    kv = FLOAT if gguf_schema.kv_type(gguf.weights) == ggml_types.F32 else HALF
     slot = gguf_schema.slot_nbytes(tables.tables) if tables else 0
     total = sum(sizes.values())
     return Footprint(
@@ -146,21 +190,9 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
         step_nbytes=total - (0 if model.tied_head else sizes["embedding"]),
         prefill_nbytes=0,
         repacked_nbytes=sum(gguf_schema.repacked_nbytes(model, gguf.weights).values()),
-        kv_token_nbytes=kv * _kv_token_values(model, lambda layer: layer.head_dim),
-        kv_window_nbytes=kv * _kv_token_values(model, lambda layer: layer.head_dim, windows=True),
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
+        kv=gguf_schema.usual_kv(gguf.weights),
     )
-
-
-def _kv_token_values(
-    model: ModelConfig, width: Callable[[Layer], int], *, windows: bool = False
-) -> int:
-    """Values of a token in the KV cache: those of layers that compute their own K and V.
-
-    windows: count only layers with a window.
-    """
-    layers = model.layers[: model.own_kv_layers]
-    return sum(2 * one.n_kv_heads * width(one) for one in layers if one.window or not windows)
 
 
 def array_slot_nbytes(layout: RecordLayout) -> int:

@@ -9,6 +9,7 @@ from typing import cast
 
 from stem_edge.commands.arguments import engine_name
 from stem_edge.errors import InputError
+from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.options import DeviceKeywords, LoadKeywords
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
@@ -23,6 +24,7 @@ def add_loading(group: argparse._ActionsContainer) -> None:
     context = "most tokens of prompt and answer together (default: the model's, up to 4096)"
     group.add_argument("--context-length", type=int, metavar="N", help=context)
     add_engine(group)
+    add_kv(group)
     add_providers(group)
     _add_rows(group)
     _add_prepared(group)
@@ -48,6 +50,17 @@ def add_engine(group: argparse._ActionsContainer) -> None:
         "--repack",
         action="store_true",
         help="on ggml: copy 4-bit matrices into RAM in this processor's order, for speed",
+    )
+
+
+def add_kv(group: argparse._ActionsContainer) -> None:
+    """Declare the type of keys and values."""
+    group.add_argument(
+        "--kv",
+        choices=KV_CHOICES,
+        default="auto",
+        help="type of keys and values in the KV cache (default: auto, the engine's usual one, or int8 "
+        "if nothing else fits into memory)",
     )
 
 

@@ -53,7 +53,7 @@ X86 = {
 USUAL = ("avx", "avx2", "fma", "f16c", "bmi2")
 ARM = "GGML_CPU_ARM_ARCH"
 
-FORMAT = 2
+FORMAT = 3
 FOLDER = "ggml"
 MAX_NBYTES = 1 << 16
 TRIAL = "stem_edge.runtime.backends.ggml.library_trial"

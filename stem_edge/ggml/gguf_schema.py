@@ -42,6 +42,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.ggml import types
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import PLE_KINDS, GgufType
+from stem_edge.graph.kv import KvType
 from stem_edge.tables.rows import RecordLayout
 
 ARCHITECTURE = "stem"
@@ -90,6 +91,14 @@ BASE: dict[GgufType, tuple[TensorType, TensorType]] = {
 }
 # Fallbacks of llama.cpp for rows whose width is not a multiple of 256.
 NARROW = {types.Q4_K: types.Q5_0, types.Q5_K: types.Q5_1, types.Q6_K: types.Q8_0}
+
+
+KV_TENSORS: dict[KvType, TensorType] = {
+    "fp32": types.F32,
+    "fp16": types.F16,
+    "int8": types.Q8_0,
+    "int4": types.Q4_0,
+}
 
 
 def gguf_name(name: str) -> str:
@@ -189,9 +198,9 @@ def _by_layer(sizes: Iterable[int]) -> int | tuple[int, ...]:
     return each[0] if len(set(each)) == 1 else each
 
 
-def kv_type(weights: GgufType) -> TensorType:
-    """Return the type of the KV cache: float32 only if the weights are."""
-    return types.F32 if weights == "f32" else types.F16
+def usual_kv(weights: GgufType) -> KvType:
+    """Return the type of the KV cache if none is asked for: float32 only if the weights are."""
+    return "fp32" if weights == "f32" else "fp16"
 
 
 def slot_type(layout: RecordLayout) -> TensorType:

@@ -9,9 +9,11 @@ import numpy as np
 
 from stem_edge.graph import names as io
 from stem_edge.graph.ir import CONTRIB
+from stem_edge.graph.kv import KEYS, QUANTIZED, VALUES
 from stem_edge.graph.layer import NORM, LayerGraph
 
 QKV = ("wq", "wk", "wv")
+K_SCALE = 12  # place of the first input that only quantized caches have
 
 
 def attention(layer: LayerGraph, x: str) -> str:
@@ -20,17 +22,24 @@ def attention(layer: LayerGraph, x: str) -> str:
     # Keys of a window do not begin at position 0, so the rotation must be told the positions.
     positions = [layer.positions] if layer.positions and own.window else []
     prefix = io.WINDOW if positions else ""
-    shape: list[int | str] = [1, own.n_kv_heads, prefix + "capacity", io.head_width(own)]
+    cache, scaled = layer.kv.cache, layer.kv.type in QUANTIZED
+    shape: list[int | str] = [1, own.n_kv_heads, prefix + "capacity", cache.width(own)]
     caches = [name + str(own.kv_layer) for name in (io.KEYS, io.VALUES)]
-    updated = [io.NEW + cache for cache in caches] if own.kv_layer == layer.number else []
-    for cache in caches:
-        graph.input(cache, np.float32, shape)
-    for cache in updated:
-        graph.output(cache, np.float32, shape)
+    updated = [f"{io.NEW}{name}{layer.number}" for name in (io.KEYS, io.VALUES)]
+    if own.kv_layer != layer.number and not scaled:
+        updated = []  # kernels of quantized caches demand outputs even where nothing is new
+    for name in caches:
+        graph.input(name, cache.dtype, shape)
+    for name in updated:
+        graph.output(name, cache.dtype, shape)
     lengths = [prefix + name for name in (io.SEQLENS_K, io.TOTAL_LENGTH)]
+    inputs = [*_projected(layer, x), *caches, *lengths, *io.rope_names(config, own), *positions]
+    if scaled:
+        inputs += [""] * (K_SCALE - len(inputs))
+        inputs += [layer.kv.scales(graph, own.kv_layer, what) for what in (KEYS, VALUES)]
     mixed = graph.node(
         "GroupQueryAttention",
-        [*_projected(layer, x), *caches, *lengths, *io.rope_names(config, own), *positions],
+        inputs,
         [at + "attended", *updated],
         CONTRIB,
         num_heads=config.n_heads,
@@ -40,8 +49,15 @@ def attention(layer: LayerGraph, x: str) -> str:
         # Its default would be that of the padded width, which must not change the scores.
         scale=config.attention_scale or own.head_dim**-0.5,
         **({"local_window_size": own.window} if own.window else {}),
+        **(quantized(cache.bits) if scaled else {}),
     )
     return layer.product("wo", "wo", mixed, ("wo",))
+
+
+def quantized(bits: int) -> dict[str, str | int]:
+    """Return the attributes of a quantized cache."""
+    types = {f"{what}_quant_type": "PER_CHANNEL" for what in "kv"}
+    return {**types, "kv_cache_bit_width": bits}
 
 
 def _projected(layer: LayerGraph, x: str) -> list[str]:

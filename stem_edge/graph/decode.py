@@ -23,6 +23,7 @@ from stem_edge.graph.attention import attention
 from stem_edge.graph.ffn import ffn
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
+from stem_edge.graph.kv import KvFormat, KvType, place_peaks
 from stem_edge.graph.layer import NORM, LayerGraph, norm, plain_norm
 from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts, vector
 from stem_edge.graph.ple import contexts, ple
@@ -47,12 +48,14 @@ def decoding(
     format: BackboneFormat,
     *,
     positions: str = io.POSITIONS,
+    kv: KvType = "fp32",
 ) -> Built:
     """Build the graphs that decode. Raises GraphError.
 
     positions: empty for layers with a window that keep the whole context nevertheless.
     """
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
+    cache = place_peaks(plan, config, format, kv)
     for name in io.decode_graphs(config):
         graph = graphs[name] = Graph()
         products = DecodeProducts(graph, plan, format)
@@ -63,10 +66,10 @@ def decoding(
         if name == io.HEAD:
             _head(products, config, _wanted(graph, io.HIDDEN), "n")
         elif name == io.REST:
-            _rest(products, config, layout, positions)
+            _rest(products, config, layout, positions, cache)
         else:
             layers, start = io.layer_graphs(config)[name], Start(positions=positions)
-            _declare_output(graph, config, _layers(products, config, layout, layers, start))
+            _declare_output(graph, config, _layers(products, config, layout, cache, layers, start))
     return Built(graphs, plan)
 
 
@@ -77,14 +80,15 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
     width], and ONNX's default domain has none of the operators that onnxruntime alone adds to it.
     Experts are inputs in slots, as at runtime.
     """
-    graph = Graph()
-    products = DecodeProducts(graph, WeightPlan(BACKBONE_DATA), format)
+    graph, plan = Graph(), WeightPlan(BACKBONE_DATA)
+    cache = place_peaks(plan, config, format)
+    products = DecodeProducts(graph, plan, format)
     _embedding(products, config, io.HIDDEN)
     start = Start(positions="")
-    x = _layers(products, config, layout, range(config.own_kv_layers), start)
+    x = _layers(products, config, layout, cache, range(config.own_kv_layers), start)
     if rest := io.layer_graphs(config).get(io.REST):
         start = start._replace(hidden=x)
-        x = _layers(products, config, layout, rest, start, f"{io.REST}.{io.HIDDEN}")
+        x = _layers(products, config, layout, cache, rest, start, f"{io.REST}.{io.HIDDEN}")
     _head(products, config, x, "T")
     _separate(graph, layout)
     used = {name for node in graph.nodes for name in node.inputs}
@@ -115,13 +119,22 @@ def _separate(graph: Graph, layout: RecordLayout | None) -> None:
             other |= {name.removeprefix(io.NEW): name for name in caches}
 
 
-def prompts(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Built:
+def prompts(
+    config: ModelConfig,
+    layout: RecordLayout | None,
+    format: BackboneFormat,
+    *,
+    kv: KvType = "fp32",
+) -> Built:
     """Build the graph for prompts, of the layers before `rest`, over a weight file of its own."""
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
     graph.input(io.HIDDEN, np.float32, [1, "T", config.hidden_width])
     products = PromptProducts(graph, plan, format)
-    layers = range(config.own_kv_layers)
-    _declare_output(graph, config, _layers(products, config, layout, layers, Start()))
+    layers, cache = (
+        range(config.own_kv_layers),
+        place_peaks(WeightPlan(BACKBONE_DATA), config, format, kv),
+    )
+    _declare_output(graph, config, _layers(products, config, layout, cache, layers, Start()))
     return Built({io.PREFILL: graph}, plan)
 
 
@@ -174,7 +187,11 @@ def _wanted(graph: Graph, x: str) -> str:
 
 
 def _rest(
-    products: Products, config: ModelConfig, layout: RecordLayout | None, positions: str
+    products: Products,
+    config: ModelConfig,
+    layout: RecordLayout | None,
+    positions: str,
+    cache: KvFormat,
 ) -> None:
     """Emit the layers that borrow K and V: hidden [1, T, hidden_width] -> new_hidden [1, n, ...]."""
     graph, layers = products.graph, io.layer_graphs(config)[io.REST]
@@ -186,7 +203,7 @@ def _rest(
         graph.input(io.SLOT_IDS, np.int64, [1, "T"])
         embedded, slot_ids = _wanted(graph, io.EMBEDDED), _wanted(graph, io.SLOT_IDS)
         start = start._replace(embedded=embedded, slot_ids=slot_ids)
-    _declare_output(graph, config, _layers(products, config, layout, layers, start), "n")
+    _declare_output(graph, config, _layers(products, config, layout, cache, layers, start), "n")
 
 
 class Start(NamedTuple):
@@ -202,12 +219,13 @@ def _layers(
     products: Products,
     config: ModelConfig,
     layout: RecordLayout | None,
+    cache: KvFormat,
     layers: range,
     start: Start,
     result: str = io.NEW + io.HIDDEN,
 ) -> str:
     """Emit start.hidden [1, T, hidden_width] -> result, of the same shape."""
-    graph, context = products.graph, dict[int, str]()
+    graph, context, inputs = products.graph, dict[int, str](), (start.slot_ids, start.positions)
     _declare_layers(graph, config, layout, layers, start.positions)
     if config.ple_width:
         embedded = start.embedded
@@ -218,12 +236,12 @@ def _layers(
         sizes = [0, 0, config.streams, config.dim]
         streams = graph.reshape(start.hidden, sizes, f"layers.{layers[0]}.streams")
         for number in layers:
-            layer = LayerGraph(config, layout, products, number, start.slot_ids, start.positions)
+            layer = LayerGraph(config, layout, products, number, cache, *inputs)
             streams = _around(layer, streams, context.get(number, ""))
         return graph.reshape(streams, [0, 0, config.hidden_width], result)
     residual, delta = start.hidden, ""
     for number in layers:
-        layer = LayerGraph(config, layout, products, number, start.slot_ids, start.positions)
+        layer = LayerGraph(config, layout, products, number, cache, *inputs)
         residual, delta = _layer(layer, residual, delta)
         if number in context:
             residual = graph.add("Add", [residual, delta], layer.at + "ffn.sum")

@@ -47,6 +47,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     # Products for prompts whose input channels are balanced although no norm precedes them, so that
     # the balance needs a multiplication of its own.
     balanced: tuple[str, ...] = ()
+    kv_peaks: bool = False  # whether there are peaks of keys and values (stem_edge.graph.kv)
 
     def type_of(self, kind: MatrixKind) -> WeightType:
         """Return the type of the matrices of a kind."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
+from stem_edge.graph.kv import KvFormat
 from stem_edge.graph.linear import Products, matrix, vector
 from stem_edge.graph.names import SLOT_IDS, head_width
 from stem_edge.layers import FFN_TERMS, Layer
@@ -32,11 +33,13 @@ class LayerGraph:
         layout: RecordLayout | None,
         products: Products,
         number: int,
+        kv: KvFormat,
         slot_ids: str = SLOT_IDS,
         positions: str = "",
     ) -> None:
         self.config, self.layout, self.number = config, layout, number
         self.slot_ids = slot_ids  # [1, T], where the tokens' rows are
+        self.kv = kv
         self.positions = positions  # [1, T]; empty if the KV cache holds the whole context
         self.graph: Graph = products.graph
         self.at = f"layers.{number}."  # prefix of every name in this layer

@@ -32,6 +32,13 @@ class Vector:
 
 
 @dataclass(frozen=True)
+class Peaks:
+    """Greatest magnitude of each channel of a layer's keys or values, as stem_edge.graph.kv says."""
+
+    tensor: Tensor  # float32 [1, kv heads, 1, width], named layers.<l>.keys.peaks or .values.peaks
+
+
+@dataclass(frozen=True)
 class Balance:
     """Reciprocals of the balance of a consumer's input channels, float32 [K]."""
 
@@ -81,7 +88,7 @@ class Columns:
     scales: Tensor
 
 
-Item: TypeAlias = Vector | Balance | Floats | Blocks | Columns
+Item: TypeAlias = Vector | Peaks | Balance | Floats | Blocks | Columns
 
 
 @dataclass

@@ -54,7 +54,7 @@ OPERATORS_PER_LAYER, OPERATORS_AROUND = 96, 64
 class GgmlModel:
     """A loaded backbone.gguf and the slots that its rows are read from.
 
-    kv_type: F16 or F32, of keys and values. Raises BackendError.
+    kv_type: of keys and values, one of gguf_schema.KV_TENSORS. Raises BackendError.
     """
 
     def __init__(

@@ -23,10 +23,11 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import types
 from stem_edge.ggml.check import DIFFERS, REFUSED, Told
-from stem_edge.ggml.gguf_schema import BASE, kv_type
+from stem_edge.ggml.gguf_schema import BASE, KV_TENSORS, usual_kv
 from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import GgufType
+from stem_edge.graph.kv import KvType
 from stem_edge.layers import LayerKind, Llama3Rope, ProportionalRope
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import ArrayMatrix, IndexedMatrix, forward
@@ -58,6 +59,7 @@ LOST = {
 # 16 bits, with a margin of three. A wrong kernel is far beyond it.
 LOGITS: dict[GgufType, float] = {"f32": 0.001, "f16": 0.02}
 LOGITS_OF_CODES = 0.15
+LOGITS_OF_INT4_KV = 0.6  # with a margin of two
 
 WIDE = ModelConfig(
     vocab_size=64,
@@ -120,6 +122,7 @@ class Case(NamedTuple):
     weights: GgufType
     row_type: RowType
     repack: bool = False
+    kv: KvType | None = None  # of keys and values; None: that of these weights
 
 
 def cases() -> Iterator[Case]:
@@ -132,6 +135,8 @@ def cases() -> Iterator[Case]:
         yield Case(f"a model with {row_type} experts", EXPERTS, "q8_0", row_type)
     for weights in ("f32", "q8_0"):
         yield Case(f"a model of several kinds with {weights} weights", KINDS, weights, "int8")
+    for kv in KV_TENSORS:
+        yield Case(f"a model with {kv} keys and values", WIDE, "q8_0", "int8", kv=kv)
     for weights in ("q4_0", "q4_k_m"):
         yield Case(f"a model with repacked {weights} weights", WIDE, weights, "int8", repack=True)
 
@@ -173,7 +178,8 @@ def check(ggml: Ggml, case: Case) -> None:
     slots.write(np.arange(layout.records), records)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         file = _write(Path(folder) / "weights", ggml, case, values)
-        model = GgmlModel(ggml, config, file, slots, 1, kv_type(case.weights), repack=case.repack)
+        kv = KV_TENSORS[case.kv or usual_kv(case.weights)]
+        model = GgmlModel(ggml, config, file, slots, 1, kv, repack=case.repack)
     stored = {name: _stored(model, name, given) for name, given in values.items()}
     for name, found in stored.items():
         compare(name, found, values[name], LOST[file.tensors[name].type])
@@ -189,6 +195,8 @@ def check_logits(
     rows: STEM layer -> its row in each record.
     """
     config, tolerance = case.config, LOGITS.get(case.weights, LOGITS_OF_CODES)
+    if case.kv == "int4":
+        tolerance = LOGITS_OF_INT4_KV
     ids = np.random.default_rng(1).integers(0, config.vocab_size, PROMPT + 1)
     record_of = np.arange(config.vocab_size, dtype=np.int32) % config.records
     tables = {layer: IndexedMatrix(ArrayMatrix(one), record_of) for layer, one in rows.items()}

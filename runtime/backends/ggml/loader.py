@@ -7,7 +7,7 @@ from stem_edge.bundle.manifest import GGUF, Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.gguf_schema import kv_type
+from stem_edge.ggml.gguf_schema import KV_TENSORS
 from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.graph.names import kv_capacity
 from stem_edge.runtime.backends.engines import check_absent
@@ -52,7 +52,8 @@ class GgmlLoader:
         self._ggml = checked_ggml(self._options.cache_dir)
 
     def needs(self, context: int) -> Needs:
-        footprint, options = footprint_of(self._bundle.manifest, "ggml"), self._options
+        options = self._options
+        footprint = footprint_of(self._bundle.manifest, "ggml").with_kv(options.kv)
         return ggml_needs(footprint, context, options.cpus, repack=options.repack)
 
     def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
@@ -73,7 +74,7 @@ class GgmlLoader:
             locate(self._bundle.file(GGUF), nbytes, manifest.model, weights),
             slots,
             options.cpus,
-            kv_type(weights),
+            KV_TENSORS[footprint_of(manifest, "ggml").with_kv(options.kv).kv],
             repack=options.repack,
         )
         return GgmlBackend(model)

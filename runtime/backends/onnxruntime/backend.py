@@ -20,6 +20,7 @@ import onnxruntime as ort
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
+from stem_edge.graph.kv import CACHES, KvType
 from stem_edge.graph.names import Variant
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
@@ -44,7 +45,8 @@ from_numpy = ort.OrtValue.ortvalue_from_numpy
 class OrtBackend:
     """Sessions by the names of their graphs: those for the CPU, or a variant of them.
 
-    memory: of the provider, for all but the weights. Raises BackendError, OutOfMemoryError.
+    memory: of the provider, for all but the weights. kv: type of keys and values in the graphs;
+    default: that of the activations. Raises BackendError, OutOfMemoryError.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class OrtBackend:
         providers: Sequence[Provider],
         memory: DeviceMemory | None = None,
         variant: Variant | None = None,
+        kv: KvType | None = None,
     ) -> None:
         if slots is not None and not isinstance(slots, (ArraySlots, DeviceSlots)):
             raise BackendError(
@@ -63,6 +66,7 @@ class OrtBackend:
             )
         self.config, self.slots, self.variant = config, slots, variant
         self.dtype = np.dtype(np.float16 if variant == "fp16" else np.float32)  # of activations
+        self.kv = CACHES[kv or ("fp16" if variant == "fp16" else "fp32")]
         self.memory = memory or DeviceMemory(CPU)
         self.on_cpu = all(provider.on_cpu for provider in providers)
         self.sessions: dict[str, ort.InferenceSession] = {}
@@ -98,7 +102,7 @@ class OrtContext:
 
     def __init__(self, backend: OrtBackend, length: int) -> None:
         self._memory, self._config, self.length = backend.memory, backend.config, length
-        self._dtype = backend.dtype
+        self._dtype, self._cache = backend.dtype, backend.kv
         self._windowed = backend.variant is None  # only the graphs for the CPU are
         self._kv: list[DeviceArray] = []
         self._graphs = {
@@ -177,12 +181,17 @@ class OrtContext:
         for number in range(config.own_kv_layers):
             layer = config.layer(number)
             rows = io.kv_capacity(layer.window, length) if self._windowed else length
-            shape = (1, layer.n_kv_heads, rows, io.head_width(layer))
-            for name in (f"{io.KEYS}{number}", f"{io.VALUES}{number}"):
-                array = self._memory.empty(shape, self._dtype, f"the KV cache of {length:,} tokens")
+            shape = (1, layer.n_kv_heads, rows, self._cache.width(layer))
+            for name in (io.KEYS, io.VALUES):
+                array = self._memory.empty(
+                    shape, np.dtype(self._cache.dtype), f"the KV cache of {length:,} tokens"
+                )
                 self._kv.append(array)
                 windows += [array.host] if rows < length else []
-                self._bind({name: array.value(), io.NEW + name: array.value()})
+                self._bind({f"{name}{number}": array.value()})
+                # Those that borrow it, too: kernels of quantized caches demand outputs of each.
+                users = [n for n in range(config.n_layers) if config.layer(n).kv_layer == number]
+                self._bind({f"{io.NEW}{name}{user}": array.value() for user in users})
         for name, table in padded_ropes(config, length).items():
             self._bind(
                 {name: self._memory.put(table.astype(self._dtype), "the RoPE tables").value()}

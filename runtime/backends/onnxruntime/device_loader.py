@@ -19,6 +19,7 @@ from stem_edge.bundle.manifest import Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import DeviceRows
+from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import ROWS, Variant
 from stem_edge.graph.variants import obstacle
 from stem_edge.numerics.quantize import F32, I32
@@ -76,6 +77,7 @@ class DeviceLoader:
     ) -> None:
         self._bundle, self._threads, self._providers = bundle, options.cpus, tuple(providers)
         self.variant, self.name = variant, f"{providers[0].name} {variant}"
+        self.kv: KvType = "fp16" if variant == "fp16" else "fp32"
         self.provider = providers[0]  # the others only take operators that it lacks
         self._limit, self._memory = options.device_nbytes, DeviceMemory(self.provider)
         self.step_tokens = ANY_NUMBER

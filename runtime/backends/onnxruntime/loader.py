@@ -40,7 +40,14 @@ def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
 
     if options.prefill_graph:
         raise InputError("prefill_graph works only on the CPU; leave it out on an accelerator")
-    return device_loaders(bundle, options, providers)
+    made = device_loaders(bundle, options, providers)
+    if not (fitting := [one for one in made if options.kv in ("auto", one.kv)]):
+        raise InputError(
+            f"kv is {options.kv!r}; keys and values on {providers[0].name} are "
+            f"{' or '.join({one.kv: '' for one in made})}, as the activations are: leave it out, or "
+            "run it on the CPU"
+        )
+    return fitting
 
 
 class OrtLoader:
@@ -52,6 +59,7 @@ class OrtLoader:
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
+        self._kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(options.kv).kv
         self._prepared: prepacked.Prepacked | None = None
         self._may_prepare = options.prepare  # False once preparing has turned out impossible
         self._verdict: Verdict | None = None
@@ -61,16 +69,16 @@ class OrtLoader:
         options, self._verdict = self._options, verdict
         if options.prepare:
             self._prepared = prepacked.find_or_make(
-                self._bundle, options.cache_dir, options.cpus, options.progress
+                self._bundle, options.cache_dir, options.cpus, options.progress, self._kv
             )
         self._may_prepare = self._prepared is not None
 
     def needs(self, context: int) -> Needs:
         (prefill, refused), path = self._prompts(), self._bundle.path
-        footprint = footprint_of(self._bundle.manifest, "onnxruntime")
+        footprint = footprint_of(self._bundle.manifest, "onnxruntime").with_kv(self._kv)
         threads, cache_dir = self._options.cpus, self._options.cache_dir
         prepared = self._prepared is not None or (
-            self._may_prepare and prepacked.is_worth_it(self._bundle, cache_dir)
+            self._may_prepare and prepacked.is_worth_it(self._bundle, cache_dir, self._kv)
         )
         needs = cpu_needs(footprint, context, threads, prepared=prepared, prefill=prefill)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
@@ -80,9 +88,10 @@ class OrtLoader:
         return ArraySlots(layout, count)
 
     def open(self, slots: Slots | None) -> OrtBackend:
-        graphs = prepacked.graph_sources(self._bundle, self._prepared, prefill=self._prompts()[0])
+        prefill, kv = self._prompts()[0], self._kv
+        graphs = prepacked.graph_sources(self._bundle, self._prepared, prefill=prefill, kv=kv)
         config = self._bundle.manifest.model
-        return OrtBackend(config, graphs, slots, self._options.cpus, [CPU])
+        return OrtBackend(config, graphs, slots, self._options.cpus, [CPU], kv=kv)
 
     def _prompts(self) -> tuple[bool, str]:
         """Return whether the prefill graph takes prompts, and why not if something bars it.
@@ -94,7 +103,7 @@ class OrtLoader:
         if options.prefill_graph is not None or not bundle.manifest.has_prefill:
             return bool(options.prefill_graph and bundle.manifest.has_prefill), ""
         if prepared is None and self._may_prepare:
-            prepared = prepacked.find(bundle, options.cache_dir)
+            prepared = prepacked.find(bundle, options.cache_dir, self._kv)
         if prepared is not None and prepared.record.prefill is False:
             return False, ""
         verdict = self._verdict

@@ -7,6 +7,7 @@ from dataclasses import replace
 from stem_edge.bundle.footprint import FLOAT, HALF, SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.config import ModelConfig
 from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.kv import QUANTIZED
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Device, Needs, Part
@@ -88,13 +89,13 @@ def device_needs(
     shared: bool,
 ) -> Needs:
     """Return the needs with everything on a device. limit: bytes it may take, None if unknown."""
-    footprint = footprint.without_windows()
+    footprint = footprint.without_windows().with_kv(variant)
     rows = DeviceRows(footprint.tables, variant) if footprint.tables is not None else None
     slot, width = rows.slot_nbytes if rows is not None else 0, WIDTHS[variant]
     chunk_token = _chunk_token(footprint, context, prefill=False)
     there = Part(
         weights=device_weights_nbytes(footprint),
-        kv_cache=footprint.kv_nbytes(context) * width // FLOAT,
+        kv_cache=footprint.kv_nbytes(context),
         fixed=_fixed(footprint, context, 1) * width // FLOAT,
         chunk_token=chunk_token * width // FLOAT + 2 * slot,  # uploaded rows, and cut into slabs
         logits=_logits(footprint, context),
@@ -131,16 +132,22 @@ def _chunk_token(footprint: Footprint, context: int, *, prefill: bool) -> int:
     # The counts are measured, because onnxruntime keeps more arrays alive than the graph needs,
     # most in prefill.
     wide = WIDE_ARRAYS_OF_PREFILL if prefill else WIDE_ARRAYS
-    rows = footprint.kv_rows(context)
+    rows = _scores(footprint, context)
     return FLOAT * _layer_values(config, rows, range(config.own_kv_layers), wide)
 
 
 def _logits(footprint: Footprint, context: int) -> int:
     """Return bytes for each position whose logits are wanted, except for the only one."""
-    config, rows = footprint.model, footprint.kv_rows(context)
+    config, rows = footprint.model, _scores(footprint, context)
     borrowing = range(config.own_kv_layers, config.n_layers)
     values = _layer_values(config, rows, borrowing, WIDE_ARRAYS) if borrowing else 0
     return FLOAT * (values + LOGIT_ARRAYS * config.vocab_size)
+
+
+def _scores(footprint: Footprint, context: int) -> int:
+    """Return the scores of a token and a head that are in memory at once."""
+    # Kernels of quantized keys and values compute scores tile by tile.
+    return 0 if footprint.kv in QUANTIZED else footprint.kv_rows(context)
 
 
 def _layer_values(config: ModelConfig, seen: int, numbers: range, wide: int) -> int:

@@ -13,6 +13,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ import onnxruntime as ort
 
 from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
+from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import PREFILL
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
@@ -48,9 +50,9 @@ ROUNDS = 3
 CHECKED_TOKENS = 4
 
 
-def make(bundle: Bundle, folder: Path, threads: int) -> None:
+def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
-    for name, graph in worth_preparing(bundle).items():
+    for name, graph in worth_preparing(bundle, kv).items():
         path = folder / prepared_file(name)
         open_session(graph, threads, [CPU], save_to=path)
         with contextlib.suppress(ValueError):  # if onnxruntime saves in another way
@@ -68,22 +70,22 @@ def make(bundle: Bundle, folder: Path, threads: int) -> None:
         prefill=None,
         seconds={},
     )
-    if not _computes_the_same(bundle, Prepacked(folder, record), threads):
+    if not _computes_the_same(bundle, Prepacked(folder, record), threads, kv):
         for name in files:
             (folder / name).unlink()
         record = msgspec.structs.replace(record, files={}, refused=REFUSED)
     elif bundle.manifest.has_prefill:
-        seconds = _measure(bundle, Prepacked(folder, record), threads)
+        seconds = _measure(bundle, Prepacked(folder, record), threads, kv)
         faster = seconds["prefill"] < seconds["decode"]
         record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
     _sync(folder / RECORD)
 
 
-def _computes_the_same(bundle: Bundle, prepared: Prepacked, threads: int) -> bool:
+def _computes_the_same(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> bool:
     """Return whether the prepacked graphs give the same logits, bit for bit, as the plain ones."""
     expected, found = (
-        _logits(_Prompt(bundle, source, CHECKED_TOKENS, threads)) for source in (None, prepared)
+        _logits(_Prompt(bundle, source, CHECKED_TOKENS, threads, kv)) for source in (None, prepared)
     )
     return all(map(partial(np.array_equal, equal_nan=True), expected, found))
 
@@ -102,15 +104,16 @@ class _Prompt:
     """A prompt chunk to compute repeatedly, with plain graphs or prepacked ones."""
 
     def __init__(
-        self, bundle: Bundle, prepared: Prepacked | None, tokens: int, threads: int
+        self, bundle: Bundle, prepared: Prepacked | None, tokens: int, threads: int, kv: KvType
     ) -> None:
         config, layout = bundle.manifest.model, bundle.manifest.tables
         self.has_prefill = bundle.manifest.has_prefill
         tokens = min(tokens, config.max_context, config.vocab_size)
         slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
         self._ids, self._slots = np.arange(tokens), placeholder_rows(slots, tokens)
-        graphs = graph_sources(bundle, prepared, prefill=self.has_prefill)
-        self._context = OrtBackend(config, graphs, slots, threads, [CPU]).open_context(tokens)
+        graphs = graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
+        backend = OrtBackend(config, graphs, slots, threads, [CPU], kv=kv)
+        self._context = backend.open_context(tokens)
 
     def take(self, *, prefill: bool) -> F32:
         """Compute the chunk; return the logits of its last token."""
@@ -118,9 +121,9 @@ class _Prompt:
         return self._context.finish(self._slots, 1)
 
 
-def _measure(bundle: Bundle, prepared: Prepacked, threads: int) -> dict[str, float]:
+def _measure(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> dict[str, float]:
     """Return seconds of a prompt chunk with the graphs for decoding and with the prefill graph."""
-    prompt = _Prompt(bundle, prepared, CHUNK_TOKENS, threads)
+    prompt = _Prompt(bundle, prepared, CHUNK_TOKENS, threads, kv)
     taken: dict[str, list[float]] = {"decode": [], "prefill": []}
     for _ in range(ROUNDS):
         for name, times in taken.items():
@@ -136,10 +139,10 @@ def _sync(path: Path) -> None:
 
 
 def main() -> int:
-    """Run with the arguments BUNDLE FOLDER THREADS; an error is one line on stderr."""
-    path, folder, threads = sys.argv[1:]
+    """Run with the arguments BUNDLE FOLDER THREADS KV; an error is one line on stderr."""
+    path, folder, threads, kv = sys.argv[1:]
     try:
-        make(open_bundle(path), Path(folder), int(threads))
+        make(open_bundle(path), Path(folder), int(threads), cast(KvType, kv))
     except (StemEdgeError, OSError, MemoryError) as error:
         print(" ".join(str(error).split()) or type(error).__name__, file=sys.stderr)
         return 1

@@ -27,6 +27,7 @@ from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, PREFILL, decode_graphs
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, cpu_graphs
@@ -71,42 +72,50 @@ class NotPrepared(RuntimeWarning):
     """The backbone could not be prepared, so loading takes longer and more memory."""
 
 
-def find(bundle: Bundle, cache_dir: str | Path | None) -> Prepacked | None:
-    """Return the prepared backbone of a bundle on this machine, if there is one."""
-    folder, record = _place(bundle, cache_dir)
+def find(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> Prepacked | None:
+    """Return the prepared backbone of a bundle on this machine, if there is one.
+
+    kv: type of keys and values, which is part of the graphs.
+    """
+    folder, record = _place(bundle, cache_dir, kv)
     return None if record is None or record.refused else Prepacked(folder, record)
 
 
-def is_worth_it(bundle: Bundle, cache_dir: str | Path | None) -> bool:
+def is_worth_it(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> bool:
     """Return whether a load uses a prepared backbone, found or made."""
-    _, record = _place(bundle, cache_dir)
+    _, record = _place(bundle, cache_dir, kv)
     if record is not None:
         return not record.refused
     return matrices_nbytes(bundle) >= LEAST_NBYTES
 
 
 def find_or_make(
-    bundle: Bundle, cache_dir: str | Path | None, threads: int, progress: bool | None
+    bundle: Bundle,
+    cache_dir: str | Path | None,
+    threads: int,
+    progress: bool | None,
+    kv: KvType = "fp32",
 ) -> Prepacked | None:
     """Return the prepared backbone, making it now if worth it; None, with a warning, on failure.
 
     A failure that would happen again is recorded, so that it is warned of only once.
     """
-    folder, record = _place(bundle, cache_dir)
+    folder, record = _place(bundle, cache_dir, kv)
     if record is not None:
         return None if record.refused else Prepacked(folder, record)
     if matrices_nbytes(bundle) < LEAST_NBYTES:
         return None
     try:
-        return make(bundle, cache_dir, threads, progress)
+        return make(bundle, cache_dir, threads, progress, kv)
     except BackendError as error:
         warnings.warn(NotPrepared(str(error)), stacklevel=3)
         return None
 
 
-def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str) -> Path:
+def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType = "fp32") -> Path:
     """Return the folder for the prepared backbone of this bundle, processor and onnxruntime."""
-    files, graphs = bundle.manifest.files, cpu_graphs(bundle, prefill=bundle.manifest.has_prefill)
+    files = bundle.manifest.files
+    graphs = cpu_graphs(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
     weights = [files[name].sha256 for name in (BACKBONE_DATA, PREFILL_DATA) if name in files]
     built = hashlib.sha256(b"".join(graph.data for graph in graphs.values())).hexdigest()
     described = repr((FORMAT, onnxruntime, cpu_digest(), weights, built))
@@ -131,14 +140,20 @@ def marks(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _place(bundle: Bundle, cache_dir: str | Path | None) -> tuple[Path, Prepared | None]:
+def _place(
+    bundle: Bundle, cache_dir: str | Path | None, kv: KvType
+) -> tuple[Path, Prepared | None]:
     """Return the folder for the prepared backbone of a bundle, and its record if it has one."""
-    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__)
+    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     return folder, read_prepared(folder)
 
 
 def make(
-    bundle: Bundle, cache_dir: str | Path | None, threads: int, progress: bool | None = None
+    bundle: Bundle,
+    cache_dir: str | Path | None,
+    threads: int,
+    progress: bool | None = None,
+    kv: KvType = "fp32",
 ) -> Prepacked:
     """Prepare a backbone, also one that was refused before.
 
@@ -166,8 +181,8 @@ def make(
                 "space, or give another folder with cache_dir"
             )
         with Progress(wanted, "preparing", progress) as bar:
-            _run_worker(bundle, folder, threads, bar)
-        kept = _keep(folder, prepared_folder(root, bundle, ort.__version__))
+            _run_worker(bundle, folder, threads, kv, bar)
+        kept = _keep(folder, prepared_folder(root, bundle, ort.__version__, kv))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if kept.record.refused:
@@ -184,15 +199,15 @@ def matrices_nbytes(bundle: Bundle) -> int:
 
 
 def graph_sources(
-    bundle: Bundle, prepared: Prepacked | None, *, prefill: bool
+    bundle: Bundle, prepared: Prepacked | None, *, prefill: bool, kv: KvType = "fp32"
 ) -> Mapping[str, Path | GraphSource]:
     """Return the source of each graph by name: its prepared file, otherwise the graph itself."""
     if prepared is None:
-        return cpu_graphs(bundle, prefill=prefill)
+        return cpu_graphs(bundle, prefill=prefill, kv=kv)
     folder, record = prepared
     names = [*decode_graphs(bundle.manifest.model), *([PREFILL] if prefill else [])]
     files = {n: folder / prepared_file(n) for n in names if prepared_file(n) in record.files}
-    return cpu_graphs(bundle, prefill=prefill, without=files) | files
+    return cpu_graphs(bundle, prefill=prefill, without=files, kv=kv) | files
 
 
 def prepared_file(graph: str) -> str:
@@ -200,14 +215,14 @@ def prepared_file(graph: str) -> str:
     return f"{graph}.onnx"
 
 
-def worth_preparing(bundle: Bundle) -> dict[str, GraphSource]:
+def worth_preparing(bundle: Bundle, kv: KvType) -> dict[str, GraphSource]:
     """Return the graphs with packed matrices; an embedding is read in place anyway."""
-    graphs = cpu_graphs(bundle, prefill=bundle.manifest.has_prefill)
+    graphs = cpu_graphs(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
     return {name: graph for name, graph in graphs.items() if name != EMBED}
 
 
-def _run_worker(bundle: Bundle, folder: Path, threads: int, bar: Progress) -> None:
-    arguments = [str(bundle.path.resolve()), str(folder), str(threads)]
+def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType, bar: Progress) -> None:
+    arguments = [str(bundle.path.resolve()), str(folder), str(threads), kv]
     command = module_command("stem_edge.runtime.backends.onnxruntime.prepack_worker", *arguments)
     with tempfile.TemporaryFile() as output:
         try:

@@ -74,7 +74,9 @@ def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
         found = [
             expected_footprint(
                 config,
-                BackboneFormat(weights=weights, head=weights, block_size=block, prefill=True),
+                BackboneFormat(
+                    weights=weights, head=weights, block_size=block, prefill=True, kv_peaks=True
+                ),
                 _tables(config, rows),
             )
             for weights, rows, block in CHOICES

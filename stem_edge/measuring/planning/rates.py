@@ -27,10 +27,10 @@ def measure_rates(footprint: Footprint, threads: int, *, repack: bool = False) -
     if isinstance(backbone, GgufFormat):
         from stem_edge.measuring.planning.rates_ggml import ggml_rates
 
-        return ggml_rates(footprint.model, backbone, threads, repack=repack)
+        return ggml_rates(footprint.model, backbone, footprint.kv, threads, repack=repack)
     from stem_edge.measuring.planning.rates_ort import ort_rates
 
-    return ort_rates(backbone, threads)
+    return ort_rates(backbone, footprint.kv, threads)
 
 
 def between(before: Rates, after: Rates) -> Rates:

@@ -21,11 +21,19 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.gguf_schema import ALIGNMENT, backbone_nbytes, kv_type, repacks, tensor_types
+from stem_edge.ggml.gguf_schema import (
+    ALIGNMENT,
+    KV_TENSORS,
+    backbone_nbytes,
+    repacks,
+    tensor_types,
+    usual_kv,
+)
 from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufFormat
+from stem_edge.graph.kv import KvType
 from stem_edge.measuring.planning.timing import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel
 from stem_edge.runtime.backends.ggml.graph import Arena, Graph, Memory, Processor, Scratch, Tensor
@@ -47,7 +55,9 @@ SLOTS = 64  # in the tiny model's row cache
 Kind = tuple[TensorType, bool]  # type of matrices, and whether they are rearranged
 
 
-def ggml_rates(config: ModelConfig, gguf: GgufFormat, threads: int, *, repack: bool) -> Rates:
+def ggml_rates(
+    config: ModelConfig, gguf: GgufFormat, kv: KvType, threads: int, *, repack: bool
+) -> Rates:
     """Time matrices, attention, and the rest of a layer; `repack` as in stem_edge.load."""
     ggml = checked_ggml()
     processor = Processor(ggml, threads)
@@ -56,7 +66,7 @@ def ggml_rates(config: ModelConfig, gguf: GgufFormat, threads: int, *, repack: b
     return Rates(
         _mean_rate(layers, rates),
         _mean_rate(head, rates),
-        _attention_rate(processor, config, kv_type(gguf.weights)),
+        _attention_rate(processor, config, KV_TENSORS[kv]),
         _layer_seconds(ggml, gguf, threads),
         f"measured on this machine, {threads} threads",
     )
@@ -177,7 +187,8 @@ def _layer_seconds(ggml: Ggml, gguf: GgufFormat, threads: int) -> float:
         file = GgufWeights(path, planned[-1].end, tensors)
         slots = BlockSlots(tables.tables, SLOTS)
         rows = Prefetcher(open_store(bundle.file(TABLES), tables, "pread"), RowCache(slots))
-        model = GgmlModel(ggml, config, file, slots, threads, kv_type(gguf.weights), repack=False)
+        kv = KV_TENSORS[usual_kv(gguf.weights)]
+        model = GgmlModel(ggml, config, file, slots, threads, kv, repack=False)
         engine = Engine(GgmlBackend(model), rows, LEAST_CHUNK, overlap=True)
         try:
             return steps_seconds(engine) / config.n_layers

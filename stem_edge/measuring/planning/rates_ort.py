@@ -9,9 +9,11 @@ import numpy as np
 import onnxruntime as ort
 
 from stem_edge.bundle.footprint import matrix_nbytes
+from stem_edge.graph.attention import quantized
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, WeightType
 from stem_edge.graph.ir import CONTRIB, Array, Graph
+from stem_edge.graph.kv import CACHES, QUANTIZED, KvType
 from stem_edge.measuring.planning.timing import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.numerics.quantize import fitting_block
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
@@ -20,11 +22,18 @@ from stem_edge.runtime.loading import load
 
 PAIRS = {4: 8, 8: 4, 32: 1}  # bits -> pairs of matrices in a probe: 128 MiB of codes
 ATTENTION_SHAPE = (16, 32, 8, 64, 2048)  # layers, heads, those of keys and values, width, tokens
+DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+    "tensor(int32)": np.int32,
+}
 # Share of the rate of a probe's large matrices that a model reaches, because it has smaller ones, too.
 MODEL_SHARE = 0.9
 
 
-def ort_rates(backbone: BackboneFormat, threads: int) -> Rates:
+def ort_rates(backbone: BackboneFormat, kv: KvType, threads: int) -> Rates:
     """Time matrices, attention, and the rest of a layer."""
     weights = _matmul_rate(backbone.weights, backbone.block_size, threads)
     same = backbone.head == backbone.weights
@@ -32,7 +41,7 @@ def ort_rates(backbone: BackboneFormat, threads: int) -> Rates:
     return Rates(
         weights,
         head,
-        _attention_rate(threads),
+        _attention_rate(kv, threads),
         _layer_seconds(threads),
         f"measured on this machine, {threads} threads",
     )
@@ -46,13 +55,12 @@ def _matmul_rate(kind: WeightType, block_size: int, threads: int) -> float:
     return MODEL_SHARE * nbytes / timed(lambda: session.run(None, {"x": x}))
 
 
-def _attention_rate(threads: int) -> float:
+def _attention_rate(kv: KvType, threads: int) -> float:
     layers, _, kv_heads, width, tokens = ATTENTION_SHAPE
-    session = new_session(encode(attention()), threads, [CPU])
+    session = new_session(encode(attention(kv)), threads, [CPU])
     binding, kept = session.io_binding(), []
     for value in session.get_inputs():
-        dtype = np.float32 if "float" in value.type else np.int32
-        array = np.zeros(value.shape, dtype)
+        array = np.zeros(value.shape, DTYPES[value.type])
         if value.name in ("seqlens_k", "total"):
             array[...] = tokens - (value.name == "seqlens_k")
         kept.append(ort.OrtValue.ortvalue_from_numpy(array))
@@ -62,7 +70,7 @@ def _attention_rate(threads: int) -> float:
     for layer in range(layers):
         binding.bind_output(f"mixed{layer}")
     seconds = timed(lambda: session.run_with_iobinding(binding))
-    return layers * 2 * kv_heads * width * tokens * 4 / seconds
+    return layers * 2 * kv_heads * width * tokens * CACHES[kv].bits / 8 / seconds
 
 
 def _layer_seconds(threads: int) -> float:
@@ -104,27 +112,31 @@ def products(bits: int, block: int) -> Graph:
     return graph
 
 
-def attention() -> Graph:
+def attention(kv: KvType = "fp32") -> Graph:
     """Return a graph of several layers in which one new token attends to all others."""
     layers, heads, kv_heads, width, tokens = ATTENTION_SHAPE
-    graph, kv = Graph(), [1, kv_heads, tokens, width]
+    graph, cache = Graph(), CACHES[kv]
+    shape, scales = [1, kv_heads, tokens, width // cache.per_byte], list[str]()
+    if kv in QUANTIZED:
+        scales = [_filled(graph, "scales", np.array([0.1], np.float32), [1, kv_heads, 1, width])]
     mixed = graph.input("qkv", np.float32, [1, 1, (heads + 2 * kv_heads) * width])
     tables = [graph.input(name, np.float32, [tokens, width // 2]) for name in ("cos", "sin")]
     sizes = [graph.input("seqlens_k", np.int32, [1]), graph.input("total", np.int32, [])]
     for layer in range(layers):
-        caches = [graph.input(f"{n}{layer}", np.float32, kv) for n in ("keys", "values")]
+        caches = [graph.input(f"{n}{layer}", cache.dtype, shape) for n in ("keys", "values")]
         outputs = [f"mixed{layer}", *(f"new_{cache}" for cache in caches)]
         graph.output(outputs[0], np.float32, [1, 1, heads * width])
         for output in outputs[1:]:
-            graph.output(output, np.float32, kv)
+            graph.output(output, cache.dtype, shape)
         graph.node(
             "GroupQueryAttention",
-            [mixed, "", "", *caches, *sizes, *tables],
+            [mixed, "", "", *caches, *sizes, *tables, *(["", "", "", *2 * scales] * bool(scales))],
             outputs,
             CONTRIB,
             num_heads=heads,
             kv_num_heads=kv_heads,
             do_rotary=1,
+            **(quantized(cache.bits) if scales else {}),
         )
     return graph
 

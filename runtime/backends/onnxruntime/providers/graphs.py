@@ -13,6 +13,7 @@ from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
+from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import Variant
 
 
@@ -28,15 +29,15 @@ class GraphSource(NamedTuple):
 
 
 def cpu_graphs(
-    bundle: Bundle, *, prefill: bool, without: Collection[str] = ()
+    bundle: Bundle, *, prefill: bool, without: Collection[str] = (), kv: KvType = "fp32"
 ) -> dict[str, GraphSource]:
     """Return the graphs for the CPU by name, in the order in which a step runs them.
 
     without: names of graphs that are not wanted, because encoding takes time.
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
-    graphs = decoding(*described).graphs
-    graphs |= prompts(*described).graphs if prefill else {}
+    graphs = decoding(*described, kv=kv).graphs
+    graphs |= prompts(*described, kv=kv).graphs if prefill else {}
     return _sources(bundle, {n: graph for n, graph in graphs.items() if n not in without})
 
 

@@ -160,7 +160,7 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
 
     def work(opened: Bundle, folder: Path, *_: object) -> None:
         tries.append(folder)
-        prepare_worker.make(opened, folder, 1)
+        prepare_worker.make(opened, folder, 1, "fp32")
 
     monkeypatch.setattr(module, "_run_worker", work)
     with monkeypatch.context() as patch:
@@ -183,10 +183,10 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
 def test_what_was_saved_is_compared_bit_for_bit(bundle: Path, own: Path) -> None:
     opened, found = open_bundle(bundle), module.find(open_bundle(bundle), own)
     assert found is not None
-    assert prepare_worker._computes_the_same(opened, found, 1)
+    assert prepare_worker._computes_the_same(opened, found, 1, "fp32")
     (data,) = found.folder.glob("*late*.data")
     data.write_bytes(bytes(byte ^ 0x11 for byte in data.read_bytes()))
-    assert not prepare_worker._computes_the_same(opened, found, 1)
+    assert not prepare_worker._computes_the_same(opened, found, 1, "fp32")
 
 
 def test_a_worker_that_is_killed(
