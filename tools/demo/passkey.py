@@ -24,6 +24,7 @@ import stem_edge
 from stem_edge import Model
 from stem_edge.commands.arguments import engine_name
 from stem_edge.errors import StemEdgeError
+from stem_edge.graph.kv import KV_TYPES, KvChoice
 from stem_edge.measuring.bench.plots import check_plot, draw
 from stem_edge.text_table import table
 
@@ -71,13 +72,12 @@ def cells(model: Model, kv: str, questions: Questions) -> Iterator[Cell]:
 
 
 def measure(
-    bundle: Path, types: Sequence[str], questions: Questions, **options: Any
+    bundle: Path, types: Sequence[KvChoice], questions: Questions, **options: Any
 ) -> Iterator[Cell]:
     """Load the bundle with each K/V type, and yield its cells. options: keywords of load."""
+    longest = max(questions.lengths)
     for kv in types:
-        chosen = {} if kv == "auto" else {"kv": kv}
-        longest = max(questions.lengths)
-        with stem_edge.load(bundle, context_length=longest, **chosen, **options) as model:
+        with stem_edge.load(bundle, context_length=longest, kv=kv, **options) as model:
             yield from cells(model, kv, questions)
 
 
@@ -119,7 +119,7 @@ def parse_options() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("bundle", type=Path)
-    add("--kv", type=words, default=["auto"], metavar="TYPE,...", help="K/V types (default: auto)")
+    add("--kv", type=words, default=KV_TYPES, metavar="TYPE,...", help="K/V types (default: all)")
     lengths = "tokens of question and answer together (default: 256 to 16384, doubling)"
     add("--lengths", type=numbers, default=LENGTHS, metavar="N,...", help=lengths)
     depths = "percent of the text before the key (default: 0, 10, ... 100)"

@@ -10,7 +10,7 @@ from stem_edge.measuring.bench.plots import LETTERS, WIDTH, check_plot, new_figu
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.image import AxesImage
+    from matplotlib.collections import QuadMesh
     from passkey import Cell
 
 # Inches: a depth's height, and that of titles and axis together; width of a panel if there are few.
@@ -39,15 +39,16 @@ def plot_cells(found: Sequence[Cell], path: str | Path) -> None:
     save(figure, path)
 
 
-def _panel(axes: Axes, found: Sequence[Cell]) -> AxesImage:
+def _panel(axes: Axes, found: Sequence[Cell]) -> QuadMesh:
     """Draw the cells of one type, the least depth on top."""
     lengths = sorted({cell.length for cell in found})
     depths = sorted({cell.depth for cell in found})
     shares = {(cell.depth, cell.length): cell.right / cell.asked for cell in found}
     values = [[shares[depth, length] for length in lengths] for depth in depths]
-    image = axes.imshow(values, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(lengths)), map(short, lengths), rotation=90)
-    axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
+    image = axes.pcolormesh(values, cmap=COLOURS, vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
+    axes.invert_yaxis()
+    axes.set_xticks([at + 0.5 for at in range(len(lengths))], map(short, lengths), rotation=90)
+    axes.set_yticks([at + 0.5 for at in range(len(depths))], [f"{depth:.0%}" for depth in depths])
     axes.set(xlabel="tokens", ylabel="depth of the key")
     return image
 

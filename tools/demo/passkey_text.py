@@ -41,11 +41,12 @@ def number(random: random.Random, digits: int) -> str:
     return "".join(random.sample("0123456789", digits))
 
 
-def training_text(sentences: int, seed: int) -> str:
-    """Sentences without digits next to each other, so that a BPE trained on it keeps digits apart."""
+def tokenizer_text(sentences: int, seed: int) -> str:
+    """Every word, but no digits next to each other, so that a BPE trained on it keeps digits apart."""
     made = random.Random(seed)
     words = "".join(sentence(made) for _ in range(sentences))
-    return "".join(c for c in words if not c.isdigit()) + sentences * (KEY.format(0) + QUESTION)
+    words = "".join(char for char in words if not char.isdigit())
+    return words + sentences * (KEY.format(0) + QUESTION)
 
 
 class Haystack:

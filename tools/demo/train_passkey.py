@@ -10,6 +10,7 @@ of the training has rows of thousands of tokens, for attention to learn to singl
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from demo_model import DemoConfig, DemoModel
 from demo_tokenizer import DemoTokenizer
 from demo_training import Budget, progress, schedule, shares_done
 from passkey_rows import Rows
-from passkey_text import training_text
+from passkey_text import Haystack, tokenizer_text
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,6 +29,7 @@ CONTEXT = 32768
 STEPS = 1200
 RANKS = 400  # enough for every word of the texts to be a token
 LEARNING_RATE = 3e-3
+EXAMPLES, EXAMPLE_TOKENS = 8, 250
 TEXT_SHARE = 0.1  # weight of the loss of ordinary text beside that of answers
 
 
@@ -53,20 +55,26 @@ def main() -> None:
     args = parse_options()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    text = training_text(2000, args.seed)
-    tokenizer = DemoTokenizer([text], RANKS)
+    tokenizer = DemoTokenizer([tokenizer_text(2000, args.seed)], RANKS)
     model = DemoModel(shape(tokenizer.vocab_size))
     started = time.monotonic()
     loss = train(model, Rows(tokenizer, args.seed), Budget(args.steps))
     checkpoint = args.out / "checkpoint"
     checkpoint.mkdir(parents=True, exist_ok=True)
-    (args.out / "train.txt").write_text(text, encoding="utf-8")
+    (args.out / "train.txt").write_text(examples(tokenizer, args.seed), encoding="utf-8")
     ranks = args.out / "tokenizer.model"
     tokenizer.save_ranks(ranks)
     save_demo(model, checkpoint, ranks)
     seconds = time.monotonic() - started
     print(f"trained in {seconds:.0f} s; loss of answers at the end {loss:.4f} nats")
     print(f"checkpoint: {checkpoint}\nnext: stem-edge export {checkpoint} BUNDLE")
+
+
+def examples(tokenizer: DemoTokenizer, seed: int) -> str:
+    """Make texts with their answers, together about as long as what an export calibrates with."""
+    haystack = Haystack(lambda text: len(tokenizer.encode(text)), seed)
+    texts = (haystack.text(EXAMPLE_TOKENS, at / EXAMPLES) for at in range(EXAMPLES))
+    return " ".join(f"{text} {key}." for text, key in texts) + "\n"
 
 
 def shape(vocab_size: int) -> DemoConfig:
@@ -89,7 +97,7 @@ def shape(vocab_size: int) -> DemoConfig:
 
 
 def train(model: DemoModel, rows: Rows, budget: Budget) -> float:
-    """Fit `model`; return the mean loss of answers in the last tenth of the budget."""
+    """Fit `model`; return the mean loss of answers in the last tenth of the steps."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01
     )
@@ -102,10 +110,11 @@ def train(model: DemoModel, rows: Rows, budget: Budget) -> float:
             (answers + TEXT_SHARE * text).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            losses += [answers.item()] * (done >= 0.9)
-            bar.set_description_str(f"loss of answers {answers.item():.3f}", refresh=False)
+            losses.append(answers.item())
+            bar.set_description_str(f"loss of answers {losses[-1]:.3f}", refresh=False)
             bar.update(done - bar.n)
-    return sum(losses) / len(losses)
+    last = losses[-math.ceil(len(losses) / 10) :]
+    return sum(last) / len(last)
 
 
 def batch_losses(model: DemoModel, rows: Rows, done: float) -> tuple[Tensor, Tensor]:
