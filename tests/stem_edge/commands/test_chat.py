@@ -18,9 +18,9 @@ from terminal import CTRL_C, CTRL_D, Terminal
 
 import stem_edge
 from stem_edge import Chunk, SamplingParams
-from stem_edge.commands.chat import take
-from stem_edge.commands.chat_input import Typed
-from stem_edge.commands.chat_session import Session
+from stem_edge.commands.chat.command import take
+from stem_edge.commands.chat.input import Typed
+from stem_edge.commands.chat.session import Session
 from stem_edge.commands.main import main
 from stem_edge.runtime.conversation import Conversation
 
@@ -112,7 +112,7 @@ def test_json_has_an_object_for_each_answer_and_each_error(
 def test_commands(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    talk, note = tmp_path / "talk.json", tmp_path / "note.txt"
+    talk, note = tmp_path / "talk", tmp_path / "note.txt"
     note.write_text("mine")
     typed = f"/stats\n{FRANCE}\n/system Be short.\n/save {talk}\n/undo\n/undo\n/undo\n{PERU}\n"
     typed += f"/load {talk}\n/retry\n/save {talk}\n/save {note}\n/save\n/load {note}\n/load x/y\n"
@@ -147,7 +147,8 @@ def test_commands(
         "no command '/xyz'; /help lists all",
     ]:
         assert any(part in line for line in lines), part
-    roles = [message["role"] for message in json.loads(talk.read_text())]
+    with stem_edge.load(bundle, warm_start=False) as model:
+        roles = [message["role"] for message in model.load_conversation(talk).messages]
     assert roles == ["system", "user", "assistant"]
     assert note.read_text() == "mine"
 

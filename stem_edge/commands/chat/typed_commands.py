@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 from pathlib import Path
 
-import msgspec
-
-from stem_edge.commands.chat_session import Session
+from stem_edge.commands.chat.session import Session
 from stem_edge.errors import InputError
-from stem_edge.files.disk import read_file
-from stem_edge.files.strict_json import one_line
-from stem_edge.files.whole_file import write_whole
-from stem_edge.text.chat_template import checked_messages
+from stem_edge.runtime.prefixes.file import check_conversation
 from stem_edge.text_table import cut, fill, printable, shown, shown_lines
 
-MAX_FILE_NBYTES = 16 << 20
 EXIT = "/exit"
 
 # Command, as it is typed -> what it does.
@@ -75,13 +68,16 @@ def _system(session: Session, text: str) -> None:
 
 
 def _save(session: Session, name: str) -> None:
-    save_messages(_path(name), session.conversation.messages)
+    path = _path(name)
+    if path.exists():
+        check_conversation(path)  # because another file must not be replaced
+    session.model.save_conversation(path, session.conversation)
     session.note(f"saved {len(session.conversation.messages)} messages as {printable(name)}")
 
 
 def _load(session: Session, name: str) -> None:
     messages = session.conversation.messages
-    messages[:] = load_messages(_path(name))
+    messages[:] = session.model.load_conversation(_path(name)).messages
     session.note(f"loaded {len(messages)} messages")
     for last in messages[-1:]:
         session.note(f"the last, by {last['role']}: {shown_lines(last['content'])}")
@@ -114,33 +110,8 @@ COMMANDS = {
 
 def _path(name: str) -> Path:
     if not name or "\0" in name:
-        raise InputError("no file; give its name after the command, like /save talk.json")
+        raise InputError("no file; give its name after the command, like /save talk")
     try:
         return Path(name).expanduser()
     except RuntimeError as error:  # for a user that there is not
         raise InputError(f"{shown(name)}: {error} give another file") from None
-
-
-def save_messages(path: Path, messages: list[dict[str, str]]) -> None:
-    """Save a conversation as JSON. Replaces no file that is something else. Raises InputError."""
-    try:
-        if path.exists():
-            load_messages(path)
-        write_whole(path, json.dumps(messages, ensure_ascii=False, indent=1).encode())
-    except OSError as error:
-        raise InputError(f"{path}: cannot write ({error.strerror}); give another file") from None
-
-
-def load_messages(path: Path) -> list[dict[str, str]]:
-    """Load what save_messages saved. Raises InputError."""
-    try:
-        data = read_file(path, MAX_FILE_NBYTES)
-    except OSError as error:
-        raise InputError(f"{path}: cannot read ({error.strerror}); give another file") from None
-    try:
-        messages = msgspec.json.decode(data)
-        return [] if messages == [] else checked_messages(messages)
-    except (ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
-        raise InputError(
-            f"{path}: not a saved conversation ({one_line(error)}); give another file"
-        ) from None

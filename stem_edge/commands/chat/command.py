@@ -7,9 +7,9 @@ import sys
 
 from stem_edge.commands.answers import add_sampling, sampling_params
 from stem_edge.commands.arguments import Parser, with_options
-from stem_edge.commands.chat_commands import EXIT, obey
-from stem_edge.commands.chat_input import Typed, TypedLines
-from stem_edge.commands.chat_session import Session
+from stem_edge.commands.chat.input import Typed, TypedLines
+from stem_edge.commands.chat.session import Session
+from stem_edge.commands.chat.typed_commands import EXIT, obey
 from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.errors import DeviceLostError, InputError, StemEdgeError
 from stem_edge.runtime import load
