@@ -56,6 +56,7 @@ class Subject(Protocol):
 
     def close(self) -> None:
         """Release what does not go with the object."""
+        return
 
 
 class StemEdge(Subject):
