@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self, Unpack
 
@@ -325,13 +325,12 @@ class Model:
         """
         first, self._closed = not self._closed, True
         self._chat.close()
-        try:
+        with ExitStack() as last_first:
+            if first and self._on_close is not None and not self.engine.forked:
+                last_first.callback(self._on_close)
+            last_first.callback(self.engine.close)
             if first and not self.engine.forked:
                 self._prefixes.close()
-            self.engine.close()
-        finally:
-            if first and self._on_close is not None and not self.engine.forked:
-                self._on_close()
 
     def __enter__(self) -> Self:
         return self

@@ -63,6 +63,9 @@ class BackendContext(Protocol):
     def settled(self) -> int:
         """Earliest start of a step to which it can go back, beside 0, and compute the same bits."""
 
+    def rest(self) -> None:
+        """Free what steps have taken beside the KV cache; the next step takes it again."""
+
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         """Return keys and values of the first tokens as views, an array a layer and kind.
 

@@ -83,7 +83,9 @@ class Prefixes:
             keep = False
             raise
         finally:
-            self._ended.append((prefix, keep))
+            if self._limit is not None:  # None: closed meanwhile
+                prefix.context.backend.rest()
+                self._ended.append((prefix, keep))
 
     def make_room(self, context: Context) -> None:
         """Let kept contexts give way to one that grows. Called before each new token."""
@@ -105,6 +107,7 @@ class Prefixes:
         """Write kept contexts to the folder, if there is one, and drop them."""
         with self._lock:
             self._collect()
+            self._limit = None
             while self._kept:
                 self._drop(self._kept.pop())
 

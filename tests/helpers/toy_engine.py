@@ -65,6 +65,9 @@ class ToyBackend:
         """Let every call compute its whole prompt."""
         return ""
 
+    def rest(self) -> None:
+        """Free nothing."""
+
     def kept(self, tokens: int) -> list[Any]:
         """Keep nothing."""
         return []

@@ -150,6 +150,11 @@ class GgmlContext:
     def settled(self) -> int:
         return self._kv.earliest  # because a token's cell follows from its position
 
+    def rest(self) -> None:
+        self._steps = {}  # first, because these graphs point into what is freed
+        self._scratch = Scratch(self._model.ggml)
+        self._hidden = Columns(self._model.ggml, self._config.dim, 0)
+
     def kept(self, tokens: int) -> list[U8]:
         """Return views [tokens, bytes of a token]."""
         return self._kv.kept(tokens)

@@ -164,6 +164,10 @@ class OrtContext:
     def settled(self) -> int:
         return self._window.settled
 
+    def rest(self) -> None:
+        if self._step[0] > 1:
+            self._bind_hidden(1, prefill=False)
+
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         """Return views [heads, tokens, width]."""
         if self.earliest or any(array.shape[2] < tokens for array in self._kv):

@@ -62,6 +62,9 @@ class PortableContext:
     def resumes(self, tokens: int) -> Resumes:
         return ""  # the shapes of a step follow from those before
 
+    def rest(self) -> None:
+        self._step, self._hidden = {}, self._hidden[:, :0].copy()
+
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         return []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.errors import OutOfMemoryError
+from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
 from stem_edge.runtime.engine import Context, starts_of
 from stem_edge.runtime.prefixes.kept import Prefixes
@@ -39,6 +41,9 @@ class FakeContext:
 
     def resumes(self, tokens: int) -> str:
         return "pairs"
+
+    def rest(self) -> None:
+        """Free nothing."""
 
     def kept(self, tokens: int) -> list[Any]:
         return [self.ids[:tokens]]
@@ -241,3 +246,17 @@ def test_threads(model: Model) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_kept_context_has_nothing_but_its_cache(tiny: Path, engine: EngineName) -> None:
+    with stem_edge.load(tiny, engine=engine) as model:
+        expected = list(model.generate([*range(5, 60)], max_new_tokens=1))
+        context: Any = model._prefixes._ended[0][0].context.backend
+        assert context.nbytes
+        if engine == "ggml":
+            assert context._scratch.nbytes == 0
+        else:
+            assert context._step[0] == 1
+        assert list(model.generate([*range(5, 60)], max_new_tokens=1)) == expected
+        assert model.stats.cached_tokens or engine == "ggml"  # its steps are longer
+    assert not model._prefixes._kept and not model._prefixes._ended

@@ -14,6 +14,7 @@ import onnxruntime as ort
 import pytest
 from installed import DEMO
 
+import stem_edge
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.commands.cache import entries
@@ -175,3 +176,21 @@ def test_removing_all(root: Path, capsys: Capture) -> None:
 def test_an_empty_folder(tmp_path: Path, capsys: Capture, options: list[str], said: str) -> None:
     assert main(["cache", "--cache-dir", str(tmp_path / "none"), *options]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'none'}: 0 B in 0 entries\n{said}"
+
+
+def test_prompts_are_listed(tmp_path: Path, capsys: Capture) -> None:
+    with stem_edge.load(DEMO, prompt_cache=True, cache_dir=tmp_path) as model:
+        list(model.generate("The capital of France is Paris. " * 30, max_new_tokens=1))
+    (made,) = (tmp_path / "prefixes").iterdir()
+    (tmp_path / "prefixes" / "damaged.safetensors").write_bytes(b"nothing")
+    (tmp_path / "prefixes" / ".new.tmp").touch()
+    listed = {e.path.name: e for e in entries(tmp_path) if e.kind == "prefixes"}
+    assert {name: entry.stale for name, entry in listed.items()} == {
+        made.name: "",
+        "damaged.safetensors": "damaged",
+        ".new.tmp": "",
+    }
+    assert listed[made.name].of.endswith(" tokens")
+    assert main(["cache", "--remove", "old", "--cache-dir", str(tmp_path)]) == 0
+    assert "prefixes" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "prefixes").iterdir()} == {made.name, ".new.tmp"}
