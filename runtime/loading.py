@@ -22,7 +22,13 @@ from stem_edge.runtime.backends.engines import (
 )
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, plan_memory
-from stem_edge.runtime.backends.options import LoadOptions, MoreKeywords, OtherKeywords, Providers
+from stem_edge.runtime.backends.options import (
+    SMALL_KV,
+    LoadOptions,
+    MoreKeywords,
+    OtherKeywords,
+    Providers,
+)
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.model import Model
@@ -127,7 +133,7 @@ def _candidates(
 ) -> Sequence[EngineLoader]:
     """Return the engine's loaders for keys and values of the type asked for.
 
-    "auto" is the engine's usual type, unless only int8 fits into memory.
+    "auto" is the engine's usual type, unless that does not fit into memory and SMALL_KV does.
     """
     usual = loaders(bundle, engine, options)
     if options.kv != "auto":
@@ -136,7 +142,7 @@ def _candidates(
         _plan(bundle, engine, usual[0].needs(context), options)
     except MemoryPlanError:
         with suppress(InputError, MemoryPlanError):
-            small = dataclasses.replace(options, kv="int8")
+            small = dataclasses.replace(options, kv=SMALL_KV)
             fitting = loaders(bundle, engine, small)
             _plan(bundle, engine, fitting[0].needs(context), small)
             return fitting

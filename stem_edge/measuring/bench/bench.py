@@ -117,7 +117,7 @@ def _report(bundle: Bundle, settings: Settings, found: Results) -> BenchReport:
     whole = {name: it for name, it in found.measured.items() if name not in found.failed}
     subjects = {name: figures_of(each) for name, each in whole.items()}
     position = settings.prompt_tokens + settings.new_tokens // 2
-    nbytes = token_nbytes(bundle, settings.engine, position)
+    nbytes = token_nbytes(bundle, settings.engine, position, settings.options.get("kv", "auto"))
     mine, rates = next(iter(subjects.values())).rounds["median_step"], found.bandwidth
     reached = [step * nbytes / rate for step, rate in zip(mine, rates, strict=bool(rates))]
     return BenchReport(

@@ -6,17 +6,19 @@ and the mapped weights that every token reads. What is left goes to the row cach
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.footprint import Footprint, footprint_of
+from stem_edge.bundle.footprint import Footprint, footprint_of, kv_obstacle
 from stem_edge.bundle.manifest import TOKEN_COUNTS, Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
+from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.memory.device_profiles import Device, find_device
 from stem_edge.measuring.planning.candidates import is_bundle, of_checkpoint
 from stem_edge.measuring.planning.hit_rates import (
@@ -42,7 +44,7 @@ from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs, Planner
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.options import DEFAULT_CONTEXT, EngineChoice
+from stem_edge.runtime.backends.options import DEFAULT_CONTEXT, SMALL_KV, EngineChoice
 from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
 from stem_edge.system.memory import available_memory, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
@@ -109,6 +111,7 @@ def fit(
     threads: int | None = None,
     engine: EngineChoice = "auto",
     repack: bool = False,
+    kv: KvChoice = "auto",
 ) -> list[Fit]:
     """Return plans that fit, to run a bundle or to export a checkpoint, the recommended one first.
 
@@ -117,7 +120,7 @@ def fit(
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         the rates of this machine are measured, which takes a second or two.
     text: a text, or token ids, like those that the model will see, for the hit rate.
-    engine, repack: as in stem_edge.load; for a checkpoint, "auto" is onnxruntime.
+    engine, repack, kv: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
 
     Raises MemoryPlanError, which names the least that is needed, if nothing fits; InputError,
     BundleError, CheckpointError.
@@ -128,7 +131,7 @@ def fit(
         footprints = of_checkpoint(root, engine)
     else:
         footprints = [footprint_of(bundle.manifest, choose_backbone(bundle, engine))]
-    first = footprints[0]
+    first = footprints[0].with_kv(kv)
     _check(first, flash, context_length, threads, repack=repack)
     stated = None if device is None else find_device(device)
     if memory is not None:
@@ -137,18 +140,20 @@ def fit(
         allowed = available_memory() if stated is None else stated.memory
     flash = flash or (stated.flash if stated else None)
     contexts = {min(context_length or each, first.model.max_context) for each in CONTEXTS}
-    rates = _rates(first, stated, bandwidth, threads or usable_cpus(), repack=repack)
+    rates_of = partial(
+        _rates, device=stated, bandwidth=bandwidth, threads=threads or usable_cpus(), repack=repack
+    )
     hits, source = _hits(bundle, first, text)
-    target = _Target(root, bundle, allowed, contexts, rates, hits, source, flash, repack)
-    fits, refused = list[Fit](), list[MemoryPlanError]()
-    for footprint in footprints:
-        try:
-            fits.append(target.fit(footprint))
-        except MemoryPlanError as error:
-            refused.append(error)
-    if not fits:
-        raise refused[-1]  # the last, because it needs least
-    return fits
+    target = _Target(root, bundle, allowed, contexts, rates_of, hits, source, flash, repack)
+    try:
+        return target.fits([footprint.with_kv(kv) for footprint in footprints])
+    except MemoryPlanError:
+        blocked = kv_obstacle(first.model, first.backbone, SMALL_KV)
+        if kv != "auto" or blocked:
+            raise
+        with suppress(MemoryPlanError):
+            return target.fits([footprint.with_kv(SMALL_KV) for footprint in footprints])
+        raise
 
 
 @dataclass(frozen=True)
@@ -159,13 +164,25 @@ class _Target:
     bundle: Bundle | None
     memory: int
     contexts: set[int]
-    rates: Rates
+    rates_of: Callable[[Footprint], Rates]
     hits: Callable[[int], float]
     hit_source: str
     flash: FlashName | None
     repack: bool
 
-    def fit(self, footprint: Footprint) -> Fit:
+    def fits(self, footprints: Sequence[Footprint]) -> list[Fit]:
+        """Plan for each of the possible bundles that fits. Raises MemoryPlanError if none does."""
+        rates, found, refused = self.rates_of(footprints[0]), list[Fit](), list[MemoryPlanError]()
+        for footprint in footprints:
+            try:
+                found.append(self.fit(footprint, rates))
+            except MemoryPlanError as error:
+                refused.append(error)
+        if not found:
+            raise refused[-1]  # the last, because it needs least
+        return found
+
+    def fit(self, footprint: Footprint, rates: Rates) -> Fit:
         """Plan for one of the possible bundles. Raises MemoryPlanError."""
         tokenizer, prepared = tokenizer_nbytes(self.root), _will_be_prepared(footprint, self.bundle)
         needs_at = partial(_needs, footprint, prepared=prepared, repack=self.repack)
@@ -173,9 +190,8 @@ class _Target:
         context, hit_rate = plan.context_length, self.hits(plan.slots)
         prompt = context // 2  # and the other half decoded, so that the context is full
         usage = Usage(prompt, context - prompt, min(context, 500), plan.slots, hit_rate)
-        rates, flash = self.rates, self.flash
-        expected = predict(needs_at, plan, usage, rates, flash, tokenizer_nbytes=tokenizer)
-        return Fit(needs_at(context), plan, self.hit_source, rates.source, flash, expected)
+        expected = predict(needs_at, plan, usage, rates, self.flash, tokenizer_nbytes=tokenizer)
+        return Fit(needs_at(context), plan, self.hit_source, rates.source, self.flash, expected)
 
 
 def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length: int) -> int:
@@ -224,9 +240,9 @@ def _rates(
             raise InputError(
                 f"bandwidth is {bandwidth} bytes a second, which is too little; write for example 17GB"
             )
-        return derived_rates(parse_size(bandwidth), "as given")
+        return derived_rates(parse_size(bandwidth), "as given", footprint)
     if device is not None:
-        return derived_rates(device.bandwidth, f"stated for {device.name}")
+        return derived_rates(device.bandwidth, f"stated for {device.name}", footprint)
     return measure_rates(footprint, threads, repack=repack)
 
 
