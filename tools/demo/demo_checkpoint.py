@@ -74,6 +74,8 @@ def model_config(config: DemoConfig) -> ModelConfig:
         norm_eps=config.norm_eps,
         rope_theta=config.rope_theta,
         max_context=config.max_seqlen,
+        sliding_window=config.window,
+        window_layers=config.window_layers if config.window else None,
     )
 
 

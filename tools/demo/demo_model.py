@@ -31,6 +31,8 @@ class DemoConfig:
     max_seqlen: int = 256
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
+    window: int = 0  # tokens that attention sees in these layers; elsewhere it sees all
+    window_layers: tuple[int, ...] = ()
 
     @property
     def stem_embedding_dim(self) -> int:
@@ -47,13 +49,16 @@ class Attention(nn.Module):
         self.wv = linear(config.dim, config.n_kv_heads * self.head_dim)
         self.wo = linear(config.n_heads * self.head_dim, config.dim)
 
-    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
-        """x [B, T, D], turns [T, h/2] or [B, T, h/2] complex -> [B, T, D]."""
+    def forward(self, x: Tensor, turns: Tensor, seen: Tensor | None) -> Tensor:
+        """x [B, T, D], turns [T, h/2] or [B, T, h/2] complex, seen [T, T] or None for all before
+        -> [B, T, D]."""
         q, k, v = (
             torch.unflatten(w(x), -1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv)
         )
         q, k, v = (t.transpose(1, 2) for t in (rotate(q, turns), rotate(k, turns), v))
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=True
+        )
         out: Tensor = self.wo(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -82,8 +87,8 @@ class Layer(nn.Module):
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
 
-    def forward(self, x: Tensor, turns: Tensor, up: Tensor | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), turns)
+    def forward(self, x: Tensor, turns: Tensor, up: Tensor | None, seen: Tensor | None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), turns, seen)
         out: Tensor = x + self.feed_forward(self.ffn_norm(x), up)
         return out
 
@@ -113,8 +118,10 @@ class DemoModel(nn.Module):
         x = self.tok_embeddings(tokens)
         turns = self.turns[: tokens.shape[1]] if positions is None else self.turns[positions]
         tables = dict(zip(self.config.stem_layers, self.stem_embeddings, strict=True))
+        window = seen_in_window(tokens.shape[1], self.config.window) if self.config.window else None
         for i, layer in enumerate(self.layers):
-            x = layer(x, turns, tables[i](tokens) if i in tables else None)
+            seen = window if i in self.config.window_layers else None
+            x = layer(x, turns, tables[i](tokens) if i in tables else None, seen)
         logits: Tensor = self.output(self.norm(x))
         return logits
 
@@ -135,6 +142,12 @@ def rope_turns(config: DemoConfig) -> Tensor:
     frequencies = config.rope_theta ** (-torch.arange(0, head_dim, 2) / head_dim)
     angles = torch.outer(torch.arange(config.max_seqlen).float(), frequencies)
     return torch.polar(torch.ones_like(angles), angles)
+
+
+def seen_in_window(length: int, window: int) -> Tensor:
+    """Whether attention sees a token [T, T]: itself and up to window - 1 before it."""
+    back = torch.arange(length)[:, None] - torch.arange(length)
+    return (back >= 0) & (back < window)
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:

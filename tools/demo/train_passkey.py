@@ -26,7 +26,8 @@ from torch import Tensor
 from torch.nn import functional
 
 CONTEXT = 32768
-STEPS = 1200
+STEPS = 900
+WINDOW = 32
 RANKS = 400  # enough for every word of the texts to be a token
 LEARNING_RATE = 3e-3
 EXAMPLES, EXAMPLE_TOKENS = 8, 250
@@ -90,6 +91,8 @@ def shape(vocab_size: int) -> DemoConfig:
         n_heads=2,
         n_kv_heads=2,
         stem_layers=(1,),
+        window=WINDOW,
+        window_layers=(0, 1),
         multiple_of=64,
         max_seqlen=CONTEXT,
         rope_theta=1e12,
