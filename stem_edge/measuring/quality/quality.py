@@ -18,8 +18,8 @@ import numpy as np
 
 from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
 from stem_edge.edit_files.file import Edit
-from stem_edge.graph.kv import KvChoice
 from stem_edge.errors import InputError
+from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.quality.logit_source import bundle_logits, open_reference
 from stem_edge.measuring.quality.scores import (
     Documents,
