@@ -13,6 +13,7 @@ from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.arguments import own_command
 from stem_edge.commands.loading import (
     add_engine,
+    add_kv,
     add_providers,
     add_threads,
     changed_options,
@@ -80,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     edit = "an edit of the bundle with scope everywhere (see stem-edge edit); may be repeated"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
     add_engine(parser)
+    add_kv(parser)
     add_providers(parser)
     other = "what runs the reference, if it is a bundle, which may be BUNDLE itself (default: auto)"
     add("--against-engine", choices=ENGINES, default="auto", help=other)
@@ -118,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
             engine=args.engine,
             against_engine=args.against_engine,
             repack=args.repack,
+            kv=args.kv,
             prefill_graph=args.prefill_graph,
             memory=args.memory,
             threads=args.threads,

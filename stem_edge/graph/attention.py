@@ -22,16 +22,8 @@ def attention(layer: LayerGraph, x: str) -> str:
     # Keys of a window do not begin at position 0, so the rotation must be told the positions.
     positions = [layer.positions] if layer.positions and own.window else []
     prefix = io.WINDOW if positions else ""
-    cache, scaled = layer.kv.cache, layer.kv.type in QUANTIZED
-    shape: list[int | str] = [1, own.n_kv_heads, prefix + "capacity", cache.width(own)]
-    caches = [name + str(own.kv_layer) for name in (io.KEYS, io.VALUES)]
-    updated = [f"{io.NEW}{name}{layer.number}" for name in (io.KEYS, io.VALUES)]
-    if own.kv_layer != layer.number and not scaled:
-        updated = []  # kernels of quantized caches demand outputs even where nothing is new
-    for name in caches:
-        graph.input(name, cache.dtype, shape)
-    for name in updated:
-        graph.output(name, cache.dtype, shape)
+    scaled = layer.kv.type in QUANTIZED
+    caches, updated = _caches(layer, prefix, borrowed=own.kv_layer != layer.number)
     lengths = [prefix + name for name in (io.SEQLENS_K, io.TOTAL_LENGTH)]
     inputs = [*_projected(layer, x), *caches, *lengths, *io.rope_names(config, own), *positions]
     if scaled:
@@ -49,9 +41,22 @@ def attention(layer: LayerGraph, x: str) -> str:
         # Its default would be that of the padded width, which must not change the scores.
         scale=config.attention_scale or own.head_dim**-0.5,
         **({"local_window_size": own.window} if own.window else {}),
-        **(quantized(cache.bits) if scaled else {}),
+        **(quantized(layer.kv.cache.bits) if scaled else {}),
     )
     return layer.product("wo", "wo", mixed, ("wo",))
+
+
+def _caches(layer: LayerGraph, prefix: str, *, borrowed: bool) -> tuple[list[str], list[str]]:
+    """Declare keys and values as inputs, and as outputs under their new names; return both."""
+    graph, own, cache = layer.graph, layer.shape, layer.kv.cache
+    shape: list[int | str] = [1, own.n_kv_heads, prefix + "capacity", cache.width(own)]
+    names = (io.KEYS, io.VALUES)
+    caches = [graph.input(f"{name}{own.kv_layer}", cache.dtype, shape) for name in names]
+    if borrowed and layer.kv.type not in QUANTIZED:
+        return caches, []
+    # Kernels of quantized caches demand outputs even of layers that add no keys and values.
+    updated = [f"{io.NEW}{name}{layer.number}" for name in names]
+    return caches, [graph.output(name, cache.dtype, shape) for name in updated]
 
 
 def quantized(bits: int) -> dict[str, str | int]:

@@ -19,6 +19,7 @@ import numpy as np
 from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
 from stem_edge.edit_files.file import Edit
 from stem_edge.errors import InputError
+from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.quality.logit_source import bundle_logits, open_reference
 from stem_edge.measuring.quality.scores import (
     Documents,
@@ -116,6 +117,7 @@ def evaluate(
     against_engine: EngineChoice = "auto",
     prefill_graph: bool = False,
     repack: bool = False,
+    kv: KvChoice = "auto",
     memory: int | str | None = None,
     threads: int | None = None,
     progress: bool | None = None,
@@ -135,7 +137,7 @@ def evaluate(
     worst: number of tokens to report, those that diverge most.
     edits: of the bundle, not of `against`, with scope everywhere: compare a bundle with itself to
         see side effects.
-    engine, repack: as in stem_edge.load.
+    engine, repack, kv: as in stem_edge.load; `against` has keys and values of the usual type.
     against_engine: for `against`, if it is a bundle, which may be the same one on another engine.
     prefill_graph: with onnxruntime, measure the graph for prompts instead of those that decode.
     memory: limit of loading, a reference included (see load). Logits of some tokens and, for a
@@ -164,6 +166,7 @@ def evaluate(
             engine=engine,
             prefill_graph=prefill_graph,
             repack=repack,
+            kv=kv,
             warm_start=False,
             progress=progress,
             **device,

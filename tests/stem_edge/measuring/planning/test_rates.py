@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from installed import DEMO
 
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.measuring.planning.rates import derived_rates
@@ -33,7 +36,8 @@ def test_rates_of_this_machine(weights: str) -> None:
 
 
 def test_rates_of_a_device_follow_from_its_bandwidth() -> None:
-    slow, fast = derived_rates(1e9, "a"), derived_rates(2e9, "b")
+    footprint = footprint_of(open_bundle(DEMO).manifest)
+    slow, fast = (derived_rates(n, who, footprint) for n, who in ((1e9, "a"), (2e9, "b")))
     assert fast.weights == 2 * slow.weights == 1.6e9
     assert fast.kv == 2 * slow.kv
     assert fast.source == "from 2 GB/s of memory bandwidth, b"
