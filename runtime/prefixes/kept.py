@@ -84,7 +84,6 @@ class Prefixes:
             raise
         finally:
             if self._limit is not None:  # None: closed meanwhile
-                prefix.context.backend.rest()
                 self._ended.append((prefix, keep))
 
     def make_room(self, context: Context) -> None:
@@ -212,6 +211,7 @@ class Prefixes:
             self._lent.remove(prefix)
             if keep and prefix.computed:
                 prefix.reserve(prefix.context.position)
+                prefix.context.backend.rest()  # not when it ends, which may be as Python shuts down
                 self._kept.append(prefix)
 
     def _evict(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -251,7 +253,8 @@ def test_threads(model: Model) -> None:
 def test_a_kept_context_has_nothing_but_its_cache(tiny: Path, engine: EngineName) -> None:
     with stem_edge.load(tiny, engine=engine) as model:
         expected = list(model.generate([*range(5, 60)], max_new_tokens=1))
-        context: Any = model._prefixes._ended[0][0].context.backend
+        model._prefixes._collect()
+        context: Any = model._prefixes._kept[0].context.backend
         assert context.nbytes
         if engine == "ggml":
             assert context._scratch.nbytes == 0
@@ -260,3 +263,20 @@ def test_a_kept_context_has_nothing_but_its_cache(tiny: Path, engine: EngineName
         assert list(model.generate([*range(5, 60)], max_new_tokens=1)) == expected
         assert model.stats.cached_tokens or engine == "ggml"  # its steps are longer
     assert not model._prefixes._kept and not model._prefixes._ended
+
+
+EXIT = """
+import sys, stem_edge
+model = stem_edge.load({path!r}, engine={engine!r}, prepare=False)
+generation = model.generate([*range(5, 60)], max_new_tokens=20)
+print(next(generation).token_ids)
+model.itself = model
+"""
+
+
+def test_a_program_may_end_in_the_midst_of_an_answer(tiny: Path, engine: EngineName) -> None:
+    code = EXIT.format(path=str(tiny), engine=engine)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
