@@ -50,7 +50,7 @@ from stem_edge.export.quantization.calibration import (
     sequences,
 )
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
+from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS, VOCABULARY_TOKENS
 from stem_edge.export.tables import TableWriter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.ggml.check import checked_ggml
@@ -232,11 +232,19 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
 
 
 def _texts_of_peaks(job: Job) -> list[list[int]]:
-    """Return the sequences that peaks of keys and values are taken from, beside the probe."""
-    if job.options.runs_on == "ggml" or not len(job.text_ids):
+    """Return the sequences that peaks of keys and values are taken from, beside the probe.
+
+    Without a text these are tokens from all over the vocabulary, because the probe alone is too
+    short: it may even be a single token again and again, if a tokenizer lacks its letters.
+    """
+    config = job.source.config
+    if job.options.runs_on == "ggml":
         return []
-    tokens = min(TEXT_TOKENS, job.options.text_tokens)
-    return sequences(job.text_ids, tokens, job.source.config.max_context)
+    if len(job.text_ids):
+        tokens = min(TEXT_TOKENS, job.options.text_tokens)
+        return sequences(job.text_ids, tokens, config.max_context)
+    count = min(VOCABULARY_TOKENS, config.max_context, config.vocab_size)
+    return [np.linspace(0, config.vocab_size - 1, count).astype(int).tolist()]
 
 
 def _steps(

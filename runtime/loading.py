@@ -34,7 +34,13 @@ from stem_edge.runtime.backends.engines import (
 )
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, allowed, plan_memory
-from stem_edge.runtime.backends.options import LoadOptions, MoreKeywords, OtherKeywords, Providers
+from stem_edge.runtime.backends.options import (
+    SMALL_KV,
+    LoadOptions,
+    MoreKeywords,
+    OtherKeywords,
+    Providers,
+)
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.model import Model
@@ -148,7 +154,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
 def _candidates(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[EngineLoader]:
     """Return the engine's loaders for keys and values of the type asked for.
 
-    "auto" is the engine's usual type, unless the context that fits is shorter than with int8.
+    "auto" is the engine's usual type, unless the context that fits is shorter than with SMALL_KV.
     """
     usual = loaders(bundle, engine, options)
     if options.kv != "auto":
@@ -158,7 +164,7 @@ def _candidates(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[E
         if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
             return usual
     with suppress(InputError, MemoryPlanError):
-        small = dataclasses.replace(options, kv="int8")
+        small = dataclasses.replace(options, kv=SMALL_KV)
         fitting = loaders(bundle, engine, small)
         _plan(bundle, engine, fitting[0].needs, small)
         return fitting

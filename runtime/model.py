@@ -37,7 +37,8 @@ class Model:
 
     Several generations may take turns, in one thread or in many; the memory plan counts the KV cache
     of one. What it leaves unused keeps prompts, from which later ones that begin alike go on with the
-    same tokens as without (docs/python.md). A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
+    same tokens as without (docs/python.md). A forked process cannot use it. OutOfMemoryError from any
+    call leaves it usable.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class Model:
         messages, ids = json.dumps(conversation.messages), list[int]()
         with suppress(
             InputError
-        ):  # of messages that no turn could have; they are kept all the same
+        ):  # of messages that no turn could have, which are kept all the same
             ids = conversation.prompt(conversation.messages)
         try:
             self._prefixes.save(Path(path), ids, messages, self._fingerprint())

@@ -191,6 +191,8 @@ def main() -> None:
     stem = "layers with a table: every third, second, all but the first, none, or numbers (third)"
     choices = "third|half|full|dense|LAYER"
     parser.add_argument("--stem", nargs="+", default=["third"], metavar=choices, help=stem)
+    context = "longest context that the model is made for (as the shape's)"
+    parser.add_argument("--max-context", type=int, metavar="TOKENS", help=context)
     parser.add_argument("--parts", type=int, default=4, help="column shards (4)")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="(bf16)")
     args = parser.parse_args()
@@ -203,9 +205,8 @@ def main() -> None:
         layers = tuple(sorted(map(int, args.stem)))
     else:
         layers = stem_layers(args.stem[0], shape.n_layers)
-    write_checkpoint(
-        args.out, replace(shape, stem_layers=layers), parts=args.parts, dtype=args.dtype
-    )
+    shape = replace(shape, stem_layers=layers, max_seqlen=args.max_context or shape.max_seqlen)
+    write_checkpoint(args.out, shape, parts=args.parts, dtype=args.dtype)
     print(f"{args.out}: done; next: stem-edge export {args.out} BUNDLE")
 
 

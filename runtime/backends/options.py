@@ -9,13 +9,15 @@ from typing import Literal, TypeAlias, TypedDict
 
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError
-from stem_edge.graph.kv import KV_CHOICES, KvChoice
+from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.context_choice import contexts
 from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
 from stem_edge.runtime.rows.store import READ_MODES, ReadMode
 from stem_edge.system.memory import usable_cpus
 from stem_edge.units import parse_size
 
+# Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
+SMALL_KV: KvType = "int8"
 EngineChoice: TypeAlias = str  # "auto", or a key of stem_edge.runtime.backends.engines.ENGINES
 # A provider, or several by preference; each may have options, as in
 # stem_edge.runtime.backends.onnxruntime.providers.provider.

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from google_crc32c import extend
 
+from stem_edge.errors import InputError
 from stem_edge.files import disk
 
 FORMAT = "1"
@@ -201,3 +202,16 @@ def is_own(found: os.stat_result) -> bool:
     """Return whether a file or folder is this user's, and nobody else can write to it."""
     getuid: Callable[[], int] | None = getattr(os, "getuid", None)
     return getuid is None or (found.st_uid == getuid() and not found.st_mode & 0o022)
+
+
+def check_conversation(path: Path) -> None:
+    """Raise InputError unless a file is a saved conversation; its bytes are not checked."""
+    try:
+        with PrefixFile(path) as file:
+            if file.saved.messages:
+                return
+    except OSError as error:
+        raise InputError(f"{path}: cannot read ({error.strerror}); give another file") from error
+    except UnusableError:
+        pass
+    raise InputError(f"{path}: not a saved conversation; give another file")

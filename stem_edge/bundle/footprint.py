@@ -83,13 +83,20 @@ class Footprint:
         """Footprint of an engine whose KV cache keeps all tokens in every layer."""
         return replace(self, windows=False)
 
+    @property
+    def usual_kv(self) -> KvType:
+        """Type of keys and values that the engine has unless asked for another."""
+        if isinstance(self.backbone, BackboneFormat):
+            return "fp32"
+        return gguf_schema.usual_kv(self.backbone.weights)
+
     def with_kv(self, kv: KvChoice) -> Footprint:
-        """Footprint with keys and values of this type, in place of the usual one.
+        """Footprint with keys and values of this type; "auto" is the engine's usual one.
 
         Raises InputError for a type that the backbone cannot have.
         """
-        if kv == "auto" or kv == self.kv:
-            return self
+        if kv == "auto":
+            kv = self.usual_kv
         if reason := kv_obstacle(self.model, self.backbone, kv):
             raise InputError(f"kv is {kv!r}: {reason}")
         return replace(self, kv=kv)

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from stem_edge.commands.loading import add_engine, add_threads
+from stem_edge.commands.loading import add_engine, add_kv, add_threads
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import is_bundle
@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--text", metavar="FILE", help=text)
     add_threads(parser)
     add_engine(parser)
+    add_kv(parser)
     add("--json", action="store_true", help="print all figures as JSON")
 
 
@@ -87,6 +88,7 @@ def to_dict(one: Fit) -> dict[str, object]:
         "memory": one.memory,
         "load_memory": one.load_memory,
         "context_length": one.plan.context_length,
+        "kv": one.plan.kv,
         "slots": one.plan.slots,
         "hit_source": one.hit_source,
         "rates": one.rates_source,
@@ -117,7 +119,10 @@ def _figures(one: Fit) -> list[str]:
         ("on flash", format_size(one.footprint.flash_nbytes)),
         ("memory, expected", format_size(one.memory)),
         ("  anonymous, at peak", anonymous),
-        ("    KV cache", f"{format_size(plan.kv_cache)} for {plan.context_length:,} tokens"),
+        (
+            "    KV cache",
+            f"{format_size(plan.kv_cache)} for {plan.context_length:,} tokens, {plan.kv}",
+        ),
     ]
     if one.tables:
         rows.append(("    row cache", f"{format_size(found.row_cache)}, {plan.slots:,} slots"))
@@ -152,6 +157,8 @@ def _flash(one: Fit) -> str:
 
 def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit = f"--memory {-(-one.load_memory // 10**6)}MB --context-length {one.plan.context_length}"
+    if one.footprint.kv != one.footprint.usual_kv:
+        limit += f" --kv {one.plan.kv}"
     limit += (f" --engine {engine}" if bundle and engine else "") + " --repack" * one.needs.repack
     limit += " --no-prefill-graph" * (one.footprint.prefill_nbytes > 0 and not one.needs.prefill)
     if bundle:

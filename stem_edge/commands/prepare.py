@@ -7,8 +7,9 @@ import json
 
 import msgspec
 
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.commands.loading import add_cache_dir, add_threads
+from stem_edge.commands.loading import add_cache_dir, add_kv, add_threads
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.onnxruntime.prepacked import find, make
 from stem_edge.system.memory import usable_cpus
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     add_cache_dir(parser)
     add_threads(parser)
+    add_kv(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -42,8 +44,10 @@ def run(args: argparse.Namespace) -> int:
             f"{args.bundle}: no backbone for onnxruntime, and one for ggml needs no preparing; "
             "load it as it is"
         )
-    found = find(bundle, args.cache_dir)
-    folder, record = found or make(bundle, args.cache_dir, args.threads or usable_cpus())
+    kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(args.kv).kv
+    found = find(bundle, args.cache_dir, kv)
+    threads = args.threads or usable_cpus()
+    folder, record = found or make(bundle, args.cache_dir, threads, kv=kv)
     if args.json:
         print(json.dumps({"folder": str(folder), **msgspec.to_builtins(record)}, indent=1))
         return 0

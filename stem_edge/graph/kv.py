@@ -56,7 +56,7 @@ CACHES: dict[KvType, Cache] = {
 
 # Later text has greater values than the exporter saw. With these factors, what a coarser scale
 # loses and what is lost by cutting greater values off was least together.
-MARGINS: dict[KvType, float] = {"int8": 1.25, "int4": 1.0}
+MARGINS: dict[KvType, float] = {"int8": 1.5, "int4": 1.0}
 
 
 class KvFormat(NamedTuple):

@@ -26,7 +26,7 @@ tokens and slower for one. All graphs share one KV cache.
 | window_seqlens_k, window_total_length | as the two above | the same without tokens that have left the window's cache |
 | positions | int64 [1, T] | of the tokens, for layers with a window |
 | rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.numerics.rope, zero-padded; rope_cos.1 ... where layers have several rotations |
-| keys.<l>, values.<l> | float32 [1, kv heads, capacity, head_width] | KV cache, also an output; `kv_capacity` says how long it is |
+| keys.<l>, values.<l> | float32, float16, int8 or uint8 [1, kv heads, capacity, head_width] | KV cache, also an output; `kv_capacity` says how long it is; two values of 4 bits are a uint8 (graph.kv) |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |
 | row_codes.<l>.1, row_scales.<l>.1 | as above, [slots, rows, ...] | an expert's second matrix |
@@ -35,7 +35,7 @@ tokens and slower for one. All graphs share one KV cache.
 | output | type, shape | meaning |
 |---|---|---|
 | new_hidden | float32 [1, T, hidden_width] | every graph but head; [1, n, ...] from rest |
-| new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs |
+| new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs; of layers that borrow K and V, if they are quantized, to the lender's |
 | logits | float32 [1, n, V] | head only |
 
 backbone.onnx in the bundle joins embed, early, late, rest and head in one graph for other tools:

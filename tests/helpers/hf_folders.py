@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import exports
+import numpy as np
 import torch
 import transformers
+from installed import DATA
 from safetensors.torch import load_file, save_file
 
 from stem_edge.export.checkpoints.hugging_face import read_checkpoint
+from stem_edge.numerics.quantize import F32, I64
 
 
 def edit(folder: Path, file: str = "config.json", **values: Any) -> None:
@@ -130,6 +134,16 @@ def make_gemma(**changes: Any) -> Any:
         for layer in model.model.layers:
             layer.layer_scalar.fill_(0.9)
     return model
+
+
+def write_gemma(folder: Path, tokens: int) -> tuple[I64, F32]:
+    """Write a checkpoint whose last layers borrow K and V; return ids and transformers' logits."""
+    model = make_gemma(max_position_embeddings=1024, vocab_size=307, vocab_size_per_layer_input=307)
+    model.save_pretrained(folder)
+    shutil.copy(DATA / "conformance" / "gemma4-text" / "tokenizer.json", folder)
+    ids = np.random.default_rng(0).integers(90, size=tokens)
+    with torch.no_grad():
+        return ids, model(torch.tensor(ids[None])).logits[0].numpy()
 
 
 GEMMA_3N: dict[str, Any] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from architectures import SIZES, write
-from conformance import CONFORMANCE, stepwise
-from hf_folders import make_gemma
+from conformance import stepwise
+from hf_folders import write_gemma
 from installed import add_ggml
 
 import stem_edge
@@ -48,8 +46,6 @@ FAST = {GEMMA, "some layers", "wide heads"}
 MODELS = [
     pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in (GEMMA, *CHANGES)
 ]
-# The others are within 1e-4 on onnxruntime. ggml multiplies up RoPE's angles in float32, whose error
-# grows with the position, whatever the cache keeps: 1.5e-4 after 420 tokens with wide heads.
 TOLERANCE = {GEMMA: 5e-4}
 
 
@@ -64,7 +60,7 @@ class Case(NamedTuple):
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("window")
     if request.param == GEMMA:
-        ids, expected = write_gemma(folder / "checkpoint")
+        ids, expected = write_gemma(folder / "checkpoint", TOKENS)
     else:
         config = ModelConfig(**(SIZES | {"max_context": 1024} | CHANGES[request.param]))
         _, drawn, found = write(folder / "checkpoint", config, tokens=TOKENS)
@@ -73,17 +69,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         folder / "checkpoint", folder / "bundle", backbone="fp32", tables="fp32"
     )
     add_ggml(folder / "checkpoint", folder / "bundle")
-    return Case(folder / "bundle", ids, expected, TOLERANCE.get(request.param, 2e-4))
-
-
-def write_gemma(folder: Path) -> tuple[I64, F32]:
-    """Write a checkpoint whose last layers borrow K and V; return ids and transformers' logits."""
-    model = make_gemma(max_position_embeddings=1024, vocab_size=307, vocab_size_per_layer_input=307)
-    model.save_pretrained(folder)
-    shutil.copy(CONFORMANCE / "gemma4-text" / "tokenizer.json", folder)
-    ids = np.random.default_rng(0).integers(90, size=TOKENS)
-    with torch.no_grad():
-        return ids, model(torch.tensor(ids[None])).logits[0].numpy()
+    return Case(folder / "bundle", ids, expected, TOLERANCE.get(request.param, 1e-4))
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ class Attention(nn.Module):
         self.wo = linear(config.n_heads * self.head_dim, config.dim)
 
     def forward(self, x: Tensor, turns: Tensor) -> Tensor:
-        """x [B, T, D], turns [T, h/2] complex -> [B, T, D]."""
+        """x [B, T, D], turns [T, h/2] or [B, T, h/2] complex -> [B, T, D]."""
         q, k, v = (
             torch.unflatten(w(x), -1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv)
         )
@@ -108,9 +108,10 @@ class DemoModel(nn.Module):
         self.register_buffer("turns", rope_turns(config), persistent=False)
         nn.init.normal_(self.tok_embeddings.weight, std=config.dim**-0.5)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """positions [B, T]: of the tokens, below max_seqlen; 0 to T - 1 by default."""
         x = self.tok_embeddings(tokens)
-        turns = self.turns[: tokens.shape[1]]
+        turns = self.turns[: tokens.shape[1]] if positions is None else self.turns[positions]
         tables = dict(zip(self.config.stem_layers, self.stem_embeddings, strict=True))
         for i, layer in enumerate(self.layers):
             x = layer(x, turns, tables[i](tokens) if i in tables else None)
@@ -139,7 +140,7 @@ def rope_turns(config: DemoConfig) -> Tensor:
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """Apply interleaved RoPE to x [B, T, heads, h]: values 2i and 2i+1 are one complex number."""
     pairs = torch.view_as_complex(torch.unflatten(x.float(), -1, (-1, 2)))
-    return torch.view_as_real(pairs * turns[:, None]).flatten(-2)
+    return torch.view_as_real(pairs * turns[..., None, :]).flatten(-2)
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor, reduction: str = "mean") -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
 from stem_edge.ggml.library import ROPE_HALVES, ROPE_PAIRS
-from stem_edge.numerics.rope import rope_frequencies
 from stem_edge.runtime.backends.ggml.graph import Tensor
 from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.ggml.layer import LayerGraph
@@ -27,15 +28,22 @@ def attention(layer: LayerGraph, x: Tensor, kv: KvCache) -> Tensor:
 
 
 def _rotated(layer: LayerGraph, part: str, x: Tensor, heads: int) -> Tensor:
-    """Return heads [head_dim, heads, T] of q or k after the norm, if there is one, and RoPE."""
-    config, rope, inputs = layer.config, layer.shape.rope, layer.inputs
+    """Return heads [head_dim, heads, T] of q or k after the norm, if there is one, and RoPE.
+
+    Not by ggml's RoPE alone: it multiplies up its angles, whose error grows with the position.
+    """
+    graph, config, inputs = layer.graph, layer.config, layer.inputs
     cut = _heads(layer, layer.product("w" + part, x), heads)
     if config.qk_norm_eps is not None:
         cut = layer.norm(part + "_norm", cut, config.qk_norm_eps)
-    mode = ROPE_PAIRS if config.rope_interleaved else ROPE_HALVES
-    size, factors = float(rope_frequencies(rope)[1]), inputs.factors.get(rope)
-    base = (rope.theta, 1.0, 0.0, size, 0.0, 0.0)
-    return layer.graph.op("rope_ext", cut, inputs.positions, factors, rope.width, mode, 0, *base)
+    mode, width = ROPE_PAIRS if config.rope_interleaved else ROPE_HALVES, layer.shape.head_dim
+    quarter = (1.0, math.pi / 2, 0.0, 1.0, 0.0, 0.0)  # a turn by 90 degrees at position 1
+    turned = graph.op("rope_ext", cut, inputs.ones, None, width, mode, 0, *quarter)
+    cos, sin = (
+        graph.op("reshape_3d", one, width, 1, inputs.count)
+        for one in inputs.turns[layer.shape.rope]
+    )
+    return graph.op("add", graph.op("mul", cut, cos), graph.op("mul", turned, sin))
 
 
 def _values(layer: LayerGraph, x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.names import EARLY, LATE, REST, layer_graphs
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.numerics.rope import frequency_factors
+from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backends.ggml.graph import (
     Arena,
     Columns,
@@ -127,8 +127,6 @@ class GgmlContext:
         self._hidden = Columns(model.ggml, self._config.dim, 0)
         # (before the first row, of a prompt) -> the last shape and its graph
         self._steps: dict[tuple[bool, bool], tuple[tuple[int, ...], _Step]] = {}
-        factors = {rope: frequency_factors(rope) for rope in self._config.ropes}
-        self._factors = {rope: found for rope, found in factors.items() if found is not None}
         self._layers = layer_graphs(self._config)
         self._position, self._count = 0, 0
 
@@ -194,16 +192,24 @@ class GgmlContext:
     def _run(self, step: _Step, slot_ids: npt.NDArray[np.int32] | None) -> None:
         inputs, graph = step.layers, step.graph
         positions = np.arange(self._position, self._position + self._count, dtype=np.int64)
-        graph.set(inputs.positions, positions.astype(np.int32))
+        graph.set(inputs.ones, np.ones(self._count, np.int32))
         for window, cells in inputs.cells.items():
             ring = self._kv.rings[window]
             graph.set(cells.own, positions % ring.capacity)
             graph.set(cells.mask, ring.mask(positions, cells.count))
-        for rope, tensor in inputs.factors.items():
-            graph.set(tensor, self._factors[rope])
+        for rope, turns in inputs.turns.items():
+            tables = rope_tables(rope, self._position + self._count, self._position)
+            for tensor, table in zip(turns, tables, strict=True):
+                graph.set(tensor, self._spread(table))
         if inputs.slot_ids is not None and slot_ids is not None:
             graph.set(inputs.slot_ids, np.ascontiguousarray(slot_ids, np.int32))
         graph.run()
+
+    def _spread(self, table: F32) -> F32:
+        """Return a RoPE table [T, head_dim / 2] with a value for each member of a pair."""
+        if self._config.rope_interleaved:
+            return np.repeat(table, 2, axis=1)
+        return np.tile(table, (1, 2))
 
     def _step(self, logits: int, *, early: bool) -> _Step:
         """Return the graph for the step's shape, which often is that of the previous step."""
@@ -291,17 +297,15 @@ class GgmlContext:
             )
             for window in sorted({layer.window for layer in described})
         }
-        factors = {layer.rope: self._factors.get(layer.rope) for layer in described}
+        ropes = {layer.rope: (ggml_types.F32, layer.rope.width, count) for layer in described}
         takes_rows = rows and bool(self._model.slots)
         return LayerInputs(
             count=count,
-            positions=graph.input(ggml_types.I32, count),
+            ones=graph.input(ggml_types.I32, count),
             cells=attended,
             slot_ids=graph.input(ggml_types.I32, count) if takes_rows else None,
-            factors={
-                rope: graph.input(ggml_types.F32, len(divisors))
-                for rope, divisors in factors.items()
-                if divisors is not None
+            turns={
+                rope: (graph.input(*shape), graph.input(*shape)) for rope, shape in ropes.items()
             },
             embedded=embedded,
         )

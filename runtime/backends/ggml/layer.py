@@ -33,10 +33,10 @@ class LayerInputs:
     """Inputs of the layers of a graph for T tokens."""
 
     count: int  # T
-    positions: Tensor  # I32 [T]
+    ones: Tensor  # I32 [T]
     cells: Mapping[int, Cells]  # window -> cells
     slot_ids: Tensor | None  # I32 [T]; None before the first STEM layer
-    factors: Mapping[Rope, Tensor]  # F32 [head_dim / 2]: divisors of RoPE's frequencies
+    turns: Mapping[Rope, tuple[Tensor, Tensor]]  # F32 [head_dim, T]: cosines and sines
     embedded: Tensor  # F32 [dim, T]: hidden states before the model's first layer
 
     def last(self, graph: Graph, dim: int, count: int) -> LayerInputs:
@@ -45,6 +45,9 @@ class LayerInputs:
 
         def ids(tensor: Tensor) -> Tensor:
             return graph.op("view_1d", tensor, count, skipped * ggml_types.I32.nbytes)
+
+        def last(tensor: Tensor, width: int) -> Tensor:
+            return graph.columns(tensor, ggml_types.F32, width, skipped, count)
 
         cells = {
             window: replace(
@@ -55,10 +58,14 @@ class LayerInputs:
         return replace(
             self,
             count=count,
-            positions=ids(self.positions),
+            ones=ids(self.ones),
             cells=cells,
+            turns={
+                rope: (last(cos, rope.width), last(sin, rope.width))
+                for rope, (cos, sin) in self.turns.items()
+            },
             slot_ids=None if self.slot_ids is None else ids(self.slot_ids),
-            embedded=graph.columns(self.embedded, ggml_types.F32, dim, skipped, count),
+            embedded=last(self.embedded, dim),
         )
 
 

@@ -84,8 +84,10 @@ def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool
     """Return the needs of a backbone on ggml, whose weights stay in their file unless repacked."""
     config = footprint.model
     heads = max((config.n_heads + 2 * one.n_kv_heads) * one.head_dim for one in config.layers)
-    # Gate, up and their product beside the hidden state, or q, k and v; then their 8-bit copies.
-    per_token = 3 * config.dim + heads + 4 * max(layer.d_ff for layer in config.layers)
+    # Gate, up and their product beside the hidden state, or q, k and v on their way through RoPE;
+    # then their 8-bit copies. RoPE's cosines and sines, here and in ggml's memory.
+    per_token = 3 * config.dim + heads + 4 * max(heads, *(layer.d_ff for layer in config.layers))
+    per_token += 4 * sum(rope.width for rope in config.ropes)
     cells = [kv_capacity(window, context) for window in {one.window for one in config.layers}]
     masks = HALF * (sum(cells) + max(cells))  # one more, because numpy makes it before ggml's copy
     # Logits of a position, in ggml's memory and in ours, and their copy for sampling.

@@ -95,7 +95,7 @@ class DeviceLoader:
             # Less the weights, because onnxruntime allocates those itself.
             self._memory.limit = limit - device_weights_nbytes(footprint)
         elif self.provider.name == "cuda":
-            limit = free_on_nvidia(self.provider.options.get("device_id", "0"))
+            limit = self._free
         return device_needs(
             footprint,
             context,
@@ -105,6 +105,11 @@ class DeviceLoader:
             asked=self._limit is not None,
             shared=self._memory.kind == "host",
         )
+
+    @cached_property
+    def _free(self) -> int | None:
+        """Free bytes of an NVIDIA GPU, asked once because plans are made for several contexts."""
+        return free_on_nvidia(self.provider.options.get("device_id", "0"))
 
     def make_slots(self, layout: RecordLayout, count: int) -> Slots:
         if self.variant == "portable":

@@ -120,7 +120,7 @@ def _check(settings: Settings, bundle: Path) -> None:
 def _report(bundle: Bundle, settings: Settings, found: Results) -> BenchReport:
     subjects = {name: figures_of(each) for name, each in found.measured.items() if each.rounds}
     position = settings.prompt_tokens + settings.new_tokens // 2
-    nbytes = token_nbytes(bundle, settings.engine, position)
+    nbytes = token_nbytes(bundle, settings.engine, position, settings.options.get("kv", "auto"))
     mine, rates = next(iter(subjects.values())).rounds["median_step"], found.bandwidth
     reached = [step * nbytes / rate for step, rate in zip(mine, rates, strict=bool(rates))]
     return BenchReport(

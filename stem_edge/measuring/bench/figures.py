@@ -9,6 +9,7 @@ from typing import Any
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.graph.formats import EngineName
+from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.memory.sampler import Sampler
 from stem_edge.measuring.run.workers import Answer
 
@@ -194,11 +195,14 @@ def peaks_of(sampler: Sampler) -> dict[str, PhasePeak]:
     return peaks
 
 
-def token_nbytes(bundle: Bundle, engine: EngineName, position: int) -> int:
-    """Return the bytes that a decode step at this position reads from memory."""
-    footprint = footprint_of(bundle.manifest, engine)
+def token_nbytes(bundle: Bundle, engine: EngineName, position: int, kv: KvChoice = "auto") -> int:
+    """Return the bytes that a decode step at this position reads from memory.
+
+    kv: type of keys and values, as in stem_edge.load.
+    """
+    footprint = footprint_of(bundle.manifest, engine).with_kv(kv)
     record = 0 if footprint.tables is None else footprint.slot_nbytes - SLOT_BOOKKEEPING_NBYTES
-    return footprint.step_nbytes + footprint.kv_nbytes(position) + record
+    return footprint.step_nbytes + footprint.kv_read_nbytes(position) + record
 
 
 def _on_device(measured: Measured, steps: list[dict[str, float]]) -> OnDevice | None:

@@ -233,7 +233,7 @@ class _Run:
 
     def _rates(self) -> Rates:
         self.notify("timing this machine's kernels")
-        footprint = footprint_of(self.bundle.manifest, self.engine)
+        footprint = footprint_of(self.bundle.manifest, self.engine).with_kv(self.options.kv)
         return measure_rates(footprint, self.options.cpus, repack=self.options.repack)
 
     def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:

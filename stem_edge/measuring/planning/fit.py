@@ -6,18 +6,20 @@ and the mapped weights that every token reads. What is left goes to the row cach
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.footprint import Footprint, footprint_of
+from stem_edge.bundle.footprint import Footprint, footprint_of, kv_obstacle
 from stem_edge.bundle.manifest import TOKEN_COUNTS, Bundle, open_bundle
 from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
+from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.memory.device_profiles import Device, find_device
 from stem_edge.measuring.planning.candidates import is_bundle, of_checkpoint
 from stem_edge.measuring.planning.hit_rates import (
@@ -44,7 +46,7 @@ from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs, Planner
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.options import EngineChoice
+from stem_edge.runtime.backends.options import SMALL_KV, EngineChoice
 from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
 from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
@@ -108,6 +110,7 @@ def fit(
     threads: int | None = None,
     engine: EngineChoice = "auto",
     repack: bool = False,
+    kv: KvChoice = "auto",
 ) -> list[Fit]:
     """Return plans that fit, to run a bundle or to export a checkpoint, the recommended one first.
 
@@ -118,7 +121,7 @@ def fit(
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         the rates of this machine are measured, which takes a second or two.
     text: a text, or token ids, like those that the model will see, for the hit rate.
-    engine, repack: as in stem_edge.load; for a checkpoint, "auto" is onnxruntime.
+    engine, repack, kv: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
 
     Raises MemoryPlanError, which names the least that is needed, if nothing fits; InputError,
     BundleError, CheckpointError.
@@ -129,7 +132,7 @@ def fit(
         footprints = of_checkpoint(root, engine)
     else:
         footprints = [footprint_of(bundle.manifest, choose_backbone(bundle, engine))]
-    first = footprints[0]
+    first = footprints[0].with_kv(kv)
     _check(first, flash, context_length, threads, repack=repack)
     stated = None if device is None else find_device(device)
     if memory is not None:
@@ -138,19 +141,19 @@ def fit(
         allowed = available_memory() if stated is None else stated.memory
     flash = flash or (stated.flash if stated else None)
     lengths = [context_length] if context_length else contexts(first.model.max_context)
-    rates = _rates(first, stated, bandwidth, threads or usable_cpus(), repack=repack)
+    rates_of = partial(
+        _rates, device=stated, bandwidth=bandwidth, threads=threads or usable_cpus(), repack=repack
+    )
     hits, source = _hits(bundle, first, text)
     limit = memory_limit() if stated is None else stated.memory
-    target = _Target(root, bundle, allowed, limit, lengths, rates, hits, source, flash, repack)
-    fits, refused = list[Fit](), list[MemoryPlanError]()
-    for footprint in footprints:
-        try:
-            fits.append(target.fit(footprint))
-        except MemoryPlanError as error:
-            refused.append(error)
-    if not fits:
-        raise refused[-1]  # the last, because it needs least
-    return fits
+    target = _Target(root, bundle, allowed, limit, lengths, rates_of, hits, source, flash, repack)
+    if kv != "auto" or kv_obstacle(first.model, first.backbone, SMALL_KV):
+        return target.fits([footprint.with_kv(kv) for footprint in footprints])
+    with suppress(MemoryPlanError):
+        found = target.fits(footprints)
+        if found[0].plan.context_length >= min(USUAL_CONTEXT, lengths[0]):
+            return found
+    return target.fits([footprint.with_kv(SMALL_KV) for footprint in footprints])
 
 
 @dataclass(frozen=True)
@@ -162,13 +165,25 @@ class _Target:
     memory: int
     limit: int  # bytes that the device has, of which `memory` may be a part
     contexts: list[int]
-    rates: Rates
+    rates_of: Callable[[Footprint], Rates]
     hits: Callable[[int], float]
     hit_source: str
     flash: FlashName | None
     repack: bool
 
-    def fit(self, footprint: Footprint) -> Fit:
+    def fits(self, footprints: Sequence[Footprint]) -> list[Fit]:
+        """Plan for each of the possible bundles that fits. Raises MemoryPlanError if none does."""
+        rates, found, refused = self.rates_of(footprints[0]), list[Fit](), list[MemoryPlanError]()
+        for footprint in footprints:
+            try:
+                found.append(self.fit(footprint, rates))
+            except MemoryPlanError as error:
+                refused.append(error)
+        if not found:
+            raise refused[-1]  # the last, because it needs least
+        return found
+
+    def fit(self, footprint: Footprint, rates: Rates) -> Fit:
         """Plan for one of the possible bundles. Raises MemoryPlanError."""
         tokenizer, prepared = tokenizer_nbytes(self.root), _will_be_prepared(footprint, self.bundle)
         prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
@@ -179,9 +194,8 @@ class _Target:
         context, hit_rate = plan.context_length, self.hits(plan.slots)
         used = min(context, USUAL_CONTEXT)  # half of it by a prompt, the other half decoded
         usage = Usage(used // 2, used - used // 2, min(used, 500), plan.slots, hit_rate)
-        rates, flash = self.rates, self.flash
-        expected = predict(needs_at, plan, usage, rates, flash, tokenizer_nbytes=tokenizer)
-        return Fit(needs_at(context), plan, self.hit_source, rates.source, flash, expected)
+        expected = predict(needs_at, plan, usage, rates, self.flash, tokenizer_nbytes=tokenizer)
+        return Fit(needs_at(context), plan, self.hit_source, rates.source, self.flash, expected)
 
 
 def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length: int) -> int:
@@ -230,9 +244,9 @@ def _rates(
             raise InputError(
                 f"bandwidth is {bandwidth} bytes a second, which is too little; write for example 17GB"
             )
-        return derived_rates(parse_size(bandwidth), "as given")
+        return derived_rates(parse_size(bandwidth), "as given", footprint)
     if device is not None:
-        return derived_rates(device.bandwidth, f"stated for {device.name}")
+        return derived_rates(device.bandwidth, f"stated for {device.name}", footprint)
     return measure_rates(footprint, threads, repack=repack)
 
 

@@ -133,7 +133,7 @@ def predict(
         mapped += for_prompts  # otherwise the pages that decoding reads push these out
     record = 0 if stored is None else stored.mean_record_nbytes + CRC_NBYTES
     missed = 1 - usage.hit_rate
-    kv_per_token = footprint.kv_nbytes(usage.prompt_tokens + usage.new_tokens // 2)
+    kv_per_token = footprint.kv_read_nbytes(usage.prompt_tokens + usage.new_tokens // 2)
     step, wait = _times(footprint, kv_per_token, rates, record, flash)
     return Prediction(
         anonymous=anonymous,

@@ -11,11 +11,15 @@ from statistics import harmonic_mean
 
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.graph.formats import GgufFormat
+from stem_edge.graph.kv import KvType
 from stem_edge.measuring.planning.timing import Rates
 
 # Shares of the memory bandwidth that the kernels reached where both were measured (docs/results.md),
 # and the time of a layer's small operators on a core like a phone's.
 WEIGHTS_SHARE, KV_SHARE, SLOW_LAYER_SECONDS = 0.8, 0.3, 150e-6
+# Time of a byte of keys and values on onnxruntime's CPU over that of fp32: its kernels for smaller
+# types are bound by computing (a layer with 8 heads of 64 for keys and values, 8,192 tokens).
+ORT_KV_TIMES: dict[KvType, float] = {"fp32": 1.0, "fp16": 10.0, "int8": 4.0, "int4": 8.0}
 
 
 def measure_rates(footprint: Footprint, threads: int, *, repack: bool = False) -> Rates:
@@ -44,8 +48,10 @@ def between(before: Rates, after: Rates) -> Rates:
     )
 
 
-def derived_rates(bandwidth: float, whose: str) -> Rates:
+def derived_rates(bandwidth: float, whose: str, footprint: Footprint) -> Rates:
     """Derive the rates of a device from its memory bandwidth, in bytes a second."""
-    weights = WEIGHTS_SHARE * bandwidth
+    weights, kv = WEIGHTS_SHARE * bandwidth, KV_SHARE * bandwidth
+    if footprint.engine == "onnxruntime":
+        kv /= ORT_KV_TIMES[footprint.kv]
     source = f"from {bandwidth / 1e9:g} GB/s of memory bandwidth, {whose}"
-    return Rates(weights, weights, KV_SHARE * bandwidth, SLOW_LAYER_SECONDS, source)
+    return Rates(weights, weights, kv, SLOW_LAYER_SECONDS, source)

@@ -78,6 +78,7 @@ class LlamaModel(MeasuredEngine):
     """A loaded GGUF with one context, freed with the last reference.
 
     exact: keep keys and values in float32 instead of llama.cpp's default, float16.
+    kv_type: keep them in this type, with llama.cpp's fused attention. sequences: texts at a time.
     lazy: read rows of per-layer embeddings when they are needed, or load all of them. Default: as
         llama.cpp does without being asked, which depends on their size.
     repack: rearrange weights for this processor, in memory that belongs to no file.
@@ -92,6 +93,8 @@ class LlamaModel(MeasuredEngine):
         exact: bool = False,
         lazy: bool | None = None,
         repack: bool = True,
+        kv_type: TensorType | None = None,
+        sequences: int = 1,
     ) -> None:
         llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
@@ -108,6 +111,10 @@ class LlamaModel(MeasuredEngine):
         # A batch must hold a whole prompt, because llama.cpp aborts if a call passes more tokens.
         params.n_ctx, params.n_batch, params.n_ubatch = context, context, BATCH
         params.n_threads = params.n_threads_batch = threads
+        params.n_seq_max, params.kv_unified = sequences, True
+        if kv_type is not None:
+            params.type_k = params.type_v = kv_type.number
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         if exact:
             params.type_k = params.type_v = ggml_types.F32.number
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -121,6 +128,33 @@ class LlamaModel(MeasuredEngine):
 
     def clear(self) -> None:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+
+    def fill(self, tokens: int) -> None:
+        """Fill the context with so many tokens, by copies of those that were processed.
+
+        The copies keep their positions, which costs attention no less. Needs a second sequence.
+        """
+        memory, size = llama_cpp.llama_get_memory(self._context), self.last + 1
+        nbytes = llama_cpp.llama_state_seq_get_size(self._context, 0)
+        state = (ctypes.c_uint8 * nbytes)()
+        llama_cpp.llama_state_seq_get_data(self._context, state, nbytes, 0)
+        for start in range(size, tokens, size):
+            if not llama_cpp.llama_state_seq_set_data(self._context, state, nbytes, 1):
+                raise BackendError(f"llama.cpp has no room for {size} more tokens after {start}")
+            llama_cpp.llama_memory_seq_rm(memory, 1, tokens - start, -1)
+            llama_cpp.llama_memory_seq_cp(memory, 1, 0, -1, -1)
+            llama_cpp.llama_memory_seq_rm(memory, 1, -1, -1)
+
+    @property
+    def last(self) -> int:
+        """Position of the last token."""
+        memory = llama_cpp.llama_get_memory(self._context)
+        return int(llama_cpp.llama_memory_seq_pos_max(memory, 0))
+
+    def rewind(self, last: int) -> None:
+        """Forget all tokens after this position."""
+        memory = llama_cpp.llama_get_memory(self._context)
+        llama_cpp.llama_memory_seq_rm(memory, 0, last + 1, -1)
 
     def choose(self, token_ids: list[int]) -> int:
         return int(self.process(token_ids).argmax())

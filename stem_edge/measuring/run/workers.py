@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from stem_edge import errors
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import TABLES, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.measuring.memory.kinds import FileKinds, open_reader
@@ -45,7 +46,9 @@ class Subject:
             return ()
         from stem_edge.runtime.backends.onnxruntime.prepacked import find
 
-        found = find(open_bundle(self.path), self.options.get("cache_dir"))
+        bundle, kv = open_bundle(self.path), self.options.get("kv", "auto")
+        kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(kv).kv
+        found = find(bundle, self.options.get("cache_dir"), kv)
         return () if found is None else (found[0],)
 
     def files(self) -> list[Path]:

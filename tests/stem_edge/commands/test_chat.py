@@ -16,7 +16,11 @@ from chats import write_chat_bundle
 from installed import DEMO
 from terminal import CTRL_C, CTRL_D, Terminal
 
-from stem_edge import Chunk
+import stem_edge
+from stem_edge import Chunk, SamplingParams
+from stem_edge.commands.chat.command import take
+from stem_edge.commands.chat.input import Typed
+from stem_edge.commands.chat.session import Session
 from stem_edge.commands.main import main
 from stem_edge.runtime.conversation import Conversation
 
@@ -102,13 +106,13 @@ def test_json_has_an_object_for_each_answer_and_each_error(
     assert last["stats"]["prompt_tokens"] > first["stats"]["prompt_tokens"]
     assert "names the special token" in special["error"]
     assert "the context holds 256" in long["error"]
-    assert "same again" in err
+    assert "the same answer again" in err
 
 
 def test_commands(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    talk, note = tmp_path / "talk.json", tmp_path / "note.txt"
+    talk, note = tmp_path / "talk", tmp_path / "note.txt"
     note.write_text("mine")
     typed = f"/stats\n{FRANCE}\n/system Be short.\n/save {talk}\n/undo\n/undo\n/undo\n{PERU}\n"
     typed += f"/load {talk}\n/retry\n/save {talk}\n/save {note}\n/save\n/load {note}\n/load x/y\n"
@@ -126,7 +130,7 @@ def test_commands(
         "no message of the user yet",
         "loaded 3 messages",
         "the last, by assistant:  P",
-        "the same again; give --temperature",
+        "the same answer again; give --temperature",
         f"saved 3 messages as {talk}",
         f"{note}: not a saved conversation",
         "no file; give its name",
@@ -143,7 +147,8 @@ def test_commands(
         "no command '/xyz'; /help lists all",
     ]:
         assert any(part in line for line in lines), part
-    roles = [message["role"] for message in json.loads(talk.read_text())]
+    with stem_edge.load(bundle, warm_start=False) as model:
+        roles = [message["role"] for message in model.load_conversation(talk).messages]
     assert roles == ["system", "user", "assistant"]
     assert note.read_text() == "mine"
 
@@ -203,14 +208,34 @@ def test_a_conversation_at_a_terminal(bundle: Path) -> None:
         terminal.press(f"nothing of this{CTRL_C}")
         terminal.until("Ctrl-C again or Ctrl-D ends")
         terminal.until("> ")
-        terminal.press(f'"""\n{FRANCE}\nor not\n{CTRL_D}')
-        terminal.until("or not\r\n. \r\n")
+        terminal.press(f'"""\n{FRANCE}\nor not\n')
+        terminal.until("or not\r\n")
+        terminal.until(". ")
+        terminal.press(CTRL_D)  # the end of the message
         terminal.until(" ")
         terminal.press(CTRL_C)
         terminal.until("stopped")
         terminal.until("> ")
         terminal.press(CTRL_D)
         assert terminal.status() == 0
+
+
+def test_ctrl_c_before_an_answer_says_that_the_message_is_gone(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(*_: object) -> Generator[Chunk]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Conversation, "send", send)
+    with stem_edge.load(DEMO, warm_start=False) as model:
+        session = Session(
+            model, model.conversation(), SamplingParams(), True, False, False, explain=str
+        )
+        take(session, Typed(FRANCE, is_command=False))
+        assert "the message is not kept" in capsys.readouterr().err
+        session.interactive = False
+        with pytest.raises(KeyboardInterrupt):
+            take(session, Typed(FRANCE, is_command=False))
 
 
 def test_a_narrow_terminal_without_colours_and_two_interrupts() -> None:
@@ -223,6 +248,12 @@ def test_a_narrow_terminal_without_colours_and_two_interrupts() -> None:
         terminal.press(f"{FRANCE}\n")
         terminal.until(" Paris")
         terminal.until("cut at 2 tokens")
+        terminal.until("> ")
+        terminal.press("\x1b[200~one\ntwo\x1b[201~\n")  # pasted
+        terminal.until("cut at 2 tokens")
+        terminal.until("> ")
+        terminal.press("/undo\n")
+        terminal.until("taken back: one\\ntwo")
         terminal.until("> ")
         terminal.press(CTRL_C)
         terminal.until("Ctrl-C again")

@@ -176,12 +176,16 @@ def test_weight_files_are_as_planned(
     format = manifest.backbone
     assert format is not None
     assert bool(format.balanced) == ("calibration" in options)
-    made = [decoding(manifest.model, manifest.tables, format)]
+    made = [decoding(manifest.model, manifest.tables, format, kv="int8")]
     made += [prompts(manifest.model, manifest.tables, format)] if format.prefill else []
     assert [plan.file for _, plan in made] == [BACKBONE_DATA, PREFILL_DATA][: len(made)]
     for graphs, plan in made:
         check_places(plan, graphs)
         assert (tmp_path / "out" / plan.file).stat().st_size == plan.nbytes
+    for graph in prompts(manifest.model, manifest.tables, format, kv="int4").graphs.values():
+        peaks = {tensor for tensor in graph.tensors.values() if tensor.file == BACKBONE_DATA}
+        assert len(peaks) == 2 * config.own_kv_layers
+        assert peaks <= {t for one in made[0].graphs.values() for t in one.tensors.values()}
 
 
 def test_large_weights_are_aligned_to_pages() -> None:

@@ -206,7 +206,7 @@ def test_llama_takes_prompts_longer_than_its_usual_batch(tmp_path: Path) -> None
     ],
 )
 def test_modes_of_llama(
-    options: dict[str, bool], lazy: str, repack: bool, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], lazy: str, repack: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import llama_cpp
 

@@ -28,7 +28,10 @@ class TypedLines:
         self._interactive = interactive
         if interactive:
             with contextlib.suppress(ImportError):
-                import readline  # noqa: F401  gives input() a history and its editing keys
+                import readline  # gives input() a history and its editing keys
+
+                # Python turns this off, and then each line of a pasted text would be a message.
+                readline.parse_and_bind("set enable-bracketed-paste on")
         if isinstance(sys.stdin, io.TextIOWrapper):
             # What is not UTF-8 is refused with its message, rather than ending the conversation.
             sys.stdin.reconfigure(errors="surrogateescape")

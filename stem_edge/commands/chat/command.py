@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from stem_edge.commands.answers import add_sampling, dim, sampling_params
+from stem_edge.commands.answers import add_sampling, sampling_params
 from stem_edge.commands.arguments import Parser, with_options
-from stem_edge.commands.chat_input import TypedLines
-from stem_edge.commands.chat_session import Session
+from stem_edge.commands.chat.input import Typed, TypedLines
+from stem_edge.commands.chat.session import Session
+from stem_edge.commands.chat.typed_commands import EXIT, obey
 from stem_edge.commands.loading import add_loading, loading_options
-from stem_edge.errors import InputError
+from stem_edge.errors import DeviceLostError, InputError, StemEdgeError
 from stem_edge.runtime import load
 from stem_edge.runtime.model import Model
 
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
                 model, conversation, params, interactive, args.json, figures, _explain
             )
             if interactive:
-                print(dim(_welcome(model)), file=sys.stderr)
+                session.note(_welcome(model))
             _converse(session, TypedLines(interactive))
         return 1 if session.failed and not interactive else 0
 
@@ -80,8 +81,9 @@ def _converse(session: Session, typed: TypedLines) -> None:
         try:
             line = typed.read()
             interrupted = False
-            if line is None or not session.take(line):
+            if line is None or (line.is_command and line.text.split()[0] == EXIT):
                 return
+            take(session, line)
         except InputError as error:  # of a message that is too long
             if not session.interactive:
                 raise
@@ -89,8 +91,25 @@ def _converse(session: Session, typed: TypedLines) -> None:
         except KeyboardInterrupt:
             if not session.interactive:
                 raise
-            print(file=sys.stderr)
+            session.tell("")
             if interrupted:
                 raise
             interrupted = True
-            print(dim("Ctrl-C again or Ctrl-D ends"), file=sys.stderr)
+            session.note("Ctrl-C again or Ctrl-D ends")
+
+
+def take(session: Session, typed: Typed) -> None:
+    """Answer a message or obey a command; at a terminal, Ctrl-C ends only the answer."""
+    messages = session.conversation.messages
+    count = len(messages)
+    try:
+        (obey if typed.is_command else Session.send)(session, typed.text)
+    except DeviceLostError:
+        raise
+    except StemEdgeError as error:
+        session.fail(error)
+    except KeyboardInterrupt:
+        if not session.interactive:
+            raise
+        lost = not typed.is_command and len(messages) == count
+        session.note("stopped before an answer; the message is not kept" if lost else "stopped")
