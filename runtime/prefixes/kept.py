@@ -22,13 +22,20 @@ from stem_edge.runtime.prefixes.folder import LEAST_TOKENS, PrefixFolder, restor
 from stem_edge.runtime.prefixes.reuse import Prompt, reusable
 from stem_edge.tables.lookup import RowLookup
 
+# Each takes addresses for a full context, and a little memory beside its KV cache.
+MOST_KEPT = 8
+
 
 class Prefix:
     """A context with the prompt that it computed, or is computing."""
 
     def __init__(self, prompt: Prompt, context: Context) -> None:
         self.prompt, self.context = prompt, context
-        self.nbytes = 0  # of its KV cache, now or before long
+        self.nbytes, self._reserved = (
+            0,
+            0,
+        )  # of its KV cache, now or before long; for how many tokens
+        self.reserve(context.position)
 
     @property
     def computed(self) -> int:
@@ -42,9 +49,14 @@ class Prefix:
         return reusable(self.prompt, self.computed, prompt, resumes, backend.settled)
 
     def reserve(self, tokens: int) -> None:
-        """Count the memory that the context takes, once it has so many tokens."""
-        backend = self.context.backend
-        self.nbytes = max(backend.nbytes, backend.nbytes_of(min(tokens, self.context.length)))
+        """Count the memory that the context takes once it has so many tokens.
+
+        In steps, because memory is provided in pages, which have the tokens of one head.
+        """
+        if tokens > self._reserved:
+            self._reserved = -(-tokens // STEP_TOKENS) * STEP_TOKENS
+            backend = self.context.backend
+            self.nbytes = backend.nbytes_of(min(self._reserved, backend.length))
 
 
 class Prefixes:
@@ -84,7 +96,6 @@ class Prefixes:
             raise
         finally:
             if self._limit is not None:  # None: closed meanwhile
-                prefix.context.backend.rest()
                 self._ended.append((prefix, keep))
 
     def make_room(self, context: Context) -> None:
@@ -94,7 +105,7 @@ class Prefixes:
         with self._lock:
             for prefix in self._lent:
                 if prefix.context is context:
-                    prefix.reserve(context.position + STEP_TOKENS)
+                    prefix.reserve(context.position + 1)
             self._evict()
 
     def forget(self) -> None:
@@ -156,7 +167,7 @@ class Prefixes:
                 context = self._continued(best, tokens, len(prompt.token_ids))
             prefix = Prefix(prompt, context or self._opened())
             prefix.context.length = length
-            prefix.reserve(len(prompt.token_ids) + STEP_TOKENS)
+            prefix.reserve(len(prompt.token_ids))
             self._lent.append(prefix)
             self._evict()
             return prefix
@@ -212,11 +223,12 @@ class Prefixes:
             self._lent.remove(prefix)
             if keep and prefix.computed:
                 prefix.reserve(prefix.context.position)
+                prefix.context.backend.rest()  # not when it ends, which may be as Python shuts down
                 self._kept.append(prefix)
 
     def _evict(self) -> None:
         """Drop the oldest contexts until all that remain take no more than the limit."""
-        while self._kept and self._nbytes() > (self._limit or 0):
+        while len(self._kept) > MOST_KEPT or (self._kept and self._nbytes() > (self._limit or 0)):
             self._drop(self._kept.pop(0))
 
     def _nbytes(self) -> int:

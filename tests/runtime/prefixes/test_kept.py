@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
 from stem_edge.runtime.engine import Context, starts_of
-from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.prefixes.kept import MOST_KEPT, Prefixes
 
 LENGTH, TOKEN_NBYTES = 1000, 10
 A, B, C = ([start + place for place in range(400)] for start in (0, 1000, 2000))
@@ -99,8 +101,16 @@ def test_a_conversation_goes_on() -> None:
 
 def test_conversations_take_turns() -> None:
     calls = Calls(10_000)
-    found = [calls.call(ids[:count]) for count in (200, 300, 400) for ids in (A, B)]
+    found = [calls.call(ids[:count]) for count in (200, 300, 380) for ids in (A, B)]
     assert found == [0, 0, 200, 200, 300, 300]
+
+
+def test_only_some_are_kept() -> None:
+    calls = Calls(1 << 40)
+    for number in range(30):
+        calls.call([number, *A])
+    assert calls.call([0, *A]) == 0 and calls.call([29, *A]) > 300
+    assert len(calls.prefixes._kept) <= MOST_KEPT
 
 
 def test_a_common_beginning_is_copied_where_there_is_room() -> None:
@@ -111,7 +121,7 @@ def test_a_common_beginning_is_copied_where_there_is_room() -> None:
 
 
 def test_the_oldest_gives_way() -> None:
-    calls = Calls(5_000)  # the running one counts with room for a step more
+    calls = Calls(7_000)  # room for two of 200 tokens, which count as 256
     assert [calls.call(ids[:200]) for ids in (A, B, A, C)] == [0, 0, 198, 0]
     assert [calls.call(ids[:200]) for ids in (A, B)] == [198, 0]
 
@@ -126,7 +136,7 @@ def test_kept_contexts_give_way_to_one_that_grows() -> None:
             calls.prefixes.make_room(context)
             kept = sum(prefix.nbytes for prefix in calls.prefixes._kept)
             assert kept + backend.nbytes <= 6_000
-            assert bool(kept) == (position + 128 <= 400)
+            assert bool(kept) == (position < 256)
 
 
 def test_a_context_is_not_lent_twice() -> None:
@@ -251,7 +261,8 @@ def test_threads(model: Model) -> None:
 def test_a_kept_context_has_nothing_but_its_cache(tiny: Path, engine: EngineName) -> None:
     with stem_edge.load(tiny, engine=engine) as model:
         expected = list(model.generate([*range(5, 60)], max_new_tokens=1))
-        context: Any = model._prefixes._ended[0][0].context.backend
+        model._prefixes._collect()
+        context: Any = model._prefixes._kept[0].context.backend
         assert context.nbytes
         if engine == "ggml":
             assert context._scratch.nbytes == 0
@@ -260,3 +271,19 @@ def test_a_kept_context_has_nothing_but_its_cache(tiny: Path, engine: EngineName
         assert list(model.generate([*range(5, 60)], max_new_tokens=1)) == expected
         assert model.stats.cached_tokens or engine == "ggml"  # its steps are longer
     assert not model._prefixes._kept and not model._prefixes._ended
+
+
+EXIT = """
+import sys, stem_edge
+model = stem_edge.load({path!r}, engine={engine!r}, prepare=False)
+generation = model.generate([*range(5, 60)], max_new_tokens=20)
+print(next(generation).token_ids)
+model.itself = model
+"""
+
+
+def test_a_program_may_end_in_the_midst_of_an_answer(tiny: Path, engine: EngineName) -> None:
+    code = EXIT.format(path=str(tiny), engine=engine)
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
