@@ -26,8 +26,9 @@ from stem_edge.graph.kv import KV_TYPES, QUANTIZED, KvChoice, KvType
 from stem_edge.graph.names import head_width
 from stem_edge.graph.weight_plan import SMALL_ALIGNMENT
 from stem_edge.numerics.arithmetic import rms_norm
+from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import embed, whole
+from stem_edge.numerics.reference import embed
 
 TOKENS = 420
 WIDE: dict[str, Any] = {"head_dim": 32, "n_heads": 2, "n_kv_heads": 1}  # as ggml's types need
