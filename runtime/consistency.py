@@ -109,9 +109,9 @@ def _ways(
     plain = {"overlap": False, "prepare": False, "warm_start": False}
     ways: dict[str, dict[str, Any]] = {"plain": plain, "overlapped": plain | {"overlap": True}}
     if engine == "onnxruntime":
-        from stem_edge.runtime.backends.onnxruntime.prepacked import is_worth_it
+        from stem_edge.runtime.backends.onnxruntime.prepacked import place
 
-        if is_worth_it(bundle, cache_dir):
+        if place(bundle, cache_dir).is_worth_it:
             ways["prepared"] = plain | {"prepare": True}
     if tables is None:
         return ways

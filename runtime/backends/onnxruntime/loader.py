@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import Bundle
@@ -67,7 +68,7 @@ class OrtLoader:
         """Prepack a large backbone for this processor, unless that was done before."""
         options, self._verdict = self._options, verdict
         if options.prepare:
-            self._prepared = prepacked.find_or_make(
+            self._prepared = self._place.prepared or prepacked.find_or_make(
                 self._bundle, options.cache_dir, options.cpus, options.progress, self._kv
             )
         self._may_prepare = self._prepared is not None
@@ -75,10 +76,8 @@ class OrtLoader:
     def needs(self, context: int) -> Needs:
         (prefill, refused), path = self._prompts(), self._bundle.path
         footprint = footprint_of(self._bundle.manifest, "onnxruntime").with_kv(self._kv)
-        threads, cache_dir = self._options.cpus, self._options.cache_dir
-        prepared = self._prepared is not None or (
-            self._may_prepare and prepacked.is_worth_it(self._bundle, cache_dir, self._kv)
-        )
+        threads = self._options.cpus
+        prepared = self._prepared is not None or (self._may_prepare and self._place.is_worth_it)
         needs = cpu_needs(footprint, context, threads, prepared=prepared, prefill=prefill)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
         return replace(needs, prefill_refused=refused, saving=saving)
@@ -92,6 +91,10 @@ class OrtLoader:
         config = self._bundle.manifest.model
         return OrtBackend(config, graphs, slots, self._options.cpus, [CPU], kv=kv)
 
+    @cached_property
+    def _place(self) -> prepacked.Place:
+        return prepacked.place(self._bundle, self._options.cache_dir, self._kv)
+
     def _prompts(self) -> tuple[bool, str]:
         """Return whether the prefill graph takes prompts, and why not if something bars it.
 
@@ -102,7 +105,7 @@ class OrtLoader:
         if options.prefill_graph is not None or not bundle.manifest.has_prefill:
             return bool(options.prefill_graph and bundle.manifest.has_prefill), ""
         if prepared is None and self._may_prepare:
-            prepared = prepacked.find(bundle, options.cache_dir, self._kv)
+            prepared = self._place.prepared
         if prepared is not None and prepared.record.prefill is False:
             return False, ""
         verdict = self._verdict

@@ -72,21 +72,35 @@ class NotPrepared(RuntimeWarning):
     """The backbone could not be prepared, so loading takes longer and more memory."""
 
 
-def find(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> Prepacked | None:
-    """Return the prepared backbone of a bundle on this machine, if there is one.
+class Place(NamedTuple):
+    """Where the prepared backbone of a bundle belongs, and what is there."""
+
+    bundle: Bundle
+    folder: Path
+    record: Prepared | None
+
+    @property
+    def prepared(self) -> Prepacked | None:
+        """The prepared backbone, if there is one."""
+        if self.record is None or self.record.refused:
+            return None
+        return Prepacked(self.folder, self.record)
+
+    @property
+    def is_worth_it(self) -> bool:
+        """True if a load uses a prepared backbone, found or made."""
+        if self.record is not None:
+            return not self.record.refused
+        return matrices_nbytes(self.bundle) >= LEAST_NBYTES
+
+
+def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> Place:
+    """Find the place of a bundle on this machine, which takes a while: its graphs are built.
 
     kv: type of keys and values, which is part of the graphs.
     """
-    folder, record = _place(bundle, cache_dir, kv)
-    return None if record is None or record.refused else Prepacked(folder, record)
-
-
-def is_worth_it(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> bool:
-    """Return whether a load uses a prepared backbone, found or made."""
-    _, record = _place(bundle, cache_dir, kv)
-    if record is not None:
-        return not record.refused
-    return matrices_nbytes(bundle) >= LEAST_NBYTES
+    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
+    return Place(bundle, folder, read_prepared(folder))
 
 
 def find_or_make(
@@ -100,11 +114,9 @@ def find_or_make(
 
     A failure that would happen again is recorded, so that it is warned of only once.
     """
-    folder, record = _place(bundle, cache_dir, kv)
-    if record is not None:
-        return None if record.refused else Prepacked(folder, record)
-    if matrices_nbytes(bundle) < LEAST_NBYTES:
-        return None
+    found = place(bundle, cache_dir, kv)
+    if found.record is not None or not found.is_worth_it:
+        return found.prepared
     try:
         return make(bundle, cache_dir, threads, progress, kv)
     except BackendError as error:
@@ -138,14 +150,6 @@ def marks(path: Path) -> tuple[int, int]:
     """Return size and mtime (ns) of a file. Raises OSError."""
     status = path.lstat()
     return status.st_size, status.st_mtime_ns
-
-
-def _place(
-    bundle: Bundle, cache_dir: str | Path | None, kv: KvType
-) -> tuple[Path, Prepared | None]:
-    """Return the folder for the prepared backbone of a bundle, and its record if it has one."""
-    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
-    return folder, read_prepared(folder)
 
 
 def make(

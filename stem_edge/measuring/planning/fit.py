@@ -279,10 +279,10 @@ def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
     """Return whether load will find or make a prepared backbone."""
     if footprint.engine != "onnxruntime":
         return False
-    from stem_edge.runtime.backends.onnxruntime.prepacked import LEAST_NBYTES, is_worth_it
+    from stem_edge.runtime.backends.onnxruntime.prepacked import LEAST_NBYTES, place
 
     if bundle is not None:
-        return is_worth_it(bundle, None)
+        return place(bundle, None).is_worth_it
     return footprint.backbone_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
 
 

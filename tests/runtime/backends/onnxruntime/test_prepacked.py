@@ -176,12 +176,12 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
     assert ", refused" in capsys.readouterr().out
     assert main(["prepare", str(bundle), "--cache-dir", str(tmp_path)]) == 0
     assert len(tries) == 2
-    assert module.find(open_bundle(bundle), tmp_path) is not None
+    assert module.place(open_bundle(bundle), tmp_path).prepared is not None
 
 
 @pytest.mark.slow
 def test_what_was_saved_is_compared_bit_for_bit(bundle: Path, own: Path) -> None:
-    opened, found = open_bundle(bundle), module.find(open_bundle(bundle), own)
+    opened, found = open_bundle(bundle), module.place(open_bundle(bundle), own).prepared
     assert found is not None
     assert prepare_worker._computes_the_same(opened, found, 1, "fp32")
     (data,) = found.folder.glob("*late*.data")
@@ -212,12 +212,12 @@ def test_a_damaged_graph_is_prepared_again(bundle: Path, own: Path, damage: str)
         record = json.loads((folder / RECORD).read_bytes())
         record["files"] = {"../../../etc/passwd": 1}
         (folder / RECORD).write_text(json.dumps(record))
-    assert module.find(open_bundle(bundle), own) is None
+    assert module.place(open_bundle(bundle), own).prepared is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with stem_edge.load(bundle, cache_dir=own, threads=1) as model:
             assert np.isfinite(model.logits(IDS)).all()
-    assert module.find(open_bundle(bundle), own) is not None
+    assert module.place(open_bundle(bundle), own).prepared is not None
 
 
 def test_another_backbone_onnxruntime_or_processor_has_another_folder(
