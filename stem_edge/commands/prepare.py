@@ -11,7 +11,7 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.loading import add_cache_dir, add_kv, add_threads
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.onnxruntime.prepacked import find, make
+from stem_edge.runtime.backends.onnxruntime.prepacked import make, place
 from stem_edge.system.memory import usable_cpus
 from stem_edge.units import format_size
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             "load it as it is"
         )
     kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(args.kv).kv
-    found = find(bundle, args.cache_dir, kv)
+    found = place(bundle, args.cache_dir, kv).prepared
     threads = args.threads or usable_cpus()
     folder, record = found or make(bundle, args.cache_dir, threads, kv=kv)
     if args.json:

@@ -44,11 +44,11 @@ class Subject:
         """Return the folder of the prepared backbone, if any, from which files are mapped, too."""
         if self.kind != "stem-edge" or self.options.get("engine") != "onnxruntime":
             return ()
-        from stem_edge.runtime.backends.onnxruntime.prepacked import find
+        from stem_edge.runtime.backends.onnxruntime.prepacked import place
 
         bundle, kv = open_bundle(self.path), self.options.get("kv", "auto")
         kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(kv).kv
-        found = find(bundle, self.options.get("cache_dir"), kv)
+        found = place(bundle, self.options.get("cache_dir"), kv).prepared
         return () if found is None else (found[0],)
 
     def files(self) -> list[Path]:
