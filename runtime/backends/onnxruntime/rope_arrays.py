@@ -45,7 +45,7 @@ class RopeArrays:
 
     def fill(self, positions: int) -> None:
         """Compute the rotations of so many positions, as far as that has not been done."""
-        while self._filled < positions:
+        while self._filled < min(positions, self.length):
             start, stop = self._filled, min(self._filled + BLOCK, self.length)
             for name, table in padded_ropes(self._config, stop, start).items():
                 self._arrays[name].host[start:stop] = table
