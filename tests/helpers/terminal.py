@@ -13,8 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 SECONDS = 60.0  # that a text may take to show
-# Becomes the command, with a terminal of its own.
-AT_TERMINAL = "import os, sys; os.login_tty(int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
+# Becomes the command, with a terminal of its own, and with Ctrl-C also where the tests run in the
+# background of a shell, which ignores it.
+AT_TERMINAL = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.login_tty(int(sys.argv[1]))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+# Python's readline misses a signal between its prompt and its first wait.
+PAUSE_SECONDS = 0.2
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 
@@ -38,7 +46,9 @@ class Terminal:
         self.shown = ""  # all that it has shown
 
     def press(self, keys: str) -> None:
-        """Type."""
+        """Type, Ctrl-C no sooner than a person can."""
+        if CTRL_C in keys:
+            time.sleep(PAUSE_SECONDS)
         os.write(self._ours, keys.encode())
 
     def until(self, text: str) -> str:

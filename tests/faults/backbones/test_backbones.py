@@ -244,7 +244,7 @@ def test_b15_memory_that_runs_out_in_a_run(
     def failing(self: BoundSession) -> None:
         raise RuntimeError("Failed to allocate memory for requested buffer of size 123")
 
-    with stem_edge.load(tiny_bundle, trial=False) as model:
+    with stem_edge.load(tiny_bundle, trial=False, keep_prefixes=False) as model:
         expected = list(model.generate(IDS, FOUR))
         with monkeypatch.context() as patch:
             patch.setattr(BoundSession, "run", failing)
