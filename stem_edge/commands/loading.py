@@ -63,7 +63,7 @@ def add_kv(group: argparse._ActionsContainer) -> None:
         choices=KV_CHOICES,
         default="auto",
         help="type of keys and values in the KV cache (default: auto, the engine's usual one, or int8 "
-        "if nothing else fits into memory)",
+        "if the context would otherwise be shorter than 4096)",
     )
 
 

@@ -46,12 +46,14 @@ def cpu_needs(
         weights = min(PREPARED_FIXED_NBYTES, weights)
     deep = max(0, footprint.model.n_layers - LAYERS_IN_FIXED)
     weights += deep * LAYER_NBYTES * (2 if prefill else 1)
+    # Attention over float16 does not go in blocks (measured with onnxruntime 1.32).
+    scored = context if footprint.kv == "fp16" else min(context, SCORED_AT_ONCE)
     part = Part(
         weights=weights,
         kv_cache=footprint.kv_nbytes(context),
         fixed=_fixed(footprint, context, threads),
-        chunk_token=_chunk_token(footprint, min(context, SCORED_AT_ONCE), prefill=prefill),
-        logits=_logits(footprint, min(context, SCORED_AT_ONCE)),
+        chunk_token=_chunk_token(footprint, scored, prefill=prefill),
+        logits=_logits(footprint, scored),
         slot=footprint.slot_nbytes,
     )
     return Needs(footprint, context, part, prepared=prepared, prefill=prefill)
