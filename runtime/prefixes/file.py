@@ -1,21 +1,24 @@
 """A prefix as a file: token ids, keys and values as they lie in a context, and what they depend on.
 
-The format is safetensors. The first tensor has the token ids, the last one the CRC-32C of all bytes
-before it. Only tokens that look up their own rows are written, so ids and the fingerprint say all.
+The format is safetensors. The first tensors have the token ids, where steps began and the messages
+of a conversation, the last one the CRC-32C of all bytes before it. Only tokens that look up their own
+rows are written, so ids and the fingerprint say all.
 A file is read by nobody but its user: it tells what was asked.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +27,26 @@ from google_crc32c import extend
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 
-FORMAT = "1"
-SUFFIX, TEMPORARY = ".safetensors", ".tmp"
-MOST_HEADER_NBYTES = 64 << 20
+U8: TypeAlias = npt.NDArray[np.uint8]
+
+FORMAT = "2"
+# Names of the files of a folder, and of what is written beside a file: others are not touched.
+PREFIX_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.safetensors")
+TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{16}\.tmp")
+# Limits, because a file may come from elsewhere, and as Python's objects it takes 20 times as much.
+MOST_HEADER_NBYTES = 1 << 20
+MOST_MESSAGES_NBYTES = 8 << 20
+MOST_IDS = 2 << 20
 MOST_TENSORS = 4096
-IDS, CHECKSUM = "token_ids", "crc32c"
+PIECE_NBYTES = 1 << 18  # read at a time where nothing is kept
+IDS, STARTS, MESSAGES, CHECKSUM = "token_ids", "starts", "messages", "crc32c"
+FIRST = {IDS: ("<u4", MOST_IDS), STARTS: ("<u4", MOST_IDS), MESSAGES: ("|u1", MOST_MESSAGES_NBYTES)}
 DTYPES = {"F32": "<f4", "F16": "<f2", "I8": "|i1", "U8": "|u1", "U32": "<u4", "I64": "<i8"}
 NAMES = {np.dtype(value).str: name for name, value in DTYPES.items()}
 
 
 class UnusableError(ValueError):
-    """A file is not a whole prefix of this form, or its bytes are damaged."""
+    """A file is not a whole prefix, or its bytes are damaged."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +72,15 @@ class _Tensor:
 
 def write_prefix(path: Path, saved: Saved, arrays: Sequence[npt.NDArray[Any]]) -> None:
     """Write a file of mode 0600 and rename it over an older one. Raises OSError."""
-    ids, checksum = np.array(saved.token_ids, "<u4"), np.zeros(1, "<u4")
-    tensors = {IDS: ids} | {f"{n:04}": array for n, array in enumerate(arrays)}
-    beside = path.parent / f".{secrets.token_hex(8)}{TEMPORARY}"
+    tensors = _first(saved) | {f"{n:04}": array for n, array in enumerate(arrays)}
+    beside = _checked(path).parent / f".{secrets.token_hex(8)}.tmp"
     try:
         descriptor = disk.create(beside, 0o600)
         try:
             crc = 0
-            for data in _pieces(_header(saved, tensors | {CHECKSUM: checksum}), tensors):
+            for data in _pieces(_header(saved, tensors), tensors):
                 crc = extend(crc, data)
-                disk.write_all(descriptor, data)
+                disk.write_all(descriptor, data.data)
             disk.write_all(descriptor, crc.to_bytes(4, "little"))
             disk.fsync(descriptor)
         finally:
@@ -81,10 +92,33 @@ def write_prefix(path: Path, saved: Saved, arrays: Sequence[npt.NDArray[Any]]) -
         raise
 
 
-def _pieces(header: bytes, tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes]:
-    yield header
+def _checked(path: Path) -> Path:
+    """Return a path that system calls take. Raises OSError."""
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "its name has a null character")
+    return path
+
+
+def _first(saved: Saved) -> dict[str, npt.NDArray[Any]]:
+    """Return the tensors before keys and values. Raises OSError for more than can be read."""
+    messages = np.frombuffer(saved.messages.encode(), np.uint8)
+    values: dict[str, Sequence[int] | U8] = {
+        IDS: saved.token_ids,
+        STARTS: saved.starts,
+        MESSAGES: messages,
+    }
+    for name, (_, most) in FIRST.items():
+        if len(values[name]) > most:
+            raise OSError(errno.EFBIG, f"{len(values[name])} {name}, at most {most} can be kept")
+    return {name: np.array(values[name], dtype) for name, (dtype, _) in FIRST.items()}
+
+
+def _pieces(header: bytes, tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[U8]:
+    """Yield the bytes before the checksum; of keys and values, those of a head without a copy."""
+    yield np.frombuffer(header, np.uint8)
     for array in tensors.values():
-        yield np.ascontiguousarray(array).tobytes()
+        for part in array if array.ndim > 2 else [array]:
+            yield np.ascontiguousarray(part).reshape(-1).view(np.uint8)
 
 
 def _header(saved: Saved, tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
@@ -92,12 +126,10 @@ def _header(saved: Saved, tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
         "__metadata__": {
             "format": FORMAT,
             "fingerprint": saved.fingerprint,
-            "starts": json.dumps(saved.starts),
-            "messages": saved.messages,
         }
     }
     at = 0
-    for name, array in tensors.items():
+    for name, array in (*tensors.items(), (CHECKSUM, np.zeros(1, "<u4"))):
         offsets = [at, at + array.nbytes]
         dtype = NAMES[array.dtype.str]
         described[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": offsets}
@@ -114,13 +146,20 @@ class PrefixFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = disk.open_file(path)
+        self._descriptor = disk.open_file(_checked(path))
         try:
             self.size = disk.size(self._descriptor)
             self.own = is_own(os.fstat(self._descriptor))
             try:
                 self.saved, self._tensors = self._read_header()
-            except (ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:
+            except (
+                ValueError,
+                TypeError,
+                LookupError,
+                ArithmeticError,
+                RecursionError,
+                AttributeError,
+            ) as error:
                 raise UnusableError("not a prefix") from error
         except BaseException:
             self.close()
@@ -137,60 +176,85 @@ class PrefixFile:
         self.close()
 
     def fits(self, views: Sequence[npt.NDArray[Any]]) -> bool:
-        """Return whether its keys and values have the types and shapes of these."""
-        found = [(tensor.shape, tensor.dtype) for tensor in self._tensors[1:-1]]
-        return found == [(view.shape, view.dtype) for view in views]
+        """Return whether keys and values of all its tokens are there, in the form of these.
+
+        views [..., tokens, width] may have fewer tokens.
+        """
+        count = len(self.saved.token_ids)
+        found = [(tensor.shape, tensor.dtype) for tensor in self._tensors[len(FIRST) : -1]]
+        return found == [((*view.shape[:-2], count, view.shape[-1]), view.dtype) for view in views]
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
         """Yield keys and values; after the last one, raise UnusableError for damaged bytes.
 
-        One by one, because all of them together would take the memory of another context.
+        Each overwrites the one before, because all of them together would take the memory of
+        another context.
         """
-        before = self._tensors[1].offset if len(self._tensors) > 2 else self._tensors[-1].offset
-        crc = extend(0, self._read(0, before))
-        for tensor in self._tensors[1:-1]:
-            data = self._read(tensor.offset, tensor.nbytes)
+        tensors = self._tensors[len(FIRST) : -1]
+        buffer = np.empty(max((tensor.nbytes for tensor in tensors), default=0), np.uint8)
+        crc = extend(0, self._read(0, self._tensors[len(FIRST)].offset))
+        for tensor in tensors:
+            data = self._fill(buffer[: tensor.nbytes], tensor.offset)
             crc = extend(crc, data)
-            yield np.frombuffer(data, tensor.dtype).reshape(tensor.shape)
-        if crc.to_bytes(4, "little") != self._read(self._tensors[-1].offset, 4):
-            raise UnusableError("damaged")
+            yield data.view(tensor.dtype).reshape(tensor.shape)
+        self._compare(crc)
 
     def check(self) -> None:
-        """Read everything. Raises UnusableError for damaged bytes."""
-        for _ in self.arrays():
-            pass
+        """Read everything, in pieces, because no context limits what a stranger's file has.
 
-    def _read(self, offset: int, nbytes: int) -> bytes:
-        buffer = bytearray(nbytes)
-        if disk.fill(self._descriptor, memoryview(buffer), offset) != nbytes:
+        Raises UnusableError for damaged bytes, and for messages that are no JSON.
+        """
+        crc, end = 0, self._tensors[-1].offset
+        buffer = np.empty(PIECE_NBYTES, np.uint8)
+        for at in range(0, end, PIECE_NBYTES):
+            crc = extend(crc, self._fill(buffer[: end - at], at))
+        self._compare(crc)
+        try:
+            json.loads(self.saved.messages or "[]")
+        except (ValueError, RecursionError) as error:
+            raise UnusableError("its messages are no JSON") from error
+
+    def _compare(self, crc: int) -> None:
+        if crc.to_bytes(4, "little") != self._read(self._tensors[-1].offset, 4).tobytes():
+            raise UnusableError("damaged")
+
+    def _read(self, offset: int, nbytes: int) -> U8:
+        return self._fill(np.empty(nbytes, np.uint8), offset)
+
+    def _fill(self, buffer: U8, offset: int) -> U8:
+        if disk.fill(self._descriptor, buffer.data, offset) != len(buffer):
             raise UnusableError("cut short")
-        return bytes(buffer)
+        return buffer
 
     def _read_header(self) -> tuple[Saved, list[_Tensor]]:
-        length = int.from_bytes(self._read(0, 8), "little")
+        length = int.from_bytes(self._read(0, 8).tobytes(), "little")
         if length > min(MOST_HEADER_NBYTES, self.size):
             raise UnusableError("not a prefix")
-        header = json.loads(self._read(8, length))
+        header = json.loads(self._read(8, length).tobytes())
         about = header.pop("__metadata__")
-        if about["format"] != FORMAT or not 2 <= len(header) <= MOST_TENSORS:
+        if about["format"] != FORMAT or len(header) > MOST_TENSORS:
             raise UnusableError("another format")
-        names = [IDS, *(f"{n:04}" for n in range(len(header) - 2)), CHECKSUM]
+        names = [*FIRST, *(f"{n:04}" for n in range(len(header) - len(FIRST) - 1)), CHECKSUM]
         tensors, at = list[_Tensor](), 8 + length
         for name in names:
             tensors.append(_tensor(header[name], at, 8 + length))
             at += tensors[-1].nbytes
         if at != self.size or tensors[-1].nbytes != 4:
             raise UnusableError("cut short")
-        ids = np.frombuffer(self._read(tensors[0].offset, tensors[0].nbytes), tensors[0].dtype)
-        starts = [int(start) for start in json.loads(about["starts"])]
-        saved = Saved(str(about["fingerprint"]), ids.tolist(), starts, str(about["messages"]))
-        return saved, tensors
+        found = dict[str, npt.NDArray[Any]]()
+        for tensor, (name, (dtype, most)) in zip(tensors, FIRST.items(), strict=False):
+            if tensor.dtype != dtype or len(tensor.shape) != 1 or tensor.shape[0] > most:
+                raise UnusableError(f"{name} are none")
+            found[name] = self._read(tensor.offset, tensor.nbytes).view(dtype)
+        messages = found[MESSAGES].tobytes().decode()
+        ids, starts = found[IDS].tolist(), found[STARTS].tolist()
+        return Saved(str(about["fingerprint"]), ids, starts, messages), tensors
 
 
 def _tensor(entry: Mapping[str, Any], at: int, data: int) -> _Tensor:
     """Return the tensor that an entry describes, if it begins at this place of the file."""
     shape = tuple(entry["shape"])
-    if not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
+    if len(shape) > 3 or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
         raise UnusableError("a shape is none")
     tensor = _Tensor(np.dtype(DTYPES[entry["dtype"]]), shape, at)
     if entry["data_offsets"] != [at - data, at - data + tensor.nbytes]:

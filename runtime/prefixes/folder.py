@@ -22,8 +22,8 @@ import numpy.typing as npt
 from stem_edge.files import disk
 from stem_edge.runtime.backends.interface import BackendContext, Resumes
 from stem_edge.runtime.prefixes.file import (
-    SUFFIX,
-    TEMPORARY,
+    PREFIX_NAME,
+    TEMPORARY_NAME,
     PrefixFile,
     Saved,
     UnusableError,
@@ -42,8 +42,15 @@ UNFINISHED_SECONDS = 3600  # after which a temporary file belongs to no process 
 MOST_FILES = 4096
 
 
+class OtherFormError(UnusableError):
+    """A prefix has keys and values of another type or width than a context."""
+
+
 class PrefixFolder:
-    """Files of prefixes with one fingerprint, within a limit for all files of the folder."""
+    """Files of prefixes with one fingerprint, within a limit for those of all fingerprints.
+
+    What else lies in the folder is neither counted nor touched.
+    """
 
     def __init__(self, path: Path, fingerprint: str, limit: int = LIMIT_NBYTES) -> None:
         self._path, self._fingerprint, self._limit = path, fingerprint, limit
@@ -73,7 +80,7 @@ class PrefixFolder:
             os.utime(path)  # used last
         except (OSError, UnusableError) as error:
             self._files().pop(path, None)
-            if isinstance(error, UnusableError):
+            if isinstance(error, UnusableError) and not isinstance(error, OtherFormError):
                 _remove_own(path)
             return False
         return True
@@ -87,7 +94,7 @@ class PrefixFolder:
         written, known = Prompt(saved.token_ids, {}, saved.starts), self._files()
         if any(_has(kept, written) for kept in known.values()):
             return
-        path = self._path / f"{self._key}-{digest(repr(saved.token_ids))}{SUFFIX}"
+        path = self._path / f"{self._key}-{digest(repr(saved.token_ids))}.safetensors"
         nbytes = sum(array.nbytes for array in arrays)
         try:
             if nbytes > self._limit or not self._is_private(make=True):
@@ -98,8 +105,9 @@ class PrefixFolder:
             self._warn(error.strerror or str(error))
             return
         for older in [other for other, kept in known.items() if _has(written, kept)]:
-            _remove_own(older)
-            del known[older]
+            if older != path:
+                _remove_own(older)
+                del known[older]
         known[path] = written
 
     def _files(self) -> dict[Path, Prompt]:
@@ -112,7 +120,9 @@ class PrefixFolder:
         return self._known
 
     def _scan(self) -> Iterator[tuple[Path, Prompt]]:
-        for path in islice(self._path.glob(f"{self._key}-*{SUFFIX}"), MOST_FILES):
+        for path in islice(self._path.glob(f"{self._key}-*"), MOST_FILES):
+            if not PREFIX_NAME.fullmatch(path.name):
+                continue
             try:
                 with PrefixFile(path) as file:
                     saved, own = file.saved, file.own
@@ -144,9 +154,9 @@ class PrefixFolder:
         for path in self._path.iterdir():
             with suppress(OSError):
                 about = path.lstat()
-                if path.suffix == TEMPORARY and is_unfinished(about):
+                if TEMPORARY_NAME.fullmatch(path.name) and is_unfinished(about):
                     _remove_own(path)
-                elif path.suffix == SUFFIX:
+                elif PREFIX_NAME.fullmatch(path.name):
                     found.append((about.st_mtime, about.st_size, path))
         total = nbytes + sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
@@ -190,9 +200,12 @@ def saved_of(
 
 
 def restore(file: PrefixFile, tokens: int, context: BackendContext) -> None:
-    """Copy the first tokens of a file into an empty context. Raises UnusableError, OSError."""
-    if not file.fits(context.kept(len(file.saved.token_ids))):
-        raise UnusableError("keys and values of another form")
+    """Copy the first tokens of a file into an empty context, which may be shorter than the file.
+
+    Raises OtherFormError, UnusableError, OSError.
+    """
+    if not file.fits(context.kept(tokens)):
+        raise OtherFormError("keys and values of another form")
     context.restore((array[..., :tokens, :] for array in file.arrays()), tokens)
 
 

@@ -30,7 +30,7 @@ from stem_edge.commands.loading import add_cache_dir
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
 from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
-from stem_edge.runtime.prefixes.file import TEMPORARY, PrefixFile, UnusableError
+from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished
 from stem_edge.runtime.rows.warm import COUNTS
@@ -40,8 +40,8 @@ from stem_edge.units import format_size
 DESCRIPTION = """\
 List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts
 of used tokens, which warm the row cache, verdicts on installed versions of ggml and on bundles
-that were tried before they were loaded, and prompts (--prompt-cache). Everything there can be removed: what is needed is made
-again.
+that were tried before they were loaded, and prompts (--prompt-cache without DIR). All of it can be
+removed: what is needed is made again. Prompts in a DIR and saved conversations are not listed.
 
 An entry is old if another onnxruntime, ggml or processor made it, if it is damaged, or if its
 bundle or library is gone or has changed."""
@@ -127,10 +127,12 @@ def entries(root: Path) -> Iterator[Entry]:
 def _prefixes(folder: Path) -> Iterator[Entry]:
     for path in sorted(found for found in folder.glob("*") if found.is_file()):
         of, stale = "", "damaged"
-        if path.suffix == TEMPORARY:
+        if TEMPORARY_NAME.fullmatch(path.name):
             stale = "was not finished" if is_unfinished(path.stat()) else ""
+        elif not PREFIX_NAME.fullmatch(path.name):
+            continue  # not ours
         else:
-            with suppress(UnusableError, OSError), PrefixFile(path) as file:
+            with suppress(ValueError, OSError), PrefixFile(path) as file:
                 of = f"{len(file.saved.token_ids)} tokens"
                 facts = dict(line.split(": ", 1) for line in file.saved.fingerprint.splitlines())
                 here = {"stem-edge": __version__, "processor": cpu_digest()}

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from faulty_disk import Failing, watch
 from prefix_files import IDS, filled, found, prompt
 
 import stem_edge
+from stem_edge.runtime.prefixes.file import (
+    MOST_HEADER_NBYTES,
+    MOST_IDS,
+    MOST_MESSAGES_NBYTES,
+    PIECE_NBYTES,
+    PrefixFile,
+    Saved,
+    UnusableError,
+    write_prefix,
+)
 from stem_edge.runtime.prefixes.folder import PrefixFolder
 
 COUNT = 130
@@ -63,6 +76,95 @@ def test_cut_and_longer_files(path: Path) -> None:
         assert not path.exists()  # it is ours, and of no use
     path.write_bytes(whole + b"0")
     assert taken(path) == 0
+
+
+# Path into the header, and a value that cannot be there.
+MALFORMED: list[tuple[tuple[object, ...], object]] = [
+    ((), 5),
+    ((), [1, 2, 3]),
+    (("__metadata__",), 5),
+    (("__metadata__",), []),
+    (("__metadata__", "format"), "1"),
+    (("__metadata__", "format"), []),
+    (("__metadata__", "fill"), "x" * MOST_HEADER_NBYTES),
+    (("token_ids",), None),
+    (("token_ids", "dtype"), ["U32"]),
+    (("token_ids", "dtype"), "F32"),
+    (("token_ids", "shape"), None),
+    (("token_ids", "shape"), [True]),
+    (("token_ids", "shape"), [float("inf")]),
+    (("token_ids", "shape"), [COUNT, 1]),
+    (("token_ids", "shape"), [-COUNT]),
+    (("token_ids", "shape"), [1 << 39]),
+    (("token_ids", "data_offsets"), float("nan")),
+    (("starts", "dtype"), "F32"),
+    (("messages", "shape"), [9]),
+    (("0000", "shape"), [1] * 100),
+    (("crc32c", "shape"), [2]),
+    (("9999",), {}),
+]
+
+
+@pytest.mark.parametrize(("at", "value"), MALFORMED, ids=str)
+def test_malformed_headers(at: tuple[str, ...], value: object, path: Path) -> None:
+    whole = path.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header = {"": json.loads(whole[8:end])}
+    inner, keys = header, ["", *at]
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    text = json.dumps(header[""]).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[end:])
+    with pytest.raises(UnusableError):
+        PrefixFile(path)
+
+
+@pytest.mark.parametrize("messages", ["[" * 100_000, "9" * 6000, "text"], ids=len)
+def test_messages_that_are_no_json(messages: str, path: Path) -> None:
+    write_prefix(path, Saved("this", [], [], messages), [])
+    with PrefixFile(path) as file, pytest.raises(UnusableError, match="JSON"):
+        file.check()
+
+
+def test_messages_that_are_no_text(path: Path) -> None:
+    write_prefix(path, Saved("this", [], [], "text"), [])
+    path.write_bytes(path.read_bytes().replace(b"text", b"\xff\xff\xff\xff"))
+    with pytest.raises(UnusableError):
+        PrefixFile(path)
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [Saved("", [], [], "x" * (MOST_MESSAGES_NBYTES + 1)), Saved("", [0] * (MOST_IDS + 1), [])],
+    ids=["messages", "ids"],
+)
+def test_what_could_not_be_read_is_not_written(saved: Saved, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="at most"):
+        write_prefix(tmp_path / "f", saved, [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_layer_at_a_time_is_in_memory(tmp_path: Path) -> None:
+    arrays = [np.zeros((4, 4096, 32), np.float32)[:, :4000] for _ in range(4)]  # 2 MB each
+    path, saved = tmp_path / "f", Saved("", [0] * 4000, [0])
+    head, peaks = arrays[0][0].nbytes, list[int]()
+    tracemalloc.start()
+    try:
+        write_prefix(path, saved, arrays)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.reset_peak()
+        with PrefixFile(path) as file:
+            for array in file.arrays():
+                assert array.shape == arrays[0].shape
+            del array
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.reset_peak()
+            file.check()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert peaks[0] < head and peaks[1] < 5 * head and peaks[2] < 2 * PIECE_NBYTES, peaks
 
 
 def link(path: Path) -> None:

@@ -182,15 +182,20 @@ def test_prompts_are_listed(tmp_path: Path, capsys: Capture) -> None:
     with stem_edge.load(DEMO, prompt_cache=True, cache_dir=tmp_path) as model:
         list(model.generate("The capital of France is Paris. " * 30, max_new_tokens=1))
     (made,) = (tmp_path / "prefixes").iterdir()
-    (tmp_path / "prefixes" / "damaged.safetensors").write_bytes(b"nothing")
-    (tmp_path / "prefixes" / ".new.tmp").touch()
+    damaged, new = f"{'0' * 32}-{'0' * 32}.safetensors", f".{'0' * 16}.tmp"
+    (tmp_path / "prefixes" / damaged).write_bytes(b"nothing")
+    for name in (new, "model.safetensors", "notes.tmp"):
+        (tmp_path / "prefixes" / name).touch()
     listed = {e.path.name: e for e in entries(tmp_path) if e.kind == "prefixes"}
     assert {name: entry.stale for name, entry in listed.items()} == {
         made.name: "",
-        "damaged.safetensors": "damaged",
-        ".new.tmp": "",
+        damaged: "damaged",
+        new: "",
     }
     assert listed[made.name].of.endswith(" tokens")
     assert main(["cache", "--remove", "old", "--cache-dir", str(tmp_path)]) == 0
     assert "prefixes" in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "prefixes").iterdir()} == {made.name, ".new.tmp"}
+    others = {"model.safetensors", "notes.tmp"}
+    assert {path.name for path in (tmp_path / "prefixes").iterdir()} == {made.name, new} | others
+    assert main(["cache", "--remove", "all", "--cache-dir", str(tmp_path)]) == 0
+    assert {path.name for path in (tmp_path / "prefixes").iterdir()} == others
