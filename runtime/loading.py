@@ -7,23 +7,20 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 import numpy as np
 
 from stem_edge.bundle.manifest import (
-    MANIFEST,
-    MAX_MANIFEST_NBYTES,
     TABLES,
     TOKENIZER,
     Bundle,
+    encode_manifest,
     open_bundle,
 )
 from stem_edge.bundle.verdicts import versions
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.files import disk
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
 from stem_edge.runtime.backends.engines import (
     ENGINES,
@@ -114,6 +111,7 @@ def load(
         the same without.
     prompt_cache: keep prompts in files, too, from which later runs go on: True for a folder in the
         user's cache folder, or a folder, which is made for this user alone. They tell what was asked.
+        Not on accelerators.
     progress: show a progress bar on stderr while preparing. Default: if stderr is a terminal.
 
     Raises BundleError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
@@ -146,6 +144,11 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
         plan = _plan(bundle, chosen, loader.needs, options)
+        if options.prompt_cache and not _keeps(plan):
+            raise InputError(
+                f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
+                f"{loader.name}; leave it out, or leave out providers"
+            )
         return _assemble(bundle, loader, plan, text, options)
 
     return first_that_runs(bundle, candidates, assemble)
@@ -195,11 +198,9 @@ def _assemble(
         # After opening, because that measures with how many tokens at once a device stays exact.
         chunk = min(plan.chunk_tokens, loader.step_tokens)
         engine = Engine(backend, rows, chunk, overlap=overlap, logit_tokens=plan.logit_tokens)
-        prefixes, about = (
-            _prefixes(bundle, engine, plan, options),
-            partial(_fingerprint, bundle, plan, options),
-        )
-        return Model(bundle, engine, plan, text, on_close, prefixes, about)
+        fingerprint = _fingerprint(bundle, plan, options)
+        prefixes = _prefixes(engine, plan, options, fingerprint)
+        return Model(bundle, engine, plan, text, on_close, prefixes, fingerprint)
 
     if format is None:
         return model(loader.open(None), Rows())
@@ -230,13 +231,17 @@ def _assemble(
     return loaded
 
 
-def _prefixes(bundle: Bundle, engine: Engine, plan: MemoryPlan, options: LoadOptions) -> Prefixes:
-    """Keep prefixes only where memory is provided as it fills: others take all of theirs at once."""
-    keep = options.keep_prefixes and plan.device is None and plan.variant is None
+def _keeps(plan: MemoryPlan) -> bool:
+    """Return whether memory is provided as a context fills; others take all of theirs at once."""
+    return plan.device is None and plan.variant is None
+
+
+def _prefixes(engine: Engine, plan: MemoryPlan, options: LoadOptions, fingerprint: str) -> Prefixes:
+    keep = options.keep_prefixes and _keeps(plan)
     folder, given = None, options.prompt_cache
     if keep and given:
         path = cache_folder(options.cache_dir) / FOLDER if given is True else Path(given)
-        folder = PrefixFolder(path, _fingerprint(bundle, plan, options))
+        folder = PrefixFolder(path, fingerprint)
     return Prefixes(engine, plan.context_length, plan.kv_cache if keep else None, folder)
 
 
@@ -244,10 +249,9 @@ def _fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
     """Return all that decides keys and values of token ids here, to the last bit."""
     facts: dict[str, object] = {
         **versions(ENGINES[plan.engine].backbone),
-        "bundle": hashlib.sha256(
-            disk.read_file(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES)
-        ).hexdigest(),
+        "bundle": hashlib.sha256(encode_manifest(bundle.manifest)).hexdigest(),
         "engine": plan.engine,
+        "kv": plan.kv,
         "processor": cpu_digest(),
         "threads": options.cpus,
         "prefill graph": plan.prefill,

@@ -49,7 +49,7 @@ class Model:
         text: TextCodec,
         on_close: Callable[[], None] | None = None,
         prefixes: Prefixes | None = None,
-        fingerprint: Callable[[], str] = str,
+        fingerprint: str = "",
     ) -> None:
         self.bundle, self.plan = bundle, plan
         # Figures of the latest generate or logits; calls at the same time count each other's rows.
@@ -265,7 +265,7 @@ class Model:
         ):  # of messages that no turn could have, which are kept all the same
             ids = conversation.prompt(conversation.messages)
         try:
-            self._prefixes.save(Path(path), ids, messages, self._fingerprint())
+            self._prefixes.save(Path(path), ids, messages, self._fingerprint)
         except OSError as error:
             raise InputError(
                 f"{path}: cannot write ({error.strerror}); choose another place"
@@ -279,7 +279,7 @@ class Model:
         """
         self.engine.check_usable()
         try:
-            text = self._prefixes.load(Path(path).resolve(), self._fingerprint())
+            text = self._prefixes.load(Path(path).resolve(), self._fingerprint)
             if not text:
                 raise UnusableError("it has no messages")
             messages = json.loads(text)

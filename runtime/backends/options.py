@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, TypedDict
 
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.manifest import MANIFEST, Bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.context_choice import contexts
@@ -116,6 +116,8 @@ class LoadOptions:
             )
         if self.prompt_cache and not self.keep_prefixes:
             raise InputError("prompt_cache needs keep_prefixes; leave out one of the two")
+        if isinstance(self.prompt_cache, str | Path):
+            _check_prompt_cache(Path(self.prompt_cache))
         for size in (self.memory, self.device_memory):
             if size is not None:
                 parse_size(size)
@@ -146,3 +148,13 @@ class LoadOptions:
     def row_slots(self, bundle: Bundle) -> int | None:
         """Return the slots asked for; None stands for as many as fit."""
         return bundle.manifest.model.records if self.resident else self.slots
+
+
+def _check_prompt_cache(folder: Path) -> None:
+    """Raise InputError for a folder that prompts must not be kept in."""
+    if "\0" in str(folder):
+        raise InputError(
+            f"prompt_cache is {str(folder)!r}; expected a name without null characters"
+        )
+    if (folder / MANIFEST).exists():  # a BUNDLE typed behind --prompt-cache is taken for its DIR
+        raise InputError(f"{folder}: prompt_cache is a bundle; give another folder")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.answers import add_sampling, as_object, sampling_params, write_text
-from stem_edge.commands.loading import add_loading, loading_options
+from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--json-lines", action="store_true", help=lines)
     add("-q", "--quiet", action="store_true", help="do not print the line of figures")
     add_sampling(parser.add_argument_group("choosing tokens"))
-    add_loading(parser.add_argument_group("how to load"))
+    loading = parser.add_argument_group("how to load")
+    add_loading(loading)
+    add_prompt_cache(loading)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from stem_edge.runtime.rows.store import READ_MODES
 
 
 def add_loading(group: argparse._ActionsContainer) -> None:
-    """Declare every option of this module; loading_options reads them."""
+    """Declare every option of this module but that of add_prompt_cache; loading_options reads them."""
     memory = "RAM limit, like 600MB; mapped weights do not count (default: half of the free RAM)"
     group.add_argument("--memory", metavar="SIZE", help=memory)
     add_threads(group)
@@ -119,12 +119,17 @@ def _add_prepared(group: argparse._ActionsContainer) -> None:
     add("--prefill-graph", action=argparse.BooleanOptionalAction, help=prefill)
     prepare = "do not keep a backbone rearranged for this processor"
     add("--no-prepare", dest="prepare", action="store_false", help=prepare)
+    add_cache_dir(group)
+
+
+def add_prompt_cache(group: argparse._ActionsContainer) -> None:
+    """Declare where prompts are kept, for commands that answer them."""
     kept = (
         "keep prompts in files, which tell what was asked, and go on from them in later runs (default "
-        "of DIR: a folder in the user's cache folder)"
+        "of DIR: a folder in the user's cache folder). Write --prompt-cache=DIR, or --prompt-cache "
+        "after BUNDLE and PROMPT, because a word behind it is taken for DIR"
     )
-    add("--prompt-cache", nargs="?", const=True, metavar="DIR", help=kept)
-    add_cache_dir(group)
+    group.add_argument("--prompt-cache", nargs="?", const=True, metavar="DIR", help=kept)
 
 
 def add_cache_dir(group: argparse._ActionsContainer) -> None:
@@ -134,8 +139,9 @@ def add_cache_dir(group: argparse._ActionsContainer) -> None:
 
 
 def loading_options(args: argparse.Namespace) -> LoadKeywords:
-    """Values of the options of add_loading, as keywords of stem_edge.load. Raises InputError."""
+    """Values of the options of this module, as keywords of stem_edge.load. Raises InputError."""
     given = {action.dest: getattr(args, action.dest) for action in _actions(add_loading)}
+    given["prompt_cache"] = getattr(args, "prompt_cache", None)
     return cast(LoadKeywords, given | device_options(args))
 
 

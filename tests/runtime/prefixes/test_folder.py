@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from safetensors.numpy import load_file
 import stem_edge
 from stem_edge import InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime import Model
+from stem_edge.runtime import Model, loading
+from stem_edge.runtime.engine import starts_of
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import PrefixFolder
 from stem_edge.runtime.prefixes.reuse import Prompt
@@ -75,21 +77,66 @@ def test_the_oldest_files_are_removed(tmp_path: Path) -> None:
 
 def test_unfinished_files_are_removed_once_they_are_old(tmp_path: Path) -> None:
     folder, context = PrefixFolder(tmp_path, "this"), filled()
-    for name, age in (("old", 7200), ("new", 60)):
-        (tmp_path / f".{name}.tmp").touch()
-        os.utime(tmp_path / f".{name}.tmp", (time.time() - age,) * 2)
+    new, old = f".{'0' * 16}.tmp", f".{'1' * 16}.tmp"
+    for name, age in ((old, 7200), (new, 60)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
     tmp_path.chmod(0o700)
     folder.write(prompt(IDS), 400, context)
-    assert [path.name for path in tmp_path.glob(".*")] == [".new.tmp"]
+    assert [path.name for path in tmp_path.glob(".*")] == [new]
 
 
-def test_files_of_another_form_are_misses(tmp_path: Path) -> None:
+def test_files_of_others_are_neither_counted_nor_removed(tmp_path: Path) -> None:
+    folder = PrefixFolder(tmp_path, "this", limit=50_000)
+    key = folder._key
+    names = ["model.safetensors", "notes.tmp", f".{'0' * 8}.tmp", f"{key}.safetensors"]
+    names += [f"{key}-model.safetensors", f"{key}-{'a' * 32}.safetensors.part"]
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(60_000))
+        os.utime(tmp_path / name, (time.time() - 7200,) * 2)
+    tmp_path.chmod(0o700)
+    for start in (1000, 2000):
+        folder.write(prompt([start, *IDS[:199]]), 200, filled())
+    assert len(list(tmp_path.iterdir())) == len(names) + 2
+    assert all((tmp_path / name).stat().st_size == 60_000 for name in names)
+    assert len(PrefixFolder(tmp_path, "this")._files()) == 2
+
+
+def test_the_same_ids_in_other_steps_replace_their_file(tmp_path: Path) -> None:
+    for size in (128, 64, 128):
+        folder = PrefixFolder(tmp_path / "p", "this")
+        folder.write(Prompt(IDS, {}, starts_of(400, size)), 400, filled())
+        assert [kept.starts[1] for kept in folder._files().values()] == [size]
+        assert len(list((tmp_path / "p").iterdir())) == 1
+
+
+OTHER_FORMS: dict[str, Arrays] = {
+    "another type": Arrays(np.float16),
+    "another width": Arrays(),
+    "more arrays": Arrays(),
+}
+OTHER_FORMS["another width"].views[1] = np.zeros((1, 1000, 4), np.float32)
+OTHER_FORMS["more arrays"].views.append(np.zeros((1, 1000, 4), np.float32))
+
+
+@pytest.mark.parametrize("kind", OTHER_FORMS)
+def test_files_of_another_form_are_misses(kind: str, tmp_path: Path) -> None:
     PrefixFolder(tmp_path / "p", "this").write(prompt(IDS), 400, filled())
     folder = PrefixFolder(tmp_path / "p", "this")
     best = folder.find(prompt(IDS), "pairs", 0)
     assert best is not None
-    assert not folder.read(*best, as_context(Arrays(np.float16)))
+    assert not folder.read(*best, as_context(OTHER_FORMS[kind]))
     assert folder.find(prompt(IDS), "pairs", 0) is None
+    assert found(PrefixFolder(tmp_path / "p", "this"), IDS, filled())  # and stay for others
+
+
+def test_a_shorter_context_takes_the_first_tokens(tmp_path: Path) -> None:
+    PrefixFolder(tmp_path / "p", "this").write(prompt(IDS), 400, filled())
+    folder, short = PrefixFolder(tmp_path / "p", "this"), Arrays(tokens=200)
+    best = folder.find(prompt(IDS[:198]), "pairs", 0)
+    assert best is not None and best[1] == 196 and folder.read(*best, as_context(short))
+    for view, expected in zip(short.kept(196), filled().kept(196), strict=True):
+        assert (view == expected).all()
 
 
 def test_a_header_alone_says_what_is_there(tmp_path: Path) -> None:
@@ -169,10 +216,45 @@ def test_what_is_no_conversation_is_refused(tmp_path: Path, model: Model) -> Non
     path.write_bytes(data)
     with pytest.raises(InputError, match="damaged"):
         model.load_conversation(path)
-    with pytest.raises(InputError, match="cannot write"):
-        model.save_conversation(tmp_path / "none" / "conversation", talk)
+    for bad in (tmp_path / "none" / "conversation", tmp_path / "a\0b"):
+        with pytest.raises(InputError, match="cannot write"):
+            model.save_conversation(bad, talk)
+        with pytest.raises(InputError):
+            model.load_conversation(bad)
 
 
-def test_a_prompt_cache_needs_prefixes() -> None:
-    with pytest.raises(InputError, match="keep_prefixes"):
-        stem_edge.load(DEMO, prompt_cache=True, keep_prefixes=False)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prompt_cache": True, "keep_prefixes": False}, "keep_prefixes"),
+        ({"prompt_cache": DEMO}, "is a bundle"),
+        ({"prompt_cache": "a\0b"}, "null"),
+    ],
+)
+def test_prompt_caches_that_cannot_be(options: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        stem_edge.load(DEMO, **options)
+
+
+def test_an_accelerator_has_no_prompt_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_keeps", lambda plan: False)
+    with pytest.raises(InputError, match="prompt_cache keeps prompts that"):
+        stem_edge.load(DEMO, prompt_cache=tmp_path / "p")
+
+
+def test_what_keys_and_values_depend_on(tiny: Path, tmp_path: Path) -> None:
+    bundle, fingerprints = tmp_path / "bundle", set[str]()
+    shutil.copytree(tiny, bundle)
+    choices: list[Any] = [{}, {"kv": "fp16"}, {"threads": 1}]
+    for options in choices:
+        with stem_edge.load(bundle, **{"threads": 2, "kv": "fp32"} | options) as model:
+            fingerprints.add(model._fingerprint)
+            if len(fingerprints) == 1:  # another bundle in its place changes nothing
+                (bundle / "manifest.json").rename(tmp_path / "manifest.json")
+                model.save_conversation(tmp_path / "talk", model.conversation())
+                (tmp_path / "manifest.json").rename(bundle / "manifest.json")
+                with PrefixFile(tmp_path / "talk") as file:
+                    assert file.saved.fingerprint == model._fingerprint
+    assert len(fingerprints) == 3

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from stem_edge.commands.loading import add_loading, changed_options, loading_options
+import pytest
+
+from stem_edge.commands.loading import (
+    add_loading,
+    add_prompt_cache,
+    changed_options,
+    loading_options,
+)
+from stem_edge.commands.main import main
 from stem_edge.runtime.backends.options import LoadOptions
 
 
@@ -35,3 +43,23 @@ def test_changed_options_are_named_as_they_are_typed() -> None:
     assert sorted(changed_options(args)) == [
         "--no-overlap", "--prefill-graph", "--provider-library",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [([], None), (["--prompt-cache"], True), (["--prompt-cache=DIR"], "DIR")],
+)
+def test_prompts_are_kept_where_it_is_said(typed: list[str], expected: object) -> None:
+    parser = argparse.ArgumentParser()
+    add_loading(parser)
+    add_prompt_cache(parser)
+    assert loading_options(parser.parse_args(typed))["prompt_cache"] == expected
+
+
+@pytest.mark.parametrize("command", ["bench", "measure"])
+def test_commands_that_keep_no_prompts_refuse_to(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "model", "--prompt-cache=DIR"])
+    assert "--prompt-cache" in capsys.readouterr().err
