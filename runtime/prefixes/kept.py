@@ -3,6 +3,9 @@
 A call takes a context out and gives it back when it ends, so that no two calls share one. Giving
 back takes no lock, because a generator does so when it is collected, which may be in the midst of
 anything. What decoding added is not reused, because it was not computed as a prompt.
+
+The lock is held for the lists alone: nobody who holds it calls the engine, reads or writes files. A
+signal handler may wait for it in the midst of a step, that is, while other threads wait for the engine.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakSet
 
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.names import STEP_TOKENS
+from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import LEAST_TOKENS, PrefixFolder, restore, saved_of
@@ -31,11 +36,8 @@ class Prefix:
 
     def __init__(self, prompt: Prompt, context: Context) -> None:
         self.prompt, self.context = prompt, context
-        self.nbytes, self._reserved = (
-            0,
-            0,
-        )  # of its KV cache, now or before long; for how many tokens
-        self.reserve(context.position)
+        self.nbytes = 0  # of its KV cache, now or before long
+        self._reserved = 0  # tokens for which that suffices
 
     @property
     def computed(self) -> int:
@@ -48,10 +50,16 @@ class Prefix:
         resumes = backend.resumes(len(prompt.token_ids))
         return reusable(self.prompt, self.computed, prompt, resumes, backend.settled)
 
+    def go_on(self, prompt: Prompt, tokens: int) -> None:
+        """Become the context of another prompt, of which so many tokens are there."""
+        self.prompt = prompt
+        self.context.rewind(tokens)
+
     def reserve(self, tokens: int) -> None:
         """Count the memory that the context takes once it has so many tokens.
 
-        In steps, because memory is provided in pages, which have the tokens of one head.
+        In steps, because memory is provided in pages, which have the tokens of one head. Never less
+        than before, because going back to an earlier position frees none.
         """
         if tokens > self._reserved:
             self._reserved = -(-tokens // STEP_TOKENS) * STEP_TOKENS
@@ -72,8 +80,10 @@ class Prefixes:
     ) -> None:
         self._engine, self._length, self._limit, self._folder = engine, length, limit, folder
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
+        self._folder_lock = threading.RLock()
         self._kept: list[Prefix] = []
-        self._lent: list[Prefix] = []
+        # Weak, so that a call that is interrupted before it has its context leaves nothing behind.
+        self._lent = WeakSet[Prefix]()
         self._ended: deque[tuple[Prefix, bool]] = deque()  # and whether to keep it
 
     @contextmanager
@@ -95,18 +105,26 @@ class Prefixes:
             keep = False
             raise
         finally:
-            if self._limit is not None:  # None: closed meanwhile
-                self._ended.append((prefix, keep))
+            self._give_back(prefix, keep=keep)
+
+    @contextmanager
+    def empty(self, length: int) -> Iterator[Context]:
+        """Lend an empty context, to which kept ones give way as if it were full; it is not kept."""
+        prefix = Prefix(Prompt((), {}, ()), self._opened(length))
+        self._lend(prefix, length)
+        yield prefix.context
 
     def make_room(self, context: Context) -> None:
         """Let kept contexts give way to one that grows. Called before each new token."""
-        if not self._kept:
+        if not self._kept and not self._ended:
             return
         with self._lock:
+            self._collect()
             for prefix in self._lent:
                 if prefix.context is context:
                     prefix.reserve(context.position + 1)
-            self._evict()
+            dropped = self._evict()
+        self._write(dropped)
 
     def forget(self) -> None:
         """Drop all kept contexts."""
@@ -119,117 +137,147 @@ class Prefixes:
         with self._lock:
             self._collect()
             self._limit = None
-            while self._kept:
-                self._drop(self._kept.pop())
+            dropped, self._kept = self._kept[::-1], []
+        self._write(dropped)
 
     def save(self, path: Path, token_ids: Sequence[int], messages: str, fingerprint: str) -> None:
         """Write messages with what is kept of their token ids. Raises OSError."""
-        prompt, found = Prompt(token_ids, {}, self._engine.starts(len(token_ids))), None
-        with self._lock:
-            self._collect()
-            if best := max(self._kept, key=lambda prefix: prefix.reusable(prompt), default=None):
-                tokens, backend = best.reusable(prompt), best.context.backend
-                found = saved_of(best.prompt, tokens, fingerprint, backend)
+        prompt = Prompt(token_ids, {}, self._engine.starts(len(token_ids)))
+        best, tokens = self._borrow(prompt)
+        found = None
+        try:
+            if best is not None:
+                found = saved_of(best.prompt, tokens, fingerprint, best.context.backend)
             saved, arrays = found or (Saved(fingerprint, [], []), [])
             write_prefix(path, replace(saved, messages=messages), arrays)
+        finally:
+            if best is not None:
+                self._give_back(best)
 
     def load(self, path: Path, fingerprint: str) -> str:
         """Read messages, and keep the keys and values beside them if they are of use here.
 
         Raises UnusableError, OSError.
         """
-        with PrefixFile(path) as file, self._lock:
+        with PrefixFile(path) as file:
             saved = file.saved
             if file.own and saved.token_ids and saved.fingerprint == fingerprint and self._limit:
-                context = self._opened()
+                prompt = Prompt(saved.token_ids, {}, saved.starts)
+                prefix = self._lend(Prefix(prompt, self._opened(self._length)), self._length)
                 with suppress(UnusableError):
-                    restore(file, len(saved.token_ids), context.backend)
-                    context.position = len(saved.token_ids)
-                prefix = Prefix(Prompt(saved.token_ids, {}, saved.starts), context)
-                self._ended.append((prefix, True))
-                self._lent.append(prefix)
+                    restore(file, len(saved.token_ids), prefix.context.backend)
+                    prefix.context.position = len(saved.token_ids)
+                self._give_back(prefix)
             file.check()
         return saved.messages
 
-    def _drop(self, prefix: Prefix) -> None:
-        if self._folder is not None:
-            self._folder.write(prefix.prompt, prefix.computed, prefix.context.backend)
-
     def _take(self, prompt: Prompt, length: int) -> Prefix:
+        best, tokens = self._borrow(prompt)
+        prefix = best or Prefix(prompt, self._opened(self._length))
+        saved = self._find(prompt, tokens, prefix.context.backend)
+        if best is not None and saved is None and not self._copies(best, tokens, prompt):
+            best.go_on(prompt, tokens)
+            return self._lend(best, length)
+        if best is not None:
+            prefix = Prefix(prompt, self._opened(self._length))
+            if saved is not None:
+                self._give_back(best)
+                best = None
+        self._lend(prefix, length)
+        if saved is not None and not self._read(prefix.context, *saved):
+            del prefix
+            return self._take(prompt, length)  # which no longer finds this file
+        if best is not None:
+            prefix.context.backend.restore(best.context.backend.kept(tokens), tokens)
+            prefix.context.position = tokens
+            self._give_back(best)  # used last, so that it stays
+        return prefix
+
+    def _borrow(self, prompt: Prompt) -> tuple[Prefix | None, int]:
+        """Take out the kept context that has most tokens of a prompt, if any; return it and these."""
         with self._lock:
             self._collect()
             best = max(self._kept, key=lambda prefix: prefix.reusable(prompt), default=None)
-            tokens = best.reusable(prompt) if best is not None else 0
-            context = None
-            if (found := self._read(prompt, tokens)) is not None:
-                context = found
-            elif best is not None and tokens:
-                context = self._continued(best, tokens, len(prompt.token_ids))
-            prefix = Prefix(prompt, context or self._opened())
-            prefix.context.length = length
-            prefix.reserve(len(prompt.token_ids))
-            self._lent.append(prefix)
-            self._evict()
-            return prefix
-
-    def _continued(self, best: Prefix, tokens: int, prompt: int) -> Context:
-        """Return a context with the first `tokens` of a kept one: this one, or a copy.
-
-        Copied if the rest is worth keeping and there is memory for both.
-        """
-        rest, source = best.computed - tokens, best.context
-        both = best.nbytes + source.backend.nbytes_of(prompt + STEP_TOKENS)
-        both += sum(prefix.nbytes for prefix in self._lent)
-        arrays = source.backend.kept(tokens)
-        if arrays and rest > min(tokens, STEP_TOKENS) and both <= (self._limit or 0):
+            if best is None or not (tokens := best.reusable(prompt)):
+                return None, 0
             self._kept.remove(best)
-            self._kept.append(best)  # used last, so that it stays
-            context = self._opened()
-            context.backend.restore(arrays, tokens)
-            context.position = tokens
-            return context
-        self._kept.remove(best)
-        source.rewind(tokens)
-        return source
+            self._lent.add(best)
+            return best, tokens
 
-    def _read(self, prompt: Prompt, more_than: int) -> Context | None:
-        """Return a context with more tokens of a prompt from the folder, if it has them."""
+    def _lend(self, prefix: Prefix, length: int) -> Prefix:
+        """Let kept contexts give way to one for up to `length` tokens, as far as its prompt goes."""
+        prefix.context.length = length
+        prefix.reserve(len(prefix.prompt.token_ids) or length)
+        with self._lock:
+            self._collect()
+            self._lent.add(prefix)
+            dropped = self._evict()
+        self._write(dropped)
+        return prefix
+
+    def _give_back(self, prefix: Prefix, *, keep: bool = True) -> None:
+        if self._limit is not None:  # None: closed meanwhile
+            self._ended.append((prefix, keep))
+
+    def _copies(self, best: Prefix, tokens: int, prompt: Prompt) -> bool:
+        """Tell whether the rest of a context is worth keeping, and there is memory for a copy."""
+        backend = best.context.backend
+        rest, more = best.computed - tokens, len(prompt.token_ids) + STEP_TOKENS
+        with self._lock:
+            both = backend.nbytes_of(more) + sum(prefix.nbytes for prefix in self._lent)
+        worth = rest > min(tokens, STEP_TOKENS) and both <= (self._limit or 0)
+        return worth and bool(backend.kept(tokens))
+
+    def _find(
+        self, prompt: Prompt, more_than: int, backend: BackendContext
+    ) -> tuple[Path, int] | None:
+        """Return the file that has more tokens of a prompt, if any, and how many."""
         if self._folder is None or len(prompt.token_ids) < LEAST_TOKENS:
             return None
-        context = self._opened()
-        resumes = context.backend.resumes(len(prompt.token_ids))
-        found = self._folder.find(prompt, resumes, more_than)
-        if found is None:
-            return None
-        path, tokens = found
-        if not self._folder.read(path, tokens, context.backend):
-            return None
-        context.position = tokens
-        return context
+        with self._folder_lock:
+            return self._folder.find(prompt, backend.resumes(len(prompt.token_ids)), more_than)
 
-    def _opened(self) -> Context:
+    def _read(self, context: Context, path: Path, tokens: int) -> bool:
+        """Fill an empty context from a file; False if that cannot be used, nor then the context."""
+        with self._folder_lock:
+            if self._folder is None or not self._folder.read(path, tokens, context.backend):
+                return False
+        context.position = tokens
+        return True
+
+    def _opened(self, length: int) -> Context:
         try:
-            return self._engine.open_context(self._length)
+            return self._engine.open_context(length)
         except OutOfMemoryError:
             if not self._kept:
                 raise
-            self._kept.clear()
-            return self._engine.open_context(self._length)
+            self.forget()
+            return self._engine.open_context(length)
 
     def _collect(self) -> None:
         """Take back contexts of calls that have ended."""
         while self._ended:
             prefix, keep = self._ended.popleft()
-            self._lent.remove(prefix)
+            self._lent.discard(prefix)
             if keep and prefix.computed:
                 prefix.reserve(prefix.context.position)
                 prefix.context.backend.rest()  # not when it ends, which may be as Python shuts down
                 self._kept.append(prefix)
 
-    def _evict(self) -> None:
-        """Drop the oldest contexts until all that remain take no more than the limit."""
+    def _evict(self) -> list[Prefix]:
+        """Take out the oldest contexts until all that remain take no more than the limit."""
+        dropped = list[Prefix]()
         while len(self._kept) > MOST_KEPT or (self._kept and self._nbytes() > (self._limit or 0)):
-            self._drop(self._kept.pop(0))
+            dropped.append(self._kept.pop(0))
+        return dropped
+
+    def _write(self, dropped: list[Prefix]) -> None:
+        """Write contexts to the folder, if there is one, and drop each."""
+        while dropped:
+            prefix = dropped.pop(0)
+            if self._folder is not None:
+                with self._folder_lock:
+                    self._folder.write(prefix.prompt, prefix.computed, prefix.context.backend)
 
     def _nbytes(self) -> int:
         return sum(prefix.nbytes for prefix in (*self._kept, *self._lent))

@@ -44,7 +44,7 @@ def reusable(
     - "steps": the tokens of a step choose kernels, too, or what a window has dropped.
       Then both prompts begin a step there, and all their steps before are the same.
     """
-    if not resumes or kept.prefill != prompt.prefill:
+    if not resumes or not prompt.token_ids or kept.prefill != prompt.prefill:
         return 0
     alike = same_start(kept.token_ids, prompt.token_ids)
     places = kept.lookups.keys() | prompt.lookups.keys()

@@ -6,9 +6,10 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
 from stem_edge.runtime.engine import Context, starts_of
+from stem_edge.runtime.prefixes.folder import PrefixFolder
 from stem_edge.runtime.prefixes.kept import MOST_KEPT, Prefixes
 
 LENGTH, TOKEN_NBYTES = 1000, 10
@@ -26,13 +28,13 @@ A, B, C = ([start + place for place in range(400)] for start in (0, 1000, 2000))
 
 
 class FakeContext:
-    """A KV cache of ids, in which each token takes 10 bytes."""
+    """A KV cache of ids, in which each token takes 10 bytes once it was written."""
 
     earliest = settled = 0
 
-    def __init__(self, length: int) -> None:
-        self.length, self.ids = length, np.full(length, -1)
-        self.filled = 0
+    def __init__(self, length: int, engine: FakeEngine) -> None:
+        self.length, self.engine, self.ids = length, engine, np.full(length, -1)
+        self.filled = 0  # the most there have been
 
     @property
     def nbytes(self) -> int:
@@ -48,24 +50,44 @@ class FakeContext:
         """Free nothing."""
 
     def kept(self, tokens: int) -> list[Any]:
-        return [self.ids[:tokens]]
+        return [self.ids[:tokens, None]]
 
-    def restore(self, arrays: Sequence[Any], tokens: int) -> None:
-        self.ids[:tokens], self.filled = arrays[0], tokens
+    def restore(self, arrays: Iterable[Any], tokens: int) -> None:
+        (array,) = arrays
+        self.ids[:tokens] = array[:, 0]
+        self.fill(tokens)
+
+    def fill(self, tokens: int) -> None:
+        self.filled = max(self.filled, tokens)
+        self.engine.check()
 
 
 class FakeEngine:
-    """Opens fake contexts, as many as there is memory for."""
+    """Opens fake contexts, as many as there is memory for, and never while `busy` is locked.
 
-    def __init__(self) -> None:
-        self.opened, self.most = 0, 100
+    limit: bytes that all of them may take at any time.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.opened, self.most, self.limit = 0, 100, limit
+        self.busy = threading.Lock()
+        self.contexts = WeakSet[FakeContext]()
+
+    def check(self) -> None:
+        assert sum(context.nbytes for context in self.contexts) <= self.limit
 
     def open_context(self, length: int) -> Context:
+        with self.busy:
+            return self._open(length)
+
+    def _open(self, length: int) -> Context:
         if self.opened >= self.most:
             self.opened = 0
             raise OutOfMemoryError("no memory")
         self.opened += 1
-        return Context(FakeContext(length))  # type: ignore[arg-type]
+        context = FakeContext(length, self)
+        self.contexts.add(context)
+        return Context(context)  # type: ignore[arg-type]
 
     def starts(self, tokens: int) -> list[int]:
         return starts_of(tokens, 128)
@@ -74,9 +96,9 @@ class FakeEngine:
 class Calls:
     """Calls over a fake engine; each computes its prompt, and may decode."""
 
-    def __init__(self, limit: int | None) -> None:
-        self.engine = FakeEngine()
-        self.prefixes = Prefixes(self.engine, LENGTH, limit)  # type: ignore[arg-type]
+    def __init__(self, limit: int | None, folder: PrefixFolder | None = None) -> None:
+        engine = self.engine = FakeEngine(10_000 if limit is None else limit)
+        self.prefixes = Prefixes(engine, LENGTH, limit, folder)  # type: ignore[arg-type]
 
     def call(self, ids: list[int], answer: int = 0, error: BaseException | None = None) -> int:
         """Compute a prompt; return how many of its tokens were there."""
@@ -86,10 +108,18 @@ class Calls:
             assert backend.ids[:cached].tolist() == ids[:cached]
             backend.ids[cached : len(ids)] = ids[cached:]
             backend.ids[len(ids) : len(ids) + answer] = -2
-            context.position = backend.filled = len(ids) + answer
+            context.position = len(ids) + answer
+            backend.fill(context.position)
             if error is not None:
                 raise error
         return cached
+
+    def fill(self, tokens: int) -> None:
+        """Fill an empty context."""
+        with self.prefixes.empty(tokens) as context:
+            backend: Any = context.backend
+            assert (context.position, context.room) == (0, tokens)
+            backend.fill(tokens)
 
 
 def test_a_conversation_goes_on() -> None:
@@ -132,8 +162,9 @@ def test_kept_contexts_give_way_to_one_that_grows() -> None:
     with calls.prefixes.lent(B[:100], {}, 500) as context:
         backend: Any = context.backend
         for position in range(100, 500):
-            context.position = backend.filled = position
+            context.position = position
             calls.prefixes.make_room(context)
+            backend.fill(position)
             kept = sum(prefix.nbytes for prefix in calls.prefixes._kept)
             assert kept + backend.nbytes <= 6_000
             assert bool(kept) == (position < 256)
@@ -155,6 +186,79 @@ def test_what_is_kept_after_an_error(error: BaseException, kept: int) -> None:
     with pytest.raises(type(error)):
         calls.call(A, error=error)
     assert calls.call(A) == kept
+
+
+def test_contexts_that_went_back_count_what_they_took() -> None:
+    calls = Calls(6_900)  # one call of 400 tokens and one of 300 would take 7,000
+    for one, other in ((A, B), (B, C)):
+        calls.call(one)
+        calls.call(one[:130] + [1] * 20)
+        calls.call(other[:300])
+
+
+def test_kept_contexts_give_way_to_an_empty_one() -> None:
+    calls = Calls(5_000)
+    calls.call(A)
+    for _ in range(2):
+        calls.fill(300)
+    assert calls.call(A) == 0 and calls.call(A) == 398
+
+
+def test_files_are_read_once_others_have_given_way(tmp_path: Path) -> None:
+    folder = PrefixFolder(tmp_path / "prefixes", "here")
+    calls = Calls(5_200, folder)
+    assert [calls.call(ids[:count]) for ids in (A, B) for count in (300, 400)] == [0, 300, 0, 300]
+    assert [calls.call(ids) for ids in (A, B, A)] == [398, 398, 398]  # written as others came
+    calls.prefixes.save(tmp_path / "talk", A, "[]", "here")
+    for _ in range(5):
+        assert calls.prefixes.load(tmp_path / "talk", "here") == "[]"
+    assert calls.call(A) == 398 and len(calls.prefixes._kept) <= 1
+
+
+@pytest.mark.parametrize("ids", [A, B, []])
+def test_a_context_stays_after_it_was_saved(ids: list[int], tmp_path: Path) -> None:
+    calls = Calls(5_200)
+    calls.call(A)
+    calls.prefixes.save(tmp_path / "talk", ids, "[]", "here")
+    assert calls.call(A) == 398
+
+
+class FailingFolder:
+    """A folder in which nothing is found, and to which writing is interrupted."""
+
+    def find(self, *_: object) -> None:
+        return None
+
+    def write(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_a_call_has_its_context_leaves_none_behind() -> None:
+    folder: Any = FailingFolder()
+    calls = Calls(5_200, folder)
+    calls.call(A)
+    with pytest.raises(KeyboardInterrupt):
+        calls.call(B)
+    gc.collect()
+    assert not calls.prefixes._lent and not calls.prefixes._ended
+    assert [calls.call(B), calls.call(B)] == [0, 398]
+
+
+@pytest.mark.parametrize("first", [[], A])  # a fresh context, a copy
+def test_nobody_waits_for_the_engine_with_the_lock(first: list[int]) -> None:
+    calls = Calls(20_000)
+    if first:
+        calls.call(first)
+    with calls.engine.busy:  # as in a step that a signal handler has interrupted
+        waiting = threading.Thread(target=calls.call, args=(A[:100] + B[:200],))
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        closing = threading.Thread(target=calls.prefixes.close)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive()
+    waiting.join()
 
 
 def test_without_memory_kept_contexts_are_dropped() -> None:
