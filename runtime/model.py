@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self, Unpack
 
@@ -19,11 +18,11 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.conversation import Conversation
-from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Chunk, Sampled, join_chunks, sample_tokens
 from stem_edge.runtime.lookups.overlay import Lookups, Overlay
 from stem_edge.runtime.lookups.row_ids import StemId, check_text, checked_ids, given_lookups
-from stem_edge.runtime.prefixes.file import UnusableError
+from stem_edge.runtime.prefixes.conversation_file import load_messages, save_messages
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling import SamplingOptions, SamplingParams
 from stem_edge.runtime.stats import GenerationStats, Recorder
@@ -186,8 +185,7 @@ class Model:
 
     def _logits_chunks(self, ids: list[int], lookups: Lookups) -> Iterator[F32]:
         try:
-            context = self.engine.open_context(len(ids))
-            with self._recorder() as record, lookups:
+            with self.empty_context(len(ids)) as context, self._recorder() as record, lookups:
                 yield from self.engine.process(context, ids, lookups.prompt, every=True)
                 record.prefilled(len(ids))
         except MemoryError as error:
@@ -259,17 +257,12 @@ class Model:
 
         Only this user can read it. Raises InputError if that fails.
         """
-        messages, ids = json.dumps(conversation.messages), list[int]()
-        with suppress(
-            InputError
-        ):  # of messages that no turn could have, which are kept all the same
+        self.engine.check_usable()
+        ids = list[int]()
+        # Messages that no turn could have are kept all the same.
+        with suppress(InputError):
             ids = conversation.prompt(conversation.messages)
-        try:
-            self._prefixes.save(Path(path), ids, messages, self._fingerprint)
-        except OSError as error:
-            raise InputError(
-                f"{path}: cannot write ({error.strerror}); choose another place"
-            ) from error
+        save_messages(self._prefixes, Path(path), ids, conversation.messages, self._fingerprint)
 
     def load_conversation(self, path: str | Path) -> Conversation:
         """Return the conversation of a file; its next turn goes on from where it was, if it can.
@@ -278,23 +271,15 @@ class Model:
         for a file that is damaged or no conversation.
         """
         self.engine.check_usable()
-        try:
-            text = self._prefixes.load(Path(path).resolve(), self._fingerprint)
-            if not text:
-                raise UnusableError("it has no messages")
-            messages = json.loads(text)
-        except OSError as error:
-            raise InputError(f"{path}: cannot read ({error.strerror})") from error
-        except ValueError as error:
-            reason = f"not a conversation, or damaged ({error})"
-            raise InputError(
-                f"{path}: {reason}; give a file that save_conversation wrote"
-            ) from error
-        return self.conversation(messages)
+        return self.conversation(load_messages(self._prefixes, Path(path), self._fingerprint))
 
     def forget_prefixes(self) -> None:
         """Drop what calls of generate have kept of their prompts, so that the next computes all."""
         self._prefixes.forget()
+
+    def empty_context(self, length: int) -> AbstractContextManager[Context]:
+        """Lend a context for callers that feed tokens themselves; kept prompts give way to it."""
+        return self._prefixes.empty(length)
 
     def _recorder(self) -> Recorder:
         # Another thread may replace self.stats before the next line, so it cannot be read back.
