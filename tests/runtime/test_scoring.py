@@ -12,6 +12,7 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge import BackendError, InputError
+from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime import Model
 from stem_edge.runtime.engine import Context
@@ -106,6 +107,18 @@ def test_a_score_hardly_depends_on_its_neighbours(model: Model) -> None:
     pairs = some_pairs(model)
     alone = [Scorer(model).score([pair])[0] for pair in pairs]
     assert_close(Scorer(model).score(pairs), alone, pairs)
+
+
+@pytest.mark.parametrize(("kv", "reuses"), [("fp32", True), ("fp16", False), ("int8", True)])
+def test_reuse_never_shows_in_a_score(kv: KvType, reuses: bool) -> None:
+    ids = [(7 * place * place + place) % 1700 + 3 for place in range(240)]
+    pairs = [(ids[:count], [5, 6, 7]) for count in (40, 51, 100, 151, 222, 233)]
+    with stem_edge.load(DEMO, kv=kv, slots=256) as model:
+        scorer = Scorer(model)
+        anew = Scorer(model, reuse=False).score(pairs)
+        for one, other in zip(scorer.score(pairs), anew, strict=True):
+            assert abs(one.logprob - other.logprob) < 1e-4
+        assert bool(scorer.reused) == reuses
 
 
 @pytest.mark.parametrize("length", [20, 21])
