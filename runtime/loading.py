@@ -92,8 +92,8 @@ def load(
     resident: read all tables into memory first.
     overlap: read rows ahead in a thread; without it, the same tokens take longer.
     kv: type of keys and values in the KV cache: "fp32", "fp16", "int8" or "int4". Default: "auto",
-        fp32 on onnxruntime and fp16 on ggml (fp32 with f32 weights), or int8 if nothing else fits
-        into memory; Model.plan.kv names it. On an accelerator, they have the type of the activations.
+        fp32 on onnxruntime and fp16 on ggml (fp32 with f32 weights), or int8 where the context
+        that fits would otherwise be shorter than 4096 tokens; Model.plan.kv names it. On an accelerator, they have the type of the activations.
     prefill_graph (onnxruntime): process prompts with the bundle's int8 graph. Default: if a trial
         finds it as exact here as the bundle says, and preparing did not find it slower.
     prepare (onnxruntime): rearrange a large backbone for this processor at the first load, and keep
