@@ -37,7 +37,8 @@ CLOSED = "this model is closed; load it again"
 def starts_of(tokens: int, size: int) -> list[int]:
     """Return where steps of up to `size` begin, so that logits are the same for any size from 4 on.
 
-    Where a window has dropped tokens from the KV cache, that holds but for rounding.
+    Where a window has dropped tokens from the KV cache, and where that is float16 on onnxruntime,
+    that holds but for rounding.
 
     Kernels compute tokens in pairs and round an unpaired one differently. So chunks are even, and
     the last one has more than one token unless the prompt itself is a single token.
