@@ -66,7 +66,8 @@ class Made:
 
 
 @pytest.fixture(
-    scope="module", params=["fp32", "int4", pytest.param("int8", marks=pytest.mark.slow)]
+    scope="module",
+    params=["fp32", *(pytest.param(one, marks=pytest.mark.slow) for one in ("int4", "int8"))],
 )
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("gemma")

@@ -27,7 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "hash-moe": VARIANTS["hash-moe"],
     "wide": {"dim": 192, "head_dim": 64, "n_heads": 4, "n_kv_heads": 1, "d_ff": 320},
 }
-FAST = ("window", "hash-moe")
+FAST = ("window",)  # others in make test-all
 
 
 def prompts(vocab_size: int, longest: int, count: int) -> list[list[int]]:
@@ -63,7 +63,9 @@ def test_bits_of_long_prompts(bundle: Path, engine: EngineName) -> None:
         assert check_bits(model, drawn) > sum(map(len, drawn)) // 10
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(one, marks=() if one == CASES[0] else pytest.mark.slow) for one in CASES]
+)
 def test_bits_of_conformance_checkpoints(case: str, engine: EngineName, tmp_path: Path) -> None:
     stem_edge.export_bundle(CONFORMANCE / case, tmp_path / "bundle", backbone="fp32", tables="int8")
     add_ggml(CONFORMANCE / case, tmp_path / "bundle")
@@ -74,7 +76,14 @@ def test_bits_of_conformance_checkpoints(case: str, engine: EngineName, tmp_path
 
 
 @pytest.mark.parametrize("prefill_graph", [False, True])
-@pytest.mark.parametrize("options", [{}, {"slots": 64}, {"overlap": False, "threads": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"slots": 64},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"overlap": False, "threads": 1}, marks=pytest.mark.slow),
+    ],
+)
 def test_bits_of_a_quantized_model(prefill_graph: bool, options: dict[str, Any]) -> None:
     with stem_edge.load(DEMO, prefill_graph=prefill_graph, **options) as model:
         drawn = prompts(model.config.vocab_size, 200, 20)
