@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.lookups.overlay import Lookups
@@ -49,46 +50,65 @@ class Sampled(NamedTuple):
     finish_reason: FinishReason | None
 
 
+class Answer:
+    """The new tokens of one sequence: chooses each from its logits, and says when it was the last."""
+
+    def __init__(
+        self, prompt: Sequence[int], params: SamplingParams, eos_ids: Collection[int]
+    ) -> None:
+        self.seen = list(prompt)  # prompt and answer so far
+        self.top = needed_logits(params)  # of the largest logits, see BackendContext.finish
+        self._sampler, self._logprobs, self._eos_ids = (
+            make_sampler(params),
+            params.logprobs,
+            eos_ids,
+        )
+
+    def choose(self, logits: F32, *, room: int) -> Sampled:
+        """Choose a token by logits [V]; room: tokens that the context can still take."""
+        # The sampler may change the logits, but log probabilities are those of the model itself.
+        scores = logits if self._logprobs is None else logits.copy()
+        token = self._sampler(scores, self.seen)
+        logprobs: TokenLogprobs | None = None
+        reason: FinishReason | None = None
+        if self._logprobs is not None:
+            logprobs = token_logprobs(logits, token, self._logprobs)
+        if token in self._eos_ids:
+            reason = "stop"
+        elif not room:
+            reason = "length"
+        self.seen.append(token)
+        return Sampled(token, logprobs, reason)
+
+
 def sample_tokens(
     engine: Engine,
     context: Context,
-    prompt: Sequence[int],
+    answer: Answer,
     lookups: Lookups,
-    params: SamplingParams,
-    eos_ids: Collection[int],
     record: Recorder,
 ) -> Iterator[Sampled]:
-    """Process the prompt, then yield new tokens until one is in `eos_ids` or the context is full.
+    """Process the prompt, then yield new tokens until one ends the answer or the context is full.
 
     The context may have processed the prompt's first tokens already.
     """
-    sampler, seen, top = make_sampler(params), list(prompt), needed_logits(params)
-    cached = context.position
+    cached, prompt, top = context.position, tuple(answer.seen), answer.top
     for logits in engine.process(context, prompt, lookups.prompt, computed=cached, top=top):
         last = logits[0]
     record.prefilled(len(prompt), cached)
-    reason: FinishReason | None = None
-    while reason is None:
-        # The sampler may change the logits, but log probabilities are those of the model itself.
-        scores = last if params.logprobs is None else last.copy()
-        token = sampler(scores, seen)
-        logprobs = None
-        if params.logprobs is not None:
-            logprobs = token_logprobs(last, token, params.logprobs)
-        if token in eos_ids:
-            reason = "stop"
-        elif not context.room:
-            reason = "length"
-        stem_ids = np.array([lookups.of_token(token)])
-        if reason is None:
+    while True:
+        sampled = answer.choose(last, room=context.room)
+        stem_ids = np.array([lookups.of_token(sampled.token_id)])
+        if sampled.finish_reason is None:
             engine.expect(stem_ids)  # read its rows while the caller handles the token
-        seen.append(token)
         record.sampled()
-        yield Sampled(token, logprobs, reason)
-        if reason is None:
-            started = time.perf_counter()
-            last = engine.step(context, np.array([token]), stem_ids=stem_ids, top=top)[0]
-            record.decoded(time.perf_counter() - started)
+        yield sampled
+        if sampled.finish_reason is not None:
+            return
+        started = time.perf_counter()
+        token_ids = np.array([sampled.token_id])
+        last = engine.step(context, token_ids, stem_ids=stem_ids, top=top)[0]
+        record.decoded(time.perf_counter() - started)
 
 
 def join_chunks(

@@ -19,7 +19,7 @@ from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.conversation import Conversation
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.generation import Chunk, Sampled, join_chunks, sample_tokens
+from stem_edge.runtime.generation import Answer, Chunk, Sampled, join_chunks, sample_tokens
 from stem_edge.runtime.lookups.overlay import Lookups, Overlay
 from stem_edge.runtime.lookups.row_ids import StemId, check_text, checked_ids, given_lookups
 from stem_edge.runtime.prefixes.conversation_file import load_messages, save_messages
@@ -245,10 +245,10 @@ class Model:
     ) -> Generator[Sampled]:
         # The last token is handed out but never processed, so it takes no place in the context.
         length = min(self.plan.context_length, len(prompt) + params.max_new_tokens - 1)
-        eos_ids, lent = self.config.eos_ids, self._prefixes.lent(prompt, lookups.places, length)
+        answer = Answer(prompt, params, self.config.eos_ids)
+        lent = self._prefixes.lent(prompt, lookups.places, length)
         with self._recorder() as record, lookups, lent as context:
-            tokens = sample_tokens(self.engine, context, prompt, lookups, params, eos_ids, record)
-            for token in tokens:
+            for token in sample_tokens(self.engine, context, answer, lookups, record):
                 self._prefixes.make_room(context)
                 yield token
 

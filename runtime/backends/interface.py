@@ -95,11 +95,47 @@ class BackendContext(Protocol):
         """
 
 
+class BackendBatch(Protocol):
+    """Sequences that decode together, in places 0, 1, ...; a step takes one token of each.
+
+    Prompts are computed in contexts of their own, which then join.
+    """
+
+    copies: bool  # whether `join` copies, so that the context is free again
+
+    def join(self, context: BackendContext, tokens: int) -> None:
+        """Add a sequence in the next place, with what a context has of its first tokens.
+
+        Raises OutOfMemoryError; the batch is then as before.
+        """
+
+    def leave(self, place: int) -> None:
+        """Remove a sequence; the last one moves to its place."""
+
+    def begin(
+        self, first: int, token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+    ) -> None:
+        """Start a step of the sequences in places first..first+n-1.
+
+        token_ids, positions [n]: the token of each, and the place of that token in its text.
+        """
+
+    def finish(self, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
+        """Complete the step; the tokens' rows are in slots [n].
+
+        Returns logits [n, V], a line for each sequence; else as BackendContext.finish, also when it
+        raises: sequences can then be stepped again, together or one by one.
+        """
+
+
 class Backend(Protocol):
     """A loaded backbone that reads rows from the slots of one row cache."""
 
     def open_context(self, length: int) -> BackendContext:
         """Return an empty context for up to `length` tokens."""
+
+    def open_batch(self, size: int, length: int) -> BackendBatch:
+        """Return an empty batch for up to `size` sequences of up to `length` tokens."""
 
     def close(self) -> None:
         """Release the backbone."""

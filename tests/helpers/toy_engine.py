@@ -10,6 +10,7 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.runtime.backends.memory_plan import Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import RecordLayout
 
@@ -56,6 +57,10 @@ class ToyBackend:
         """Open a context of so many tokens."""
         self.length = length
         return self
+
+    def open_batch(self, size: int, length: int) -> PlainBatch:
+        """Open a batch of contexts."""
+        return PlainBatch()
 
     def nbytes_of(self, tokens: int) -> int:
         """Count no memory."""

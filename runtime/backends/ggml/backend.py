@@ -46,7 +46,8 @@ from stem_edge.runtime.backends.ggml.layer import Cells, LayerGraph, LayerInputs
 from stem_edge.runtime.backends.ggml.layers import emit_embedding, emit_head, emit_layer
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import Weights
-from stem_edge.runtime.backends.interface import Resumes, check_logits
+from stem_edge.runtime.backends.interface import BackendBatch, Resumes, check_logits
+from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.system.memory import return_freed_memory
 
 OPERATORS_PER_LAYER, OPERATORS_AROUND = 96, 64
@@ -100,6 +101,10 @@ class GgmlBackend:
         if self._model is None:
             raise BackendError("this backbone is closed; load the bundle again")
         return GgmlContext(self._model, length)
+
+    def open_batch(self, size: int, length: int) -> BackendBatch:
+        """Return an empty batch."""
+        return PlainBatch()
 
     def close(self) -> None:
         """Release the model; it is freed once no context uses it any more."""

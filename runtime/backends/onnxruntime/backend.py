@@ -23,7 +23,12 @@ from stem_edge.graph import names as io
 from stem_edge.graph.kv import CACHES, KvType
 from stem_edge.graph.names import Variant
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import BackendContext, Resumes, check_logits
+from stem_edge.runtime.backends.interface import (
+    BackendBatch,
+    BackendContext,
+    Resumes,
+    check_logits,
+)
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
@@ -36,6 +41,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     open_session,
 )
 from stem_edge.runtime.backends.onnxruntime.rope_arrays import RopeArrays
+from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import return_freed_memory
 
@@ -85,6 +91,10 @@ class OrtBackend:
             return PortableContext(self.config, self.sessions, self.slots, length)
         self.memory.collect()
         return OrtContext(self, length)
+
+    def open_batch(self, size: int, length: int) -> BackendBatch:
+        """Return an empty batch."""
+        return PlainBatch()
 
     def ropes(self, length: int) -> RopeArrays:
         """Return the rotations for a context; another one's if they suffice, else longer ones."""
