@@ -17,7 +17,6 @@ from stem_edge.runtime.lookups.overlay import Lookups
 from stem_edge.runtime.sampling import (
     SamplingParams,
     TokenLogprobs,
-    make_sampler,
     needed_logits,
     token_logprobs,
 )
@@ -58,11 +57,8 @@ class Answer:
     ) -> None:
         self.seen = list(prompt)  # prompt and answer so far
         self.top = needed_logits(params)  # of the largest logits, see BackendContext.finish
-        self._sampler, self._logprobs, self._eos_ids = (
-            make_sampler(params),
-            params.logprobs,
-            eos_ids,
-        )
+        self._sampler = params.sampler()
+        self._logprobs, self._eos_ids = params.logprobs, eos_ids
 
     def choose(self, logits: F32, *, room: int) -> Sampled:
         """Choose a token by logits [V]; room: tokens that the context can still take."""

@@ -92,6 +92,10 @@ class SamplingParams:
                 f"a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters",
             )
 
+    def sampler(self) -> Sampler:
+        """Make the function that chooses the tokens of one answer; see make_sampler."""
+        return make_sampler(self)
+
 
 def _in_range(value: object, least: float, most: float) -> bool:
     """Return whether a value is a number in range: an int if the ends are, and never a bool."""

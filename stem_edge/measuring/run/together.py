@@ -1,0 +1,121 @@
+"""Sequences that decode together, timed token by token; one ends, and another takes its place.
+
+All follow texts. Of `count` sequences, the last to begin is the first to end: from its first token to
+its last, all decode. Then one more joins, and its first token ends the run.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from stem_edge.errors import InputError
+
+AHEAD = 4  # tokens that sequences may decode while one more prompt is computed
+
+
+class Text(NamedTuple):
+    """A prompt and the answer that is followed."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+class Arrival(NamedTuple):
+    """A token of a sequence, and when it was chosen."""
+
+    seconds: float
+    sequence: int
+    token: int
+
+
+@dataclass
+class Together:
+    """A run of `count` sequences."""
+
+    count: int
+    began: float = field(default_factory=time.perf_counter)
+    arrivals: list[Arrival] = field(default_factory=list)
+
+    def chosen(self, sequence: int, token: int) -> None:
+        """Note a token, now."""
+        self.arrivals.append(Arrival(time.perf_counter(), sequence, token))
+
+    @property
+    def joined(self) -> bool:
+        """Whether nothing is left to see: the one more has its first token, or the only one ended."""
+        return self.count in (arrival.sequence for arrival in self.arrivals[-1:])
+
+    def figures(self) -> dict[str, float]:
+        """Return rates, times in seconds, and rows. Raises InputError if not all decoded together."""
+        times = self._times()
+        begin, end = times[self.count - 1][0], times[self.count - 1][-1]
+        if min(times[sequence][-1] for sequence in range(self.count)) < end:
+            raise InputError(
+                f"some of {self.count} sequences ended before all had decoded; give fewer "
+                "sequences, a shorter prompt, or a longer --context-length"
+            )
+        steps = self._steps(begin, end)
+        tokens = sum(map(len, steps))
+        found = {
+            "tokens_per_second": tokens / (end - begin),
+            "distinct_rows_per_step": sum(len(set(step)) for step in steps) / len(steps),
+            "distinct_rows_per_token": sum(len(set(step)) for step in steps) / tokens,
+        }
+        if self.count == 1:
+            return found | {"first_token_seconds": begin - self.began}
+        joined = times[self.count][0]
+        waits = [
+            later - earlier
+            for sequence in range(self.count - 1)
+            for earlier, later in pairwise(times[sequence])
+            if later > end
+        ]
+        return found | {"first_token_seconds": joined - end, "longest_wait_seconds": max(waits)}
+
+    def _times(self) -> dict[int, list[float]]:
+        times: dict[int, list[float]] = {}
+        for seconds, sequence, _ in self.arrivals:
+            times.setdefault(sequence, []).append(seconds)
+        return times
+
+    def _steps(self, begin: float, end: float) -> list[list[int]]:
+        """Return the tokens chosen from `begin` to `end` by step, each of which ends with the last one's."""
+        steps: list[list[int]] = [[]]
+        for seconds, sequence, token in self.arrivals:
+            if begin < seconds <= end:
+                steps[-1].append(token)
+                if sequence == self.count - 1:
+                    steps.append([])
+        return steps[:-1]
+
+
+def lengths(count: int, new_tokens: int) -> list[int]:
+    """Return the tokens of the answers of `count` sequences, and of the one that joins them.
+
+    The others must outlive the last: by what they decode before it begins and while one joins.
+    """
+    long = 2 * new_tokens + AHEAD * count
+    return [*[long] * (count - 1), new_tokens, *[new_tokens] * (count > 1)]
+
+
+def texts_of(
+    ids: list[int], count: int, prompt_tokens: int, new_tokens: int, turn: int, most: int
+) -> list[Text]:
+    """Cut texts for `count` sequences and one that joins, from ids that repeat if they are too few.
+
+    turn: number of the round, each of which has other texts. most: tokens that a context holds.
+    """
+    new = lengths(count, new_tokens)
+    span = min(prompt_tokens + max(new), most)
+    stride = min(span, max(1, len(ids) // len(new)))
+    texts = []
+    for number, length in enumerate(new):
+        start = (turn * len(new) + number) * stride % len(ids)
+        tokens = min(prompt_tokens + length, most)
+        while len(text := ids[start : start + tokens]) < tokens:
+            ids = ids + ids
+        texts.append(Text(text[:prompt_tokens], text[prompt_tokens:]))
+    return texts
