@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Unpack
@@ -28,6 +29,7 @@ from stem_edge.measuring.bench.figures import (
 from stem_edge.measuring.bench.rounds import Results, Turns, check_limit
 from stem_edge.measuring.memory.page_cache import drop_pages
 from stem_edge.measuring.run.subjects import Common, load_options, make_subjects
+from stem_edge.measuring.run.workers import Subject
 from stem_edge.measuring.run.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
@@ -76,41 +78,66 @@ def bench(
     """
     opened, given = open_bundle(bundle), LoadOptions(**options)
     work_load = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
-    chosen = choose_backbone(opened, given.engine)
-    if given.repack and chosen != "ggml":
-        raise InputError(
-            "repack is for ggml, and this bench runs on onnxruntime; leave it out or choose ggml"
-        )
-    settings = Settings(
-        text=work_load.source,
+    settings = replace(
+        settings_of(opened, given, work_load.source, work_load.tokens, rounds),
         prompt_tokens=len(work_load.prompt),
         new_tokens=len(work_load.following),
-        rounds=rounds,
         loads=loads,
-        context_length=given.context_length or work_load.tokens,
-        threads=given.cpus,
         cold=cold,
         limit=None if limit is None else parse_size(limit),
-        engine=chosen,
-        options=load_options(given),
     )
     _check(settings, opened.path)
-    folder = cache_folder(None) / WORK_FOLDER if work is None else Path(work)
-    common = Common(opened, chosen, settings.options, settings.threads, folder)
     try:
         notify("making what it is compared with")
-        subjects = make_subjects(common, against)
+        subjects = subjects_of(opened, settings, against, work)
         ids = read_ids(DEFAULT_TEXT if text is None else Path(text), opened)
         return _report(opened, settings, Turns(ids, settings, notify).run(subjects))
     finally:
         notify("")
 
 
+def settings_of(
+    bundle: Bundle, given: LoadOptions, source: str, tokens: int, rounds: int
+) -> Settings:
+    """Return the settings that every bench has. tokens: those for which the context must have room.
+
+    Raises InputError, and BackendError if no engine can run the bundle.
+    """
+    chosen = choose_backbone(bundle, given.engine)
+    if given.repack and chosen != "ggml":
+        raise InputError(
+            "repack is for ggml, and this bench runs on onnxruntime; leave it out or choose ggml"
+        )
+    if rounds < 1:
+        raise InputError(f"rounds is {rounds}; expected at least 1")
+    return Settings(
+        text=source,
+        prompt_tokens=0,
+        new_tokens=0,
+        rounds=rounds,
+        loads=0,
+        context_length=given.context_length or tokens,
+        threads=given.cpus,
+        cold=False,
+        limit=None,
+        engine=chosen,
+        options=load_options(given),
+    )
+
+
+def subjects_of(
+    bundle: Bundle, settings: Settings, against: Iterable[str], work: str | Path | None
+) -> list[Subject]:
+    """Return the bundle and what it is compared with; may write models for llama.cpp into `work`."""
+    folder = cache_folder(None) / WORK_FOLDER if work is None else Path(work)
+    common = Common(bundle, settings.engine, settings.options, settings.threads, folder)
+    return make_subjects(common, against)
+
+
 def _check(settings: Settings, bundle: Path) -> None:
     """Raise InputError for what cannot be measured, before minutes are spent on it."""
-    for name, value, least in (("rounds", settings.rounds, 1), ("loads", settings.loads, 0)):
-        if value < least:
-            raise InputError(f"{name} is {value}; expected at least {least}")
+    if settings.loads < 0:
+        raise InputError(f"loads is {settings.loads}; expected at least 0")
     if settings.cold:
         drop_pages(())  # raises where that is not possible
     if settings.limit is not None:
@@ -126,7 +153,7 @@ def _report(bundle: Bundle, settings: Settings, found: Results) -> BenchReport:
     return BenchReport(
         bundle=str(bundle.path),
         machine=machine(),
-        versions={"stem-edge": stem_edge.__version__, "python": platform.python_version()},
+        versions=versions(),
         settings=settings,
         subjects=subjects,
         ratios=ratios(subjects),
@@ -135,6 +162,11 @@ def _report(bundle: Bundle, settings: Settings, found: Results) -> BenchReport:
         bandwidth_reached=median(reached) if reached else None,
         failed=found.failed,
     )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a report names."""
+    return {"stem-edge": stem_edge.__version__, "python": platform.python_version()}
 
 
 def machine() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from stem_edge.errors import BackendError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufType
+from stem_edge.measuring.run.together import Guessed, Text, Together
 from stem_edge.measuring.run.worker import MeasuredEngine
 from stem_edge.numerics.matrix import ArrayMatrix
 
@@ -78,7 +80,9 @@ class LlamaModel(MeasuredEngine):
     """A loaded GGUF with one context, freed with the last reference.
 
     exact: keep keys and values in float32 instead of llama.cpp's default, float16.
-    kv_type: keep them in this type, with llama.cpp's fused attention. sequences: texts at a time.
+    kv_type: keep them in this type, with llama.cpp's fused attention. sequences: texts at a time, in
+    a context that they share. apart: each has one of its own instead, which llama.cpp computes
+    faster if they have nothing in common.
     lazy: read rows of per-layer embeddings when they are needed, or load all of them. Default: as
         llama.cpp does without being asked, which depends on their size.
     repack: rearrange weights for this processor, in memory that belongs to no file.
@@ -95,6 +99,7 @@ class LlamaModel(MeasuredEngine):
         repack: bool = True,
         kv_type: TensorType | None = None,
         sequences: int = 1,
+        apart: bool = False,
     ) -> None:
         llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
@@ -108,10 +113,11 @@ class LlamaModel(MeasuredEngine):
             raise BackendError(f"llama.cpp cannot load {path}")
         weakref.finalize(self, llama_cpp.llama_model_free, self._model)
         params = llama_cpp.llama_context_default_params()
+        room = context * sequences if apart else context
         # A batch must hold a whole prompt, because llama.cpp aborts if a call passes more tokens.
-        params.n_ctx, params.n_batch, params.n_ubatch = context, context, BATCH
+        params.n_ctx, params.n_batch, params.n_ubatch = room, room, BATCH
         params.n_threads = params.n_threads_batch = threads
-        params.n_seq_max, params.kv_unified = sequences, True
+        params.n_seq_max, params.kv_unified = sequences, not apart
         if kv_type is not None:
             params.type_k = params.type_v = kv_type.number
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
@@ -120,7 +126,7 @@ class LlamaModel(MeasuredEngine):
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
-            raise BackendError(f"llama.cpp cannot make a context of {context} tokens for {path}")
+            raise BackendError(f"llama.cpp cannot make a context of {room} tokens for {path}")
         # Finalizers run in reverse order: the context must go before its model.
         weakref.finalize(self, llama_cpp.llama_free, self._context)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
@@ -151,27 +157,47 @@ class LlamaModel(MeasuredEngine):
         memory = llama_cpp.llama_get_memory(self._context)
         return int(llama_cpp.llama_memory_seq_pos_max(memory, 0))
 
-    def rewind(self, last: int) -> None:
-        """Forget all tokens after this position."""
+    def rewind(self, last: int, sequence: int = 0) -> None:
+        """Forget all tokens of a sequence after this position, -1: all."""
         memory = llama_cpp.llama_get_memory(self._context)
-        llama_cpp.llama_memory_seq_rm(memory, 0, last + 1, -1)
+        llama_cpp.llama_memory_seq_rm(memory, sequence, last + 1, -1)
+
+    def together(self, texts: list[Text], count: int) -> Together:
+        from stem_edge.measuring.run.llama_steps import decode_together
+
+        return decode_together(self, texts, count)
+
+    def guess(self, text: Text, drafts: int) -> Guessed:
+        from stem_edge.measuring.run.llama_steps import decode_guessing
+
+        return decode_guessing(self, text, drafts)
 
     def choose(self, token_ids: list[int]) -> int:
         return int(self.process(token_ids).argmax())
 
     def process(self, token_ids: list[int]) -> np.ndarray:
         """Process ids and return the logits [V] of the last; the next call overwrites them."""
-        if max(token_ids) >= self.vocab_size:  # llama.cpp would end the process
+        self.check(token_ids)
+        ids = (llama_cpp.llama_token * len(token_ids))(*token_ids)
+        self.decode(llama_cpp.llama_batch_get_one(ids, len(token_ids)))
+        return self.logits(-1)
+
+    def check(self, token_ids: Iterable[int]) -> None:
+        """Raise BackendError for ids that would end the process."""
+        if (greatest := max(token_ids)) >= self.vocab_size:
             raise BackendError(
-                f"token id {max(token_ids)} is out of range; llama.cpp's model has 0 to "
+                f"token id {greatest} is out of range; llama.cpp's model has 0 to "
                 f"{self.vocab_size - 1}: compare models with the same tokenizer"
             )
-        ids = (llama_cpp.llama_token * len(token_ids))(*token_ids)
-        batch = llama_cpp.llama_batch_get_one(ids, len(token_ids))
-        status = llama_cpp.llama_decode(self._context, batch)
-        if status:
+
+    def decode(self, batch: llama_cpp.llama_batch) -> None:
+        """Compute the tokens of a batch. Raises BackendError."""
+        if status := llama_cpp.llama_decode(self._context, batch):
             raise BackendError(f"llama_decode failed with status {status}")
-        logits = llama_cpp.llama_get_logits_ith(self._context, -1)
+
+    def logits(self, at: int) -> np.ndarray:
+        """Return the logits [V] of a token of the last batch, -1: the last."""
+        logits = llama_cpp.llama_get_logits_ith(self._context, at)
         return np.ctypeslib.as_array(logits, (self.vocab_size,))
 
 

@@ -14,19 +14,18 @@ class Following(SamplingParams):
     """Options of an answer that is known: greedy decoding, with the tokens of `text`.
 
     text: prompt and answer, with at least max_new_tokens tokens after the prompt. chosen: called
-    with each token of the answer when it is chosen.
+    when a token is taken, with it and the one that the model would have taken.
     """
 
     text: tuple[int, ...] = ()
-    chosen: Callable[[int], None] = lambda token: None
+    chosen: Callable[[int, int], None] = lambda token, own: None
 
     def sampler(self) -> Sampler:
         greedy = super().sampler()
 
         def choose(logits: F32, seen: Sequence[int]) -> int:
-            greedy(logits, seen)  # because it belongs to the time of a token
-            token = self.text[len(seen)]
-            self.chosen(token)
+            own, token = greedy(logits, seen), self.text[len(seen)]
+            self.chosen(token, own)
             return token
 
         return choose

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from stem_edge.errors import InputError
 
-AHEAD = 4  # tokens that sequences may decode while one more prompt is computed
+CHUNK = 32  # tokens of a prompt, or more, for each token that sequences decode meanwhile
 
 
 class Text(NamedTuple):
@@ -21,6 +21,23 @@ class Text(NamedTuple):
 
     prompt: list[int]
     answer: list[int]
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """A decoded answer."""
+
+    seconds: float  # after the first token
+    drafted: int
+    accepted: int
+    own: list[int]  # most probable token at each place of the answer, whatever the text has there
+    costs: dict[int, float] = field(default_factory=dict)  # tokens of a step -> time, of one: 1
+
+    def figures(self) -> dict[str, float]:
+        """Return all but the tokens."""
+        costs = {f"step_of_{tokens}": cost for tokens, cost in self.costs.items()}
+        found = {"seconds": self.seconds, "drafted": self.drafted, "accepted": self.accepted}
+        return found | costs
 
 
 class Arrival(NamedTuple):
@@ -45,7 +62,7 @@ class Together:
 
     @property
     def joined(self) -> bool:
-        """Whether nothing is left to see: the one more has its first token, or the only one ended."""
+        """Whether the one more has its first token, so that nothing is left to see."""
         return self.count in (arrival.sequence for arrival in self.arrivals[-1:])
 
     def figures(self) -> dict[str, float]:
@@ -92,30 +109,28 @@ class Together:
         return steps[:-1]
 
 
-def lengths(count: int, new_tokens: int) -> list[int]:
+def lengths(count: int, prompt_tokens: int, new_tokens: int) -> list[int]:
     """Return the tokens of the answers of `count` sequences, and of the one that joins them.
 
-    The others must outlive the last: by what they decode before it begins and while one joins.
+    The others must outlive the last: by what they decode while prompts are computed.
     """
-    long = 2 * new_tokens + AHEAD * count
-    return [*[long] * (count - 1), new_tokens, *[new_tokens] * (count > 1)]
+    meanwhile = (2 + prompt_tokens // CHUNK) * count
+    return [*[new_tokens + meanwhile] * (count - 1), new_tokens, *[1] * (count > 1)]
 
 
 def texts_of(
-    ids: list[int], count: int, prompt_tokens: int, new_tokens: int, turn: int, most: int
+    ids: list[int], count: int, prompt_tokens: int, new_tokens: int, turn: int = 0
 ) -> list[Text]:
     """Cut texts for `count` sequences and one that joins, from ids that repeat if they are too few.
 
-    turn: number of the round, each of which has other texts. most: tokens that a context holds.
+    turn: number of the round, each of which has other texts.
     """
-    new = lengths(count, new_tokens)
-    span = min(prompt_tokens + max(new), most)
-    stride = min(span, max(1, len(ids) // len(new)))
-    texts = []
-    for number, length in enumerate(new):
-        start = (turn * len(new) + number) * stride % len(ids)
-        tokens = min(prompt_tokens + length, most)
-        while len(text := ids[start : start + tokens]) < tokens:
-            ids = ids + ids
-        texts.append(Text(text[:prompt_tokens], text[prompt_tokens:]))
-    return texts
+    new = lengths(count, prompt_tokens, new_tokens)
+    longest = prompt_tokens + max(new)
+    stride = min(longest, max(1, len(ids) // len(new)))
+    enough = ids * (1 + -(-longest // len(ids)))
+    starts = [(turn * len(new) + number) * stride % len(ids) for number in range(len(new))]
+    return [
+        Text(enough[at : at + prompt_tokens], enough[at + prompt_tokens :][:length])
+        for at, length in zip(starts, new, strict=True)
+    ]

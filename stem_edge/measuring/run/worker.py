@@ -14,6 +14,9 @@ import time
 from importlib import import_module
 from typing import Any, Protocol
 
+from stem_edge.errors import BackendError
+from stem_edge.measuring.run.together import Guessed, Text, Together
+
 # Kind of subject -> module and class of its engine. The module is imported before loading, so that
 # both are measured apart; for stem-edge, it is one of LOADERS instead.
 ENGINES = {
@@ -45,6 +48,14 @@ class MeasuredEngine(Protocol):
         """Describe the accelerator, real or emulated; return nothing on the CPU."""
         return {}
 
+    def together(self, texts: list[Text], count: int) -> Together:
+        """Follow texts with `count` sequences at a time; see stem_edge.measuring.run.together."""
+        raise BackendError("several sequences are measured on stem-edge and llama.cpp only")
+
+    def guess(self, text: Text, drafts: int) -> Guessed:
+        """Follow a text with speculation. drafts: guesses of a step, where loading did not say."""
+        raise BackendError("speculation is measured on stem-edge and llama.cpp only")
+
 
 class StemEdge(MeasuredEngine):
     """stem-edge itself, fed with tokens of a real text: its own could repeat the same few rows."""
@@ -72,6 +83,16 @@ class StemEdge(MeasuredEngine):
         for logits in self._engine.process(self._context, token_ids, top=1):
             best = int(logits[0].argmax())
         return best
+
+    def together(self, texts: list[Text], count: int) -> Together:
+        from stem_edge.measuring.run.stem_steps import decode_together
+
+        return decode_together(self._model, texts, count)
+
+    def guess(self, text: Text, drafts: int) -> Guessed:
+        from stem_edge.measuring.run.stem_steps import decode_guessing
+
+        return decode_guessing(self._model, text, drafts)
 
     def counters(self) -> dict[str, float]:
         """Return the counters of the rows, and the sizes of plan and caches in bytes."""
@@ -120,16 +141,16 @@ class Worker:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out a request and return its times and the counters."""
         started = time.perf_counter()
-        steps = self._do(request)
+        done = self._do(request)
         seconds = time.perf_counter() - started
-        engine, answer = self._engine, {"seconds": seconds, "steps": steps, "counters": {}}
+        engine, answer = self._engine, {"seconds": seconds, "steps": [], "counters": {}} | done
         if engine is not None:
             answer["counters"] = engine.counters()
             answer["about"] = engine.about() if request["do"] == "load" else {}
         return answer
 
-    def _do(self, request: dict[str, Any]) -> list[float]:
-        """Carry out a request; return the seconds of each decode step."""
+    def _do(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a request; return what was measured beside its time."""
         match request["do"], self._engine:
             case "import", _:
                 import_module(LOADERS.get(request["engine"], ENGINES[request["kind"]][0]))
@@ -142,8 +163,14 @@ class Worker:
                 engine.clear()
                 engine.choose(request["ids"])
             case "decode", engine if engine is not None:
-                return [_timed(engine, token) for token in request["ids"]]
-        return []
+                return {"steps": [_timed(engine, token) for token in request["ids"]]}
+            case "together", engine if engine is not None:
+                texts = [Text(*text) for text in request["texts"]]
+                return {"figures": engine.together(texts, request["count"]).figures()}
+            case "guess", engine if engine is not None:
+                found = engine.guess(Text(*request["text"]), request["drafts"])
+                return {"own": found.own, "figures": found.figures()}
+        return {}
 
 
 def _timed(engine: MeasuredEngine, token: int) -> float:

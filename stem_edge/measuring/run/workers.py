@@ -20,6 +20,7 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 from stem_edge.measuring.memory.page_cache import files_in
 from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
+from stem_edge.measuring.run.together import Text
 
 # Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
 # something; it also ends them.
@@ -66,6 +67,8 @@ class Answer:
     steps: list[float]  # seconds of each decode step
     counters: dict[str, float]
     about: dict[str, str] = field(default_factory=dict)  # after loading: the accelerator
+    figures: dict[str, float] = field(default_factory=dict)  # of `together` and `guess`
+    own: list[int] = field(default_factory=list)  # of `guess`
 
 
 class WorkerProcess:
@@ -127,6 +130,14 @@ class WorkerProcess:
     def decode(self, ids: list[int]) -> Answer:
         """Process more tokens, one by one."""
         return self._ask("decode", {"do": "decode", "ids": ids})
+
+    def together(self, texts: list[Text], count: int) -> Answer:
+        """Follow texts with several sequences at a time."""
+        return self._ask("together", {"do": "together", "texts": texts, "count": count})
+
+    def guess(self, text: Text, drafts: int) -> Answer:
+        """Follow a text with speculation."""
+        return self._ask("guess", {"do": "guess", "text": text, "drafts": drafts})
 
     def _ask(self, phase: str, request: dict[str, Any]) -> Answer:
         try:

@@ -1,0 +1,57 @@
+"""Batches and speculation of stem-edge, as callers of generate and generate_many meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from stem_edge.measuring.run.following import Following
+from stem_edge.measuring.run.together import Guessed, Text, Together
+
+if TYPE_CHECKING:
+    from stem_edge.runtime import Model
+
+
+def decode_together(model: Model, texts: list[Text], count: int) -> Together:
+    """Run `count` sequences, and one that joins them, as stem_edge.measuring.run.together says."""
+    model.forget_prefixes()  # so that no prompt is computed before
+    run = Together(count)
+    params = [_following(text, _note(run, number)) for number, text in enumerate(texts)]
+    prompts = [text.prompt for text in texts]
+    if count == 1:
+        for _ in model.generate(prompts[0], params[0]):
+            pass
+        return run
+    with closing(model.generate_many(prompts, params, sequences=count)) as chunks:
+        for _ in chunks:
+            if run.joined:
+                break
+    return run
+
+
+def _note(run: Together, sequence: int) -> Callable[[int, int], None]:
+    return lambda token, own: run.chosen(sequence, token)
+
+
+def decode_guessing(model: Model, text: Text, drafts: int) -> Guessed:
+    """Decode an answer, with the guesses that the model was loaded for, or without any."""
+    own: list[int] = []
+    params, loaded = _following(text, lambda _, best: own.append(best)), model.speculation
+    try:
+        model.speculation = loaded if drafts else None
+        for _ in model.generate(text.prompt, params):
+            pass
+    finally:
+        model.speculation = loaded
+    stats = model.stats
+    costs = {} if loaded is None else loaded.costs.times
+    return Guessed(
+        stats.decode_seconds, stats.drafted_tokens, stats.accepted_tokens, own, dict(costs)
+    )
+
+
+def _following(text: Text, chosen: Callable[[int, int], None]) -> Following:
+    return Following(
+        max_new_tokens=len(text.answer), text=(*text.prompt, *text.answer), chosen=chosen
+    )
