@@ -26,9 +26,9 @@ from stem_edge.measuring.bench.cases import (
     medians,
     quotients,
 )
-from stem_edge.measuring.bench.figures import Settings
+from stem_edge.measuring.bench.figures import Settings, peaks_of
 from stem_edge.measuring.run.together import lengths, texts_of
-from stem_edge.measuring.run.workers import Subject
+from stem_edge.measuring.run.workers import Subject, together_phase
 from stem_edge.measuring.run.workload import DEFAULT_TEXT, read_ids, source_of
 from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
 from stem_edge.text_table import table
@@ -42,16 +42,17 @@ COLUMNS = (
     ("together", "tok/s", RATE, 1, 1.0),
     ("first", "ms", FIRST, 0, 1e3),
     ("longest wait", "ms", "longest_wait_seconds", 0, 1e3),
-    ("rows", "/step", "distinct_rows_per_step", 2, 1.0),
-    ("rows", "/token", "distinct_rows_per_token", 3, 1.0),
-    ("flash", "B/tok", "flash_bytes_per_token", 0, 1.0),
-    ("hits", "%", "hit_rate", 1, 100.0),
+    ("distinct", "/step", "distinct_rows_per_step", 2, 1.0),
+    ("distinct", "/token", "distinct_rows_per_token", 3, 1.0),
+    ("read", "/token", "rows_read_per_token", 3, 1.0),
+    ("flash", "B/token", "flash_bytes_per_token", 0, 1.0),
     ("anon", "MB", "anonymous", 0, 1e-6),
 )
 LEGEND = """\
 together: all decode; gain: over one sequence, in the same round; first: to the first token of a
 prompt, while one fewer decode; x alone: over that with nothing else; longest wait: of those that
-decode, meanwhile; rows: distinct ones that the tokens look up"""
+decode, meanwhile; distinct: rows that the tokens look up; read: those that the row cache lacked;
+anon: peak of anonymous memory and swap"""
 
 
 def bench_sequences(
@@ -120,6 +121,10 @@ def _run(
 
     with loaded(subjects, settings, notify) as workers:
         in_turns(counts, settings.rounds, notify, run)
+        peaks = {name: peaks_of(worker.sampler) for name, worker in workers.items()}
+    for (name, count), rounds in found.items():
+        anonymous = float(peaks[name][together_phase(count)].unevictable)
+        found[name, count] = [figures | {"anonymous": anonymous} for figures in rounds]
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import llama_cpp
 import numpy as np
@@ -47,7 +47,7 @@ class Steps:
         wanted = (at for at, one in enumerate(inputs) if one.logits)
         return [int(self._model.logits(at).argmax()) for at in wanted]
 
-    def __enter__(self) -> Steps:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def decode_together(model: Model, texts: list[Text], count: int) -> Together:
     """Run `count` sequences, and one that joins them, as stem_edge.measuring.run.together says."""
     model.forget_prefixes()  # so that no prompt is computed before
-    run = Together(count)
+    run = Together(count, model.engine.rows.counters)
     params = [_following(text, _note(run, number)) for number, text in enumerate(texts)]
     prompts = [text.prompt for text in texts]
     if count == 1:

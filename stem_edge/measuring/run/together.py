@@ -7,11 +7,15 @@ its last, all decode. Then one more joins, and its first token ends the run.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from stem_edge.errors import InputError
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.rows.prefetch import RowCounters
 
 CHUNK = 32  # tokens of a prompt, or more, for each token that sequences decode meanwhile
 
@@ -53,12 +57,16 @@ class Together:
     """A run of `count` sequences."""
 
     count: int
+    counters: Callable[[], RowCounters] | None = None  # of an engine that has them
     began: float = field(default_factory=time.perf_counter)
     arrivals: list[Arrival] = field(default_factory=list)
+    _counted: list[RowCounters] = field(default_factory=list)  # at each token of the last
 
     def chosen(self, sequence: int, token: int) -> None:
         """Note a token, now."""
         self.arrivals.append(Arrival(time.perf_counter(), sequence, token))
+        if self.counters is not None and sequence == self.count - 1:
+            self._counted.append(self.counters())
 
     @property
     def joined(self) -> bool:
@@ -80,6 +88,7 @@ class Together:
             "tokens_per_second": tokens / (end - begin),
             "distinct_rows_per_step": sum(len(set(step)) for step in steps) / len(steps),
             "distinct_rows_per_token": sum(len(set(step)) for step in steps) / tokens,
+            **self._read(tokens),
         }
         if self.count == 1:
             return found | {"first_token_seconds": begin - self.began}
@@ -91,6 +100,16 @@ class Together:
             if later > end
         ]
         return found | {"first_token_seconds": joined - end, "longest_wait_seconds": max(waits)}
+
+    def _read(self, tokens: int) -> dict[str, float]:
+        """Return what was read for each token while all decoded."""
+        if not self._counted:
+            return {}
+        begin, end = self._counted[0], self._counted[-1]
+        return {
+            "rows_read_per_token": (end.misses - begin.misses) / tokens,
+            "flash_bytes_per_token": (end.bytes_read - begin.bytes_read) / tokens,
+        }
 
     def _times(self) -> dict[int, list[float]]:
         times: dict[int, list[float]] = {}

@@ -71,6 +71,11 @@ class Answer:
     own: list[int] = field(default_factory=list)  # of `guess`
 
 
+def together_phase(count: int) -> str:
+    """Name the phase in which so many sequences decode."""
+    return f"{count} together"
+
+
 class WorkerProcess:
     """A worker and a sampler of its memory.
 
@@ -133,7 +138,8 @@ class WorkerProcess:
 
     def together(self, texts: list[Text], count: int) -> Answer:
         """Follow texts with several sequences at a time."""
-        return self._ask("together", {"do": "together", "texts": texts, "count": count})
+        request = {"do": "together", "texts": texts, "count": count}
+        return self._ask(together_phase(count), request)
 
     def guess(self, text: Text, drafts: int) -> Answer:
         """Follow a text with speculation."""
