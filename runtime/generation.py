@@ -1,4 +1,9 @@
-"""The generation loop: sample a token, start reading its rows, hand it out, compute the next logits."""
+"""The generation loop: sample a token, start reading its rows, hand it out, compute the next logits.
+
+With guesses at the tokens that follow (stem_edge.runtime.speculation), a step computes these, too. A
+token is chosen from its logits just as without: with the same sampler, the same random numbers, and
+the same tokens before it. It is a guess come true, or what follows it in the step is dropped.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
-from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.engine import Context, Engine, Step
 from stem_edge.runtime.lookups.overlay import Lookups
 from stem_edge.runtime.sampling import (
     SamplingParams,
@@ -20,10 +26,12 @@ from stem_edge.runtime.sampling import (
     needed_logits,
     token_logprobs,
 )
+from stem_edge.runtime.speculation.speculation import Guesses
 from stem_edge.runtime.stats import Recorder
 from stem_edge.runtime.text.codec import TokenStream
 from stem_edge.system.memory import raise_out_of_memory
 
+NO_GUESSES = Guesses()
 FinishReason = Literal["stop", "length"]
 
 
@@ -83,6 +91,7 @@ def sample_tokens(
     answer: Answer,
     lookups: Lookups,
     record: Recorder,
+    guesses: Guesses = NO_GUESSES,
 ) -> Iterator[Sampled]:
     """Process the prompt, then yield new tokens until one ends the answer or the context is full.
 
@@ -90,21 +99,65 @@ def sample_tokens(
     """
     cached, prompt, top = context.position, tuple(answer.seen), answer.top
     for logits in engine.process(context, prompt, lookups.prompt, computed=cached, top=top):
-        last = logits[0]
+        found = Verified(logits, [])
     record.prefilled(len(prompt), cached)
     while True:
-        sampled = answer.choose(last, room=context.room)
-        stem_ids = np.array([lookups.of_token(sampled.token_id)])
+        sampled = yield from _as_drafted(found, answer, context, record)
+        started = time.perf_counter()
+        tokens = [sampled.token_id]
         if sampled.finish_reason is None:
-            engine.expect(stem_ids)  # read its rows while the caller handles the token
+            tokens += guesses.after(answer.seen, min(context.room, engine.logit_tokens) - 1)
+        stem_ids = np.array([lookups.of_token(token) for token in tokens])
+        if sampled.finish_reason is None:
+            engine.expect(stem_ids, len(tokens))  # read rows while the caller handles the token
+        guessing = time.perf_counter() - started
         record.sampled()
         yield sampled
         if sampled.finish_reason is not None:
             return
         started = time.perf_counter()
-        token_ids = np.array([sampled.token_id])
-        last = engine.step(context, token_ids, stem_ids=stem_ids, top=top)[0]
-        record.decoded(time.perf_counter() - started)
+        found = _verify(engine, context, Step(np.array(tokens), stem_ids, len(tokens)), top)
+        record.decoded(guessing + time.perf_counter() - started, len(tokens) - 1)
+
+
+class Verified(NamedTuple):
+    """Logits of a token, and of the tokens drafted to follow it."""
+
+    logits: F32  # [1 + drafts, V]
+    drafts: list[int]
+
+
+def _verify(engine: Engine, context: Context, step: Step, top: int) -> Verified:
+    """Compute a token and its drafts; the token alone if that fails.
+
+    Otherwise the row of a token that the answer does not have could end it.
+    """
+    try:
+        logits = engine.step(context, step.token_ids, step.logits, stem_ids=step.stem_ids, top=top)
+        return Verified(logits, step.token_ids[1:].tolist())
+    except StemEdgeError:
+        if step.logits == 1:
+            raise
+        return _verify(engine, context, Step(step.token_ids[:1], step.stem_ids[:1], 1), top)
+
+
+def _as_drafted(
+    found: Verified, answer: Answer, context: Context, record: Recorder
+) -> Generator[Sampled, None, Sampled]:
+    """Yield tokens while they are as drafted; return the first other one, or the last of all.
+
+    The context then has what comes before it.
+    """
+    left = len(found.drafts)
+    for logits, draft in zip(found.logits, found.drafts, strict=False):
+        sampled = answer.choose(logits, room=context.room + left)
+        if sampled.token_id != draft or sampled.finish_reason is not None:
+            context.rewind(context.position - left)
+            return sampled
+        left -= 1
+        record.sampled(drafted=True)
+        yield sampled
+    return answer.choose(found.logits[-1], room=context.room)
 
 
 def join_chunks(

@@ -50,6 +50,7 @@ from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import ReadMode, open_store
 from stem_edge.runtime.rows.warm import expected_records, fill, keep_counts
+from stem_edge.runtime.speculation.choice import speculation_for
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import available_memory, own_memory, raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder, cpu_digest
@@ -112,6 +113,12 @@ def load(
     prompt_cache: keep prompts in files, too, from which later runs go on: True for a folder in the
         user's cache folder, or a folder, which is made for this user alone. They tell what was asked.
         Not on accelerators.
+    speculate: guess the next tokens from the text so far, and compute several in one step as long as
+        that pays; no more than the kernels' rounding changes a token (docs/python.md). True, or a number
+        as the most to guess for a step, measures what steps cost if preparing has not. Default:
+        "auto", which guesses only if it has.
+    exact: do not guess where a step of several tokens rounds otherwise than steps of one, so that
+        tokens are those of plain decoding in any case.
     progress: show a progress bar on stderr while preparing. Default: if stderr is a terminal.
 
     Raises BundleError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
@@ -200,7 +207,9 @@ def _assemble(
         engine = Engine(backend, rows, chunk, overlap=overlap, logit_tokens=plan.logit_tokens)
         fingerprint = _fingerprint(bundle, plan, options)
         prefixes = _prefixes(engine, plan, options, fingerprint)
-        return Model(bundle, engine, plan, text, on_close, prefixes, fingerprint)
+        vocab_size, costs = bundle.manifest.model.vocab_size, loader.step_costs
+        speculation = speculation_for(engine, plan.context_length, vocab_size, costs, options)
+        return Model(bundle, engine, plan, text, on_close, prefixes, fingerprint, speculation)
 
     if format is None:
         return model(loader.open(None), Rows())

@@ -19,12 +19,20 @@ from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.conversation import Conversation
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.generation import Answer, Chunk, Sampled, join_chunks, sample_tokens
+from stem_edge.runtime.generation import (
+    NO_GUESSES,
+    Answer,
+    Chunk,
+    Sampled,
+    join_chunks,
+    sample_tokens,
+)
 from stem_edge.runtime.lookups.overlay import Lookups, Overlay
 from stem_edge.runtime.lookups.row_ids import StemId, check_text, checked_ids, given_lookups
 from stem_edge.runtime.prefixes.conversation_file import load_messages, save_messages
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling import SamplingOptions, SamplingParams
+from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.chat import Chat, Messages
 from stem_edge.runtime.text.codec import TextCodec, TokenStream, shorten
@@ -49,6 +57,7 @@ class Model:
         on_close: Callable[[], None] | None = None,
         prefixes: Prefixes | None = None,
         fingerprint: str = "",
+        speculation: Speculation | None = None,
     ) -> None:
         self.bundle, self.plan = bundle, plan
         # Figures of the latest generate or logits; calls at the same time count each other's rows.
@@ -61,6 +70,7 @@ class Model:
         self._overlay = Overlay(text, bundle.manifest.model)
         self._closed = False
         self._fingerprint = fingerprint
+        self.speculation = speculation  # None: every step of an answer has one token
         self._prefixes = prefixes or Prefixes(engine, plan.context_length, None)
 
     @property
@@ -247,9 +257,12 @@ class Model:
         length = min(self.plan.context_length, len(prompt) + params.max_new_tokens - 1)
         answer = Answer(prompt, params, self.config.eos_ids)
         lent = self._prefixes.lent(prompt, lookups.places, length)
+        guesses, most = NO_GUESSES, 1
+        if self.speculation is not None:
+            guesses, most = self.speculation.begin(), 1 + self.speculation.most
         with self._recorder() as record, lookups, lent as context:
-            for token in sample_tokens(self.engine, context, answer, lookups, record):
-                self._prefixes.make_room(context)
+            for token in sample_tokens(self.engine, context, answer, lookups, record, guesses):
+                self._prefixes.make_room(context, most)
                 yield token
 
     def save_conversation(self, path: str | Path, conversation: Conversation) -> None:

@@ -21,6 +21,9 @@ class GenerationStats:
     new_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0  # steps after the first token
+    decode_steps: int = 0
+    drafted_tokens: int = 0  # guessed, and computed in a step beside the token before
+    accepted_tokens: int = 0  # of those, in the answer
     first_token_seconds: float = 0.0  # from the call to the first token
     row_hits: int = 0  # tokens whose record was in the row cache when a step needed it
     row_misses: int = 0
@@ -76,9 +79,11 @@ class GenerationStats:
         """Return a summary on one line, for people."""
         where = f" on {self.provider}" if self.provider not in ("", "cpu") else ""
         engine = f"{self.engine}{where}: " if self.engine else ""
-        host = uploaded = refused = cached = ""
+        host = uploaded = refused = cached = guessed = ""
         if self.cached_tokens:
             cached = f" ({self.cached_tokens} kept)"
+        if self.drafted_tokens:
+            guessed = f" ({self.accepted_tokens} of {self.drafted_tokens} guesses right)"
         if self.prefill_refused:
             refused = f"; prefill graph not used: {self.prefill_refused}"
         if self.host_hits + self.host_misses:
@@ -87,7 +92,7 @@ class GenerationStats:
             uploaded = f"{self.uploaded_bytes / 1e6:.2f} MB to the device, "
         return (
             f"{engine}prompt {self.prompt_tokens} tokens{cached} at {self.prefill_tokens_per_second:.0f}/s, "
-            f"new {self.new_tokens} at {self.decode_tokens_per_second:.1f}/s, "
+            f"new {self.new_tokens} at {self.decode_tokens_per_second:.1f}/s{guessed}, "
             f"first after {self.first_token_seconds * 1000:.0f} ms; "
             f"rows {self.hit_rate:.0%} hits, {host}{self.flash_bytes / 1e6:.2f} MB read from flash, "
             f"{uploaded}{self.stall_seconds * 1000:.0f} ms stalled{refused}"
@@ -114,15 +119,18 @@ class Recorder:
         self._stats.prefill_seconds = time.perf_counter() - self._started
         self._update()
 
-    def sampled(self) -> None:
-        """Note that a token was chosen."""
+    def sampled(self, *, drafted: bool = False) -> None:
+        """Note that a token was chosen. drafted: it is what was guessed."""
         self._stats.new_tokens += 1
+        self._stats.accepted_tokens += drafted
         if self._stats.new_tokens == 1:
             self._stats.first_token_seconds = time.perf_counter() - self._started
 
-    def decoded(self, seconds: float) -> None:
-        """Note the end of a decode step."""
+    def decoded(self, seconds: float, drafted: int = 0) -> None:
+        """Note the end of a decode step, in which so many tokens were guesses."""
         self._stats.decode_seconds += seconds
+        self._stats.decode_steps += 1
+        self._stats.drafted_tokens += drafted
         self._update()
 
     def _update(self) -> None:

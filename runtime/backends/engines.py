@@ -20,6 +20,7 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout
 
@@ -34,6 +35,10 @@ class EngineLoader(Protocol):
     name: str  # tells the loaders of an engine apart in messages
     fills_while_opening: bool  # slots can be filled while the backbone is being opened
     step_tokens: int  # most tokens in a step; known once the backbone is open
+
+    @property
+    def step_costs(self) -> StepCosts | None:
+        """What decoding steps cost, if that was measured; known after `prepare`."""
 
     def prepare(self, verdict: Verdict | None) -> None:
         """Do the work that only a first load needs. verdict: of the bundle's trial."""

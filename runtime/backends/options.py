@@ -14,6 +14,7 @@ from stem_edge.runtime.backends.context_choice import contexts
 from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
 from stem_edge.runtime.rows.store import READ_MODES, ReadMode
 from stem_edge.system.memory import usable_cpus
+from stem_edge.text_table import shown
 from stem_edge.units import parse_size
 
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
@@ -23,6 +24,8 @@ EngineChoice: TypeAlias = str  # "auto", or a key of stem_edge.runtime.backends.
 # stem_edge.runtime.backends.onnxruntime.providers.provider.
 Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
 Folder: TypeAlias = str | Path | None
+# Whether to guess the next tokens, or at most how many for a step.
+Speculate: TypeAlias = Literal["auto"] | int
 
 
 class _DeviceLimits(TypedDict, total=False):
@@ -54,6 +57,8 @@ class MoreKeywords(_DeviceLimits, total=False):
     emulate_flash: FlashName | None
     keep_prefixes: bool
     prompt_cache: Literal[True] | Folder
+    speculate: Speculate
+    exact: bool
     progress: bool | None
 
 
@@ -98,6 +103,8 @@ class LoadOptions:
     emulate_flash: FlashName | None = None
     keep_prefixes: bool = True
     prompt_cache: Literal[True] | Folder = None
+    speculate: Speculate = "auto"
+    exact: bool = False
     progress: bool | None = None
 
     def __post_init__(self) -> None:
@@ -113,6 +120,13 @@ class LoadOptions:
             raise InputError(
                 f"slots is {self.slots}, but resident keeps the rows of every token; leave out one "
                 "of the two"
+            )
+        if self.speculate != "auto" and not (
+            isinstance(self.speculate, int) and self.speculate >= 0
+        ):
+            raise InputError(
+                f"speculate is {shown(self.speculate)}; expected 'auto', True, False, or the most tokens to "
+                "draft for a step"
             )
         if self.prompt_cache and not self.keep_prefixes:
             raise InputError("prompt_cache needs keep_prefixes; leave out one of the two")

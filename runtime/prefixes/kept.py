@@ -114,15 +114,15 @@ class Prefixes:
         self._lend(prefix, length)
         yield prefix.context
 
-    def make_room(self, context: Context) -> None:
-        """Let kept contexts give way to one that grows. Called before each new token."""
+    def make_room(self, context: Context, tokens: int = 1) -> None:
+        """Let kept contexts give way to one that grows by so many tokens. Called before each step."""
         if not self._kept and not self._ended:
             return
         with self._lock:
             self._collect()
             for prefix in self._lent:
                 if prefix.context is context:
-                    prefix.reserve(context.position + 1)
+                    prefix.reserve(context.position + tokens)
             dropped = self._evict()
         self._write(dropped)
 

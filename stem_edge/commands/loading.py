@@ -11,7 +11,7 @@ from stem_edge.commands.arguments import engine_name
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
-from stem_edge.runtime.backends.options import DeviceKeywords, LoadKeywords
+from stem_edge.runtime.backends.options import DeviceKeywords, LoadKeywords, Speculate
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
 from stem_edge.runtime.rows.store import READ_MODES
 
@@ -29,6 +29,7 @@ def add_loading(group: argparse._ActionsContainer) -> None:
     add_engine(group)
     add_kv(group)
     add_providers(group)
+    _add_speculation(group)
     _add_rows(group)
     _add_prepared(group)
 
@@ -93,6 +94,23 @@ def add_provider_library(group: argparse._ActionsContainer) -> None:
         help="load an execution provider from this library, and call it NAME; its code runs here, "
         "so use one that you trust",
     )
+
+
+def _add_speculation(group: argparse._ActionsContainer) -> None:
+    guess = (
+        "guess the next tokens from the text so far, and compute several in a step while that pays: "
+        "on, off, or the most to guess for a step (default: auto, on if preparing the bundle has "
+        "measured what steps cost)"
+    )
+    group.add_argument("--speculate", type=speculation, default="auto", metavar="WHEN", help=guess)
+    exact = "do not guess where a step of several tokens rounds otherwise than steps of one"
+    group.add_argument("--exact", action="store_true", help=exact)
+
+
+def speculation(text: str) -> Speculate:
+    """Value of the option --speculate; argparse reports a ValueError as a bad value."""
+    known: dict[str, Speculate] = {"auto": "auto", "on": True, "off": False}
+    return known[text] if text in known else int(text)
 
 
 def _add_rows(group: argparse._ActionsContainer) -> None:

@@ -23,7 +23,7 @@ def loaders(bundle: Bundle, options: LoadOptions) -> list[ToyLoader]:
 class ToyLoader:
     """An EngineLoader (stem_edge.runtime.backends.engines)."""
 
-    name, fills_while_opening, step_tokens = "toy", True, 1 << 30
+    name, fills_while_opening, step_tokens, step_costs = "toy", True, 1 << 30, None
 
     def __init__(self, bundle: Bundle) -> None:
         self.manifest = bundle.manifest

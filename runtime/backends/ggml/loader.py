@@ -43,6 +43,7 @@ class GgmlLoader:
     name = "ggml"
     fills_while_opening = True
     step_tokens = ANY_NUMBER
+    step_costs = None
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options

@@ -42,9 +42,12 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
 )
 from stem_edge.runtime.backends.onnxruntime.rope_arrays import RopeArrays
 from stem_edge.runtime.backends.plain_batch import PlainBatch
+from stem_edge.runtime.backends.step_costs import SIZES
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import return_freed_memory
 
+# A step of no more, as when guesses are verified, leaves too little behind to look for.
+FEW_TOKENS = max(SIZES)
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
@@ -198,7 +201,7 @@ class OrtContext:
         self._position, self._filled = position, max(self._filled, total)
         self._ropes.fill(total)
         step = (count, prefill and io.PREFILL in self._graphs)
-        if max(count, self._step[0]) > 1:
+        if max(count, self._step[0]) > FEW_TOKENS:
             return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
         if step != self._step:
             self._bind_hidden(*step)

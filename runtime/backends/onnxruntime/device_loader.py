@@ -67,6 +67,7 @@ class DeviceLoader:
     """Loads a variant of the graphs on a provider; see EngineLoader."""
 
     fills_while_opening = False  # because both would use the provider's queue at once
+    step_costs = None
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, resolve
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import memory_limit
@@ -63,6 +64,11 @@ class OrtLoader:
         self._prepared: prepacked.Prepacked | None = None
         self._may_prepare = options.prepare  # False once preparing has turned out impossible
         self._verdict: Verdict | None = None
+
+    @property
+    def step_costs(self) -> StepCosts | None:
+        """Costs that were measured when the backbone was prepared."""
+        return self._prepared.record.steps if self._prepared is not None else None
 
     def prepare(self, verdict: Verdict | None) -> None:
         """Prepack a large backbone for this processor, unless that was done before."""

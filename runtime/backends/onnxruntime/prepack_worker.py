@@ -40,6 +40,7 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
 )
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
+from stem_edge.runtime.backends.step_costs import SIZES, StepCosts, measure_steps
 from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placeholders
 from stem_edge.system.user_folder import cpu_digest
 
@@ -74,10 +75,13 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         for name in files:
             (folder / name).unlink()
         record = msgspec.structs.replace(record, files={}, refused=REFUSED)
-    elif bundle.manifest.has_prefill:
-        seconds = _measure(bundle, Prepacked(folder, record), threads, kv)
-        faster = seconds["prefill"] < seconds["decode"]
-        record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
+    else:
+        prompt = _Prompt(bundle, Prepacked(folder, record), CHUNK_TOKENS, threads, kv)
+        record = msgspec.structs.replace(record, steps=prompt.measure_steps())
+        if bundle.manifest.has_prefill:
+            seconds = _measure(prompt)
+            faster = seconds["prefill"] < seconds["decode"]
+            record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
     _sync(folder / RECORD)
 
@@ -108,22 +112,39 @@ class _Prompt:
     ) -> None:
         config, layout = bundle.manifest.model, bundle.manifest.tables
         self.has_prefill = bundle.manifest.has_prefill
-        tokens = min(tokens, config.max_context, config.vocab_size)
+        self._tokens = min(tokens, config.max_context)
+        length = min(tokens + max(SIZES), config.max_context)
         slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
-        self._ids, self._slots = np.arange(tokens), placeholder_rows(slots, tokens)
+        self._ids = np.arange(length) % config.vocab_size
+        self._slots = placeholder_rows(slots, length)
         graphs = graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
         backend = OrtBackend(config, graphs, slots, threads, [CPU], kv=kv)
-        self._context = backend.open_context(tokens)
+        self._context = backend.open_context(length)
 
     def take(self, *, prefill: bool) -> F32:
         """Compute the chunk; return the logits of its last token."""
-        self._context.begin(self._ids, 0, prefill=prefill)
-        return self._context.finish(self._slots, 1)
+        self._context.begin(self._ids[: self._tokens], 0, prefill=prefill)
+        return self._context.finish(self._slots[: self._tokens], 1)
+
+    def measure_steps(self) -> StepCosts | None:
+        """Measure steps of several tokens after the chunk, if the context has room for them."""
+        if len(self._ids) < self._tokens + max(SIZES):
+            return None
+        with contextlib.suppress(NotFiniteError):
+            self.take(prefill=False)
+        return measure_steps(self._step, self._tokens)
+
+    def _step(self, position: int, count: int) -> F32:
+        places = slice(position, position + count)
+        self._context.begin(self._ids[places], position)
+        try:
+            return self._context.finish(self._slots[places], count)
+        except NotFiniteError:  # possible with placeholder rows; takes as long
+            return np.full((count, 1), np.nan, np.float32)
 
 
-def _measure(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> dict[str, float]:
+def _measure(prompt: _Prompt) -> dict[str, float]:
     """Return seconds of a prompt chunk with the graphs for decoding and with the prefill graph."""
-    prompt = _Prompt(bundle, prepared, CHUNK_TOKENS, threads, kv)
     taken: dict[str, list[float]] = {"decode": [], "prefill": []}
     for _ in range(ROUNDS):
         for name, times in taken.items():

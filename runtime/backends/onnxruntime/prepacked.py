@@ -31,10 +31,11 @@ from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, PREFILL, decode_graphs
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, cpu_graphs
+from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.system.child import Ended, last_line, module_command, signal_name
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
-FORMAT = 5
+FORMAT = 6
 FOLDER, RECORD = "prepared", "prepared.json"
 TEMPORARY = ".making-"  # prefix of a folder that is being filled, or was when its maker was killed
 MAX_RECORD_NBYTES = 1 << 20
@@ -58,6 +59,7 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     files: dict[str, tuple[Size, int]]  # name -> size and mtime in ns, to notice changes
     prefill: bool | None  # whether the prefill graph is faster; None: there is none
     seconds: dict[str, float]  # graph -> time of a prompt chunk
+    steps: StepCosts | None = None  # of decoding; None if its context is too short to measure them
     refused: str = ""  # why nothing was prepared, and must not be tried again by a load
 
 

@@ -1,0 +1,78 @@
+"""The gate: how many drafted tokens a step verifies, by what steps cost and what was right lately.
+
+It follows from the text and from recorded costs alone, not from a clock, so the same call always
+drafts the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+WORTH = 1.05  # tokens for the time of one plain step, at which drafting begins
+MEMORY = 0.95  # of each earlier outcome when a new one comes
+TRUST = 4.0  # outcomes that the expectation before any of them counts as
+
+
+class Choice(NamedTuple):
+    """Tokens to draft, and the tokens that the step is expected to give in the time of a plain one."""
+
+    drafts: int
+    gain: float
+
+
+PLAIN = Choice(0, 1.0)
+
+
+class Gate:
+    """Chooses the tokens of a step.
+
+    times: of steps, by their tokens; a step of one takes 1. most: drafted tokens of a step.
+    """
+
+    def __init__(self, times: Mapping[int, float], most: int) -> None:
+        self._times = {size: max(1.0, times[size]) for size in sorted(times) if size <= most + 1}
+        self.most = max(self._times, default=1) - 1
+
+    @property
+    def can_pay(self) -> bool:
+        """Whether drafts would pay if all were right."""
+        return self.choose([1.0] * self.most, self.most) != PLAIN
+
+    def choose(self, chances: Sequence[float], room: int, each: float = 0.0) -> Choice:
+        """Return how many tokens to draft, at most `room`.
+
+        chances: that each is right if all before it are. each: time to draft a token.
+        """
+        best, expected, chance, counted = PLAIN, 1.0, 1.0, 0
+        for size, time in self._times.items():
+            drafts = size - 1
+            if drafts > min(room, len(chances)):
+                break
+            for one in chances[counted:drafts]:
+                chance *= one
+                expected += chance
+            counted = drafts
+            gain = expected / (time + drafts * each)
+            if gain > max(WORTH, best.gain):
+                best = Choice(drafts, gain)
+        return best
+
+
+class Chances:
+    """How often drafted tokens of each class were right, the latest counting most."""
+
+    def __init__(self, expected: Sequence[float]) -> None:
+        self._right = [TRUST * chance for chance in expected]
+        self._all = [TRUST] * len(expected)
+
+    def of(self, kind: int) -> float:
+        """Return the chance of a token of this class, or the last class."""
+        kind = min(kind, len(self._all) - 1)
+        return self._right[kind] / self._all[kind]
+
+    def saw(self, kind: int, right: bool) -> None:
+        """Note whether a token of this class was right."""
+        kind = min(kind, len(self._all) - 1)
+        self._right[kind] = MEMORY * self._right[kind] + right
+        self._all[kind] = MEMORY * self._all[kind] + 1
