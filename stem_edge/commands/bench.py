@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.commands.measure import add_work
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench.bench import LOADS, ROUNDS, bench
 from stem_edge.measuring.bench.report import report_table
+from stem_edge.measuring.bench.sequences import bench_sequences, sequences_table
+from stem_edge.measuring.bench.speculation import bench_speculation, speculation_table
 from stem_edge.measuring.run.subjects import AGAINST
 from stem_edge.progress import show_status
 
@@ -30,6 +33,8 @@ examples:
   stem-edge bench model --engine onnxruntime --against ggml repacked
   stem-edge bench model --against llama.cpp=FILE.gguf,lazy llama.cpp=FILE.gguf,no-repack --limit 2GiB
   stem-edge bench model --providers cuda --slots 2000 --against resident cpu
+  stem-edge bench model --sequences 1,2,4,8,16 --text book.txt --against llama.cpp=Q4_0
+  stem-edge bench model --speculation --against llama.cpp=Q4_0
 
 llama.cpp, torch and transformers need pip install 'stem-edge[bench]'."""
 
@@ -58,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rounds", type=int, metavar="N", default=ROUNDS, help=rounds)
     loads = f"times that each way is loaded (default: {LOADS})"
     group.add_argument("--loads", type=int, metavar="N", default=LOADS, help=loads)
+    _add_modes(parser.add_argument_group("what is measured instead"))
     work = "where models for llama.cpp are made (default: bench in the user's cache folder)"
     group.add_argument("--work", metavar="DIR", help=work)
     add_loading(parser.add_argument_group("how to load"))
@@ -72,27 +78,57 @@ def run(args: argparse.Namespace) -> int:
     words = args.against if args.bundle is None else [*args.against, args.bundle]
     if not words:
         raise InputError("bench needs the folder of a BUNDLE")
-    report = bench(
-        words[-1],
-        args.text,
-        against=words[:-1],
-        prompt_tokens=args.prompt_tokens,
-        new_tokens=args.new_tokens,
-        rounds=args.rounds,
-        loads=args.loads,
-        cold=args.cold,
-        limit=args.limit,
-        work=args.work,
-        notify=show_status,
-        **loading_options(args),
-    )
-    found = json.dumps(report.to_dict(), indent=1)
-    print(found if args.json else report_table(report), flush=True)
+    found, shown = _measured(args, words)
+    printed = json.dumps(found, indent=1)
+    print(printed if args.json else shown, flush=True)
     if output is not None:
         try:
-            output.write_text(found + "\n")
+            output.write_text(printed + "\n")
         except OSError as error:
             raise InputError(
                 f"{output}: cannot write ({error.strerror}); give --output another file"
             ) from error
     return 0
+
+
+def _add_modes(group: argparse._ArgumentGroup) -> None:
+    modes = group.add_mutually_exclusive_group()
+    sequences = (
+        "decode so many sequences at a time, and say how much faster that is than one, and how long "
+        "a new one waits for its first token"
+    )
+    modes.add_argument("--sequences", type=_counts, metavar="1,2,4,...", help=sequences)
+    speculation = (
+        "decode with and without guesses (--speculate) on four kinds of text: copying, code, chat, "
+        "prose; or on --text"
+    )
+    modes.add_argument("--speculation", action="store_true", help=speculation)
+
+
+def _counts(text: str) -> list[int]:
+    """Numbers of sequences; argparse reports a ValueError as a bad value."""
+    return [int(number) for number in text.split(",")]
+
+
+def _measured(args: argparse.Namespace, words: list[str]) -> tuple[dict[str, Any], str]:
+    """Measure what is asked for; return the results for JSON and for people. Raises InputError."""
+    what = {
+        "text": args.text,
+        "against": words[:-1],
+        "prompt_tokens": args.prompt_tokens,
+        "new_tokens": args.new_tokens,
+        "rounds": args.rounds,
+        "work": args.work,
+        "notify": show_status,
+        **loading_options(args),
+    }
+    if args.sequences is None and not args.speculation:
+        report = bench(words[-1], loads=args.loads, cold=args.cold, limit=args.limit, **what)
+        return report.to_dict(), report_table(report)
+    if args.cold or args.limit is not None:
+        raise InputError("--cold and --limit are for one token at a time; leave them out")
+    if args.speculation:
+        cases = bench_speculation(words[-1], **what)
+        return cases.to_dict(), speculation_table(cases)
+    cases = bench_sequences(words[-1], counts=args.sequences, **what)
+    return cases.to_dict(), sequences_table(cases)

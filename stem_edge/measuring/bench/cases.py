@@ -119,3 +119,10 @@ def quotients(ours: Sequence[float], others: Sequence[float]) -> list[float]:
 def cell(value: float | None, digits: int, factor: float) -> str:
     """Format a figure for a table; empty if there is none."""
     return "" if value is None else f"{value * factor:,.{digits}f}"
+
+
+def head(report: CaseReport) -> list[str]:
+    """Return the first line of a table."""
+    settings = report.settings
+    engine = "" if settings.engine == "onnxruntime" else f" on {settings.engine}"
+    return [f"{report.machine}, {settings.threads} threads; {report.bundle}{engine}"]

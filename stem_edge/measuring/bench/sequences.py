@@ -21,6 +21,7 @@ from stem_edge.measuring.bench.cases import (
     cell,
     check_subjects,
     gathered,
+    head,
     in_turns,
     loaded,
     medians,
@@ -145,21 +146,21 @@ def _results(found: Measured) -> Iterator[CaseResult]:
 def sequences_table(report: CaseReport) -> str:
     """Return the report for people."""
     settings = report.settings
-    lines = [
-        f"{report.machine}, {settings.threads} threads; {report.bundle}",
+    work = (
         f"prompts of {settings.prompt_tokens}, {settings.new_tokens} tokens of each while all "
-        f"decode, {settings.rounds} rounds; {settings.text}",
-        "",
-    ]
+        f"decode, {settings.rounds} rounds; {settings.text}"
+    )
     titles, units, names, *_ = zip(*COLUMNS, strict=True)
     shown = [at for at, name in enumerate(names) if any(name in r.figures for r in report.results)]
     rows = [("", "sequences", "gain", "x alone", *(titles[at] for at in shown))]
     rows.append(("", "", "", "", *(units[at] for at in shown)))
     for one in report.results:
-        cells = [cell(one.figures.get(COLUMNS[at][2]), *COLUMNS[at][3:]) for at in shown]
+        cells = [
+            cell(one.figures.get(COLUMNS[at][2]), COLUMNS[at][3], COLUMNS[at][4]) for at in shown
+        ]
         gain, first = one.ratios["gain"].median, one.ratios["first"].median
         rows.append((one.subject, one.case, f"{gain:.2f}", f"{first:.2f}", *cells))
-    lines += [*table(rows), LEGEND, "", *_ratios(report.results)]
+    lines = [*head(report), work, "", *table(rows), LEGEND, "", *_ratios(report.results)]
     return "\n".join(lines)
 
 

@@ -21,6 +21,7 @@ from stem_edge.measuring.bench.cases import (
     cell,
     check_subjects,
     gathered,
+    head,
     in_turns,
     loaded,
     medians,
@@ -165,19 +166,18 @@ def _results(found: dict[Key, list[Answered]]) -> Iterator[CaseResult]:
 def speculation_table(report: CaseReport) -> str:
     """Return the report for people."""
     settings = report.settings
-    lines = [
-        f"{report.machine}, {settings.threads} threads; {report.bundle}",
+    work = (
         f"prompts of up to {settings.prompt_tokens}, answers of up to {settings.new_tokens}, "
-        f"{settings.rounds} rounds; {settings.text}",
-        "",
-    ]
+        f"{settings.rounds} rounds; {settings.text}"
+    )
     rows = [("", "", "", *(title for title, *_ in COLUMNS), "/ plain", "")]
     for one in report.results:
-        cells = [cell(one.figures.get(name), *form) for _, name, *form in COLUMNS]
+        cells = [cell(one.figures.get(name), digits, unit) for _, name, digits, unit in COLUMNS]
         ratio = one.ratios[PLAIN]
         spread = (f"{ratio.median:.2f}", f"({ratio.least:.2f} to {ratio.most:.2f})")
         rows.append((one.case, one.subject, one.way, *cells, *(spread if one.way != PLAIN else ())))
-    return "\n".join([*lines, *table(rows, "lllr"), LEGEND, *_allowed(report.results)])
+    lines = [*head(report), work, "", *table(rows, "lllr"), LEGEND, *_allowed(report.results)]
+    return "\n".join(lines)
 
 
 def _allowed(results: Sequence[CaseResult]) -> Iterator[str]:

@@ -118,7 +118,7 @@ def decode_guessing(model: LlamaModel, text: Text, drafts: int) -> Guessed:
             guessed = guessed[: len(ids) - at - 2]  # the last token of the answer is not computed
             tokens = [int(ids[at]), *guessed]
             best = steps.run([Input(token, at + after) for after, token in enumerate(tokens)])
-            right = same_start(guessed, ids[at + 1 :])
+            right = same_start(guessed, ids[at + 1 :].tolist())
             drafted, accepted, at = drafted + len(guessed), accepted + right, at + 1 + right
             own += best[: right + 1]
             if right < len(guessed):
