@@ -139,8 +139,8 @@ class Engine:
         if self._closing:
             raise InputError(CLOSED)
 
-    def _in_turn(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`, run with sole use of backend and rows.
+    def in_turn(self, call: Callable[[], T]) -> T:
+        """Return the result of `call`, run with sole use of backend and rows; see this class for errors.
 
         Not a context manager: an interrupt at the start of its __exit__ would leave the lock held.
         """
@@ -161,7 +161,7 @@ class Engine:
 
     def open_context(self, length: int) -> Context:
         """Open an empty context for up to `length` tokens."""
-        return self._in_turn(lambda: Context(self.backend.open_context(length)))
+        return self.in_turn(lambda: Context(self.backend.open_context(length)))
 
     def step(
         self,
@@ -194,16 +194,16 @@ class Engine:
             context.position += len(token_ids)
             return result
 
-        return self._in_turn(run)
+        return self.in_turn(run)
 
     def expect(self, stem_ids: I64, logits: int = 1) -> None:
         """Start reading the rows of the next step, if this engine overlaps."""
         if self.overlap:
-            self._in_turn(lambda: self.rows.submit(stem_ids, logits))
+            self.in_turn(lambda: self.rows.submit(stem_ids, logits))
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Stem ids int64 [n] that stand for lookups [n] until they are released."""
-        return self._in_turn(lambda: self.rows.make(lookups))
+        return self.in_turn(lambda: self.rows.make(lookups))
 
     def release(self, stem_ids: Sequence[int]) -> None:
         """Give back ids from `make`; takes no lock, so generators may do it when collected."""
@@ -225,11 +225,23 @@ class Engine:
         context has processed already; the others then take the steps that they would have without.
         top: see BackendContext.finish.
         """
+        left = len(token_ids) - computed
+        if not 0 < left <= context.room:
+            raise InputError(f"{left} tokens do not fit: the context has room for {context.room}")
+        steps = self.steps(token_ids, stem_ids, computed=computed, every=every)
+        run = self._overlapped if self.overlap else self._plain
+        return run(context, steps, top, len(token_ids) >= PREFILL_FROM)
+
+    def steps(
+        self,
+        token_ids: Sequence[int],
+        stem_ids: I64 | None = None,
+        *,
+        computed: int = 0,
+        every: bool = False,
+    ) -> list[Step]:
+        """Return the steps of `process`, which has the same arguments."""
         tokens = np.asarray(token_ids, np.int64)
-        if not 0 < len(tokens) - computed <= context.room:
-            raise InputError(
-                f"{len(tokens) - computed} tokens do not fit: the context has room for {context.room}"
-            )
         looked_up = tokens if stem_ids is None else np.asarray(stem_ids)
         starts = self.starts(len(tokens), every=every)
         starts = [0, *(at - computed for at in starts if at > computed)]
@@ -237,8 +249,7 @@ class Engine:
         chunks = zip(*pieces, strict=True)
         steps = [Step(*chunk, len(chunk[0]) if every else 0) for chunk in chunks]
         steps[-1] = steps[-1]._replace(logits=max(1, steps[-1].logits))
-        run = self._overlapped if self.overlap else self._plain
-        return run(context, steps, top, len(tokens) >= PREFILL_FROM)
+        return steps
 
     def starts(self, tokens: int, *, every: bool = False) -> list[int]:
         """Return where `process` begins its steps over so many ids in an empty context."""

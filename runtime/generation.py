@@ -32,7 +32,7 @@ from stem_edge.runtime.text.codec import TokenStream
 from stem_edge.system.memory import raise_out_of_memory
 
 NO_GUESSES = Guesses()
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Chunk:
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None  # one per token, if requested
-    finish_reason: FinishReason | None  # on the last chunk: "stop", or "length" when room ran out
+    # On the last chunk: "stop", "length" when room ran out, or "error", only in generate_many.
+    finish_reason: FinishReason | None
+    error: StemEdgeError | None = None
 
 
 class Sampled(NamedTuple):
@@ -117,7 +119,8 @@ def sample_tokens(
             return
         started = time.perf_counter()
         found = _verify(engine, context, Step(np.array(tokens), stem_ids, len(tokens)), top)
-        record.decoded(guessing + time.perf_counter() - started, len(tokens) - 1)
+        seconds = guessing + time.perf_counter() - started
+        record.decoded(seconds, len(set(stem_ids.tolist())), drafted=len(tokens) - 1)
 
 
 class Verified(NamedTuple):
@@ -160,28 +163,52 @@ def _as_drafted(
     return answer.choose(found.logits[-1], room=context.room)
 
 
-def join_chunks(
-    tokens: Generator[Sampled], stream: TokenStream, *, logprobs: bool
-) -> Generator[Chunk]:
-    """Yield sampled tokens as chunks, each as soon as its text is certain; end at a stop text."""
-    token_ids: list[int] = []  # since the last chunk, as are the log probabilities
-    found: list[TokenLogprobs] = []
+class Chunks:
+    """Joins the tokens of one answer into chunks, each as soon as its text is certain."""
+
+    def __init__(self, stream: TokenStream, params: SamplingParams) -> None:
+        self._stream, self._logprobs = stream, params.logprobs is not None
+        self._token_ids: list[int] = []  # since the last chunk, as are the log probabilities
+        self._found: list[TokenLogprobs] = []
+
+    def push(self, sampled: Sampled) -> Chunk | None:
+        """Take a token; return a chunk if there is text, or if a reason or a stop text ends the answer."""
+        token, logprob, reason = sampled
+        self._token_ids.append(token)
+        if logprob is not None:
+            self._found.append(logprob)
+        text = self._stream.push(token)
+        if self._stream.stopped:
+            reason = "stop"
+        elif reason:
+            text += self._stream.finish()
+        return self._chunk(text, reason) if text or reason else None
+
+    def failed(self, error: StemEdgeError) -> Chunk:
+        """Return the last chunk of an answer that an error ends; text held back is lost."""
+        link: BaseException | None = error
+        while link is not None:  # its frames would keep a KV cache as long as the chunk
+            link = link.with_traceback(None)
+            link = link.__cause__ or link.__context__
+        return self._chunk("", "error", error)
+
+    def _chunk(
+        self, text: str, reason: FinishReason | None, error: StemEdgeError | None = None
+    ) -> Chunk:
+        chunk = Chunk(text, self._token_ids, self._found if self._logprobs else None, reason, error)
+        self._token_ids, self._found = [], []
+        return chunk
+
+
+def join_chunks(tokens: Generator[Sampled], chunks: Chunks) -> Generator[Chunk]:
+    """Yield sampled tokens as chunks; end at a stop text."""
     try:
         # Otherwise an error below would keep it, and its KV cache, as long as its traceback.
         with closing(tokens):
-            for token, logprob, reason in tokens:
-                token_ids.append(token)
-                if logprob is not None:
-                    found.append(logprob)
-                text = stream.push(token)
-                if stream.stopped:
-                    reason = "stop"
-                elif reason:
-                    text += stream.finish()
-                if text or reason:
-                    yield Chunk(text, token_ids, found if logprobs else None, reason)
-                    token_ids, found = [], []
-                if reason:
-                    return
+            for sampled in tokens:
+                if (chunk := chunks.push(sampled)) is not None:
+                    yield chunk
+                    if chunk.finish_reason:
+                        return
     except MemoryError as error:
         raise_out_of_memory(error, "to generate", LESS_MEMORY)

@@ -251,7 +251,7 @@ def _prefixes(engine: Engine, plan: MemoryPlan, options: LoadOptions, fingerprin
     if keep and given:
         path = cache_folder(options.cache_dir) / FOLDER if given is True else Path(given)
         folder = PrefixFolder(path, fingerprint)
-    return Prefixes(engine, plan.context_length, plan.kv_cache if keep else None, folder)
+    return Prefixes(engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep)
 
 
 def _fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from itertools import repeat
 from pathlib import Path
 from typing import Self, Unpack
 
 import numpy as np
 
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import TOKENIZER_CONFIG, Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.edit_files.file import Edit
 from stem_edge.edit_files.folder import as_edit
-from stem_edge.errors import InputError, UnknownOptionError
+from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
+from stem_edge.runtime.batching.prompts import requests, run
+from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.conversation import Conversation
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import (
     NO_GUESSES,
     Answer,
     Chunk,
+    Chunks,
     Sampled,
     join_chunks,
     sample_tokens,
@@ -31,7 +38,7 @@ from stem_edge.runtime.lookups.overlay import Lookups, Overlay
 from stem_edge.runtime.lookups.row_ids import StemId, check_text, checked_ids, given_lookups
 from stem_edge.runtime.prefixes.conversation_file import load_messages, save_messages
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.sampling import SamplingOptions, SamplingParams
+from stem_edge.runtime.sampling import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.chat import Chat, Messages
@@ -71,7 +78,9 @@ class Model:
         self._closed = False
         self._fingerprint = fingerprint
         self.speculation = speculation  # None: every step of an answer has one token
-        self._prefixes = prefixes or Prefixes(engine, plan.context_length, None)
+        self._prefixes = prefixes or Prefixes(
+            engine, plan.context_length, plan.kv_nbytes, keeps=False
+        )
 
     @property
     def config(self) -> ModelConfig:
@@ -156,15 +165,24 @@ class Model:
         """Edits that a call beginning now would have, in their order."""
         return tuple(edit for entry in list(self._edits.values()) for edit in entry)
 
-    def _lookups(self, prompt: list[int], stem_ids: Sequence[StemId] | None) -> Lookups:
-        """Lookups of a call that begins now."""
+    def _edited(self) -> Overlay:
+        """Return the edits of a call that begins now."""
         edits, overlay = self.edits, self._overlay
         if edits != overlay.edits:
             overlay = self._overlay = Overlay(self._text, self.config, edits)
+        return overlay
+
+    def _lookups(
+        self,
+        prompt: list[int],
+        stem_ids: Sequence[StemId] | None,
+        overlay: Overlay | None = None,
+    ) -> Lookups:
+        """Lookups of a call; default: one that begins now."""
         given = None
         if stem_ids is not None:
             given = given_lookups(self.config, stem_ids, len(prompt))
-        return Lookups(self.engine, overlay, prompt, given)
+        return Lookups(self.engine, overlay or self._edited(), prompt, given)
 
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
         """Logits float32 [T, V] of every position, from an empty context.
@@ -223,20 +241,10 @@ class Model:
         Raises InputError at once for a bad option or prompt, RowReadError while iterating when
         flash fails.
         """
-        if params is not None and options:
-            raise InputError("give either params or single options, not both")
-        if unknown := options.keys() - SamplingOptions.__annotations__.keys():
-            known = ", ".join(SamplingOptions.__annotations__)
-            raise UnknownOptionError(f"there is no option {min(unknown)}; expected some of {known}")
-        params = params or SamplingParams(**options)
-        if isinstance(prompt, str):
-            prompt = self._text.encode_prompt(
-                prompt, self.plan.context_length, self.config.max_context
-            )
-        ids = self._checked_prompt(prompt)
+        params = params_of(params, options)
+        ids = self._prompt_ids(prompt)
         tokens = self._tokens(ids, params, self._lookups(ids, stem_ids))
-        stream = TokenStream(self._text, params.stop)
-        return join_chunks(tokens, stream, logprobs=params.logprobs is not None)
+        return join_chunks(tokens, Chunks(TokenStream(self._text, params.stop), params))
 
     def generate_text(
         self,
@@ -250,11 +258,123 @@ class Model:
         chunks = self.generate(prompt, params, stem_ids=stem_ids, **options)
         return "".join(chunk.text for chunk in chunks)
 
+    def generate_many(
+        self,
+        prompts: Iterable[str | Sequence[int]],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        sequences: int = 8,
+        exact: bool = False,
+        stem_ids: Iterable[Sequence[StemId] | None] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Generator[tuple[int, Chunk]]:
+        """Continue many prompts, several at a time; yield (number of the prompt, chunk) as they come.
+
+        Each has the tokens that generate gives it alone, but for rounding: kernels may round a step of
+        several sequences otherwise, which can change a token where two are almost as probable. With
+        `exact`, they have the same bits, and take as long as one after the other.
+
+        prompts: begin in their order; each is taken once there is a place for it, so it may be an
+            iterable of any length, but nothing decodes while it waits for its next one.
+        params: for all prompts, or one for each; options: as for generate, for all of them.
+        sequences: most that decode at a time; fewer do where memory is short, see `load`.
+        stem_ids: as for generate, for each prompt.
+
+        A sequence that fails ends with a chunk whose finish_reason is "error", with its `error`; the
+        others go on. So does a prompt that generate would refuse, but raises InputError at once if all
+        are given as a list, as bad options do.
+        """
+        scheduler, edits = self.scheduler(sequences, exact=exact), self._edited()
+
+        def request(
+            prompt: str | Sequence[int],
+            params: SamplingParams,
+            stem_ids: Sequence[StemId] | None,
+        ) -> Request:
+            ids = self._prompt_ids(prompt)
+            return self._request(ids, params, self._lookups(ids, stem_ids, edits))
+
+        if params is None or isinstance(params, SamplingParams):
+            params = repeat(params_of(params, options))
+        elif options:
+            raise InputError("give either params or single options, not both")
+        return run(scheduler, requests(request, prompts, params, stem_ids))
+
+    def generate_texts(
+        self,
+        prompts: Iterable[str | Sequence[int]],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        sequences: int = 8,
+        exact: bool = False,
+        stem_ids: Iterable[Sequence[StemId] | None] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[str]:
+        """Return the text of each prompt, in their order; arguments as for generate_many.
+
+        Raises the first error of any of them.
+        """
+        texts: dict[int, str] = {}
+        many = self.generate_many(
+            prompts, params, sequences=sequences, exact=exact, stem_ids=stem_ids, **options
+        )
+        with closing(many):
+            for number, chunk in many:
+                if chunk.error is not None:
+                    raise chunk.error
+                texts[number] = texts.get(number, "") + chunk.text
+        return [texts[number] for number in range(len(texts))]
+
+    def scheduler(self, sequences: int = 8, *, exact: bool = False) -> Scheduler:
+        """Make a scheduler, for callers that step it themselves and submit what `request` makes.
+
+        Model.stats has the figures of all its requests. Raises InputError, OutOfMemoryError.
+        """
+        footprint = footprint_of(self.bundle.manifest, ENGINES[self.plan.engine].backbone)
+        if self.plan.variant is not None:
+            footprint = footprint.without_windows()
+        return Scheduler(
+            self.engine,
+            self._prefixes,
+            footprint.with_kv(self.plan.kv).kv_nbytes,
+            self._recorder(),
+            size=sequences,
+            length=self.plan.context_length,
+            exact=exact,
+        )
+
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        stem_ids: Sequence[StemId] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Request:
+        """Make a request for a scheduler; arguments, and errors at once, as for generate."""
+        params = params_of(params, options)
+        ids = self._prompt_ids(prompt)
+        return self._request(ids, params, self._lookups(ids, stem_ids))
+
+    def _request(self, ids: list[int], params: SamplingParams, lookups: Lookups) -> Request:
+        length, eos_ids = self._length(ids, params), self.config.eos_ids
+        return Request(ids, params, lookups, length, self._text, eos_ids)
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a prompt. Raises InputError."""
+        if isinstance(prompt, str):
+            context_length, longest = self.plan.context_length, self.config.max_context
+            prompt = self._text.encode_prompt(prompt, context_length, longest)
+        return self._checked_prompt(prompt)
+
+    def _length(self, prompt: list[int], params: SamplingParams) -> int:
+        # The last token is handed out but never processed, so it takes no place in the context.
+        return min(self.plan.context_length, len(prompt) + params.max_new_tokens - 1)
+
     def _tokens(
         self, prompt: list[int], params: SamplingParams, lookups: Lookups
     ) -> Generator[Sampled]:
-        # The last token is handed out but never processed, so it takes no place in the context.
-        length = min(self.plan.context_length, len(prompt) + params.max_new_tokens - 1)
+        length = self._length(prompt, params)
         answer = Answer(prompt, params, self.config.eos_ids)
         lent = self._prefixes.lent(prompt, lookups.places, length)
         guesses, most = NO_GUESSES, 1

@@ -15,7 +15,7 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import BackendError, InputError
+from stem_edge.errors import BackendError, InputError, UnknownOptionError
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.text_table import shown
@@ -95,6 +95,16 @@ class SamplingParams:
     def sampler(self) -> Sampler:
         """Make the function that chooses the tokens of one answer; see make_sampler."""
         return make_sampler(self)
+
+
+def params_of(params: SamplingParams | None, options: SamplingOptions) -> SamplingParams:
+    """Return the params given, or those made of single options. Raises InputError."""
+    if params is not None and options:
+        raise InputError("give either params or single options, not both")
+    if unknown := options.keys() - SamplingOptions.__annotations__.keys():
+        known = ", ".join(SamplingOptions.__annotations__)
+        raise UnknownOptionError(f"there is no option {min(unknown)}; expected some of {known}")
+    return params or SamplingParams(**options)
 
 
 def _in_range(value: object, least: float, most: float) -> bool:

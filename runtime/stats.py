@@ -14,19 +14,26 @@ if TYPE_CHECKING:
 
 @dataclass
 class GenerationStats:
-    """Figures of one call of generate or logits. Times in seconds."""
+    """Figures of one call of generate, generate_many or logits. Times in seconds.
+
+    A token whose record is not in the row cache is a miss, unless another token of the same step
+    brings it. So misses are the reads, hits and misses together the tokens, and misses a token fall
+    as more sequences decode together.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, whose keys and values an earlier call had computed
     new_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0  # steps after the first token
+    sequences: int = 0  # whose prompt was computed
     decode_steps: int = 0
+    decode_records: int = 0  # distinct ones of each decode step, added up
     drafted_tokens: int = 0  # guessed, and computed in a step beside the token before
     accepted_tokens: int = 0  # of those, in the answer
     first_token_seconds: float = 0.0  # from the call to the first token
-    row_hits: int = 0  # tokens whose record was in the row cache when a step needed it
-    row_misses: int = 0
+    row_hits: int = 0  # tokens whose record was there when a step needed it
+    row_misses: int = 0  # records that a step had to bring
     flash_bytes: int = 0  # records read from the table store
     stall_seconds: float = 0.0  # waiting for those reads
     engine: str = ""
@@ -51,12 +58,33 @@ class GenerationStats:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """New tokens per second, without the first, whose logits come from the prompt."""
-        return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+        """New tokens per second of decode steps."""
+        return self.decoded_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def decoded_tokens(self) -> int:
+        """New tokens without the first of each sequence, whose logits come from the prompt."""
+        return self.new_tokens - max(1, self.sequences)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Sequences in a decode step, on average."""
+        return self.decoded_tokens / self.decode_steps if self.decode_steps else 0.0
+
+    @property
+    def records_per_step(self) -> float:
+        """Distinct records that a decode step looks up, on average."""
+        return self.decode_records / self.decode_steps if self.decode_steps else 0.0
+
+    @property
+    def flash_bytes_per_token(self) -> float:
+        """Bytes read from flash for each token that a step processed."""
+        tokens = self.row_hits + self.row_misses
+        return self.flash_bytes / tokens if tokens else 0.0
 
     @property
     def hit_rate(self) -> float:
-        """Share of row uses that found their record in the row cache."""
+        """Share of tokens that needed no read of their own."""
         uses = self.row_hits + self.row_misses
         return self.row_hits / uses if uses else 0.0
 
@@ -71,6 +99,9 @@ class GenerationStats:
         return asdict(self) | {
             "prefill_tokens_per_second": self.prefill_tokens_per_second,
             "decode_tokens_per_second": self.decode_tokens_per_second,
+            "tokens_per_step": self.tokens_per_step,
+            "records_per_step": self.records_per_step,
+            "flash_bytes_per_token": self.flash_bytes_per_token,
             "hit_rate": self.hit_rate,
             "host_hit_rate": self.host_hit_rate,
         }
@@ -79,11 +110,16 @@ class GenerationStats:
         """Return a summary on one line, for people."""
         where = f" on {self.provider}" if self.provider not in ("", "cpu") else ""
         engine = f"{self.engine}{where}: " if self.engine else ""
-        host = uploaded = refused = cached = guessed = ""
+        host = uploaded = refused = cached = guessed = batch = ""
         if self.cached_tokens:
             cached = f" ({self.cached_tokens} kept)"
         if self.drafted_tokens:
             guessed = f" ({self.accepted_tokens} of {self.drafted_tokens} guesses right)"
+        if self.sequences > 1:
+            batch = (
+                f" ({self.sequences} sequences, {self.tokens_per_step:.1f} tokens of "
+                f"{self.records_per_step:.1f} rows a step)"
+            )
         if self.prefill_refused:
             refused = f"; prefill graph not used: {self.prefill_refused}"
         if self.host_hits + self.host_misses:
@@ -92,7 +128,7 @@ class GenerationStats:
             uploaded = f"{self.uploaded_bytes / 1e6:.2f} MB to the device, "
         return (
             f"{engine}prompt {self.prompt_tokens} tokens{cached} at {self.prefill_tokens_per_second:.0f}/s, "
-            f"new {self.new_tokens} at {self.decode_tokens_per_second:.1f}/s{guessed}, "
+            f"new {self.new_tokens} at {self.decode_tokens_per_second:.1f}/s{guessed}{batch}, "
             f"first after {self.first_token_seconds * 1000:.0f} ms; "
             f"rows {self.hit_rate:.0%} hits, {host}{self.flash_bytes / 1e6:.2f} MB read from flash, "
             f"{uploaded}{self.stall_seconds * 1000:.0f} ms stalled{refused}"
@@ -113,10 +149,16 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self._update()
 
-    def prefilled(self, tokens: int, cached: int = 0) -> None:
-        """Note the end of the prompt, of which so many tokens had been computed before."""
-        self._stats.prompt_tokens, self._stats.cached_tokens = tokens, cached
-        self._stats.prefill_seconds = time.perf_counter() - self._started
+    def prefilled(self, tokens: int, cached: int = 0, seconds: float | None = None) -> None:
+        """Note the end of a prompt, of which so many tokens had been computed before.
+
+        seconds: that its steps took, if others took turns with them; default: since the call began.
+        """
+        self._stats.sequences += 1
+        self._stats.prompt_tokens += tokens
+        self._stats.cached_tokens += cached
+        since = time.perf_counter() - self._started
+        self._stats.prefill_seconds += since if seconds is None else seconds
         self._update()
 
     def sampled(self, *, drafted: bool = False) -> None:
@@ -126,10 +168,14 @@ class Recorder:
         if self._stats.new_tokens == 1:
             self._stats.first_token_seconds = time.perf_counter() - self._started
 
-    def decoded(self, seconds: float, drafted: int = 0) -> None:
-        """Note the end of a decode step, in which so many tokens were guesses."""
+    def decoded(self, seconds: float, records: int = 1, *, drafted: int = 0) -> None:
+        """Note the end of a decode step.
+
+        records: distinct ones that its tokens looked up. drafted: tokens that were guesses.
+        """
         self._stats.decode_seconds += seconds
         self._stats.decode_steps += 1
+        self._stats.decode_records += records
         self._stats.drafted_tokens += drafted
         self._update()
 

@@ -110,7 +110,7 @@ class BackendBatch(Protocol):
         """
 
     def leave(self, place: int) -> None:
-        """Remove a sequence; the last one moves to its place."""
+        """Remove a sequence; the last one moves to its place, whose own is free memory again."""
 
     def begin(
         self, first: int, token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]

@@ -138,6 +138,11 @@ class MemoryPlan:
     kv: KvType = "fp32"  # type of keys and values
 
     @property
+    def kv_nbytes(self) -> int:
+        """Bytes of keys and values, here or on the device."""
+        return self.kv_cache if self.device is None else self.device.kv_cache
+
+    @property
     def total(self) -> int:
         """Bytes of all parts."""
         return sum(nbytes for _, nbytes in self.parts())

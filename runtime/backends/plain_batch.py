@@ -28,6 +28,7 @@ class PlainBatch(BackendBatch):
         self._contexts.append(context)
 
     def leave(self, place: int) -> None:
+        self._step = []  # which would keep its context
         last = self._contexts.pop()
         if place < len(self._contexts):
             self._contexts[place] = last

@@ -196,7 +196,8 @@ class Lookups:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._engine.release(self._made)
+        made, self._made = self._made, []  # so that it may be called again
+        self._engine.release(made)
 
     def of_token(self, token_id: int) -> int:
         """Stem id of a generated token."""

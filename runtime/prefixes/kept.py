@@ -31,6 +31,11 @@ from stem_edge.tables.lookup import RowLookup
 MOST_KEPT = 8
 
 
+def in_steps(tokens: int) -> int:
+    """Round up what memory is counted for, because it is provided in pages with tokens of one head."""
+    return -(-tokens // STEP_TOKENS) * STEP_TOKENS
+
+
 class Prefix:
     """A context with the prompt that it computed, or is computing."""
 
@@ -58,48 +63,76 @@ class Prefix:
     def reserve(self, tokens: int) -> None:
         """Count the memory that the context takes once it has so many tokens.
 
-        In steps, because memory is provided in pages, which have the tokens of one head. Never less
-        than before, because going back to an earlier position frees none.
+        Never less than before, because going back to an earlier position frees none.
         """
         if tokens > self._reserved:
-            self._reserved = -(-tokens // STEP_TOKENS) * STEP_TOKENS
+            self._reserved = in_steps(tokens)
             backend = self.context.backend
             self.nbytes = backend.nbytes_of(min(self._reserved, backend.length))
+
+
+class Reservation:
+    """Bytes that a sequence of a batch takes beside contexts, until it is released or dropped."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def release(self) -> None:
+        """Give the bytes back; takes no lock."""
+        self.nbytes = 0
 
 
 class Prefixes:
     """Contexts for the calls of one model, and those of earlier calls, oldest first.
 
-    length: tokens of a context. limit: bytes of the KV caches of all of them; kept ones give way, so
-    that only calls at the same time exceed it. None: no context is kept. folder: gets contexts that
-    give way, and those that are there at the end.
+    length: tokens of a context. limit: bytes of the KV caches of all of them, and of batches; kept
+    ones give way, so that only calls at the same time exceed it. keeps: whether contexts are kept.
+    folder: gets contexts that give way, and those that are there at the end.
     """
 
     def __init__(
-        self, engine: Engine, length: int, limit: int | None, folder: PrefixFolder | None = None
+        self,
+        engine: Engine,
+        length: int,
+        limit: int,
+        folder: PrefixFolder | None = None,
+        *,
+        keeps: bool = True,
     ) -> None:
-        self._engine, self._length, self._limit, self._folder = engine, length, limit, folder
+        self.limit = limit
+        self._engine, self._length, self._folder, self._keeps = engine, length, folder, keeps
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
         self._folder_lock = threading.RLock()
         self._kept: list[Prefix] = []
         # Weak, so that a call that is interrupted before it has its context leaves nothing behind.
         self._lent = WeakSet[Prefix]()
+        self._reserved = WeakSet[Reservation]()
         self._ended: deque[tuple[Prefix, bool]] = deque()  # and whether to keep it
 
     @contextmanager
     def lent(
-        self, token_ids: Sequence[int], lookups: Mapping[int, RowLookup], length: int
+        self,
+        token_ids: Sequence[int],
+        lookups: Mapping[int, RowLookup],
+        length: int,
+        *,
+        whole: bool = False,
     ) -> Iterator[Context]:
         """Lend a context for up to `length` tokens; its position is what it has of the prompt.
 
-        A call that is interrupted leaves the context as its last step did, so it is kept.
+        whole: let kept ones give way as if it were full, rather than as it fills. A call that is
+        interrupted leaves the context as its last step did, so it is kept.
         """
-        if self._limit is None:
-            yield self._engine.open_context(length)
+        if not self._keeps:
+            with self.empty(length) as context:
+                yield context
             return
         prompt = Prompt(token_ids, lookups, self._engine.starts(len(token_ids)))
         prefix, keep = self._take(prompt, length), True
         try:
+            if whole:
+                prefix.reserve(length)
+                self.make_room()
             yield prefix.context
         except Exception:
             keep = False
@@ -114,7 +147,23 @@ class Prefixes:
         self._lend(prefix, length)
         yield prefix.context
 
-    def make_room(self, context: Context, tokens: int = 1) -> None:
+    def fits(self, nbytes: int) -> bool:
+        """Tell whether so many bytes fit beside calls under way, if all kept contexts give way."""
+        with self._lock:
+            self._collect()
+            return self._taken() + nbytes <= self.limit
+
+    def reserve(self, nbytes: int) -> Reservation:
+        """Count memory of a batch, to which kept contexts give way."""
+        reservation = Reservation(nbytes)
+        with self._lock:
+            self._collect()
+            self._reserved.add(reservation)
+            dropped = self._evict()
+        self._write(dropped)
+        return reservation
+
+    def make_room(self, context: Context | None = None, tokens: int = 1) -> None:
         """Let kept contexts give way to one that grows by so many tokens. Called before each step."""
         if not self._kept and not self._ended:
             return
@@ -136,7 +185,7 @@ class Prefixes:
         """Write kept contexts to the folder, if there is one, and drop them."""
         with self._lock:
             self._collect()
-            self._limit = None
+            self._keeps = False
             dropped, self._kept = self._kept[::-1], []
         self._write(dropped)
 
@@ -161,7 +210,7 @@ class Prefixes:
         """
         with PrefixFile(path) as file:
             saved = file.saved
-            if file.own and saved.token_ids and saved.fingerprint == fingerprint and self._limit:
+            if file.own and saved.token_ids and saved.fingerprint == fingerprint and self._keeps:
                 prompt = Prompt(saved.token_ids, {}, saved.starts)
                 prefix = self._lend(Prefix(prompt, self._opened(self._length)), self._length)
                 with suppress(UnusableError):
@@ -216,16 +265,14 @@ class Prefixes:
         return prefix
 
     def _give_back(self, prefix: Prefix, *, keep: bool = True) -> None:
-        if self._limit is not None:  # None: closed meanwhile
+        if self._keeps:  # not closed meanwhile
             self._ended.append((prefix, keep))
 
     def _copies(self, best: Prefix, tokens: int, prompt: Prompt) -> bool:
         """Tell whether the rest of a context is worth keeping, and there is memory for a copy."""
         backend = best.context.backend
         rest, more = best.computed - tokens, len(prompt.token_ids) + STEP_TOKENS
-        with self._lock:
-            both = backend.nbytes_of(more) + sum(prefix.nbytes for prefix in self._lent)
-        worth = rest > min(tokens, STEP_TOKENS) and both <= (self._limit or 0)
+        worth = rest > min(tokens, STEP_TOKENS) and self.fits(backend.nbytes_of(more))
         return worth and bool(backend.kept(tokens))
 
     def _find(
@@ -267,7 +314,7 @@ class Prefixes:
     def _evict(self) -> list[Prefix]:
         """Take out the oldest contexts until all that remain take no more than the limit."""
         dropped = list[Prefix]()
-        while len(self._kept) > MOST_KEPT or (self._kept and self._nbytes() > (self._limit or 0)):
+        while len(self._kept) > MOST_KEPT or (self._kept and self._nbytes() > self.limit):
             dropped.append(self._kept.pop(0))
         return dropped
 
@@ -280,4 +327,9 @@ class Prefixes:
                     self._folder.write(prefix.prompt, prefix.computed, prefix.context.backend)
 
     def _nbytes(self) -> int:
-        return sum(prefix.nbytes for prefix in (*self._kept, *self._lent))
+        return sum(prefix.nbytes for prefix in self._kept) + self._taken()
+
+    def _taken(self) -> int:
+        """Return the bytes of calls under way, which nothing can give way to."""
+        lent = sum(prefix.nbytes for prefix in self._lent)
+        return lent + sum(reservation.nbytes for reservation in self._reserved)

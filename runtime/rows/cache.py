@@ -46,8 +46,8 @@ class RowCache:
         self._clock = 0
         self.filled = 0  # slots used so far; unused ones are taken in order
         self._uses_to_ageing = AGEING_USES_PER_SLOT * slots
-        self.hits = 0  # uses that found their record in a slot
-        self.misses = 0
+        self.hits = 0  # uses that needed no read, or the read of another use in the same step
+        self.misses = 0  # records to read
 
     @property
     def slot_nbytes(self) -> int:
@@ -106,10 +106,10 @@ class RowCache:
         """Count one use of each record [T]; call it before they are fetched. whole: as `missing`."""
         slots = self._slot_of[wanted]
         resident = slots[slots != EMPTY]
-        partial = ~self._whole[slots] & needed_whole(wanted, wanted, whole) & (slots != EMPTY)
-        hits = len(resident) - int(partial.sum())
-        self.hits += hits
-        self.misses += len(wanted) - hits
+        there = (slots != EMPTY) & (self._whole[slots] | ~needed_whole(wanted, wanted, whole))
+        read = np.unique(wanted[~there]).size
+        self.misses += read
+        self.hits += len(wanted) - read
         if len(wanted) and self._count[wanted].max() > MOST_USES:
             self._count >>= 1
         np.add.at(self._count, wanted, 1)

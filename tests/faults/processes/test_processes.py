@@ -135,7 +135,7 @@ with stem_edge.load(sys.argv[1], slots=16, threads=1, warm_start=False,
             time.sleep(600)
         return real(numbers)
     if sys.argv[2] == "turn":
-        threading.Thread(target=lambda: model.engine._in_turn(lambda: time.sleep(600)), daemon=True).start()
+        threading.Thread(target=lambda: model.engine.in_turn(lambda: time.sleep(600)), daemon=True).start()
         time.sleep(0.2)
         print("waiting", flush=True)
     elif sys.argv[2] == "prefetch":

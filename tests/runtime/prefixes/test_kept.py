@@ -97,8 +97,9 @@ class Calls:
     """Calls over a fake engine; each computes its prompt, and may decode."""
 
     def __init__(self, limit: int | None, folder: PrefixFolder | None = None) -> None:
-        engine = self.engine = FakeEngine(10_000 if limit is None else limit)
-        self.prefixes = Prefixes(engine, LENGTH, limit, folder)  # type: ignore[arg-type]
+        engine: Any = FakeEngine(10_000 if limit is None else limit)
+        self.engine, keeps = engine, limit is not None
+        self.prefixes = Prefixes(engine, LENGTH, engine.limit, folder, keeps=keeps)
 
     def call(self, ids: list[int], answer: int = 0, error: BaseException | None = None) -> int:
         """Compute a prompt; return how many of its tokens were there."""

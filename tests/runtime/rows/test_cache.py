@@ -79,9 +79,9 @@ class Oracle:
 
     def use(self, tokens: list[int]) -> None:
         self.clock += 1
+        self.misses += len(self.missing(tokens))
+        self.hits += len(tokens) - len(self.missing(tokens))
         for token in tokens:
-            self.hits += token in self.last_use
-            self.misses += token not in self.last_use
             self.counts[token] += 1
             if token in self.last_use:
                 self.last_use[token] = self.clock

@@ -1,0 +1,18 @@
+"""Several sequences in a step: what reads the backbone once for many tokens.
+
+`Model.generate_many` submits requests to a Scheduler, which one thread steps. A step is one unit of
+work: a token of each running sequence, or one chunk of the prompt at the front of the queue, in turns
+where there are both. So nobody waits longer than one chunk, and which rows the next unit needs is
+known one ahead: they are read while this one computes.
+
+| file | has |
+|---|---|
+| batch.py | steps of a batch, in turn with all other callers of the engine |
+| request.py | a prompt and its answer: what it holds from its first chunk to its last |
+| scheduler.py | the queue, places, turns, memory and failures |
+| prompts.py | many prompts, taken as places become free |
+
+A prompt is computed in a context of its own, as `generate` computes it, so kept prefixes serve it and
+its keys and values have the same bits. They are then copied into the batch, or their context joins
+(BackendBatch.copies). Memory of keys and values is counted by runtime/prefixes for all callers.
+"""

@@ -1,0 +1,67 @@
+"""Steps of a batch, in turn with the other callers of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import BackendBatch
+from stem_edge.runtime.backends.plain_batch import PlainBatch
+from stem_edge.runtime.engine import Context, Engine, Step
+
+
+class Batch:
+    """Sequences in places 0, 1, ... that decode together. Raises what steps of an engine raise.
+
+    exact: each sequence runs in its own context, one after the other, so that its logits have the bits
+    that they have alone; default: as the backend does it fastest.
+    """
+
+    def __init__(self, engine: Engine, size: int, length: int, *, exact: bool = False) -> None:
+        self._engine = engine
+        self._backend: BackendBatch = (
+            PlainBatch()
+            if exact
+            else engine.in_turn(lambda: engine.backend.open_batch(size, length))
+        )
+
+    @property
+    def copies(self) -> bool:
+        """Whether a context that has joined is free again."""
+        return self._backend.copies
+
+    def join(self, context: Context, tokens: int) -> None:
+        """Add a sequence in the next place, with what a context has of its first tokens."""
+        self._engine.in_turn(lambda: self._backend.join(context.backend, tokens))
+
+    def leave(self, place: int) -> None:
+        """Remove a sequence; the last one moves to its place."""
+        self._engine.in_turn(lambda: self._backend.leave(place))
+
+    def step(
+        self,
+        step: Step,
+        positions: Sequence[int],
+        following: Step | None = None,
+        *,
+        first: int = 0,
+        top: int = 0,
+    ) -> F32:
+        """Process a token of each sequence in places first, first + 1, ...; return logits [n, V].
+
+        positions [n]: of these tokens in their texts. following, top: as for Engine.step. The rows of
+        all are fetched together, a record once. The next step overwrites the logits. When it raises,
+        sequences can be stepped again, together or one by one.
+        """
+        rows = self._engine.rows
+
+        def run() -> F32:
+            self._backend.begin(first, step.token_ids, np.array(positions, np.int64))
+            slots = rows.fetch(step.stem_ids, len(step.stem_ids))
+            if following is not None:
+                rows.submit(following.stem_ids, following.logits)
+            return self._backend.finish(slots, top)
+
+        return self._engine.in_turn(run)

@@ -1,0 +1,84 @@
+"""Many prompts through a scheduler, taken as places become free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import repeat
+
+from stem_edge.errors import InputError
+from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.batching.scheduler import Scheduler
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.lookups.row_ids import StemId
+from stem_edge.runtime.sampling import SamplingParams
+
+Prompt = str | Sequence[int]
+StemIds = Sequence[StemId] | None
+
+
+def requests(
+    make: Callable[[Prompt, SamplingParams, StemIds], Request],
+    prompts: Iterable[Prompt],
+    params: Iterable[SamplingParams],
+    stem_ids: Iterable[StemIds] | None,
+) -> Iterable[Request | InputError]:
+    """Return a request for each prompt, or why it is refused; made at once if prompts are a sequence.
+
+    Raises InputError then, and if there are fewer params or stem_ids than prompts.
+    """
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        raise InputError("prompts are texts or lists of token ids; give a list of prompts")
+    found = _made(
+        make, iter(prompts), iter(params), iter(repeat(None) if stem_ids is None else stem_ids)
+    )
+    if not isinstance(prompts, Sequence):
+        return found
+    checked = list(found)
+    for request in checked:
+        if isinstance(request, InputError):
+            raise request
+    return checked
+
+
+def _made(
+    make: Callable[[Prompt, SamplingParams, StemIds], Request],
+    prompts: Iterator[Prompt],
+    params: Iterator[SamplingParams],
+    stem_ids: Iterator[StemIds],
+) -> Iterator[Request | InputError]:
+    for number, prompt in enumerate(prompts):
+        try:
+            given = next(params), next(stem_ids)
+        except StopIteration:
+            raise InputError(
+                f"prompt {number} has no params or stem_ids; give as many as prompts"
+            ) from None
+        try:
+            yield make(prompt, *given)
+        except InputError as error:
+            yield InputError(f"prompt {number}: {error}")
+
+
+def run(
+    scheduler: Scheduler, found: Iterable[Request | InputError]
+) -> Generator[tuple[int, Chunk]]:
+    """Yield (number, chunk) of requests, which begin in their order; close the scheduler at the end."""
+    numbers, left = dict[Request, int](), enumerate(found)
+    more = True
+    try:
+        while more or scheduler.busy:
+            while more and scheduler.free > 0 and not scheduler.waiting:
+                number, request = next(left, (-1, None))
+                if request is None:
+                    more = False
+                elif isinstance(request, InputError):
+                    yield number, Chunk("", [], None, "error", request)
+                else:
+                    numbers[request] = number
+                    scheduler.submit(request)
+            for request, chunk in scheduler.step():
+                yield numbers[request], chunk
+                if chunk.finish_reason is not None:
+                    del numbers[request]
+    finally:
+        scheduler.close()

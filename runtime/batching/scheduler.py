@@ -1,0 +1,274 @@
+"""The scheduler: which sequence computes what next."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import LESS_MEMORY
+from stem_edge.runtime.batching.batch import Batch
+from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.engine import Engine, Step
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.prefixes.kept import Prefixes, in_steps
+from stem_edge.runtime.stats import Recorder
+from stem_edge.system.memory import raise_out_of_memory
+
+
+class Scheduler:
+    """Decodes up to `size` sequences together. One thread steps it; any may submit and cancel.
+
+    Requests begin in the order of their submission, one prompt at a time, each once there is a place
+    and memory: keys and values of all that run, and of a prompt until it is copied, stay within the
+    limit of `prefixes`. A request too large to be copied within it waits until all others have ended,
+    and runs alone, in its context. If nothing runs, any may begin.
+
+    nbytes_of: bytes of keys and values of so many tokens. length: most tokens of a sequence. record:
+    counts tokens and times. Raises InputError for a size below 1, OutOfMemoryError.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prefixes: Prefixes,
+        nbytes_of: Callable[[int], int],
+        record: Recorder,
+        *,
+        size: int,
+        length: int,
+        exact: bool = False,
+    ) -> None:
+        if size < 1:
+            raise InputError(f"sequences is {size}; expected at least 1")
+        # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
+        self.size = min(size, engine.logit_tokens)
+        self._engine, self._prefixes, self._nbytes_of = engine, prefixes, nbytes_of
+        self._record, self._length = record, length
+        self._usual = self._batch = Batch(engine, self.size, length, exact=exact)
+        self._single = Batch(engine, 1, length, exact=True)  # for one that cannot be copied
+        self._queue = deque[Request]()
+        self._prompt: Request | None = None  # the request whose prompt is being computed
+        self._running: list[Request] = []  # in the order of their places
+        self._prompt_next = False  # whether the next unit is a chunk of the prompt
+        self._chunks: list[tuple[Request, Chunk]] = []  # of this step
+        self._closed = False
+
+    def submit(self, request: Request) -> None:
+        """Put a request at the end of the queue; any thread may. Raises InputError after `close`."""
+        if self._closed:
+            raise InputError("this scheduler is closed; make another")
+        self._queue.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request, which gets no more chunks but of a step under way; any thread may."""
+        request.cancelled = True
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether a step has anything to do."""
+        return bool(self._queue or self._running or self._prompt is not None)
+
+    @property
+    def waiting(self) -> int:
+        """Count of requests in the queue."""
+        return len(self._queue)
+
+    @property
+    def free(self) -> int:
+        """Count of places that no request has, nor waits for."""
+        taken = len(self._running) + len(self._queue) + (self._prompt is not None)
+        return self.size - taken
+
+    def step(self) -> list[tuple[Request, Chunk]]:
+        """Do one unit of work; return the chunks that it gave, with their requests.
+
+        An error of one request ends that one, as its last chunk. Raises InputError once the model is
+        closed, and errors that are no StemEdgeError; call `close` then.
+        """
+        self._chunks = []
+        for request in [*self._running, self._prompt]:
+            if request is not None and request.cancelled:
+                self._end(request)
+        self._admit()
+        if self._prompt is not None and (self._prompt_next or not self._running):
+            self._prompt_next = False
+            with self._errors_of(self._prompt):
+                self._process_chunk(self._prompt)
+        elif (decode := self._next_decode()) is not None:
+            self._prompt_next = self._prompt is not None
+            self._decode(decode)
+        self._admit()
+        return self._chunks
+
+    def close(self) -> None:
+        """End all requests and give everything back; takes no lock, and may be called again."""
+        self._closed = True
+        for request in [*self._running, self._prompt]:
+            if request is not None:
+                request.end()
+        self._running, self._prompt = [], None
+        while self._queue:
+            self._queue.popleft().end()
+
+    def _admit(self) -> None:
+        """Begin the request at the front of the queue, if there is room for it."""
+        while self._prompt is None and self._queue and len(self._running) < self.size:
+            request = self._queue[0]
+            if not request.cancelled and not self._fits(request):
+                return
+            self._prompt = request  # first, so that `close` finds it
+            self._queue.popleft()
+            if request.cancelled:
+                self._end(request)
+                continue
+            with self._errors_of(request):
+                reserved = self._nbytes(request.length) if self._batch.copies else 0
+                request.begin(self._engine, self._prefixes, reserved)
+                if not self._running:
+                    self._expect(request.steps[0])
+
+    def _fits(self, request: Request) -> bool:
+        """Tell whether a request can begin; choose the batch for it if nothing runs."""
+        nbytes = self._nbytes(request.length)
+        if self._usual.copies:
+            nbytes += self._nbytes(len(request.prompt))
+        alone = self._usual.copies and nbytes > self._prefixes.limit
+        if not self._running:
+            self._batch = self._single if alone else self._usual
+            return True
+        return not alone and self._batch is self._usual and self._prefixes.fits(nbytes)
+
+    def _nbytes(self, tokens: int) -> int:
+        return self._nbytes_of(min(in_steps(tokens), self._length))
+
+    def _process_chunk(self, request: Request) -> None:
+        """Process the next chunk of a prompt; after the last one, the sequence joins the others."""
+        step = request.steps[0]
+        rest = request.steps[1] if len(request.steps) > 1 else None
+        started = time.perf_counter()
+        logits = self._engine.step(
+            request.context,
+            step.token_ids,
+            step.logits,
+            self._next_decode() or rest,
+            stem_ids=step.stem_ids,
+            prefill=request.prefill,
+            top=request.answer.top,
+        )
+        request.seconds += time.perf_counter() - started
+        request.steps.popleft()
+        if rest is None:
+            self._record.prefilled(len(request.prompt), request.cached, request.seconds)
+            self._choose(request, logits[0])
+            self._expect(self._next_decode(request))
+            if self._hand_out(request):
+                self._join(request)
+
+    def _join(self, request: Request) -> None:
+        self._batch.join(request.context, len(request.prompt))
+        self._running.append(request)
+        self._prompt = None
+        if self._batch.copies:
+            request.free_context()
+            self._prefixes.make_room()
+
+    def _decode(self, step: Step) -> None:
+        """Process the last token of each running sequence, and choose the next ones."""
+        running, started = list(self._running), time.perf_counter()
+        all_logits = self._logits(running, step)
+        self._record.decoded(time.perf_counter() - started, len(set(step.stem_ids.tolist())))
+        for request, logits in zip(running, all_logits, strict=True):
+            if logits is not None:
+                with self._errors_of(request):
+                    self._choose(request, logits)
+        if self._prompt is None:
+            self._expect(self._next_decode())
+        for request in running:
+            if not request.ended:
+                with self._errors_of(request):
+                    self._hand_out(request)
+
+    def _logits(self, running: list[Request], step: Step) -> list[F32 | None]:
+        """Return logits [V] of each, or None for those that failed alone, too."""
+        tops = [request.answer.top for request in running]
+        top = max(tops) if all(tops) else 0
+        positions = [request.position for request in running]
+        following = self._prompt.steps[0] if self._prompt is not None else None
+        try:
+            return list(self._batch.step(step, positions, following, top=top))
+        except StemEdgeError as error:
+            self._engine.check_usable()
+            if len(running) == 1:
+                self._fail(running[0], error)
+                return [None]
+        return self._logits_one_by_one(running, step, top)
+
+    def _logits_one_by_one(self, running: list[Request], step: Step, top: int) -> list[F32 | None]:
+        found: list[F32 | None] = [None] * len(running)
+        # From the last, so that one that fails and leaves moves only a sequence already stepped.
+        for place in reversed(range(len(running))):
+            one = Step(step.token_ids[[place]], step.stem_ids[[place]], 1)
+            with self._errors_of(running[place]):
+                logits = self._batch.step(one, [running[place].position], first=place, top=top)
+                found[place] = logits[0].copy()  # because the next one overwrites them
+        return found
+
+    def _next_decode(self, *joining: Request) -> Step | None:
+        """Return the next step of the running sequences, without those known to end; None without any."""
+        going = [request for request in (*self._running, *joining) if request.goes_on]
+        tokens = np.array([request.answer.seen[-1] for request in going], np.int64)
+        stem_ids = np.array([request.stem_id for request in going], np.int64)
+        return Step(tokens, stem_ids, len(going)) if going else None
+
+    def _choose(self, request: Request, logits: F32) -> None:
+        request.choose(logits)
+        self._record.sampled()
+
+    def _hand_out(self, request: Request) -> bool:
+        """Hand out the token chosen last once its text is certain; tell whether more follow."""
+        chunk = request.chunks.push(request.sampled)
+        if chunk is not None and not request.cancelled:
+            self._chunks.append((request, chunk))
+        if chunk is not None and chunk.finish_reason is not None:
+            self._end(request)
+        return not request.ended
+
+    def _expect(self, step: Step | None) -> None:
+        """Start reading the rows of the next unit."""
+        if step is not None:
+            self._engine.expect(step.stem_ids, step.logits)
+
+    @contextmanager
+    def _errors_of(self, request: Request) -> Iterator[None]:
+        """Let an error end this request alone, unless the model is closed."""
+        try:
+            try:
+                yield
+            except MemoryError as error:
+                raise_out_of_memory(error, "to generate", LESS_MEMORY)
+        except StemEdgeError as error:
+            self._engine.check_usable()
+            self._fail(request, error)
+
+    def _fail(self, request: Request, error: StemEdgeError) -> None:
+        self._end(request, error)
+        if not request.cancelled:
+            self._chunks.append((request, request.chunks.failed(error)))
+
+    def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
+        """Take a request out, and give back what it holds."""
+        request.end(error)
+        if request is self._prompt:
+            self._prompt = None
+        elif request in self._running:
+            place = self._running.index(request)
+            self._batch.leave(place)
+            last = self._running.pop()
+            if place < len(self._running):
+                self._running[place] = last
