@@ -22,7 +22,8 @@ import inspect
 import logging
 import typing
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from math import fsum
 from pathlib import Path
 from typing import Any, Self
@@ -45,8 +46,10 @@ from stem_edge.text.chat_template import read_template
 
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]  # context and continuation: text, ids
 Message = dict[str, str]  # role and content
+Job = tuple[list[int], SamplingParams]  # a prompt to continue
 
 DEFAULT_NEW_TOKENS = 256  # as in the harness's own models
+AUTO_SEQUENCES = 8
 # Names that tasks use for the most tokens to generate; the first one given counts.
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 FILTERS = ("top_k", "top_p", "min_p", "repetition_penalty")
@@ -64,8 +67,12 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     reuse: False computes every request from its beginning, to compare with.
     options: of stem_edge.load, by the same names; texts are converted. context_length is 4096 by
         default, or the model's if that is shorter.
-    The harness passes the other arguments to every model; they change nothing, because requests are
-    computed one at a time, on the `providers` of stem_edge.load.
+    batch_size: texts to generate at a time, "auto" for 8 or max_batch_size; the harness passes 1 if it
+        is not told. The option `sequences` of load comes first. Several at a time can differ from one
+        where two tokens are almost as probable. Scores of given texts do not depend on it: they are
+        computed like prompts, whose chunks hold many tokens anyway.
+    The harness passes the other arguments to every model; they change nothing, because the
+    `providers` of stem_edge.load compute.
 
     Raises InputError for options that are unknown or wrong, and what stem_edge.load raises.
     """
@@ -76,8 +83,8 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         *,
         max_gen_toks: int | str | None = None,
         reuse: bool | str = True,
-        batch_size: object = None,
-        max_batch_size: object = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | str | None = None,
         device: object = None,
         trust_remote_code: object = None,
         **options: object,
@@ -89,6 +96,7 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         if loading.get("context_length") is None:  # results depend on it, so memory must not choose
             longest = open_bundle(bundle).manifest.model.max_context
             loading["context_length"] = min(longest, USUAL_CONTEXT)
+        self._sequences = loading.setdefault("sequences", _sequences(batch_size, max_batch_size))
         self.model = load(str(bundle), **loading)
         # A finalizer, because the harness does not close models.
         self._finalize = weakref.finalize(self, self.model.close)
@@ -179,17 +187,29 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the text that follows each context, up to one of `until`, in order."""
         jobs = [self._job(number, *request.args) for number, request in enumerate(requests)]
-        texts = []
-        for request, (prompt, params) in zip(
-            tqdm(requests, "Generating", disable=disable_tqdm), jobs, strict=True
-        ):
-            texts.append(self.model.generate_text(prompt, params))
-            self.cache_hook.add_partial("generate_until", request.args, texts[-1])
-        return texts
+        texts: dict[int, str] = {}
+        found = tqdm(self._texts(jobs), "Generating", len(jobs), disable=disable_tqdm)
+        for number, texts[number] in found:
+            self.cache_hook.add_partial("generate_until", requests[number].args, texts[number])
+        return [texts[number] for number in range(len(jobs))]
 
-    def _job(
-        self, number: int, context: str, options: Mapping[str, Any]
-    ) -> tuple[list[int], SamplingParams]:
+    def _texts(self, jobs: Sequence[Job]) -> Iterator[tuple[int, str]]:
+        """Yield (number, text) of each job as soon as it has ended."""
+        if self._sequences == 1:
+            for number, (prompt, params) in enumerate(jobs):
+                yield number, self.model.generate_text(prompt, params)
+            return
+        texts, (prompts, params) = [""] * len(jobs), zip(*jobs, strict=True)
+        many = self.model.generate_many(prompts, params, sequences=self._sequences)
+        with closing(many):
+            for number, chunk in many:
+                if chunk.error is not None:
+                    raise chunk.error
+                texts[number] += chunk.text
+                if chunk.finish_reason is not None:
+                    yield number, texts[number]
+
+    def _job(self, number: int, context: str, options: Mapping[str, Any]) -> Job:
         """Return prompt and sampling of a request, checked."""
         params = sampling_params(options, self._max_new, number)
         room = self.max_length - params.max_new_tokens
@@ -232,6 +252,14 @@ def _converted(name: str, value: object, wanted: Any) -> Any:
         return msgspec.convert(value, wanted, strict=False)
     except msgspec.ValidationError as error:
         raise InputError(f"the option {name} is {value!r}: {error}") from None
+
+
+def _sequences(batch_size: int | str | None, most: int | str | None) -> int:
+    """Return the texts to generate at a time, from what the harness passes. Raises InputError."""
+    if isinstance(batch_size, str) and batch_size.startswith("auto"):
+        batch_size = AUTO_SEQUENCES if most is None else most
+    found: int = _converted("batch_size", 1 if batch_size is None else batch_size, int)
+    return found
 
 
 def _load_options(given: Mapping[str, object]) -> dict[str, Any]:

@@ -24,7 +24,9 @@ def decode_together(model: Model, texts: list[Text], count: int) -> Together:
             pass
         return run
     with closing(model.generate_many(prompts, params, sequences=count)) as chunks:
-        for _ in chunks:
+        for _, chunk in chunks:
+            if chunk.error is not None:
+                raise chunk.error
             if run.joined:
                 break
     return run

@@ -79,8 +79,8 @@ class Together:
         begin, end = times[self.count - 1][0], times[self.count - 1][-1]
         if min(times[sequence][-1] for sequence in range(self.count)) < end:
             raise InputError(
-                f"some of {self.count} sequences ended before all had decoded; give fewer "
-                "sequences, a shorter prompt, or a longer --context-length"
+                f"{self.count} sequences did not decode together: some ended before others began; "
+                "give more --memory, fewer sequences, or a longer --context-length"
             )
         steps = self._steps(begin, end)
         tokens = sum(map(len, steps))
