@@ -33,7 +33,7 @@ examples:
   stem-edge bench model --engine onnxruntime --against ggml repacked
   stem-edge bench model --against llama.cpp=FILE.gguf,lazy llama.cpp=FILE.gguf,no-repack --limit 2GiB
   stem-edge bench model --providers cuda --slots 2000 --against resident cpu
-  stem-edge bench model --sequences 1,2,4,8,16 --text book.txt --against llama.cpp=Q4_0
+  stem-edge bench model --batches 1,2,4,8,16 --text book.txt --against llama.cpp=Q4_0
   stem-edge bench model --speculation --against llama.cpp=Q4_0
 
 llama.cpp, torch and transformers need pip install 'stem-edge[bench]'."""
@@ -93,11 +93,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _add_modes(group: argparse._ArgumentGroup) -> None:
     modes = group.add_mutually_exclusive_group()
-    sequences = (
+    batches = (
         "decode so many sequences at a time, and say how much faster that is than one, and how long "
         "a new one waits for its first token"
     )
-    modes.add_argument("--sequences", type=_counts, metavar="1,2,4,...", help=sequences)
+    modes.add_argument("--batches", type=_counts, metavar="1,2,4,...", help=batches)
     speculation = (
         "decode with and without guesses (--speculate) on four kinds of text: copying, code, chat, "
         "prose; or on --text"
@@ -122,7 +122,7 @@ def _measured(args: argparse.Namespace, words: list[str]) -> tuple[dict[str, Any
         "notify": show_status,
         **loading_options(args),
     }
-    if args.sequences is None and not args.speculation:
+    if args.batches is None and not args.speculation:
         report = bench(words[-1], loads=args.loads, cold=args.cold, limit=args.limit, **what)
         return report.to_dict(), report_table(report)
     if args.cold or args.limit is not None:
@@ -130,5 +130,5 @@ def _measured(args: argparse.Namespace, words: list[str]) -> tuple[dict[str, Any
     if args.speculation:
         cases = bench_speculation(words[-1], **what)
         return cases.to_dict(), speculation_table(cases)
-    cases = bench_sequences(words[-1], counts=args.sequences, **what)
+    cases = bench_sequences(words[-1], counts=args.batches, **what)
     return cases.to_dict(), sequences_table(cases)

@@ -62,6 +62,7 @@ LLAMA_MODES: dict[str, dict[str, bool]] = {
     "lazy": {"lazy": True},
     "no-lazy": {"lazy": False},
     "no-repack": {"repack": False},
+    "unified": {"apart": False},
 }
 # Words that may follow --against, and what they mean.
 AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()} | {
@@ -73,8 +74,9 @@ AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()}
     "llama.cpp=FILE.gguf": "a model that llama.cpp runs, of the same tokenizer: what its own tools "
     "made of the same checkpoint",
     "llama.cpp=...,MODE": "the same with per-layer embeddings read row by row (lazy) or all of them "
-    "loaded (no-lazy; without either, llama.cpp decides by their size), or with weights used as they "
-    "lie in the file (no-repack); modes can be joined: FILE.gguf,lazy,no-repack",
+    "loaded (no-lazy; without either, llama.cpp decides by their size), with weights used as they lie "
+    "in the file (no-repack), or with one KV cache for all sequences of --batches (unified); modes "
+    "can be joined: FILE.gguf,lazy,no-repack",
     "torch": "the public trainer's way of computing, in bfloat16",
     "transformers=DIR": "a checkpoint of Hugging Face's form, of the same tokenizer, in bfloat16",
 }

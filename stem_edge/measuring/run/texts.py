@@ -1,7 +1,7 @@
 """Tasks of four kinds of text: a prompt each, and what a good model answers.
 
-They tell how much of an answer can be guessed from the text so far, which random weights cannot, and
-which real models of different quality would answer differently.
+They stand for what a model would say: random weights say nothing that could be guessed, and different
+models would not be measured on the same text.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_tasks(
             f"prompts of {most} tokens and answers of {new} are asked for; expected at least 1 of "
             f"each, and together no more than the {context} of the context"
         )
-    ids = _Ids(bundle)
+    ids = Ids(TextCodec(bundle.file(TOKENIZER)), bundle.manifest.model.vocab_size)
     return [
         Task(kind, ids.of(prompt, begin=True)[-most:], ids.of(answer)[:new])
         for kind in KINDS
@@ -82,14 +82,13 @@ def _texts(kind: str) -> Iterator[tuple[str, str]]:
     yield from zip(pieces[::2], pieces[1::2], strict=True)
 
 
-class _Ids:
-    """Token ids of texts, by the bundle's tokenizer or by words."""
+class Ids:
+    """Token ids of texts, by a tokenizer or by words."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._codec = TextCodec(bundle.file(TOKENIZER))
-        self._vocab_size = bundle.manifest.model.vocab_size
-        letters = self._codec.encode("words", add_special_tokens=False)
-        self._by_words = len(letters) == len("words") and self._vocab_size >= WORDS_FROM
+    def __init__(self, codec: TextCodec, vocab_size: int) -> None:
+        self._codec, self._vocab_size = codec, vocab_size
+        letters = codec.encode("words", add_special_tokens=False)
+        self._by_words = len(letters) == len("words") and vocab_size >= WORDS_FROM
 
     def of(self, text: str, *, begin: bool = False) -> list[int]:
         """Return ids; begin: after the begin-of-text token if the model was trained with it."""
