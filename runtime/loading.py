@@ -88,6 +88,8 @@ def load(
     provider_libraries: plug-in providers, name -> path of a library, whose code you trust; those
         installed as Python packages are found without it.
     slots: size of the row cache. Default: as many slots as fit.
+    sequences: full contexts that the KV cache has room for, for generate_many and calls in several
+        threads. Default: 1, which sequences that decode together share, as many as fit.
     host_slots: with a device: records kept in host memory, between flash and device. Default: as
         many as `memory` leaves room for.
     resident: read all tables into memory first.
@@ -185,7 +187,7 @@ def _plan(
     bundle: Bundle, engine: str, needs_at: Callable[[int], Needs], options: LoadOptions
 ) -> MemoryPlan:
     """Choose a context, and plan for it. needs_at: context length -> needs; keeps the last one."""
-    ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
+    ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
     room = own_memory(), available_memory()
 
     def plan_at(context: int) -> MemoryPlan:

@@ -20,6 +20,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
+from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.batching.prompts import requests, run
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
@@ -330,6 +331,7 @@ class Model:
 
         Model.stats has the figures of all its requests. Raises InputError, OutOfMemoryError.
         """
+        check_sequences(sequences)
         footprint = footprint_of(self.bundle.manifest, ENGINES[self.plan.engine].backbone)
         if self.plan.variant is not None:
             footprint = footprint.without_windows()

@@ -4,7 +4,8 @@ A backend states its Needs: bytes in any case, per token of a chunk and per slot
 process and of a device, if there is one. The planner takes the largest chunk that leaves room for a
 useful row cache, then as many slots as fit.
 
-It counts the anonymous memory of this process with one generation, because the system cannot
+It counts the anonymous memory of this process with one generation, or as many sequences at a time as
+asked for, each with a full context, because the system cannot
 reclaim that: what is taken already, and what loading and generating will add. Weights that are read
 in place from their files do not count. If rows lie on a device, the process keeps records that the
 device may want next: the host tier.
@@ -80,6 +81,7 @@ class Ask:
     memory: int | str | None = None  # limit for this process
     slots: int | None = None
     host_slots: int | None = None
+    sequences: int = 1  # at a time, each with a full context
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class DevicePlan:
     activations: int
     row_cache: int
     kv: KvType = "fp32"  # type of keys and values
+    sequences: int = 1  # that the KV cache has room for
 
     @property
     def total(self) -> int:
@@ -108,7 +111,7 @@ class DevicePlan:
         """Name and bytes of each part."""
         return [
             ("weights", self.weights),
-            (f"{self.kv} KV cache of {self.context_length} tokens", self.kv_cache),
+            (_kv_name(self), self.kv_cache),
             (f"activations of {self.chunk_tokens} tokens", self.activations),
             (f"row cache of {self.slots} slots", self.row_cache),
         ]
@@ -125,7 +128,7 @@ class MemoryPlan:
     slots: int
     process: int  # taken before loading
     weights: int  # matrices that the engine copies into its own memory, and its bookkeeping
-    kv_cache: int  # of a full context; the system provides its pages as it fills
+    kv_cache: int  # of full contexts; the system provides its pages as they fill
     activations: int
     reads: int  # records on their way from flash
     row_cache: int  # with slots on a device: their bookkeeping and the host tier
@@ -136,6 +139,7 @@ class MemoryPlan:
     prefill: bool = False  # the graph for prompts is loaded, too
     prefill_refused: str = ""
     kv: KvType = "fp32"  # type of keys and values
+    sequences: int = 1  # that the KV cache has room for
 
     @property
     def kv_nbytes(self) -> int:
@@ -152,7 +156,7 @@ class MemoryPlan:
         parts = [
             ("this process before loading", self.process),
             ("weights", self.weights),
-            (f"{self.kv} KV cache of {self.context_length} tokens", self.kv_cache),
+            (_kv_name(self), self.kv_cache),
             (f"activations of {self.chunk_tokens} tokens", self.activations),
             ("reads", self.reads),
         ]
@@ -163,13 +167,18 @@ class MemoryPlan:
         return [("this process before loading", self.process), *parts[3:], tier, *shared]
 
 
+def _kv_name(plan: MemoryPlan | DevicePlan) -> str:
+    times = f"{plan.sequences} x " if plan.sequences > 1 else ""
+    return f"{plan.kv} KV cache of {times}{plan.context_length} tokens"
+
+
 def plan_memory(path: object, needs: Needs, ask: Ask, process: int, available: int) -> MemoryPlan:
     """Return the plan with the most slots under the limit asked for, else a share of `available`.
 
     process: bytes that this process has taken already. Raises MemoryPlanError, which names the
     path, if not even the smallest plan fits; InputError for impossible numbers of slots.
     """
-    planner = Planner(needs, process)
+    planner = Planner(needs, process, ask.sequences)
     limit = process + available if ask.memory is None else parse_size(ask.memory)
     if ask.host_slots and (needs.device is None or not planner.records):
         raise InputError(
@@ -195,10 +204,10 @@ def allowed(ask: Ask, process: int, available: int) -> int:
 
 
 class Planner:
-    """Makes plans from the needs of a loader."""
+    """Makes plans from the needs of a loader, for so many sequences at a time."""
 
-    def __init__(self, needs: Needs, process: int) -> None:
-        self.needs, self._process = needs, process
+    def __init__(self, needs: Needs, process: int, sequences: int = 1) -> None:
+        self.needs, self._process, self._sequences = needs, process, sequences
         self._tables = needs.footprint.table_format
         self.records = self._tables.tables.records if self._tables else 0
 
@@ -207,11 +216,11 @@ class Planner:
 
         It exceeds the limit if nothing fits. Raises InputError for an impossible number of slots.
         """
-        fewest = min(LEAST_CHUNK, self.records)
+        fewest = min(max(LEAST_CHUNK, self._sequences), self.records)
         if slots is not None and self._tables and not fewest <= slots <= self.records:
             raise InputError(f"slots is {slots}; expected {fewest} to {self.records}")
         chunk = CHUNK_TOKENS
-        while chunk > SMALLEST_CHUNK:
+        while chunk // 2 >= max(SMALLEST_CHUNK, self._sequences):
             wanted = slots or SLOTS_PER_CHUNK_TOKEN * chunk
             if not self.refusal(self.plan(chunk, wanted, host_slots), limit):
                 break
@@ -264,8 +273,8 @@ class Planner:
             slots=slots,
             process=self._process,
             weights=host.weights,
-            kv_cache=host.kv_cache,
-            activations=host.fixed + chunk * host.chunk_token,
+            kv_cache=self._sequences * host.kv_cache,
+            activations=self._activations(host, chunk),
             reads=2 * min(chunk, self.records) * read,
             row_cache=cached,
             host_slots=host_slots,
@@ -275,13 +284,19 @@ class Planner:
             prefill=needs.prefill,
             prefill_refused=needs.prefill_refused,
             kv=needs.footprint.kv,
+            sequences=self._sequences,
         )
+
+    def _activations(self, part: Part, chunk: int) -> int:
+        """Return the bytes of a chunk, or of a step with a token and its logits of each sequence."""
+        step = self._sequences * (part.chunk_token + part.logits) if self._sequences > 1 else 0
+        return part.fixed + max(chunk * part.chunk_token, step)
 
     def _logit_tokens(self, chunk: int) -> int:
         """Return the most tokens that take no more with all their logits than a chunk without."""
         part = self.needs.device.needs if self.needs.device else self.needs.host
         fitting = chunk * part.chunk_token // (part.chunk_token + part.logits)
-        return min(chunk, max(LEAST_CHUNK, fitting))
+        return min(chunk, max(LEAST_CHUNK, self._sequences, fitting))
 
     def refusal(
         self, least: MemoryPlan, limit: int, whose: str = "memory", path: object = "this model"
@@ -314,10 +329,11 @@ class Planner:
             chunk_tokens=chunk,
             slots=slots,
             weights=part.weights,
-            kv_cache=part.kv_cache,
-            activations=part.fixed + chunk * part.chunk_token,
+            kv_cache=self._sequences * part.kv_cache,
+            activations=self._activations(part, chunk),
             row_cache=slots * part.slot,
             kv=self.needs.footprint.kv,
+            sequences=self._sequences,
         )
 
     @property

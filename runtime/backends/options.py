@@ -11,6 +11,7 @@ from stem_edge.bundle.manifest import MANIFEST, Bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.context_choice import contexts
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
 from stem_edge.runtime.rows.store import READ_MODES, ReadMode
 from stem_edge.system.memory import usable_cpus
@@ -45,6 +46,7 @@ class MoreKeywords(_DeviceLimits, total=False):
 
     engine: EngineChoice
     slots: int | None
+    sequences: int
     resident: bool
     overlap: bool
     kv: KvChoice
@@ -90,6 +92,7 @@ class LoadOptions:
     device_memory: int | str | None = None
     provider_libraries: Mapping[str, str | Path] | None = None
     slots: int | None = None
+    sequences: int = 1
     host_slots: int | None = None
     resident: bool = False
     overlap: bool = True
@@ -112,6 +115,7 @@ class LoadOptions:
             raise InputError(f"threads is {self.threads}; expected at least 1")
         if self.host_slots is not None and self.host_slots < 0:
             raise InputError(f"host_slots is {self.host_slots}; expected 0 or more")
+        check_sequences(self.sequences)
         if self.reads not in READ_MODES:
             raise InputError(f"reads is {self.reads!r}; expected one of {', '.join(READ_MODES)}")
         if self.kv not in KV_CHOICES:
@@ -162,6 +166,12 @@ class LoadOptions:
     def row_slots(self, bundle: Bundle) -> int | None:
         """Return the slots asked for; None stands for as many as fit."""
         return bundle.manifest.model.records if self.resident else self.slots
+
+
+def check_sequences(sequences: int) -> None:
+    """Raise InputError unless a step can have so many sequences, each with a token."""
+    if not 1 <= sequences <= CHUNK_TOKENS:
+        raise InputError(f"sequences is {sequences}; expected 1 to {CHUNK_TOKENS}")
 
 
 def _check_prompt_cache(folder: Path) -> None:

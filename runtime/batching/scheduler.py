@@ -30,7 +30,7 @@ class Scheduler:
     and runs alone, in its context. If nothing runs, any may begin.
 
     nbytes_of: bytes of keys and values of so many tokens. length: most tokens of a sequence. record:
-    counts tokens and times. Raises InputError for a size below 1, OutOfMemoryError.
+    counts tokens and times. Raises OutOfMemoryError.
     """
 
     def __init__(
@@ -44,8 +44,6 @@ class Scheduler:
         length: int,
         exact: bool = False,
     ) -> None:
-        if size < 1:
-            raise InputError(f"sequences is {size}; expected at least 1")
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
         self._engine, self._prefixes, self._nbytes_of = engine, prefixes, nbytes_of

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from stem_edge.commands.loading import add_engine, add_kv, add_threads
+from stem_edge.commands.loading import add_engine, add_kv, add_sequences, add_threads
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import is_bundle
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "text like those to come, to estimate the hit rate of the row cache"
     add("--text", metavar="FILE", help=text)
     add_threads(parser)
+    add_sequences(parser)
     add_engine(parser)
     add_kv(parser)
     add("--json", action="store_true", help="print all figures as JSON")
@@ -89,6 +90,7 @@ def to_dict(one: Fit) -> dict[str, object]:
         "load_memory": one.load_memory,
         "context_length": one.plan.context_length,
         "kv": one.plan.kv,
+        "sequences": one.plan.sequences,
         "slots": one.plan.slots,
         "hit_source": one.hit_source,
         "rates": one.rates_source,
@@ -113,6 +115,7 @@ def report_table(fits: list[Fit], path: str, *, bundle: bool, engine: str = "") 
 def _figures(one: Fit) -> list[str]:
     found, plan = one.prediction, one.plan
     text = f"in a text of {min(plan.context_length, USUAL_CONTEXT):,} tokens on average"
+    times = f"{plan.sequences} x " if plan.sequences > 1 else ""
     anonymous = f"{format_size(found.anonymous)} ({format_size(plan.total)} at most)"
     rows = [
         ("types", _types(one)),
@@ -121,7 +124,7 @@ def _figures(one: Fit) -> list[str]:
         ("  anonymous, at peak", anonymous),
         (
             "    KV cache",
-            f"{format_size(plan.kv_cache)} for {plan.context_length:,} tokens, {plan.kv}",
+            f"{format_size(plan.kv_cache)} for {times}{plan.context_length:,} tokens, {plan.kv}",
         ),
     ]
     if one.tables:
@@ -157,6 +160,8 @@ def _flash(one: Fit) -> str:
 
 def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit = f"--memory {-(-one.load_memory // 10**6)}MB --context-length {one.plan.context_length}"
+    if one.plan.sequences > 1:
+        limit += f" --sequences {one.plan.sequences}"
     if one.footprint.kv != one.footprint.usual_kv:
         limit += f" --kv {one.plan.kv}"
     limit += (f" --engine {engine}" if bundle and engine else "") + " --repack" * one.needs.repack

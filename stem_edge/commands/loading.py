@@ -26,6 +26,7 @@ def add_loading(group: argparse._ActionsContainer) -> None:
         "leaves room for beside the row cache)"
     )
     group.add_argument("--context-length", type=int, metavar="N", help=context)
+    add_sequences(group)
     add_engine(group)
     add_kv(group)
     add_providers(group)
@@ -38,6 +39,12 @@ def add_threads(group: argparse._ActionsContainer) -> None:
     """Declare how many threads compute."""
     threads = "threads that compute (default: one for each usable CPU)"
     group.add_argument("--threads", type=int, metavar="N", help=threads)
+
+
+def add_sequences(group: argparse._ActionsContainer) -> None:
+    """Declare how many contexts there is memory for."""
+    sequences = "full contexts that the KV cache has room for at a time (default: 1)"
+    group.add_argument("--sequences", type=int, default=1, metavar="N", help=sequences)
 
 
 def add_engine(group: argparse._ActionsContainer) -> None:

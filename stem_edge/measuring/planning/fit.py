@@ -46,7 +46,7 @@ from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs, Planner
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.options import SMALL_KV, EngineChoice
+from stem_edge.runtime.backends.options import SMALL_KV, EngineChoice, check_sequences
 from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
 from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
@@ -111,6 +111,7 @@ def fit(
     engine: EngineChoice = "auto",
     repack: bool = False,
     kv: KvChoice = "auto",
+    sequences: int = 1,
 ) -> list[Fit]:
     """Return plans that fit, to run a bundle or to export a checkpoint, the recommended one first.
 
@@ -121,7 +122,7 @@ def fit(
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         the rates of this machine are measured, which takes a second or two.
     text: a text, or token ids, like those that the model will see, for the hit rate.
-    engine, repack, kv: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
+    engine, repack, kv, sequences: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
 
     Raises MemoryPlanError, which names the least that is needed, if nothing fits; InputError,
     BundleError, CheckpointError.
@@ -133,6 +134,7 @@ def fit(
     else:
         footprints = [footprint_of(bundle.manifest, choose_backbone(bundle, engine))]
     first = footprints[0].with_kv(kv)
+    check_sequences(sequences)
     _check(first, flash, context_length, threads, repack=repack)
     stated = None if device is None else find_device(device)
     if memory is not None:
@@ -146,7 +148,9 @@ def fit(
     )
     hits, source = _hits(bundle, first, text)
     limit = memory_limit() if stated is None else stated.memory
-    target = _Target(root, bundle, allowed, limit, lengths, rates_of, hits, source, flash, repack)
+    target = _Target(
+        *(root, bundle, allowed, limit, lengths, rates_of, hits, source, flash, repack, sequences)
+    )
     if kv != "auto" or kv_obstacle(first.model, first.backbone, SMALL_KV):
         return target.fits([footprint.with_kv(kv) for footprint in footprints])
     with suppress(MemoryPlanError):
@@ -170,6 +174,7 @@ class _Target:
     hit_source: str
     flash: FlashName | None
     repack: bool
+    sequences: int
 
     def fits(self, footprints: Sequence[Footprint]) -> list[Fit]:
         """Plan for each of the possible bundles that fits. Raises MemoryPlanError if none does."""
@@ -190,10 +195,14 @@ class _Target:
         needs_at = partial(
             _needs, footprint, prepared=prepared, prefill=prefill, repack=self.repack
         )
-        plan = _plan(self.root, needs_at, self.memory, self.contexts, tokenizer)
+        plan = _plan(
+            self.root, needs_at, self.memory, self.contexts, tokenizer, sequences=self.sequences
+        )
         context, hit_rate = plan.context_length, self.hits(plan.slots)
         used = min(context, USUAL_CONTEXT)  # half of it by a prompt, the other half decoded
-        usage = Usage(used // 2, used - used // 2, min(used, 500), plan.slots, hit_rate)
+        usage = Usage(
+            used // 2, used - used // 2, min(used, 500), plan.slots, hit_rate, self.sequences
+        )
         expected = predict(needs_at, plan, usage, rates, self.flash, tokenizer_nbytes=tokenizer)
         return Fit(needs_at(context), plan, self.hit_source, rates.source, self.flash, expected)
 
@@ -303,6 +312,8 @@ def _plan(
     tokenizer: int,
     whose: str = "of memory",
     advice: str = "allow more",
+    *,
+    sequences: int = 1,
 ) -> MemoryPlan:
     """Return the plan with the longest context that leaves room for rows. Raises MemoryPlanError.
 
@@ -310,7 +321,7 @@ def _plan(
     """
     for context in contexts:
         needs = needs_at(context)
-        planner = Planner(needs, OBSERVED[needs.footprint.engine].generating + tokenizer)
+        planner = Planner(needs, OBSERVED[needs.footprint.engine].generating + tokenizer, sequences)
         anonymous = memory - read_in_place(needs)
         smallest = planner.least(anonymous)
         if smallest.total <= anonymous:

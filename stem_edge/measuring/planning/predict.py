@@ -83,6 +83,7 @@ class Usage:
     distinct_tokens: int  # in prompt and new tokens together
     filled_slots: int  # at the end
     hit_rate: float  # while decoding
+    sequences: int = 1  # of so many tokens each, at a time
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ def predict(
     """
     needs = needs_at(plan.context_length)
     footprint, stored = needs.footprint, needs.footprint.table_format
-    kv_cache = footprint.kv_nbytes(min(plan.context_length, usage.prompt_tokens + usage.new_tokens))
+    tokens = min(plan.context_length, usage.prompt_tokens + usage.new_tokens)
+    kv_cache = usage.sequences * footprint.kv_nbytes(tokens)
     row_cache = usage.filled_slots * footprint.slot_nbytes if stored else 0
     peak = kv_cache + row_cache + _activations(needs_at(usage.prompt_tokens), plan, usage)
     if needs.prepared and needs.prefill:
@@ -158,7 +160,7 @@ def expect_run(
     without one. Raises MemoryPlanError.
     """
     tokenizer, context = tokenizer_nbytes(bundle.path), options.contexts(bundle)[0]
-    ask = Ask(options.memory, options.row_slots(bundle), options.host_slots)
+    ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
     needs = needs_at(context)
     process = OBSERVED[needs.footprint.engine].imported + tokenizer
     plan = plan_memory(bundle.path, needs, ask, process, available_memory())
