@@ -99,7 +99,8 @@ def bench_sequences(
 
 def _many(subject: Subject, most: int) -> Subject:
     """Return a subject that is loaded for so many sequences."""
-    own = {"apart": True} if subject.kind == "llama.cpp" else {"speculate": False}
+    llama = {"each": True, "unified": False}
+    own = llama if subject.kind == "llama.cpp" else {"speculate": False}
     return replace(subject, options={**own, **subject.options, "sequences": most})
 
 

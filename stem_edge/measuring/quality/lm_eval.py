@@ -199,7 +199,8 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             for number, (prompt, params) in enumerate(jobs):
                 yield number, self.model.generate_text(prompt, params)
             return
-        texts, (prompts, params) = [""] * len(jobs), zip(*jobs, strict=True)
+        texts, prompts = [""] * len(jobs), [prompt for prompt, _ in jobs]
+        params = [params for _, params in jobs]
         many = self.model.generate_many(prompts, params, sequences=self._sequences)
         with closing(many):
             for number, chunk in many:

@@ -80,9 +80,9 @@ class LlamaModel(MeasuredEngine):
     """A loaded GGUF with one context, freed with the last reference.
 
     exact: keep keys and values in float32 instead of llama.cpp's default, float16.
-    kv_type: keep them in this type, with llama.cpp's fused attention. sequences: texts at a time, in
-    a context that they share. apart: each has one of its own instead, which llama.cpp computes
-    faster if they have nothing in common.
+    kv_type: keep them in this type, with llama.cpp's fused attention. sequences: texts at a time,
+    which share the context, or have one each. unified: their keys and values lie in one cache, which
+    is for texts that begin alike.
     lazy: read rows of per-layer embeddings when they are needed, or load all of them. Default: as
         llama.cpp does without being asked, which depends on their size.
     repack: rearrange weights for this processor, in memory that belongs to no file.
@@ -99,7 +99,8 @@ class LlamaModel(MeasuredEngine):
         repack: bool = True,
         kv_type: TensorType | None = None,
         sequences: int = 1,
-        apart: bool = False,
+        each: bool = False,
+        unified: bool = True,
     ) -> None:
         llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
@@ -113,11 +114,11 @@ class LlamaModel(MeasuredEngine):
             raise BackendError(f"llama.cpp cannot load {path}")
         weakref.finalize(self, llama_cpp.llama_model_free, self._model)
         params = llama_cpp.llama_context_default_params()
-        room = context * sequences if apart else context
+        room = context * sequences if each else context
         # A batch must hold a whole prompt, because llama.cpp aborts if a call passes more tokens.
         params.n_ctx, params.n_batch, params.n_ubatch = room, room, BATCH
         params.n_threads = params.n_threads_batch = threads
-        params.n_seq_max, params.kv_unified = sequences, not apart
+        params.n_seq_max, params.kv_unified = sequences, unified
         if kv_type is not None:
             params.type_k = params.type_v = kv_type.number
             params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED

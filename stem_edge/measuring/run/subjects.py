@@ -62,7 +62,7 @@ LLAMA_MODES: dict[str, dict[str, bool]] = {
     "lazy": {"lazy": True},
     "no-lazy": {"lazy": False},
     "no-repack": {"repack": False},
-    "unified": {"apart": False},
+    "unified": {"unified": True},
 }
 # Words that may follow --against, and what they mean.
 AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()} | {

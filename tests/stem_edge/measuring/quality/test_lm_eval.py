@@ -200,6 +200,8 @@ def test_texts_from_the_command_line_are_converted() -> None:
         ({"bundle": DEMO, "memroy": 3}, "unknown option memroy; expected some of: bundle, .*reads"),
         ({"bundle": DEMO, "threads": "two"}, "the option threads is 'two'"),
         ({"bundle": DEMO, "reads": "slowly"}, "the option reads is 'slowly'"),
+        ({"bundle": DEMO, "batch_size": "many"}, "the option batch_size is 'many'"),
+        ({"bundle": DEMO, "batch_size": 0}, "sequences is 0; expected 1 to"),
     ],
 )
 def test_options_that_are_wrong(options: dict[str, Any], message: str) -> None:
@@ -273,6 +275,37 @@ def test_generation_stops_samples_and_is_reproducible(model: StemEdgeLM) -> None
     assert model.generate_until(asked, disable_tqdm=True) == texts
     (text,) = model.generate_until(requests("generate_until", (" ".join(TEXTS * 20), {})), True)
     assert isinstance(text, str)
+
+
+def test_texts_generated_together_are_those_of_one_at_a_time(model: StemEdgeLM) -> None:
+    asked = requests(
+        "generate_until",
+        *[(f"The capital of {one} is", {"until": "."}) for one in (*CAPITALS, "Spain")],
+        ("Spain", {"max_gen_toks": 1}),
+    )
+    wanted = model.generate_until(asked, disable_tqdm=True)
+    with StemEdgeLM(DEMO, batch_size="4", memory="2GB") as several:
+        assert several.model.plan.sequences == 4
+        seen: list[str] = []
+        several.cache_hook.add_partial = lambda kind, request, text: seen.append(text)
+        assert several.generate_until(asked, disable_tqdm=True) == wanted
+        assert several.generate_until([], disable_tqdm=True) == []
+    assert sorted(seen) == sorted(wanted) and wanted[0] == " Lima"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, 1),
+        ({"batch_size": 3}, 3),
+        ({"batch_size": "auto"}, 8),
+        ({"batch_size": "auto:4", "max_batch_size": "2"}, 2),
+        ({"batch_size": 1, "sequences": "5"}, 5),
+    ],
+)
+def test_texts_at_a_time(given: dict[str, Any], expected: int) -> None:
+    with StemEdgeLM(DEMO, context_length=16, **given) as model:
+        assert model._sequences == model.model.plan.sequences == expected
 
 
 def test_sampling_params_of_a_task() -> None:
