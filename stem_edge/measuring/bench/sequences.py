@@ -37,7 +37,7 @@ from stem_edge.text_table import table
 COUNTS = (1, 2, 4, 8, 16)
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
 Measured = dict[tuple[str, int], list[Figures]]  # subject and sequences -> a round each
-RATE, FIRST = "tokens_per_second", "first_token_seconds"
+RATE, FIRST, ALLOWED = "tokens_per_second", "first_token_seconds", "allowed_gain"
 # Title, unit, name in figures, digits, factor from the figure to the unit.
 COLUMNS = (
     ("together", "tok/s", RATE, 1, 1.0),
@@ -99,8 +99,7 @@ def bench_sequences(
 
 def _many(subject: Subject, most: int) -> Subject:
     """Return a subject that is loaded for so many sequences."""
-    llama = {"each": True, "unified": False}
-    own = llama if subject.kind == "llama.cpp" else {"speculate": False}
+    own = {"each": True, "unified": False} if subject.kind == "llama.cpp" else {}
     return replace(subject, options={**own, **subject.options, "sequences": most})
 
 
@@ -137,6 +136,10 @@ def _results(found: Measured) -> Iterator[CaseResult]:
             "gain": Spread.of(quotients(each[RATE], alone[RATE])),
             "first": Spread.of(quotients(each[FIRST], alone[FIRST])),
         }
+        if ALLOWED in each:
+            ratios["allowed"] = Spread.of(
+                quotients(quotients(each[RATE], alone[RATE]), each[ALLOWED])
+            )
         first = next(iter(found))[0]
         if name != first:
             ours = gathered(found[first, count])[RATE]
@@ -169,6 +172,12 @@ def _ratios(results: Sequence[CaseResult]) -> Iterator[str]:
     for one in results:
         if one.case != "1":
             yield f"{one.subject}: {one.case} sequences / 1: {one.ratios['gain']}"
+        if "allowed" in one.ratios:
+            yield (
+                f"  of the {one.figures[ALLOWED]:.2f} that the cost of a step of {one.case} tokens "
+                f"allows: {one.ratios['allowed']}"
+            )
     for one in results:
         if "bundle" in one.ratios:
-            yield f"bundle / {one.subject}, {one.case} sequences: {one.ratios['bundle']}"
+            many = "1 sequence" if one.case == "1" else f"{one.case} sequences"
+            yield f"bundle / {one.subject}, {many}: {one.ratios['bundle']}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from stem_edge.measuring.run.following import Following
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 def decode_together(model: Model, texts: list[Text], count: int) -> Together:
     """Run `count` sequences, and one that joins them, as stem_edge.measuring.run.together says."""
     model.forget_prefixes()  # so that no prompt is computed before
-    run = Together(count, model.engine.rows.counters)
+    run = Together(count, model.engine.rows.counters, step_costs(model))
     params = [_following(text, _note(run, number)) for number, text in enumerate(texts)]
     prompts = [text.prompt for text in texts]
     if count == 1:
-        for _ in model.generate(prompts[0], params[0]):
-            pass
+        with _speculating(model, False):
+            for _ in model.generate(prompts[0], params[0]):
+                pass
         return run
     with closing(model.generate_many(prompts, params, sequences=count)) as chunks:
         for _, chunk in chunks:
@@ -32,25 +33,36 @@ def decode_together(model: Model, texts: list[Text], count: int) -> Together:
     return run
 
 
-def _note(run: Together, sequence: int) -> Callable[[int, int], None]:
-    return lambda token, own: run.chosen(sequence, token)
-
-
 def decode_guessing(model: Model, text: Text, drafts: int) -> Guessed:
     """Decode an answer, with the guesses that the model was loaded for, or without any."""
     own: list[int] = []
-    params, loaded = _following(text, lambda _, best: own.append(best)), model.speculation
-    try:
-        model.speculation = loaded if drafts else None
-        for _ in model.generate(text.prompt, params):
+    with _speculating(model, bool(drafts)):
+        for _ in model.generate(text.prompt, _following(text, lambda _, best: own.append(best))):
             pass
+    stats = model.stats
+    return Guessed(
+        stats.decode_seconds, stats.drafted_tokens, stats.accepted_tokens, own, step_costs(model)
+    )
+
+
+def step_costs(model: Model) -> dict[int, float]:
+    """Return the time of steps by their tokens, if it was measured; that of one token is 1."""
+    return {} if model.speculation is None else dict(model.speculation.costs.times)
+
+
+@contextmanager
+def _speculating(model: Model, on: bool) -> Iterator[None]:
+    """Let a model speculate as it was loaded to, or not."""
+    loaded = model.speculation
+    try:
+        model.speculation = loaded if on else None
+        yield
     finally:
         model.speculation = loaded
-    stats = model.stats
-    costs = {} if loaded is None else loaded.costs.times
-    return Guessed(
-        stats.decode_seconds, stats.drafted_tokens, stats.accepted_tokens, own, dict(costs)
-    )
+
+
+def _note(run: Together, sequence: int) -> Callable[[int, int], None]:
+    return lambda token, own: run.chosen(sequence, token)
 
 
 def _following(text: Text, chosen: Callable[[int, int], None]) -> Following:

@@ -58,6 +58,7 @@ class Together:
 
     count: int
     counters: Callable[[], RowCounters] | None = None  # of an engine that has them
+    costs: dict[int, float] = field(default_factory=dict)  # tokens of a step -> time, of one: 1
     began: float = field(default_factory=time.perf_counter)
     arrivals: list[Arrival] = field(default_factory=list)
     _counted: list[RowCounters] = field(default_factory=list)  # at each token of the last
@@ -90,6 +91,8 @@ class Together:
             "distinct_rows_per_token": sum(len(set(step)) for step in steps) / tokens,
             **self._read(tokens),
         }
+        if self.count in self.costs:
+            found["allowed_gain"] = self.count / self.costs[self.count]
         if self.count == 1:
             return found | {"first_token_seconds": begin - self.began}
         joined = times[self.count][0]

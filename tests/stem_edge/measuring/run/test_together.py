@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -22,12 +23,14 @@ PROMPT = "The capital of France is"
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
     with stem_edge.load(DEMO, sequences=4, speculate=4) as loaded:
-        loaded.generate_text(PROMPT, max_new_tokens=2)  # starts its thread, which no test then leaks
+        loaded.generate_text(
+            PROMPT, max_new_tokens=2
+        )  # starts its thread, which no test then leaks
         yield loaded
 
 
 def together(count: int, *arrivals: tuple[float, int, int]) -> Together:
-    return Together(count, None, 0.0, [Arrival(*arrival) for arrival in arrivals])
+    return Together(count, None, {}, 0.0, [Arrival(*arrival) for arrival in arrivals])
 
 
 def test_figures_are_those_of_the_time_in_which_all_decode() -> None:
@@ -43,6 +46,8 @@ def test_figures_are_those_of_the_time_in_which_all_decode() -> None:
     assert found["distinct_rows_per_token"] == 3 / 4
     assert found["first_token_seconds"] == 12 - 7
     assert found["longest_wait_seconds"] == 11 - 6
+    assert "allowed_gain" not in found
+    assert replace(run, costs={2: 1.25}).figures()["allowed_gain"] == 1.6
 
 
 def test_figures_of_one_sequence() -> None:
