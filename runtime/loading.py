@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from stem_edge.runtime.backends.options import (
     OtherKeywords,
     Providers,
 )
+from stem_edge.runtime.backends.step_costs import SIZES, StepCosts
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.model import Model
@@ -50,10 +51,13 @@ from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import ReadMode, open_store
 from stem_edge.runtime.rows.warm import expected_records, fill, keep_counts
-from stem_edge.runtime.speculation.choice import speculation_for
+from stem_edge.runtime.speculation.measured import measured
+from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import available_memory, own_memory, raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder, cpu_digest
+
+DRAFT_SLOTS = 1024  # of a bundle that drafts
 
 
 def load(
@@ -119,6 +123,8 @@ def load(
         that pays; no more than the kernels' rounding changes a token (docs/python.md). True, or a number
         as the most to guess for a step, measures what steps cost if preparing has not. Default:
         "auto", which guesses only if it has.
+    draft: a smaller bundle with the same tokenizer, whose guesses are taken where they pay more; its
+        memory counts within `memory`.
     exact: do not guess where a step of several tokens rounds otherwise than steps of one, so that
         tokens are those of plain decoding in any case.
     progress: show a progress bar on stderr while preparing. Default: if stderr is a terminal.
@@ -148,22 +154,83 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         backbone = ENGINES[chosen].backbone
         verdict = try_first(bundle, backbone, options.cache_dir, options.progress)
     text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    candidates = _candidates(bundle, chosen, options)
+    draft = _draft(bundle, options)
+    candidates = _candidates(bundle, chosen, options, draft)
 
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
-        plan = _plan(bundle, chosen, loader.needs, options)
+        plan = _plan(bundle, chosen, loader.needs, options, draft)
         if options.prompt_cache and not _keeps(plan):
             raise InputError(
                 f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
                 f"{loader.name}; leave it out, or leave out providers"
             )
-        return _assemble(bundle, loader, plan, text, options)
+        model = _assemble(bundle, loader, plan, text, options)
+        with ExitStack() as failed:
+            failed.callback(model.close)
+            _let_speculate(model, loader.step_costs, draft, options)
+            failed.pop_all()
+        return model
 
     return first_that_runs(bundle, candidates, assemble)
 
 
-def _candidates(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[EngineLoader]:
+class _Draft(NamedTuple):
+    """A bundle that drafts, and how it will be loaded."""
+
+    bundle: Bundle
+    keywords: OtherKeywords
+    context_length: int
+    nbytes: int  # of memory that it will take
+
+
+def _draft(bundle: Bundle, options: LoadOptions) -> _Draft | None:
+    """Plan the bundle that drafts, if there is one, with a small row cache."""
+    if options.draft is None:
+        return None
+    found = open_bundle(options.draft)
+    model, own = found.manifest.model, bundle.manifest
+    known = (found.manifest.files[TOKENIZER].sha256, model.vocab_size)
+    if known != (own.files[TOKENIZER].sha256, own.model.vocab_size):
+        raise InputError(
+            f"{found.path}: has another tokenizer than {bundle.path}; give a draft with the same one"
+        )
+    keywords: OtherKeywords = {
+        "threads": options.threads,
+        "slots": min(model.records, DRAFT_SLOTS) or None,
+        "prepare": options.prepare,
+        "warm_start": options.warm_start,
+        "cache_dir": options.cache_dir,
+        "trial": options.trial,
+        "emulate_flash": options.emulate_flash,
+        "speculate": False,
+        "progress": options.progress,
+    }
+    context = min(options.context_length or USUAL_CONTEXT, model.max_context)
+    plan = memory_plan(found.path, options.memory, context, **keywords)
+    return _Draft(found, keywords, context, plan.total - plan.process)
+
+
+def _let_speculate(
+    model: Model, costs: StepCosts | None, draft: _Draft | None, options: LoadOptions
+) -> None:
+    """Let a model guess ahead, if that is wanted, exact enough, and of known cost."""
+    speculate, vocab_size = options.speculate, model.config.vocab_size
+    if costs is None and (draft is not None or speculate not in ("auto", False)):
+        costs = measured(model.engine, model.plan, vocab_size)
+    if not speculate or costs is None or (options.exact and not costs.same_bits):
+        return
+    most = speculate if type(speculate) is int else max(SIZES) - 1
+    model.speculation = Speculation(costs, most)
+    if draft is not None:
+        path, context_length = draft.bundle.path, draft.context_length
+        smaller = load(path, context_length=context_length, **draft.keywords)
+        model.speculation.use(smaller.drafter())
+
+
+def _candidates(
+    bundle: Bundle, engine: str, options: LoadOptions, draft: _Draft | None
+) -> Sequence[EngineLoader]:
     """Return the engine's loaders for keys and values of the type asked for.
 
     "auto" is the engine's usual type, unless the context that fits is shorter than with SMALL_KV.
@@ -172,23 +239,28 @@ def _candidates(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[E
     if options.kv != "auto":
         return usual
     with suppress(MemoryPlanError):
-        plan = _plan(bundle, engine, usual[0].needs, options)
+        plan = _plan(bundle, engine, usual[0].needs, options, draft)
         if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
             return usual
     with suppress(InputError, MemoryPlanError):
         small = dataclasses.replace(options, kv=SMALL_KV)
         fitting = loaders(bundle, engine, small)
-        _plan(bundle, engine, fitting[0].needs, small)
+        _plan(bundle, engine, fitting[0].needs, small, draft)
         return fitting
     return usual
 
 
 def _plan(
-    bundle: Bundle, engine: str, needs_at: Callable[[int], Needs], options: LoadOptions
+    bundle: Bundle,
+    engine: str,
+    needs_at: Callable[[int], Needs],
+    options: LoadOptions,
+    draft: _Draft | None,
 ) -> MemoryPlan:
     """Choose a context, and plan for it. needs_at: context length -> needs; keeps the last one."""
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
-    room = own_memory(), available_memory()
+    drafting = draft.nbytes if draft is not None else 0
+    room = own_memory() + drafting, available_memory() - drafting
 
     def plan_at(context: int) -> MemoryPlan:
         return plan_memory(bundle.path, needs_at(context), ask, *room)
@@ -209,9 +281,7 @@ def _assemble(
         engine = Engine(backend, rows, chunk, overlap=overlap, logit_tokens=plan.logit_tokens)
         fingerprint = _fingerprint(bundle, plan, options)
         prefixes = _prefixes(engine, plan, options, fingerprint)
-        vocab_size, costs = bundle.manifest.model.vocab_size, loader.step_costs
-        speculation = speculation_for(engine, plan.context_length, vocab_size, costs, options)
-        return Model(bundle, engine, plan, text, on_close, prefixes, fingerprint, speculation)
+        return Model(bundle, engine, plan, text, on_close, prefixes, fingerprint)
 
     if format is None:
         return model(loader.open(None), Rows())
@@ -287,7 +357,9 @@ def memory_plan(
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    return _plan(bundle, chosen, _candidates(bundle, chosen, options)[0].needs, options)
+    draft = _draft(bundle, options)
+    loader = _candidates(bundle, chosen, options, draft)[0]
+    return _plan(bundle, chosen, loader.needs, options, draft)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

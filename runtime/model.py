@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from itertools import repeat
 from pathlib import Path
 from typing import Self, Unpack
@@ -40,7 +47,9 @@ from stem_edge.runtime.lookups.row_ids import StemId, check_text, checked_ids, g
 from stem_edge.runtime.prefixes.conversation_file import load_messages, save_messages
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling import SamplingOptions, SamplingParams, params_of
-from stem_edge.runtime.speculation.speculation import Speculation
+from stem_edge.runtime.speculation.measured import measured
+from stem_edge.runtime.speculation.model_drafts import Drafter
+from stem_edge.runtime.speculation.speculation import Guesses, Speculation
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.chat import Chat, Messages
 from stem_edge.runtime.text.codec import TextCodec, TokenStream, shorten
@@ -65,7 +74,6 @@ class Model:
         on_close: Callable[[], None] | None = None,
         prefixes: Prefixes | None = None,
         fingerprint: str = "",
-        speculation: Speculation | None = None,
     ) -> None:
         self.bundle, self.plan = bundle, plan
         # Figures of the latest generate or logits; calls at the same time count each other's rows.
@@ -78,7 +86,7 @@ class Model:
         self._overlay = Overlay(text, bundle.manifest.model)
         self._closed = False
         self._fingerprint = fingerprint
-        self.speculation = speculation  # None: every step of an answer has one token
+        self.speculation: Speculation | None = None  # None: a step of an answer has one token
         self._prefixes = prefixes or Prefixes(
             engine, plan.context_length, plan.kv_nbytes, keeps=False
         )
@@ -379,10 +387,11 @@ class Model:
         length = self._length(prompt, params)
         answer = Answer(prompt, params, self.config.eos_ids)
         lent = self._prefixes.lent(prompt, lookups.places, length)
-        guesses, most = NO_GUESSES, 1
+        guessing: AbstractContextManager[Guesses]
+        guessing, most = nullcontext(NO_GUESSES), 1  # tokens of a step
         if self.speculation is not None:
-            guesses, most = self.speculation.begin(), 1 + self.speculation.most
-        with self._recorder() as record, lookups, lent as context:
+            guessing, most = self.speculation.begin(prompt, length), 1 + self.speculation.most
+        with self._recorder() as record, lookups, guessing as guesses, lent as context:
             for token in sample_tokens(self.engine, context, answer, lookups, record, guesses):
                 self._prefixes.make_room(context, most)
                 yield token
@@ -407,6 +416,15 @@ class Model:
         """
         self.engine.check_usable()
         return self.conversation(load_messages(self._prefixes, Path(path), self._fingerprint))
+
+    def drafter(self) -> Drafter:
+        """Return this model as one that drafts for another, which then closes it."""
+        costs = measured(self.engine, self.plan, self.config.vocab_size)
+        if costs is None:
+            raise InputError(f"{self.bundle.path}: its context is too short to draft")
+        return Drafter(
+            self.engine, self._prefixes, self.plan.context_length, costs.seconds, self.close
+        )
 
     def forget_prefixes(self) -> None:
         """Drop what calls of generate have kept of their prompts, so that the next computes all."""
@@ -448,6 +466,8 @@ class Model:
         with ExitStack() as last_first:
             if first and self._on_close is not None and not self.engine.forked:
                 last_first.callback(self._on_close)
+            if self.speculation is not None:
+                last_first.callback(self.speculation.close)
             last_first.callback(self.engine.close)
             if first and not self.engine.forked:
                 self._prefixes.close()

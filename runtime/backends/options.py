@@ -60,6 +60,7 @@ class MoreKeywords(_DeviceLimits, total=False):
     keep_prefixes: bool
     prompt_cache: Literal[True] | Folder
     speculate: Speculate
+    draft: str | Path | None
     exact: bool
     progress: bool | None
 
@@ -107,6 +108,7 @@ class LoadOptions:
     keep_prefixes: bool = True
     prompt_cache: Literal[True] | Folder = None
     speculate: Speculate = "auto"
+    draft: str | Path | None = None
     exact: bool = False
     progress: bool | None = None
 
@@ -132,6 +134,8 @@ class LoadOptions:
                 f"speculate is {shown(self.speculate)}; expected 'auto', True, False, or the most tokens to "
                 "draft for a step"
             )
+        if self.draft is not None and not self.speculate:
+            raise InputError("draft is for guessing; give it without speculate, or leave it out")
         if self.prompt_cache and not self.keep_prefixes:
             raise InputError("prompt_cache needs keep_prefixes; leave out one of the two")
         if isinstance(self.prompt_cache, str | Path):
@@ -140,6 +144,11 @@ class LoadOptions:
             if size is not None:
                 parse_size(size)
         open_flash(self.emulate_flash)
+
+    @property
+    def measures_steps(self) -> bool:
+        """Whether steps are measured at this load if they never were."""
+        return self.draft is not None or self.speculate not in ("auto", 0)
 
     @property
     def cpus(self) -> int:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 WORTH = 1.05  # tokens for the time of one plain step, at which drafting begins
 MEMORY = 0.95  # of each earlier outcome when a new one comes
 TRUST = 4.0  # outcomes that the expectation before any of them counts as
+FADING = 0.98  # of what was seen, at each token where nothing new was
 
 
 class Choice(NamedTuple):
@@ -63,8 +64,8 @@ class Chances:
     """How often drafted tokens of each class were right, the latest counting most."""
 
     def __init__(self, expected: Sequence[float]) -> None:
-        self._right = [TRUST * chance for chance in expected]
-        self._all = [TRUST] * len(expected)
+        self._expected = [TRUST * chance for chance in expected]
+        self._right, self._all = self._expected.copy(), [TRUST] * len(expected)
 
     def of(self, kind: int) -> float:
         """Return the chance of a token of this class, or the last class."""
@@ -76,3 +77,9 @@ class Chances:
         kind = min(kind, len(self._all) - 1)
         self._right[kind] = MEMORY * self._right[kind] + right
         self._all[kind] = MEMORY * self._all[kind] + 1
+
+    def fade(self) -> None:
+        """Forget a little, so that what did not pay is tried again some time."""
+        for kind, expected in enumerate(self._expected):
+            self._right[kind] = expected + FADING * (self._right[kind] - expected)
+            self._all[kind] = TRUST + FADING * (self._all[kind] - TRUST)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.step_costs import StepCosts
-from stem_edge.runtime.speculation.gate import Gate
+from stem_edge.runtime.speculation.gate import PLAIN, Gate
+from stem_edge.runtime.speculation.model_drafts import Drafter, ModelDrafts
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
 
 
@@ -21,28 +24,74 @@ class Guesses:
 
 
 class Speculation:
-    """Makes the guesses of a model's answers. most: tokens that are drafted for a step."""
+    """Makes the guesses of a model's answers.
+
+    most: tokens that are drafted for a step.
+    """
 
     def __init__(self, costs: StepCosts, most: int) -> None:
         self.costs, self._gate = costs, Gate(costs.times, most)
+        self._drafter: Drafter | None = None
+
+    def use(self, drafter: Drafter) -> None:
+        """Take the guesses of a model, too, and close it with this one."""
+        self._drafter = drafter
 
     @property
     def most(self) -> int:
         """Most tokens of a step beside its first."""
         return self._gate.most
 
-    def begin(self) -> Guesses:
-        """Return the guesses for a new answer; none where not even right ones would pay."""
-        return GatedGuesses(self._gate) if self._gate.can_pay else Guesses()
+    @contextmanager
+    def begin(self, prompt: Sequence[int], length: int) -> Iterator[Guesses]:
+        """Lend the guesses for an answer; none where not even right ones would pay.
+
+        length: most tokens of prompt and answer that are computed. Raises OutOfMemoryError.
+        """
+        drafter = self._drafter
+        if not self._gate.can_pay:
+            yield Guesses()
+        elif drafter is None or len(prompt) >= drafter.context_length:
+            yield GatedGuesses(self._gate)
+        else:
+            longest = min(length + self.most, drafter.context_length)
+            with drafter.prefixes.lent(prompt, {}, longest) as context:
+                each = drafter.seconds / self.costs.seconds
+                yield GatedGuesses(self._gate, ModelDrafts(drafter.engine, context, prompt), each)
+
+    def close(self) -> None:
+        """Close the model that drafts."""
+        if self._drafter is not None:
+            self._drafter.close()
 
 
 class GatedGuesses(Guesses):
-    """As many guesses as are expected to pay."""
+    """As many guesses as are expected to pay, from the text so far or from a model.
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate, self._text, self._drafted = gate, TextDrafts(), 0
+    each: time that the model takes for a token; a step of one takes 1.
+    """
+
+    def __init__(self, gate: Gate, model: ModelDrafts | None = None, each: float = 0.0) -> None:
+        self._gate, self._text, self._model, self._each = gate, TextDrafts(), model, each
+        self._from_text, self._from_model = 0, list[int]()  # drafts of the step before
 
     def after(self, seen: Sequence[int], room: int) -> list[int]:
-        self._text.learn(seen, self._drafted)
-        self._drafted = self._gate.choose(self._text.chances(self._gate.most), room).drafts
-        return self._text.draft(self._drafted)
+        gate = self._gate
+        self._text.learn(seen, self._from_text)
+        by_text, by_model = gate.choose(self._text.chances(gate.most), room), PLAIN
+        if self._model is not None:
+            self._model.learn(seen, self._from_model)
+            by_model = gate.choose(self._model.chances(seen, gate.most), room, self._each)
+        self._from_text, self._from_model = by_text.drafts, []
+        if by_model.gain > by_text.gain:
+            self._from_text, self._from_model = 0, self._of_model(seen, by_model.drafts)
+            return self._from_model
+        return self._text.draft(by_text.drafts)
+
+    def _of_model(self, seen: Sequence[int], count: int) -> list[int]:
+        """Return the model's drafts; none, and never again, if it fails."""
+        try:
+            return self._model.draft(seen, count) if self._model is not None else []
+        except StemEdgeError:  # an answer needs no drafts
+            self._model = None
+            return []
