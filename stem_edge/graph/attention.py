@@ -49,7 +49,12 @@ def attention(layer: LayerGraph, x: str) -> str:
 def _caches(layer: LayerGraph, prefix: str, *, borrowed: bool) -> tuple[list[str], list[str]]:
     """Declare keys and values as inputs, and as outputs under their new names; return both."""
     graph, own, cache = layer.graph, layer.shape, layer.kv.cache
-    shape: list[int | str] = [graph.sequences, own.n_kv_heads, prefix + "capacity", cache.width(own)]
+    shape: list[int | str] = [
+        graph.sequences,
+        own.n_kv_heads,
+        prefix + "capacity",
+        cache.width(own),
+    ]
     names = (io.KEYS, io.VALUES)
     caches = [graph.input(f"{name}{own.kv_layer}", cache.dtype, shape) for name in names]
     if borrowed and layer.kv.type not in QUANTIZED:
