@@ -1,7 +1,7 @@
 """AltUp and LAuReL as graph nodes: several hidden states of a token, of which a layer computes one.
 
-Between graphs the streams lie side by side, [1, T, streams * dim]; between the layers of a graph
-they are [1, T, streams, dim]. stem_edge.numerics.altup has the mathematics.
+Between graphs the streams lie side by side, [B, T, streams * dim]; between the layers of a graph
+they are [B, T, streams, dim]. stem_edge.numerics.altup has the mathematics.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stem_edge.numerics.altup import LEAST_SQUARE
 
 
 def expanded(products: Products, config: ModelConfig, x: str, result: str) -> str:
-    """Emit the streams of embedded tokens x [1, T, dim] -> result [1, T, streams * dim]."""
+    """Emit the streams of embedded tokens x [B, T, dim] -> result [B, T, streams * dim]."""
     graph, count, dim = products.graph, config.streams - 1, config.dim
     names = tuple(f"streams.{stream}.altup_in" for stream in range(1, config.streams))
     others = products.product("altup_in", "altup_in", x, names, (count * dim, dim))
@@ -27,7 +27,7 @@ def expanded(products: Products, config: ModelConfig, x: str, result: str) -> st
 
 
 def merged(products: Products, config: ModelConfig, x: str) -> str:
-    """Emit the mean of the streams x [1, n, streams * dim] -> [1, n, dim]."""
+    """Emit the mean of the streams x [B, n, streams * dim] -> [B, n, dim]."""
     graph, count, dim = products.graph, config.streams - 1, config.dim
     streams = [f"streams.{stream}" for stream in range(config.streams)]
     # By number instead of sizes: see ple.contexts.
@@ -46,7 +46,7 @@ def merged(products: Products, config: ModelConfig, x: str) -> str:
 
 
 class AltUp:
-    """Prediction and correction of the streams [1, T, streams, dim] around one layer."""
+    """Prediction and correction of the streams [B, T, streams, dim] around one layer."""
 
     def __init__(self, layer: LayerGraph, streams: str) -> None:
         self._layer, self._graph, self._at = layer, layer.graph, layer.at + "altup"
@@ -55,10 +55,10 @@ class AltUp:
         self._norm = layer.vector("altup_norm")
         self._router = layer.matrix("altup_router")
         self._streams = self._predicted(streams)
-        self.active = self._one(self._streams, ".active")  # [1, T, dim], for the layer
+        self.active = self._one(self._streams, ".active")  # [B, T, dim], for the layer
 
     def corrected(self, computed: str, context: str) -> str:
-        """Emit the streams as what the active one became, computed [1, T, dim], corrects them.
+        """Emit the streams as what the active one became, computed [B, T, dim], corrects them.
 
         With a context, per-layer embeddings are added to all but the first.
         """
@@ -79,7 +79,7 @@ class AltUp:
         return graph.add("Add", [self._streams, changes], at + ".corrected")
 
     def _gated(self, factors: str, change: str) -> str:
-        """Emit the corrected active stream [1, T, dim], scaled for the gate of its row."""
+        """Emit the corrected active stream [B, T, dim], scaled for the gate of its row."""
         graph, at, config = self._graph, self._at, self._layer.config
         place = graph.sizes([config.active_stream])
         own = graph.add("Gather", [factors, place], at + ".factor", axis=2)
@@ -90,7 +90,7 @@ class AltUp:
         return graph.add("Mul", [active, self._layer.vector("ple_gate_scale")], at + ".scaled")
 
     def _with_ones(self, columns: str) -> str:
-        """Emit a column [1, T, streams, 1] beside one with a 0 for the first stream, else 1."""
+        """Emit a column [B, T, streams, 1] beside one with a 0 for the first stream, else 1."""
         left, right = np.zeros((1, 2), np.float32), np.zeros((self._count, 2), np.float32)
         left[0, 0], right[1:, 1] = 1, 1
         graph, at = self._graph, self._at
@@ -113,7 +113,7 @@ class AltUp:
         return self._graph.add("Gather", [streams, place], self._at + end, axis=2)
 
     def _routed(self, x: str, end: str) -> str:
-        """Emit what coefficients are computed from: x [1, T, dim] -> [1, T, streams]."""
+        """Emit what coefficients are computed from: x [B, T, dim] -> [B, T, streams]."""
         graph, at, config = self._graph, self._at + end, self._layer.config
         normed = graph.add(NORM, [x, self._norm], at + ".normed", axis=-1, epsilon=config.norm_eps)
         routed = self._times(normed, self._router, at + ".router")
@@ -128,7 +128,7 @@ class AltUp:
 
 
 def laurel(layer: LayerGraph, x: str, residual: str, delta: str) -> str:
-    """Emit (residual + delta + LAuReL of x) / sqrt(2), all [1, T, dim]."""
+    """Emit (residual + delta + LAuReL of x) / sqrt(2), all [B, T, dim]."""
     graph, at = layer.graph, layer.at + "laurel"
     low = layer.product("laurel_in", "laurel_in", x, ("laurel_in",))
     wide = layer.product("laurel_out", "laurel_out", low, ("laurel_out",))
@@ -140,7 +140,7 @@ def laurel(layer: LayerGraph, x: str, residual: str, delta: str) -> str:
 
 
 def _matched(graph: Graph, x: str, like: str, dim: int) -> str:
-    """Emit x [1, T, n, dim] with the magnitudes of `like` [1, T, dim]."""
+    """Emit x [B, T, n, dim] with the magnitudes of `like` [B, T, dim]."""
     least = graph.float((LEAST_SQUARE * dim) ** 0.5)
     length = graph.add("Max", [_length(graph, x), least], x + ".least")
     wanted = graph.reshape(_length(graph, like), [0, 0, 1, 1], like + ".wanted")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from stem_edge.graph import names as io
-from stem_edge.graph.ir import CONTRIB
+from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.kv import KEYS, QUANTIZED, VALUES
 from stem_edge.graph.layer import NORM, LayerGraph
 
@@ -17,7 +17,7 @@ K_SCALE = 12  # place of the first input that only quantized caches have
 
 
 def attention(layer: LayerGraph, x: str) -> str:
-    """Emit attention over x [1, T, dim], already normed -> [1, T, dim]."""
+    """Emit attention over x [B, T, dim], already normed -> [B, T, dim]."""
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
     # Keys of a window do not begin at position 0, so the rotation must be told the positions.
     positions = [layer.positions] if layer.positions and own.window else []
@@ -49,7 +49,12 @@ def attention(layer: LayerGraph, x: str) -> str:
 def _caches(layer: LayerGraph, prefix: str, *, borrowed: bool) -> tuple[list[str], list[str]]:
     """Declare keys and values as inputs, and as outputs under their new names; return both."""
     graph, own, cache = layer.graph, layer.shape, layer.kv.cache
-    shape: list[int | str] = [1, own.n_kv_heads, prefix + "capacity", cache.width(own)]
+    shape: list[int | str] = [
+        graph.sequences,
+        own.n_kv_heads,
+        prefix + "capacity",
+        cache.width(own),
+    ]
     names = (io.KEYS, io.VALUES)
     caches = [graph.input(f"{name}{own.kv_layer}", cache.dtype, shape) for name in names]
     if borrowed and layer.kv.type not in QUANTIZED:
@@ -74,9 +79,8 @@ def _projected(layer: LayerGraph, x: str) -> list[str]:
     width = io.head_width(own)
     if own.kv_layer != layer.number:
         # No new keys and values, because the lender has put them into the cache already.
-        size = own.n_kv_heads * width
-        nothing = graph.constant(f"nothing.{size}", np.zeros((1, 0, size), np.float32))
         q = layer.product("qkv", "qkv", x, QKV[:1])
+        nothing = _nothing(graph, own.n_kv_heads * width, q)
         return [_normed(layer, "q", q, config.n_heads), nothing, nothing]
     packed = layer.product("qkv", "qkv", x, QKV)
     if config.qk_norm_eps is None:
@@ -87,8 +91,19 @@ def _projected(layer: LayerGraph, x: str) -> list[str]:
     return [_normed(layer, *one) for one in zip("qkv", names, heads, strict=True)]
 
 
+def _nothing(graph: Graph, size: int, q: str) -> str:
+    """Emit keys or values [B, 0, size] of no tokens, once for all layers; q: [B, T, size or more]."""
+    name = f"nothing.{size}"
+    if graph.sequences == 1:
+        return graph.constant(name, np.zeros((1, 0, size), np.float32))
+    if any(name in node.outputs for node in graph.nodes):
+        return name
+    bounds = [graph.sizes(numbers) for numbers in ([0, 0], [0, size], [1, 2])]
+    return graph.add("Slice", [q, *bounds], name)
+
+
 def _normed(layer: LayerGraph, part: str, x: str, heads: int) -> str:
-    """Emit the norm of each head of x [1, T, heads * width]; x itself where there is no norm."""
+    """Emit the norm of each head of x [B, T, heads * width]; x itself where there is no norm."""
     graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at + part
     if config.qk_norm_eps is None or (part == "v" and not config.v_norm):
         return x

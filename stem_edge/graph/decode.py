@@ -49,20 +49,22 @@ def decoding(
     *,
     positions: str = io.POSITIONS,
     kv: KvType = "fp32",
+    sequences: int | str = "B",
 ) -> Built:
     """Build the graphs that decode. Raises GraphError.
 
     positions: empty for layers with a window that keep the whole context nevertheless.
+    sequences: 1 for graphs that decode no batches.
     """
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
     cache = place_peaks(plan, config, format, kv)
     for name in io.decode_graphs(config):
-        graph = graphs[name] = Graph()
+        graph = graphs[name] = Graph(sequences=sequences)
         products = DecodeProducts(graph, plan, format)
         if name == io.EMBED:
             _declare_output(graph, config, _embedding(products, config, io.NEW + io.HIDDEN))
             continue
-        graph.input(io.HIDDEN, np.float32, [1, "T", config.hidden_width])
+        graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
         if name == io.HEAD:
             _head(products, config, _wanted(graph, io.HIDDEN), "n")
         elif name == io.REST:
@@ -128,7 +130,7 @@ def prompts(
 ) -> Built:
     """Build the graph for prompts, of the layers before `rest`, over a weight file of its own."""
     graph, plan = Graph(), WeightPlan(PREFILL_DATA)
-    graph.input(io.HIDDEN, np.float32, [1, "T", config.hidden_width])
+    graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
     products = PromptProducts(graph, plan, format)
     layers, cache = (
         range(config.own_kv_layers),
@@ -139,9 +141,9 @@ def prompts(
 
 
 def _embedding(products: DecodeProducts, config: ModelConfig, result: str) -> str:
-    """Emit token_ids [1, T] -> result [1, T, hidden_width]."""
-    ids = products.graph.input(io.TOKEN_IDS, np.int64, [1, "T"])
+    """Emit token_ids [B, T] -> result [B, T, hidden_width]."""
     graph, shape = products.graph, (config.vocab_size, config.dim)
+    ids = graph.input(io.TOKEN_IDS, np.int64, [graph.sequences, "T"])
     many = config.streams > 1
     scaled = "embedding.scaled" if many else result
     if config.embedding_scale == 1:
@@ -153,10 +155,10 @@ def _embedding(products: DecodeProducts, config: ModelConfig, result: str) -> st
 
 
 def _head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
-    """Emit x [1, tokens, hidden_width] -> logits [1, tokens, V]."""
+    """Emit x [B, tokens, hidden_width] -> logits [B, tokens, V]."""
     graph, plan, rows = products.graph, products.plan, config.vocab_size
     x = merged(products, config, x) if config.streams > 1 else x
-    graph.output(io.LOGITS, np.float32, [1, tokens, rows])
+    graph.output(io.LOGITS, np.float32, [graph.sequences, tokens, rows])
     weight = vector(graph, plan, "norm", config.dim, ("norm",))
     normed = norm(graph, x, weight, config.norm_eps)
     bias, cap = "head" in config.biases, config.logit_softcap
@@ -181,7 +183,7 @@ def _head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
 
 
 def _wanted(graph: Graph, x: str) -> str:
-    """Emit those positions of x [1, T, ...] whose logits are wanted."""
+    """Emit those positions of x [B, T, ...] whose logits are wanted."""
     graph.input(io.WANTED, np.int64, ["n"])
     return graph.add("Gather", [x, io.WANTED], f"wanted.{x}", axis=1)
 
@@ -193,14 +195,14 @@ def _rest(
     positions: str,
     cache: KvFormat,
 ) -> None:
-    """Emit the layers that borrow K and V: hidden [1, T, hidden_width] -> new_hidden [1, n, ...]."""
+    """Emit the layers that borrow K and V: hidden [B, T, hidden_width] -> new_hidden [B, n, ...]."""
     graph, layers = products.graph, io.layer_graphs(config)[io.REST]
     start = Start(_wanted(graph, io.HIDDEN), positions="")
     if positions and any(map(config.window, layers)):
         start = start._replace(positions=_wanted(graph, positions))
     if config.ple_width:
-        graph.input(io.EMBEDDED, np.float32, [1, "T", config.hidden_width])
-        graph.input(io.SLOT_IDS, np.int64, [1, "T"])
+        graph.input(io.EMBEDDED, np.float32, [graph.sequences, "T", config.hidden_width])
+        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, "T"])
         embedded, slot_ids = _wanted(graph, io.EMBEDDED), _wanted(graph, io.SLOT_IDS)
         start = start._replace(embedded=embedded, slot_ids=slot_ids)
     _declare_output(graph, config, _layers(products, config, layout, cache, layers, start), "n")
@@ -209,10 +211,10 @@ def _rest(
 class Start(NamedTuple):
     """Names of the values that layers start from."""
 
-    hidden: str = io.HIDDEN  # [1, T, hidden_width]
-    embedded: str = io.HIDDEN  # [1, T, hidden_width], before the first layer of the model
-    slot_ids: str = io.SLOT_IDS  # [1, T]
-    positions: str = io.POSITIONS  # [1, T]; empty if the KV cache holds the whole context
+    hidden: str = io.HIDDEN  # [B, T, hidden_width]
+    embedded: str = io.HIDDEN  # [B, T, hidden_width], before the first layer of the model
+    slot_ids: str = io.SLOT_IDS  # [B, T]
+    positions: str = io.POSITIONS  # [B, T]; empty if the KV cache holds the whole context
 
 
 def _layers(
@@ -224,7 +226,7 @@ def _layers(
     start: Start,
     result: str = io.NEW + io.HIDDEN,
 ) -> str:
-    """Emit start.hidden [1, T, hidden_width] -> result, of the same shape."""
+    """Emit start.hidden [B, T, hidden_width] -> result, of the same shape."""
     graph, context, inputs = products.graph, dict[int, str](), (start.slot_ids, start.positions)
     _declare_layers(graph, config, layout, layers, start.positions)
     if config.ple_width:
@@ -254,7 +256,7 @@ def _layers(
 
 
 def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
-    """Emit attention and FFN of residual + delta [1, T, dim]; return two values to be added."""
+    """Emit attention and FFN of residual + delta [B, T, dim]; return two values to be added."""
     config = layer.config
     # With a LAuReL the norm feeds two products, so no balance of one may divide it.
     x, residual = layer.add_norm(
@@ -270,7 +272,7 @@ def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
 
 
 def _around(layer: LayerGraph, streams: str, context: str) -> str:
-    """Emit a layer that computes one of the streams [1, T, streams, dim] -> the same shape."""
+    """Emit a layer that computes one of the streams [B, T, streams, dim] -> the same shape."""
     altup = AltUp(layer, streams)
     both = _layer(layer, altup.active, "")
     return altup.corrected(layer.graph.add("Add", both, layer.at + "computed"), context)
@@ -281,19 +283,19 @@ def _declare_layers(
 ) -> None:
     windows = {bool(positions and config.window(layer)) for layer in layers}
     for prefix in [io.WINDOW if window else "" for window in sorted(windows)]:
-        graph.input(prefix + io.SEQLENS_K, np.int32, [1])
+        graph.input(prefix + io.SEQLENS_K, np.int32, [graph.sequences])
         graph.input(prefix + io.TOTAL_LENGTH, np.int32, [])
     if True in windows:
-        graph.input(io.POSITIONS, np.int64, [1, "T"])
+        graph.input(io.POSITIONS, np.int64, [graph.sequences, "T"])
     for layer in map(config.layer, layers):
         for name in io.rope_names(config, layer):
             graph.input(name, np.float32, ["context", io.head_width(layer) // 2])
     stem = set(layers) & set(config.stem_layers)
     if stem:
-        graph.input(io.SLOT_IDS, np.int64, [1, "T"])
+        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, "T"])
     if stem and layout and layout.quantized and config.stem_ffn != "hash-moe":
         graph.input(io.ROW_ZERO_POINTS, np.uint8, None)
 
 
 def _declare_output(graph: Graph, config: ModelConfig, name: str, tokens: str = "T") -> None:
-    graph.output(name, np.float32, [1, tokens, config.hidden_width])
+    graph.output(name, np.float32, [graph.sequences, tokens, config.hidden_width])

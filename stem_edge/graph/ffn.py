@@ -22,7 +22,7 @@ CHOSEN = 100.0
 
 
 def ffn(layer: LayerGraph, x: str) -> str:
-    """Emit the FFN of x [1, T, dim], already normed -> [1, T, dim]."""
+    """Emit the FFN of x [B, T, dim], already normed -> [B, T, dim]."""
     if layer.kind == "hash-moe":
         return _experts(layer, x)
     row = row_of(layer) if layer.takes_row else ""
@@ -44,7 +44,7 @@ def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> st
 
 
 def _cut(layer: LayerGraph, gate: str) -> str:
-    """Emit what of a gate [1, T, d_ff] is above its mean by `cutoff` standard deviations, else 0."""
+    """Emit what of a gate [B, T, d_ff] is above its mean by `cutoff` standard deviations, else 0."""
     graph, at, axis = layer.graph, layer.at + "cut", layer.graph.sizes([-1])
     mean = graph.add("ReduceMean", [gate, axis], at + ".mean", keepdims=1)
     above = graph.add("Sub", [gate, mean], at + ".above")
@@ -56,7 +56,7 @@ def _cut(layer: LayerGraph, gate: str) -> str:
 
 
 def row_of(layer: LayerGraph) -> str:
-    """Emit the tokens' rows [1, T, d_ff or ple_width], gathered from the slots of the row cache."""
+    """Emit the tokens' rows [B, T, d_ff or ple_width], gathered from the slots of the row cache."""
     graph, layout, name = layer.graph, _layout(layer), layer.at + "row"
     # No shapes, because shape inference of GatherBlockQuantized refuses a symbolic number of slots.
     codes = graph.input(io.row_codes(layer.number), layout.codes_dtype, None)

@@ -117,6 +117,7 @@ class Graph:
     outputs: dict[str, Value] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    sequences: int | str = 1  # of a step: the first axis of most inputs and outputs
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Shape | None) -> str:
         """Declare an input and return its name."""

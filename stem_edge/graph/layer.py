@@ -38,9 +38,9 @@ class LayerGraph:
         positions: str = "",
     ) -> None:
         self.config, self.layout, self.number = config, layout, number
-        self.slot_ids = slot_ids  # [1, T], where the tokens' rows are
+        self.slot_ids = slot_ids  # [B, T], where the tokens' rows are
         self.kv = kv
-        self.positions = positions  # [1, T]; empty if the KV cache holds the whole context
+        self.positions = positions  # [B, T]; empty if the KV cache holds the whole context
         self.graph: Graph = products.graph
         self.at = f"layers.{number}."  # prefix of every name in this layer
         self.kind, self.shape = config.ffn_kind(number), config.layer(number)
@@ -57,7 +57,7 @@ class LayerGraph:
         return any("matrix" in terms for terms in FFN_TERMS[self.kind].values())
 
     def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[str]) -> str:
-        """Emit x [1, T, K] times the transpose of the stacked matrices, plus their biases."""
+        """Emit x [B, T, K] times the transpose of the stacked matrices, plus their biases."""
         shapes = [self._shapes[name] for name in matrices]
         rows = sum(shape[0] for shape in shapes)
         parts = tuple(self.at + name for name in matrices)

@@ -18,7 +18,7 @@ INT8_MAX = 127
 
 
 class Products(Protocol):
-    """Products of one graph: x [1, T, K] times the transpose of stacked matrices [N, K]."""
+    """Products of one graph: x [B, T, K] times the transpose of stacked matrices [N, K]."""
 
     graph: Graph
     plan: WeightPlan

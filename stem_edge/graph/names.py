@@ -14,19 +14,22 @@ are still being read from flash. A step runs the graphs in this order:
 `prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many
 tokens and slower for one. All graphs share one KV cache.
 
+B sequences can take a step of one token together, and each attends to as many rows of its part of
+the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is 1.
+
 | input | type, shape | meaning |
 |---|---|---|
-| token_ids | int64 [1, T] | embed only |
-| hidden | float32 [1, T, hidden_width] | all others: the output of the previous graph; [1, n, ...] for head after rest |
-| embedded | float32 [1, T, hidden_width] | rest only, with per-layer embeddings: the output of embed |
+| token_ids | int64 [B, T] | embed only |
+| hidden | float32 [B, T, hidden_width] | all others: the output of the previous graph; [B, n, ...] for head after rest |
+| embedded | float32 [B, T, hidden_width] | rest only, with per-layer embeddings: the output of embed |
 | wanted | int64 [n] | rest and head: positions in `hidden` whose logits are requested |
-| slot_ids | int64 [1, T] | row cache slots that hold the tokens' rows |
-| seqlens_k | int32 [1] | tokens in the context after this call, minus one |
-| total_length | int32 scalar | tokens in the context after this call |
+| slot_ids | int64 [B, T] | row cache slots that hold the tokens' rows |
+| seqlens_k | int32 [B] | tokens in the context after this call, minus one |
+| total_length | int32 scalar | tokens in the longest context after this call |
 | window_seqlens_k, window_total_length | as the two above | the same without tokens that have left the window's cache |
-| positions | int64 [1, T] | of the tokens, for layers with a window |
+| positions | int64 [B, T] | of the tokens, for layers with a window |
 | rope_cos, rope_sin | float32 [context, head_width/2] | stem_edge.numerics.rope, zero-padded; rope_cos.1 ... where layers have several rotations |
-| keys.<l>, values.<l> | float32, float16, int8 or uint8 [1, kv heads, capacity, head_width] | KV cache, also an output; `kv_capacity` says how long it is; two values of 4 bits are a uint8 (graph.kv) |
+| keys.<l>, values.<l> | float32, float16, int8 or uint8 [B, kv heads, capacity, head_width] | KV cache, also an output; `kv_capacity` says how long it is; two values of 4 bits are a uint8 (graph.kv) |
 | row_codes.<l> | uint8, float16 or float32 [slots, width] | row cache slots of a STEM layer |
 | row_scales.<l> | float32 [slots, groups] | quantized rows only |
 | row_codes.<l>.1, row_scales.<l>.1 | as above, [slots, rows, ...] | an expert's second matrix |
@@ -34,13 +37,13 @@ tokens and slower for one. All graphs share one KV cache.
 
 | output | type, shape | meaning |
 |---|---|---|
-| new_hidden | float32 [1, T, hidden_width] | every graph but head; [1, n, ...] from rest |
+| new_hidden | float32 [B, T, hidden_width] | every graph but head; [B, n, ...] from rest |
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs; of layers that borrow K and V, if they are quantized, to the lender's |
-| logits | float32 [1, n, V] | head only |
+| logits | float32 [B, n, V] | head only |
 
 backbone.onnx in the bundle joins embed, early, late, rest and head in one graph for other tools:
 it has no hidden, new_hidden, embedded or wanted, and takes row.<l> as portable graphs do. There and
-on accelerators, layers with a window keep the whole context, too.
+on accelerators, layers with a window keep the whole context, too, and B is 1.
 
 Accelerators run variants of these graphs over the same weights. "fp32" and "fp16" keep everything
 in device memory. They differ from the graphs above as follows:

@@ -18,9 +18,9 @@ from stem_edge.graph.linear import Products, vector
 def contexts(
     products: Products, config: ModelConfig, embedded: str, layers: Sequence[int]
 ) -> dict[int, str]:
-    """Emit layer -> its context [1, T, ple_width], to which its rows are added.
+    """Emit layer -> its context [B, T, ple_width], to which its rows are added.
 
-    All contexts come from one product of embedded [1, T, dim], and are divided by sqrt(2) already.
+    All contexts come from one product of embedded [B, T, dim], and are divided by sqrt(2) already.
     """
     graph, width = products.graph, config.ple_width
     at, names = f"layers.{layers[0]}.", [f"layers.{number}.ple_context" for number in layers]
@@ -41,7 +41,7 @@ def contexts(
 
 
 def ple(layer: LayerGraph, x: str, context: str) -> str:
-    """Emit what per-layer embeddings add to x [1, T, dim] -> [1, T, dim]."""
+    """Emit what per-layer embeddings add to x [B, T, dim] -> [B, T, dim]."""
     graph, config, at = layer.graph, layer.config, layer.at + "ple"
     scale = graph.float(float(np.float32(config.ple_scale * 0.5**0.5)))
     row = graph.add("Mul", [row_of(layer), scale], at + ".row")

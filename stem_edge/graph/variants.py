@@ -31,7 +31,7 @@ def graphs(
     variant: Variant, config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
     """Build all graphs of a variant that has no `obstacle`, by name."""
-    plain = decoding(config, layout, format, positions="").graphs
+    plain = decoding(config, layout, format, positions="", sequences=1).graphs
     if variant == "portable":
         return {n: portable.lower(n, graph, config, layout) for n, graph in plain.items()}
     made = {n: device.derive(graph, layout, variant) for n, graph in plain.items()}

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +128,17 @@ def advise_huge_pages(address: int, nbytes: int) -> None:
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     if length > 0 and advise is not None:
         advise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+
+
+def free_pages(array: npt.NDArray[Any]) -> None:
+    """Give back the pages inside a contiguous array of `own_pages`; what was there is lost."""
+    if sys.platform != "linux" or array.nbytes < LEAST_NBYTES:
+        return  # elsewhere the pages would stay, or the array may be memory of the C library
+    start = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (array.ctypes.data + array.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if length > 0 and advise is not None:
+        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:

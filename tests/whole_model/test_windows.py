@@ -23,7 +23,7 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.ggml.graph import Graph
-from stem_edge.runtime.backends.onnxruntime.backend import OrtContext
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 from stem_edge.runtime.engine import Context
 from stem_edge.runtime.scoring import Scorer
@@ -190,6 +190,6 @@ def test_plan_footprint_and_context_agree(case: Case, engine: EngineName) -> Non
         assert model.plan.kv_cache == footprint.kv_nbytes(TOKENS)
         assert model.plan.kv_cache < footprint.without_windows().kv_nbytes(TOKENS)
         if isinstance(backend, OrtContext):
-            assert model.plan.kv_cache == sum(array.nbytes for array in backend._kv)
+            assert model.plan.kv_cache == sum(array.nbytes for array in backend.kv.arrays)
         for _ in steps(model, context, case.ids, [64]):
             assert backend.nbytes == footprint.kv_nbytes(context.position)

@@ -24,7 +24,7 @@ import stem_edge
 from stem_edge.graph import names as io
 from stem_edge.runtime.backends.ggml.backend import GgmlContext
 from stem_edge.runtime.backends.ggml.kv_cache import rounded
-from stem_edge.runtime.backends.onnxruntime.backend import OrtContext
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.kv_window import _Shift
 from stem_edge.system.memory import own_memory, usable_cpus
 from stem_edge.text_table import table
@@ -126,16 +126,16 @@ def fill(context: object, given: int, tokens: int) -> None:
 
 
 def _fill_arrays(context: OrtContext, given: int, tokens: int) -> None:
-    first = max(0, tokens - context._config.sliding_window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
-    for array in context._kv:
+    first = max(0, tokens - context.window._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
+    for array in context.kv.arrays:
         cache = array.host  # [1, heads, rows, width]
         stop = tokens if cache.shape[2] == context.length else min(cache.shape[2], tokens)
         for start in range(given, stop, given):
             end = min(start + given, stop)
             cache[:, :, start:end] = cache[:, :, : end - start]
     context._filled = tokens
-    if context._window._heads:
-        context._window._shift = _Shift(base=first)
+    if context.window._heads:
+        context.window._shift = _Shift(base=first)
 
 
 def _fill_cells(context: GgmlContext, given: int, tokens: int) -> None:

@@ -43,6 +43,16 @@ class KvWindow:
         base = self._shift.base + self._shift.by
         return base + self._window - 1 if base else 0
 
+    @property
+    def dropped(self) -> int:
+        """Tokens that have left: the position of the token in the first row."""
+        self._finish()
+        return self._shift.base
+
+    def follow(self, other: KvWindow) -> None:
+        """Go on where another is, after its rows were copied here."""
+        self._shift, self.settled = _Shift(other.dropped), other.settled
+
     def make_room(self, position: int, count: int) -> int:
         """Make room for `count` tokens from a position on; return the position of the first row.
 

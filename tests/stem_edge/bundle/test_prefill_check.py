@@ -22,7 +22,7 @@ from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime import loader
-from stem_edge.runtime.backends.onnxruntime.backend import OrtContext
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.first_load.trial_worker import measure_prefill
 
 PROMPT = "a prompt of more than eight tokens"
@@ -110,7 +110,7 @@ def test_a_prefill_graph_that_computes_no_numbers_is_not_used(
     real = OrtContext.finish
 
     def finish(self: OrtContext, *given: Any) -> F32:
-        if self._after_rows == ["prefill"]:
+        if self._graphs._after_rows == ["prefill"]:
             raise NotFiniteError("not a number")
         return real(self, *given)
 

@@ -17,7 +17,7 @@ from stem_edge.graph.device_rows import Activations
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.memory_plan import Planner
-from stem_edge.runtime.backends.onnxruntime.backend import OrtContext
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.needs import device_needs
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 
@@ -107,7 +107,7 @@ def test_a_context_holds_what_the_plan_says() -> None:
             before = parts.memory.nbytes
             context = parts.backend.open_context(LENGTH)
             assert isinstance(context, OrtContext)
-            kv_cache = sum(array.nbytes for array in context._kv)
+            kv_cache = sum(array.nbytes for array in context.kv.arrays)
             assert kv_cache == width * 2 * 6 * 2 * LENGTH * 32
             step(context, parts.rows, IDS[:9], 0, 1, 40)
             assert context.nbytes == kv_cache * 9 // LENGTH  # in this process, where pages are read
@@ -181,7 +181,7 @@ def test_a_step_that_failed_can_be_tried_again(
         context = backend.open_context(LENGTH)
         all_logits(context, rows, [6])
         assert isinstance(context, OrtContext)
-        failing, real = context._graphs[graph], BoundSession.run
+        failing, real = context._graphs.graphs[graph], BoundSession.run
 
         def run(bound: BoundSession) -> None:
             if bound is failing:
@@ -203,7 +203,7 @@ def test_logits_that_are_not_numbers_are_refused() -> None:
         context = backend.open_context(LENGTH)
         all_logits(context, rows, [3])
         assert isinstance(context, OrtContext)
-        keys = context._kv[0]
+        keys = context.kv.arrays[0]
         keys.write(np.full(keys.shape, np.nan, np.float32))
         for top in (0, 5):
             with pytest.raises(NotFiniteError, match="at position 3"):

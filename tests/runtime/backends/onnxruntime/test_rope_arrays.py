@@ -12,7 +12,7 @@ from configs import config
 from device_parts import on_device
 
 from stem_edge.layers import LayerKind
-from stem_edge.runtime.backends.onnxruntime.backend import OrtContext
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.rope_arrays import BLOCK, RopeArrays, padded_ropes
@@ -49,11 +49,11 @@ def test_little_is_computed_for_a_short_text_in_a_long_context() -> None:
 def test_contexts_share_them_unless_one_is_longer() -> None:
     with on_device("fp32") as parts:
         contexts = [parts.backend.open_context(length) for length in (32, 16, 64, 32)]
-        ropes = [context._ropes for context in contexts if isinstance(context, OrtContext)]
+        ropes = [context._graphs.ropes for context in contexts if isinstance(context, OrtContext)]
         assert ropes[0] is ropes[1] and ropes[2] is ropes[3] and ropes[1] is not ropes[2]
         held = parts.memory.nbytes
         short = sum(array.nbytes for array in ropes[0]._arrays.values())
-        kv = sum(array.nbytes for context in contexts[:2] for array in context._kv)  # type: ignore[attr-defined]
+        kv = sum(array.nbytes for context in contexts[:2] for array in context.kv.arrays)  # type: ignore[attr-defined]
         del contexts[:2], ropes
         gc.collect()
         parts.memory.collect()

@@ -1,0 +1,82 @@
+"""Sequences that decode together on the CPU, each in its place of arrays that they share.
+
+A step of the sequences in places first..first+n-1 binds that part of the arrays, so nothing is
+copied; it is bound again when first or n change. Matrices are read once for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.graph import names as io
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
+from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext
+from stem_edge.runtime.backends.onnxruntime.kv_arrays import KvArrays
+from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+
+
+class OrtBatch(BackendBatch):
+    """Places for `size` sequences of up to `length` tokens; memory is taken as they fill.
+
+    Raises OutOfMemoryError.
+    """
+
+    copies = True
+
+    def __init__(self, backend: OrtBackend, size: int, length: int) -> None:
+        self._size, self._kv = size, KvArrays(backend, size, length)
+        self._graphs = BoundGraphs(backend, length, without=(io.PREFILL,))
+        self._windows: list[KvWindow] = []  # of each sequence
+        self._filled: list[int] = []  # tokens of each sequence
+        self._bound = (0, 0)  # first and number of the sequences whose arrays are bound
+
+    def join(self, context: BackendContext, tokens: int) -> None:
+        place = len(self._filled)
+        if not isinstance(context, OrtContext) or place == self._size or tokens > self._kv.length:
+            raise ValueError(
+                f"{tokens} tokens of a {type(context).__name__} are to join {place} sequences; "
+                f"expected up to {self._kv.length} of an OrtContext, and {self._size} sequences"
+            )
+        self._kv.copy(place, context.kv, 0, tokens, context.window.dropped)
+        window = self._kv.window(place)
+        window.follow(context.window)
+        self._windows.append(window)
+        self._filled.append(tokens)
+
+    def leave(self, place: int) -> None:
+        last, tokens = len(self._filled) - 1, self._filled[-1]
+        if place < last:
+            self._kv.copy(place, self._kv, last, tokens, self._windows[last].dropped)
+            self._windows[place].follow(self._windows[last])
+            self._filled[place] = tokens
+        self._windows.pop()
+        self._filled.pop()
+        self._kv.free(last)
+
+    def begin(
+        self, first: int, token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+    ) -> None:
+        count = len(token_ids)
+        self._bind(first, count)
+        dropped = []
+        for place, position in enumerate(positions.tolist(), first):
+            dropped.append(self._windows[place].make_room(position, 1))
+            self._filled[place] = position + 1
+        self._graphs.begin(token_ids[:, None], positions[:, None], dropped)
+
+    def finish(self, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
+        return self._graphs.finish(slot_ids[:, None], 1)
+
+    def _bind(self, first: int, count: int) -> None:
+        if self._bound != (first, count):
+            self._bound = (0, 0)  # so that the next step binds anew if this fails
+            self._graphs.bind(self._kv.part(first, count))
+            self._bound = first, count

@@ -1,0 +1,160 @@
+"""The graphs of a backbone over memory that is bound once, for a context or a batch.
+
+Hidden states, rows and logits lie where the graphs compute. Arrays sized by sequences and tokens of
+a step are bound again when these change, which they seldom do while decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from stem_edge.graph import names as io
+from stem_edge.numerics.quantize import F32, I64
+from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.output import Output
+from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    BoundSession,
+    onnxruntime_errors,
+)
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+
+
+from_numpy = ort.OrtValue.ortvalue_from_numpy
+
+
+class Shape(NamedTuple):
+    """What the bound hidden states are for."""
+
+    sequences: int = 0
+    tokens: int = 0  # of each
+    prefill: bool = False  # by the graph for prompts
+
+
+class BoundGraphs:
+    """Runs steps of up to `length` tokens of context. Raises OutOfMemoryError.
+
+    without: names of graphs that are not wanted.
+    """
+
+    def __init__(self, backend: OrtBackend, length: int, *, without: Collection[str] = ()) -> None:
+        self._memory, self._dtype = backend.memory, backend.dtype
+        self._width, self._vocab_size = backend.config.hidden_width, backend.config.vocab_size
+        self.graphs = {
+            name: BoundSession(session, in_place=backend.on_cpu)
+            for name, session in backend.sessions.items()
+            if name not in without
+        }
+        if isinstance(backend.slots, DeviceSlots):
+            self.bind(backend.slots.inputs())
+        elif backend.slots is not None:
+            self.bind({name: from_numpy(rows) for name, rows in backend.slots.inputs().items()})
+        self.ropes = backend.ropes(length)
+        self.bind(self.ropes.values())
+        self._output = Output(self.graphs, backend)
+        self.shape = Shape()
+        self._at = ""  # where the step is, for messages
+
+    def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
+        """Bind inputs and outputs in all graphs that have them."""
+        for graph in self.graphs.values():
+            graph.bind(values)
+
+    def begin(
+        self,
+        token_ids: I64,
+        positions: I64,
+        dropped: Sequence[int],
+        *,
+        prefill: bool = False,
+    ) -> None:
+        """Start a step of ids [B, T] at positions [B, T], with the layers before any row.
+
+        dropped [B]: of each sequence's first tokens, how many have left the windows.
+        """
+        (sequences, count), prefill = token_ids.shape, prefill and io.PREFILL in self.graphs
+        shape = Shape(sequences, count, prefill)
+        if shape != self.shape:
+            self.allocate(shape)
+        self._at = ", ".join(map(str, positions[:, 0]))
+        self._token_ids[...], self._positions[...] = token_ids, positions
+        ends = positions[:, -1] + 1
+        self.ropes.fill(int(ends.max()))
+        self._lengths[""].write(ends)
+        self._lengths[io.WINDOW].write(ends - dropped)
+        for name in self._before_rows:
+            self._run(name)
+
+    def finish(self, slot_ids: npt.NDArray[np.integer[Any]], wanted: int, top: int = 0) -> F32:
+        """Complete the step; return logits [B * wanted, V] of the last tokens of each sequence."""
+        self._slot_ids[...] = slot_ids
+        for name in self._after_rows:
+            self._run(name)
+        if not wanted:
+            return np.empty((0, self._vocab_size), np.float32)
+        self._output.bind(*self.shape[:2], wanted, top)
+        with onnxruntime_errors(self._doing(io.HEAD)):
+            self._output.run()
+        return self._output.logits(self._positions[:, -wanted:].ravel().tolist())
+
+    def allocate(self, shape: Shape) -> None:
+        """Bind hidden states for such steps, an array for each graph's output."""
+        names = [io.EMBED, *self._layers(shape.prefill)]
+        size = (shape.sequences, shape.tokens, self._width)
+        what = f"the hidden states of {shape.sequences * shape.tokens:,} tokens"
+        # Allocate all before binding any, so that nothing has changed if memory runs out.
+        values = [self._memory.empty(size, self._dtype, what).value() for _ in names]
+        self.shape = Shape()
+        self._output.forget()
+        last = io.REST if io.REST in self.graphs else io.HEAD
+        for name, value, following in zip(names, values, [*names[1:], last], strict=True):
+            self.graphs[name].bind({io.NEW + io.HIDDEN: value})
+            self.graphs[following].bind({io.HIDDEN: value})
+        if last == io.REST:
+            self.graphs[last].bind({io.EMBEDDED: values[0]})
+        self._feed_step(shape)
+        self._before_rows = [name for name in names if name in (io.EMBED, io.EARLY)]
+        self._after_rows = names[len(self._before_rows) :]
+        self.shape = shape
+
+    def _layers(self, prefill: bool) -> list[str]:
+        return [io.PREFILL] if prefill else [n for n in (io.EARLY, io.LATE) if n in self.graphs]
+
+    def _feed_step(self, shape: Shape) -> None:
+        arrays = np.zeros((3, shape.sequences, shape.tokens), np.int64)
+        self._token_ids, self._slot_ids, self._positions = arrays
+        self._feed({io.TOKEN_IDS: self._token_ids, io.SLOT_IDS: self._slot_ids})
+        self._feed({io.POSITIONS: self._positions})
+        self._lengths = {prefix: _Lengths(shape.sequences) for prefix in ("", io.WINDOW)}
+        for prefix, lengths in self._lengths.items():
+            self._feed(lengths.inputs(prefix))
+
+    def _feed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        for graph in self.graphs.values():
+            graph.feed(arrays)
+
+    def _run(self, name: str) -> None:
+        with onnxruntime_errors(self._doing(name)):
+            self.graphs[name].run()
+
+    def _doing(self, name: str) -> str:
+        return f"for the backbone ({name}) at position {self._at}"
+
+
+class _Lengths:
+    """Inputs that say how many rows of the KV cache are filled, those of the step included."""
+
+    def __init__(self, sequences: int) -> None:
+        self._seqlens_k, self._total = np.zeros(sequences, np.int32), np.zeros((), np.int32)
+
+    def inputs(self, prefix: str) -> dict[str, npt.NDArray[np.int32]]:
+        return {prefix + io.SEQLENS_K: self._seqlens_k, prefix + io.TOTAL_LENGTH: self._total}
+
+    def write(self, rows: I64) -> None:
+        self._seqlens_k[...], self._total[...] = rows - 1, rows.max()
