@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from stem_edge.layers import LinearRope, Llama3Rope, ProportionalRope, Rope, YarnRope
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, I64
 
 
 def rope_tables(rope: Rope, positions: int, start: int = 0) -> tuple[F32, F32]:
@@ -16,9 +16,13 @@ def rope_tables(rope: Rope, positions: int, start: int = 0) -> tuple[F32, F32]:
     Computed in float32 throughout, as trainers do, because at large positions the rounding of the
     angle is part of what the model was trained with.
     """
+    return rope_tables_at(rope, np.arange(start, positions))
+
+
+def rope_tables_at(rope: Rope, positions: I64) -> tuple[F32, F32]:
+    """Return what rope_tables returns, [T, head_dim / 2], of positions [T] in any order."""
     frequencies, factor = rope_frequencies(rope)
-    places = np.arange(start, positions, dtype=np.float32)
-    angles = np.outer(places, frequencies).astype(np.float32)
+    angles = np.outer(positions.astype(np.float32), frequencies).astype(np.float32)
     return np.cos(angles) * factor, np.sin(angles) * factor
 
 

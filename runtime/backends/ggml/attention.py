@@ -4,27 +4,59 @@ from __future__ import annotations
 
 import math
 
-from stem_edge.ggml.library import ROPE_HALVES, ROPE_PAIRS
-from stem_edge.runtime.backends.ggml.graph import Tensor
-from stem_edge.runtime.backends.ggml.kv_cache import KvCache
+from stem_edge.config import ModelConfig
+from stem_edge.ggml import types as ggml_types
+from stem_edge.ggml.gguf_schema import ALIGNMENT
+from stem_edge.ggml.library import ROPE_HALVES, ROPE_PAIRS, Ggml
+from stem_edge.ggml.types import TensorType
+from stem_edge.runtime.backends.ggml.graph import Memory, Tensor
 from stem_edge.runtime.backends.ggml.layer import LayerGraph
+from stem_edge.system.memory import page_aligned
 
 
-def attention(layer: LayerGraph, x: Tensor, kv: KvCache) -> Tensor:
+def attention(layer: LayerGraph, x: Tensor) -> Tensor:
     """Return attention over x [dim, T], already normed, as [dim, T].
 
     A layer that borrows keys and values reads those that its lender has stored in this step.
     """
-    graph, config, own = layer.graph, layer.config, layer.shape
+    config, own, sequences = layer.config, layer.shape, layer.inputs.sequences
     if own.kv_layer == layer.number:
-        _store(layer, kv.keys[layer.number], _rotated(layer, "k", x, own.n_kv_heads))
-        _store(layer, kv.values[layer.number], _values(layer, x))
-    q = graph.op("permute", _rotated(layer, "q", x, config.n_heads), 0, 2, 1, 3)
-    keys, values = (_stored(layer, all, kv) for all in (kv.keys, kv.values))
-    mask, scale = layer.inputs.cells[own.window].mask, config.attention_scale or own.head_dim**-0.5
-    mixed = graph.op("flash_attn_ext", q, keys, values, mask, scale, 0.0, 0.0)
-    width, count = config.n_heads * own.head_dim, layer.inputs.count
-    return layer.product("wo", graph.op("reshape_2d", mixed, width, count))
+        keys, values = _rotated(layer, "k", x, own.n_kv_heads), _values(layer, x)
+        for number, one in enumerate(sequences):
+            _store(layer, number, one.kv.keys[layer.number], keys)
+            _store(layer, number, one.kv.values[layer.number], values)
+    q = _rotated(layer, "q", x, config.n_heads)
+    mixed = [_mixed(layer, number, q) for number in range(len(sequences))]
+    return layer.product("wo", _gathered(layer, mixed))
+
+
+def mixed_memory(ggml: Ggml, config: ModelConfig, count: int) -> Memory:
+    """Return memory for the attention of `count` sequences in any layer."""
+    widest = max(config.n_heads * layer.head_dim for layer in config.layers)
+    return Memory(ggml, page_aligned((count * _line_nbytes(widest),)))
+
+
+def _line_nbytes(width: int) -> int:
+    return -(-width * ggml_types.F32.nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _gathered(layer: LayerGraph, mixed: list[Tensor]) -> Tensor:
+    """Return attention of all sequences [n_heads * head_dim, T].
+
+    Those of several are computed beside each other in memory of ours, which saves copying them.
+    """
+    graph, count, memory = layer.graph, layer.inputs.count, layer.inputs.mixed
+    width = layer.config.n_heads * layer.shape.head_dim
+    if memory is None:
+        return graph.op("reshape_2d", mixed[0], width, count)
+    line = _line_nbytes(width)
+    for number, one in enumerate(mixed):
+        memory.place(one, number * line)
+        # Must be emitted first: what reads the memory does not depend on what writes it.
+        graph.emit(one)
+    lines = graph.arena.tensor(ggml_types.F32, line // ggml_types.F32.nbytes, count)
+    memory.place(lines)
+    return graph.op("view_2d", lines, width, count, line, 0)
 
 
 def _rotated(layer: LayerGraph, part: str, x: Tensor, heads: int) -> Tensor:
@@ -59,19 +91,36 @@ def _heads(layer: LayerGraph, x: Tensor, heads: int) -> Tensor:
     return layer.graph.op("reshape_3d", x, layer.shape.head_dim, heads, layer.inputs.count)
 
 
-def _store(layer: LayerGraph, cache: Tensor, new: Tensor) -> None:
-    """Store keys or values of all heads in the tokens' own cells."""
+def _store(layer: LayerGraph, number: int, cache: Tensor, new: Tensor) -> None:
+    """Store keys or values of all heads in the cells of the tokens of one sequence."""
     graph, own, inputs = layer.graph, layer.shape, layer.inputs
-    new = graph.op("reshape_2d", new, own.n_kv_heads * own.head_dim, inputs.count)
+    width, each = own.n_kv_heads * own.head_dim, inputs.count // len(inputs.sequences)
+    new = graph.columns(new, ggml_types.F32, width, number * each, each)
+    cells = inputs.sequences[number].cells[own.window].own
     # Must be emitted first: attention reads the cache itself, not the result of set_rows, so no
     # dependency orders the two.
-    graph.emit(graph.op("set_rows", cache, new, inputs.cells[own.window].own))
+    graph.emit(graph.op("set_rows", cache, new, cells))
 
 
-def _stored(layer: LayerGraph, caches: list[Tensor], kv: KvCache) -> Tensor:
-    """Return keys or values [head_dim, cells, n_kv_heads] of all cells that are attended to."""
+def _mixed(layer: LayerGraph, number: int, q: Tensor) -> Tensor:
+    """Return attention of the tokens of one sequence as [head_dim, n_heads, tokens]."""
+    graph, config, own, inputs = layer.graph, layer.config, layer.shape, layer.inputs
+    one, each = inputs.sequences[number], inputs.count // len(inputs.sequences)
+    head = own.head_dim * ggml_types.F32.nbytes
+    token = head * config.n_heads
+    place = number * each * token
+    q = graph.op("view_3d", q, own.head_dim, each, config.n_heads, token, head, place)
+    cells, scale = one.cells[own.window], config.attention_scale or own.head_dim**-0.5
+    keys, values = (
+        _stored(layer, caches[own.kv_layer], one.kv.type, cells.count)
+        for caches in (one.kv.keys, one.kv.values)
+    )
+    return graph.op("flash_attn_ext", q, keys, values, cells.mask, scale, 0.0, 0.0)
+
+
+def _stored(layer: LayerGraph, cache: Tensor, kind: TensorType, cells: int) -> Tensor:
+    """Return keys or values [head_dim, cells, n_kv_heads] of the cells that are attended to."""
     own = layer.shape
-    head = kv.type.row_nbytes(own.head_dim)
-    sizes = (own.head_dim, layer.inputs.cells[own.window].count, own.n_kv_heads)
-    strides = (head * own.n_kv_heads, head)
-    return layer.graph.op("view_3d", caches[own.kv_layer], *sizes, *strides, 0)
+    head = kind.row_nbytes(own.head_dim)
+    sizes, strides = (own.head_dim, cells, own.n_kv_heads), (head * own.n_kv_heads, head)
+    return layer.graph.op("view_3d", cache, *sizes, *strides, 0)

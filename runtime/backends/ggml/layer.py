@@ -6,13 +6,14 @@ Sizes are in ggml's order, innermost first: hidden states are [dim, T].
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stem_edge.config import ModelConfig
 from stem_edge.ggml import types as ggml_types
 from stem_edge.layers import Rope
-from stem_edge.runtime.backends.ggml.graph import Graph, Tensor
+from stem_edge.runtime.backends.ggml.graph import Graph, Memory, Tensor
+from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.ggml.weights import Weights
 
 # GELU in its tanh form: x times the logistic function of LINEAR (x + CUBIC x^3).
@@ -21,11 +22,19 @@ LINEAR, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells of the KV cache that T tokens attend to, in layers with one window."""
+    """Cells of a KV cache that T tokens attend to, in layers with one window."""
 
     count: int
     own: Tensor  # I64 [T]: where keys and values of these tokens go
     mask: Tensor  # F16 [count, T]: 0 or -inf
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Keys and values of a sequence that its tokens attend to."""
+
+    kv: KvCache
+    cells: Mapping[int, Cells]  # window -> cells
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,8 @@ class LayerInputs:
 
     count: int  # T
     ones: Tensor  # I32 [T]
-    cells: Mapping[int, Cells]  # window -> cells
+    sequences: Sequence[Attended]  # one that all tokens belong to, or T
+    mixed: Memory | None  # where attention of several sequences is gathered
     slot_ids: Tensor | None  # I32 [T]; None before the first STEM layer
     turns: Mapping[Rope, tuple[Tensor, Tensor]]  # F32 [head_dim, T]: cosines and sines
     embedded: Tensor  # F32 [dim, T]: hidden states before the model's first layer
@@ -42,6 +52,8 @@ class LayerInputs:
     def last(self, graph: Graph, dim: int, count: int) -> LayerInputs:
         """Return the inputs of the last tokens alone, for layers that store no keys and values."""
         skipped = self.count - count
+        if not skipped:
+            return self
 
         def ids(tensor: Tensor) -> Tensor:
             return graph.op("view_1d", tensor, count, skipped * ggml_types.I32.nbytes)
@@ -49,17 +61,18 @@ class LayerInputs:
         def last(tensor: Tensor, width: int) -> Tensor:
             return graph.columns(tensor, ggml_types.F32, width, skipped, count)
 
+        (sequence,) = self.sequences  # because all tokens of several have logits
         cells = {
             window: replace(
                 one, mask=graph.columns(one.mask, ggml_types.F16, one.count, skipped, count)
             )
-            for window, one in self.cells.items()
+            for window, one in sequence.cells.items()
         }
         return replace(
             self,
             count=count,
             ones=ids(self.ones),
-            cells=cells,
+            sequences=[replace(sequence, cells=cells)],
             turns={
                 rope: (last(cos, rope.width), last(sin, rope.width))
                 for rope, (cos, sin) in self.turns.items()

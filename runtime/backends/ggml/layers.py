@@ -9,7 +9,6 @@ from stem_edge.config import ModelConfig
 from stem_edge.runtime.backends.ggml.attention import attention
 from stem_edge.runtime.backends.ggml.ffn import ffn, ple
 from stem_edge.runtime.backends.ggml.graph import Graph, Tensor
-from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.ggml.layer import LayerGraph, rms_norm
 from stem_edge.runtime.backends.ggml.weights import Weights
 
@@ -20,10 +19,10 @@ def emit_embedding(graph: Graph, config: ModelConfig, weights: Weights, ids: Ten
     return x if config.embedding_scale == 1 else graph.op("scale", x, config.embedding_scale)
 
 
-def emit_layer(layer: LayerGraph, weights: Weights, x: Tensor, kv: KvCache) -> Tensor:
+def emit_layer(layer: LayerGraph, weights: Weights, x: Tensor) -> Tensor:
     """Return x [dim, T] after a layer."""
     graph, config = layer.graph, layer.config
-    mixed = attention(layer, layer.norm("attention_norm", x), kv)
+    mixed = attention(layer, layer.norm("attention_norm", x))
     x = graph.op("add", x, layer.post_norm("attention_post_norm", mixed))
     result = ffn(layer, layer.norm("ffn_norm", x))
     x = graph.op("add", x, layer.post_norm("ffn_post_norm", result))

@@ -32,8 +32,9 @@ from stem_edge.layers import LayerKind, Llama3Rope, ProportionalRope
 from stem_edge.numerics.matrix import ArrayMatrix, IndexedMatrix
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
-from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel
+from stem_edge.runtime.backends.ggml.backend import GgmlBackend
 from stem_edge.runtime.backends.ggml.graph import Columns, Graph, Scratch
+from stem_edge.runtime.backends.ggml.model import GgmlModel
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import can_repack
 from stem_edge.system.child import limit_this_process

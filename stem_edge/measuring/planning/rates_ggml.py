@@ -35,8 +35,9 @@ from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.graph.kv import KvType
 from stem_edge.measuring.planning.timing import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
-from stem_edge.runtime.backends.ggml.backend import GgmlBackend, GgmlModel
+from stem_edge.runtime.backends.ggml.backend import GgmlBackend
 from stem_edge.runtime.backends.ggml.graph import Arena, Graph, Memory, Processor, Scratch, Tensor
+from stem_edge.runtime.backends.ggml.model import GgmlModel
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import RepackedMemory
 from stem_edge.runtime.backends.interface import LEAST_CHUNK

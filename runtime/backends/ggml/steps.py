@@ -1,0 +1,239 @@
+"""Steps of one sequence or several, on graphs that serve as long as their shape stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.ggml import types as ggml_types
+from stem_edge.graph.names import EARLY, LATE, REST, layer_graphs
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.rope import rope_tables_at
+from stem_edge.runtime.backends.ggml.attention import mixed_memory
+from stem_edge.runtime.backends.ggml.graph import Columns, Graph, Scratch, Tensor
+from stem_edge.runtime.backends.ggml.kv_cache import KvCache
+from stem_edge.runtime.backends.ggml.layer import Attended, Cells, LayerGraph, LayerInputs
+from stem_edge.runtime.backends.ggml.layers import emit_embedding, emit_head, emit_layer
+from stem_edge.runtime.backends.ggml.model import GgmlModel
+from stem_edge.runtime.backends.interface import check_logits
+
+OPERATORS_AROUND = 64
+OPERATORS_PER_LAYER, OPERATORS_PER_CACHE = 96, 16  # of a layer; of each sequence in it
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A graph with its inputs and outputs."""
+
+    graph: Graph
+    token_ids: Tensor | None
+    inputs: LayerInputs
+    logits: Columns | None
+
+
+class Steps:
+    """Runs steps of tokens of one sequence, or of one token of each of several.
+
+    A step is one `begin` and one `finish`, and can be tried again, as BackendContext says.
+    """
+
+    def __init__(self, model: GgmlModel) -> None:
+        self._model, self._config = model, model.config
+        self._layers = layer_graphs(self._config)
+        self.rest()
+
+    def rest(self) -> None:
+        """Free the memory of steps; the next one takes it again."""
+        self.forget()  # first, because graphs point into what is freed
+        self.scratch = Scratch(self._model.ggml)
+        self._hidden = Columns(self._model.ggml, self._config.dim, 0)
+
+    def forget(self) -> None:
+        """Forget all graphs, and the caches that they attend to."""
+        # (before the first row, of a prompt, caches) -> the last shape and its graph
+        self._graphs: dict[tuple[object, ...], tuple[tuple[int, ...], _Step]] = {}
+        self._caches: Sequence[KvCache] = ()
+
+    def begin(
+        self,
+        caches: Sequence[KvCache],
+        token_ids: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+    ) -> None:
+        """Start a step of ids [T] at positions [T]: of consecutive tokens of one cache, or of T."""
+        for kv, places in zip(caches, positions.reshape(len(caches), -1), strict=True):
+            kv.make_room(int(places[0]), len(places))
+        self._caches, self._positions, self._count = caches, positions, len(positions)
+        if self._count > self._hidden.count:
+            self._graphs.clear()  # first, because these graphs point into the hidden states
+            self._hidden = Columns(self._model.ggml, self._config.dim, self._count)
+        step = self._step(0, early=True)
+        if step.token_ids is not None:
+            step.graph.set(step.token_ids, token_ids.astype(np.int32))
+        self._run(step, None)
+
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
+        """Complete the step with rows in slots [T]; return logits [logits, V] of the last tokens."""
+        result = None
+        if logits or LATE in self._layers:
+            step = self._step(logits, early=False)
+            self._run(step, slot_ids)
+            result = step.logits
+        for kv, places in zip(self._caches, self._places, strict=True):
+            kv.fill(int(places[-1]) + 1)
+        if result is None:
+            return np.empty((0, self._config.vocab_size), np.float32)
+        for line, position in zip(result.values, self._positions[-logits:].tolist(), strict=True):
+            check_logits(line[None], position)
+        return _capped(result.values, self._config.logit_softcap)
+
+    @property
+    def _places(self) -> npt.NDArray[np.int64]:
+        """Positions [sequences, tokens of each]."""
+        return self._positions.reshape(len(self._caches), -1)
+
+    def _run(self, step: _Step, slot_ids: npt.NDArray[np.int32] | None) -> None:
+        inputs, graph = step.inputs, step.graph
+        graph.set(inputs.ones, np.ones(self._count, np.int32))
+        for one, positions in zip(inputs.sequences, self._places, strict=True):
+            for window, cells in one.cells.items():
+                ring = one.kv.rings[window]
+                graph.set(cells.own, positions % ring.capacity)
+                graph.set(cells.mask, ring.mask(positions, cells.count))
+        for rope, turns in inputs.turns.items():
+            tables = rope_tables_at(rope, self._positions)
+            for tensor, table in zip(turns, tables, strict=True):
+                graph.set(tensor, self._spread(table))
+        if inputs.slot_ids is not None and slot_ids is not None:
+            graph.set(inputs.slot_ids, np.ascontiguousarray(slot_ids, np.int32))
+        graph.run()
+
+    def _spread(self, table: F32) -> F32:
+        """Return a RoPE table [T, head_dim / 2] with a value for each member of a pair."""
+        if self._config.rope_interleaved:
+            return np.repeat(table, 2, axis=1)
+        return np.tile(table, (1, 2))
+
+    def _step(self, logits: int, *, early: bool) -> _Step:
+        """Return the graph for the step's shape, which often is that of the previous step."""
+        ends = (self._places[:, -1] + 1).tolist()
+        cells = [
+            {window: ring.attended(end) for window, ring in kv.rings.items()}
+            for kv, end in zip(self._caches, ends, strict=True)
+        ]
+        shape = (self._count, logits, *(count for one in cells for count in one.values()))
+        kind = (early, self._count > len(self._caches), *self._caches)
+        known = self._graphs.get(kind)
+        if known is not None and known[0] == shape:
+            return known[1]
+        step = self._build_early(cells) if early else self._build_late(cells, logits)
+        # Forget the other graphs first, because an interrupt inside place, which may move the
+        # scratch memory, must not leave graphs that point into the old one.
+        others, self._graphs = self._graphs, {}
+        if not self.scratch.place(step.graph):
+            self._graphs = others
+        self._graphs[kind] = (shape, step)
+        return step
+
+    def _build_early(self, cells: Sequence[dict[int, int]]) -> _Step:
+        """Build the graph from token ids to the hidden states before the first row."""
+        model, layers = self._model, self._layers.get(EARLY, range(0))
+        graph = self._graph(layers)
+        hidden = self._hidden.tensor(graph, self._count)
+        token_ids = graph.input(ggml_types.I32, self._count)
+        inputs = self._inputs(graph, layers, cells, hidden, rows=False)
+        x = emit_embedding(graph, self._config, model.weights, token_ids)
+        x = self._emit(graph, layers, inputs, x)
+        graph.emit(graph.op("cpy", x, hidden))
+        return _Step(graph, token_ids, inputs, None)
+
+    def _build_late(self, cells: Sequence[dict[int, int]], logits: int) -> _Step:
+        """Build the graph from these hidden states to the logits of the last tokens.
+
+        Without logits it only stores keys and values.
+        """
+        late, rest = (self._layers.get(name, range(0)) for name in (LATE, REST))
+        layers = [*late, *(rest if logits else ())]
+        graph = self._graph(layers)
+        hidden = self._hidden.tensor(graph, self._count)
+        inputs = self._inputs(graph, layers, cells, hidden)
+        x = self._emit(graph, late, inputs, hidden)
+        if not logits:
+            return _Step(graph, None, inputs, None)
+        skipped, dim = self._count - logits, self._config.dim
+        x = graph.columns(x, ggml_types.F32, dim, skipped, logits)
+        if rest:
+            x = self._emit(graph, rest, inputs.last(graph, dim, logits), x)
+        return _Step(graph, None, inputs, self._emit_logits(graph, x, logits))
+
+    def _graph(self, layers: Sequence[int]) -> Graph:
+        per_layer = OPERATORS_PER_LAYER + OPERATORS_PER_CACHE * len(self._caches)
+        return Graph(self._model.processor, per_layer * len(layers) + OPERATORS_AROUND)
+
+    def _emit(self, graph: Graph, layers: range, inputs: LayerInputs, x: Tensor) -> Tensor:
+        """Return x [dim, T] after these layers."""
+        model = self._model
+        for number in layers:
+            slots = model.slots.get(number, [])
+            layer = LayerGraph(graph, self._config, model.weights, number, slots, inputs)
+            x = emit_layer(layer, model.weights, x)
+        return x
+
+    def _emit_logits(self, graph: Graph, x: Tensor, count: int) -> Columns:
+        """Add the head over x [dim, count]."""
+        logits = emit_head(graph, self._config, self._model.weights, x, count)
+        result = Columns(graph.ggml, self._config.vocab_size, count)
+        result.take(logits)
+        graph.emit(logits)
+        return result
+
+    def _inputs(
+        self,
+        graph: Graph,
+        layers: Sequence[int],
+        cells: Sequence[dict[int, int]],
+        embedded: Tensor,
+        *,
+        rows: bool = True,
+    ) -> LayerInputs:
+        count, described = self._count, [self._config.layer(number) for number in layers]
+        windows = sorted({layer.window for layer in described})
+        ropes = {layer.rope: (ggml_types.F32, layer.rope.width, count) for layer in described}
+        takes_rows = rows and bool(self._model.slots)
+        return LayerInputs(
+            count=count,
+            ones=graph.input(ggml_types.I32, count),
+            sequences=[
+                Attended(kv, {w: _cells(graph, one[w], count // len(cells)) for w in windows})
+                for kv, one in zip(self._caches, cells, strict=True)
+            ],
+            mixed=mixed_memory(graph.ggml, self._config, count) if len(cells) > 1 else None,
+            slot_ids=graph.input(ggml_types.I32, count) if takes_rows else None,
+            turns={
+                rope: (graph.input(*shape), graph.input(*shape)) for rope, shape in ropes.items()
+            },
+            embedded=embedded,
+        )
+
+
+def _cells(graph: Graph, attended: int, tokens: int) -> Cells:
+    """Return inputs for the cells that some tokens of a sequence attend to."""
+    return Cells(
+        attended,
+        own=graph.input(ggml_types.I64, tokens),
+        mask=graph.input(ggml_types.F16, attended, tokens),
+    )
+
+
+def _capped(logits: F32, cap: float) -> F32:
+    """Apply a soft cap in place, if there is one.
+
+    Not by ggml, whose tanh takes milliseconds for a vocabulary; numpy's takes a fraction of one.
+    """
+    if cap:
+        np.divide(logits, np.float32(cap), out=logits)
+        np.multiply(np.tanh(logits, out=logits), np.float32(cap), out=logits)
+    return logits
