@@ -200,8 +200,8 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                 yield number, self.model.generate_text(prompt, params)
             return
         texts, prompts = [""] * len(jobs), [prompt for prompt, _ in jobs]
-        params = [params for _, params in jobs]
-        many = self.model.generate_many(prompts, params, sequences=self._sequences)
+        every = [params for _, params in jobs]
+        many = self.model.generate_many(prompts, every, sequences=self._sequences)
         with closing(many):
             for number, chunk in many:
                 if chunk.error is not None:
