@@ -71,8 +71,8 @@ def bench_sequences(
 ) -> CaseReport:
     """Measure a bundle with several numbers of sequences, beside one.
 
-    counts: numbers of sequences. prompt_tokens, new_tokens: of each (default: 128 and 64), the
-    latter while all decode. A text that is too short for all is taken several times. The other
+    counts: numbers of sequences. prompt_tokens, new_tokens: of each, the latter while all decode
+    (default: 128 and 64, or a quarter and an eighth of a short context). A text that is too short for all is taken several times. The other
     arguments are those of stem_edge.measuring.bench.bench.
 
     Raises InputError, BackendError, and what loading raises.
@@ -81,10 +81,20 @@ def bench_sequences(
     wanted = sorted({1, *counts})
     if wanted[0] < 1:
         raise InputError(f"sequences has {wanted[0]}; expected numbers from 1 on")
-    prompt, new, most = prompt_tokens or PROMPT_TOKENS, new_tokens or NEW_TOKENS, wanted[-1]
-    tokens, source = prompt + max(lengths(most, prompt, new)), source_of(text)
+    longest, most = given.context_length or opened.manifest.model.max_context, wanted[-1]
+    prompt = min(PROMPT_TOKENS, longest // 4) if prompt_tokens is None else prompt_tokens
+    new = min(NEW_TOKENS, longest // 8) if new_tokens is None else new_tokens
+    tokens = prompt + max(lengths(most, prompt, new))
+    if prompt < 1 or new < 2 or tokens > longest:
+        raise InputError(
+            f"{most} sequences with prompts of {prompt} tokens and {new} new ones together take "
+            f"contexts of {tokens}; expected at most {longest}, prompts of 1 or more, and 2 or more "
+            "new ones: change --prompt-tokens and --new-tokens"
+        )
     settings = replace(
-        settings_of(opened, given, source, tokens, rounds), prompt_tokens=prompt, new_tokens=new
+        settings_of(opened, given, source_of(text), tokens, rounds),
+        prompt_tokens=prompt,
+        new_tokens=new,
     )
     ids = read_ids(DEFAULT_TEXT if text is None else Path(text), opened)
     try:
@@ -99,8 +109,11 @@ def bench_sequences(
 
 def _many(subject: Subject, most: int) -> Subject:
     """Return a subject that is loaded for so many sequences."""
-    own = {"each": True, "unified": False} if subject.kind == "llama.cpp" else {}
-    return replace(subject, options={**own, **subject.options, "sequences": most})
+    if subject.kind == "llama.cpp":
+        own = {"each": True, "unified": False} | subject.options | {"sequences": most}
+    else:  # one more, because a prompt is computed beside the sequences that it joins
+        own = subject.options | {"sequences": most + 1}
+    return replace(subject, options=own)
 
 
 def _run(

@@ -65,7 +65,6 @@ class Key(NamedTuple):
 class Answered(NamedTuple):
     """Answers of one kind in one round, together."""
 
-    tokens: int
     figures: Figures
     own: list[int]  # most probable tokens
 
@@ -147,17 +146,20 @@ def _joined(answers: Sequence[tuple[int, Figures, list[int]]]) -> Answered:
     if drafted:
         figures["accepted_share"] = accepted / drafted
     costs = {name: cost for name, cost in answers[0][1].items() if name.startswith(STEP)}
-    return Answered(tokens, figures | costs, [token for _, _, own in answers for token in own])
+    return Answered(figures | costs, [token for _, _, own in answers for token in own])
 
 
 def _results(found: dict[Key, list[Answered]]) -> Iterator[CaseResult]:
     for key, rounds in found.items():
         plain = found[key._replace(way=PLAIN)]
         each = gathered([answered.figures for answered in rounds])
-        each["different"] = [
-            float(sum(a != b for a, b in zip(ours.own, alone.own, strict=True)))
-            for ours, alone in zip(rounds, plain, strict=True)
-        ]
+        if (
+            len({*plain[0].own}) > 1
+        ):  # otherwise it always prefers the same token, as made models do
+            each["different"] = [
+                float(sum(a != b for a, b in zip(ours.own, alone.own, strict=True)))
+                for ours, alone in zip(rounds, plain, strict=True)
+            ]
         speeds = [answered.figures[RATE] for answered in plain]
         ratios = {PLAIN: Spread.of(quotients(each[RATE], speeds))}
         yield CaseResult(key.subject, key.kind, key.way, medians(each), ratios, each)

@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from installed import DEMO, needs_ggml
 
@@ -16,16 +18,21 @@ import stem_edge
 from stem_edge.bundle.footprint import footprint_of, gguf_footprint
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.main import main
+from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.bench.bench import bench
 from stem_edge.measuring.bench.figures import token_nbytes
 from stem_edge.measuring.bench.measure_report import report_table, to_dict
+from stem_edge.measuring.bench.sequences import bench_sequences, sequences_table
+from stem_edge.measuring.bench.speculation import bench_speculation
 from stem_edge.measuring.planning import rates_ggml
 from stem_edge.measuring.planning.candidates import GGUF_CHOICES
 from stem_edge.measuring.planning.rates import measure_rates
 from stem_edge.measuring.quality.quality import evaluate
+from stem_edge.measuring.run.together import Text, texts_of
+from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.runtime import consistency as runs
 
 Capture = pytest.CaptureFixture[str]
@@ -245,6 +252,87 @@ def test_bench_takes_a_file_that_llama_runs(
         bench(both, against=["llama.cpp=x.gguf"], **few)
     with pytest.raises(BackendError, match="with the same tokenizer"):
         LlamaModel(path, 16, 1).choose([300])
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense model whose rows differ, so that its tokens do."""
+    from stem_edge.measuring.run import engine_llama
+
+    random, noise = engine_llama._random, np.random.default_rng(0)
+
+    def noisy(config: ModelConfig) -> Any:
+        found = random(config)
+        shapes = {name: matrix.shape for name, matrix in found.backbone.items()}
+        drawn = {name: noise.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+        return replace(found, backbone={n: _Noise(0.2 * array) for n, array in drawn.items()})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_llama, "_random", noisy)
+        folder = tmp_path_factory.mktemp("gguf")
+        return engine_llama.make_model(folder, open_bundle(DEMO).manifest.model, "F16", 1)
+
+
+class _Noise(ArrayMatrix):
+    nbytes = 0
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_sequences_of_llama_are_computed_as_alone(gguf: Path, unified: bool) -> None:
+    from stem_edge.measuring.run import llama_steps
+    from stem_edge.measuring.run.engine_llama import LlamaModel
+
+    texts = texts_of(list(range(5, 400)), 3, 20, 5)
+    model = LlamaModel(gguf, 60, 1, exact=True, sequences=3, each=True, unified=unified)
+    found: list[list[int]] = []
+    ran = llama_steps.Steps.run
+
+    def run(steps: llama_steps.Steps, inputs: Any) -> list[int]:
+        found.append(ran(steps, inputs))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llama_steps.Steps, "run", run)
+        together = model.together(texts, 3)
+    assert [len(step) for step in found] == [1, 2, 3, *[3] * 4, 3]
+    assert together.figures()["distinct_rows_per_step"] == 3
+    alone = LlamaModel(gguf, 60, 1, exact=True)
+    for sequence, text in enumerate(texts[:3]):
+        alone.clear()
+        best = [alone.choose(text.prompt), *(alone.choose([token]) for token in text.answer[:4])]
+        steps = found[sequence:7]
+        assert [step[sequence] for step in steps][: len(best)] == best[: len(steps)]
+    alone.clear()
+    assert found[-1][-1] == alone.choose(texts[3].prompt)  # the one that joined
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 10])
+def test_guesses_of_llama(gguf: Path, drafts: int) -> None:
+    from stem_edge.measuring.run.engine_llama import LlamaModel
+
+    words = list(range(10, 30))
+    text = Text([*words, 5, 6], [7, *words[:15], 8, *words[4:7], 9])
+    model = LlamaModel(gguf, 60, 1, exact=True)
+    plain, guessed = model.guess(text, 0), model.guess(text, drafts)
+    assert (plain.drafted, plain.accepted) == (0, 0)
+    assert len(plain.own) == len(text.answer) and guessed.own == plain.own
+    assert len({*plain.own}) > 3
+    assert guessed.drafted > guessed.accepted >= 15 * drafts // (drafts + 1)
+    model.clear()
+    assert plain.own[:2] == [model.choose(text.prompt), model.choose(text.answer[:1])]
+
+
+def test_bench_takes_batches_and_guesses_of_llama(both: Path, tmp_path: Path) -> None:
+    few: dict[str, Any] = {"prompt_tokens": 8, "new_tokens": 4, "rounds": 1, "threads": 1}
+    few |= {"against": ["llama.cpp=Q8_0", "ggml"], "work": tmp_path}
+    found = bench_sequences(both, counts=(2,), **few)
+    assert [(one.subject, one.case) for one in found.results] == [
+        (name, count) for name in ("bundle", "llama.cpp Q8_0", "ggml") for count in "12"
+    ]
+    assert "bundle / llama.cpp Q8_0, 2 sequences: " in sequences_table(found)
+    ways = {(one.subject, one.way) for one in bench_speculation(both, **few).results}
+    llama = {("llama.cpp Q8_0", way) for way in ("plain", "2 guesses", "10 guesses")}
+    assert llama < ways and ("ggml", "speculation") in ways
 
 
 def test_bench_needs_the_backbone_of_what_it_compares(alone: Path) -> None:

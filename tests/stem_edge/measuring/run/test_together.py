@@ -22,7 +22,7 @@ PROMPT = "The capital of France is"
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
-    with stem_edge.load(DEMO, sequences=4, speculate=4) as loaded:
+    with stem_edge.load(DEMO, sequences=5, speculate=4) as loaded:
         loaded.generate_text(
             PROMPT, max_new_tokens=2
         )  # starts its thread, which no test then leaks
