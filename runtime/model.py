@@ -274,7 +274,7 @@ class Model:
         others go on. So does a prompt that generate would refuse, but raises InputError at once if all
         are given as a list, as bad options do.
         """
-        scheduler, edits = self.scheduler(sequences, exact=exact), self._edited()
+        edits = self._edited()
 
         def request(
             prompt: str | Sequence[int],
@@ -288,7 +288,8 @@ class Model:
             params = repeat(params_of(params, options))
         elif options:
             raise InputError("give either params or single options, not both")
-        return run(scheduler, requests(request, prompts, params, stem_ids))
+        found = requests(request, prompts, params, stem_ids)
+        return run(self.scheduler(sequences, exact=exact), found)
 
     def generate_texts(
         self,
