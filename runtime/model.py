@@ -41,8 +41,8 @@ from stem_edge.system.memory import raise_out_of_memory
 class Model:
     """A loaded bundle. Use it as a context manager, or call close().
 
-    Several generations may take turns, in one thread or in many; the memory plan counts the KV cache
-    of one. What it leaves unused keeps prompts, from which later ones that begin alike go on with the
+    Several generations may take turns, in one thread or in many, or decode together (generate_many);
+    the memory plan counts the KV cache of one, or of as many as `load` was told. What is unused of it keeps prompts, from which later ones that begin alike go on with the
     same tokens as without (docs/python.md). A forked process cannot use it. OutOfMemoryError from any
     call leaves it usable.
     """
