@@ -163,7 +163,7 @@ class Recorder:
         if self._stats.new_tokens == 1:
             self._stats.first_token_seconds = time.perf_counter() - self._started
 
-    def decoded(self, seconds: float, records: int = 1) -> None:
+    def decoded(self, seconds: float, *, records: int = 1) -> None:
         """Note the end of a decode step, whose tokens looked up so many distinct records."""
         self._stats.decode_seconds += seconds
         self._stats.decode_steps += 1
