@@ -120,7 +120,7 @@ def sample_tokens(
         started = time.perf_counter()
         found = _verify(engine, context, Step(np.array(tokens), stem_ids, len(tokens)), top)
         seconds = guessing + time.perf_counter() - started
-        record.decoded(seconds, len(set(stem_ids.tolist())), drafted=len(tokens) - 1)
+        record.decoded(seconds, records=len(set(stem_ids.tolist())), drafted=len(tokens) - 1)
 
 
 class Verified(NamedTuple):

@@ -59,8 +59,8 @@ from stem_edge.system.memory import raise_out_of_memory
 class Model:
     """A loaded bundle. Use it as a context manager, or call close().
 
-    Several generations may take turns, in one thread or in many; the memory plan counts the KV cache
-    of one. What it leaves unused keeps prompts, from which later ones that begin alike go on with the
+    Several generations may take turns, in one thread or in many, or decode together (generate_many);
+    the memory plan counts the KV cache of one, or of as many as `load` was told. What is unused of it keeps prompts, from which later ones that begin alike go on with the
     same tokens as without (docs/python.md). A forked process cannot use it. OutOfMemoryError from any
     call leaves it usable.
     """
@@ -293,7 +293,7 @@ class Model:
         others go on. So does a prompt that generate would refuse, but raises InputError at once if all
         are given as a list, as bad options do.
         """
-        scheduler, edits = self.scheduler(sequences, exact=exact), self._edited()
+        edits = self._edited()
 
         def request(
             prompt: str | Sequence[int],
@@ -307,7 +307,8 @@ class Model:
             params = repeat(params_of(params, options))
         elif options:
             raise InputError("give either params or single options, not both")
-        return run(scheduler, requests(request, prompts, params, stem_ids))
+        found = requests(request, prompts, params, stem_ids)
+        return run(self.scheduler(sequences, exact=exact), found)
 
     def generate_texts(
         self,

@@ -168,7 +168,7 @@ class Recorder:
         if self._stats.new_tokens == 1:
             self._stats.first_token_seconds = time.perf_counter() - self._started
 
-    def decoded(self, seconds: float, records: int = 1, *, drafted: int = 0) -> None:
+    def decoded(self, seconds: float, *, records: int = 1, drafted: int = 0) -> None:
         """Note the end of a decode step.
 
         records: distinct ones that its tokens looked up. drafted: tokens that were guesses.

@@ -180,7 +180,8 @@ class Scheduler:
         """Process the last token of each running sequence, and choose the next ones."""
         running, started = list(self._running), time.perf_counter()
         all_logits = self._logits(running, step)
-        self._record.decoded(time.perf_counter() - started, len(set(step.stem_ids.tolist())))
+        records = len(set(step.stem_ids.tolist()))
+        self._record.decoded(time.perf_counter() - started, records=records)
         for request, logits in zip(running, all_logits, strict=True):
             if logits is not None:
                 with self._errors_of(request):
@@ -261,12 +262,13 @@ class Scheduler:
 
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
         """Take a request out, and give back what it holds."""
-        request.end(error)
-        if request is self._prompt:
-            self._prompt = None
-        elif request in self._running:
-            place = self._running.index(request)
+        place = self._running.index(request) if request in self._running else None
+        if place is not None:
             self._batch.leave(place)
-            last = self._running.pop()
-            if place < len(self._running):
-                self._running[place] = last
+        request.end(error)  # before it leaves the lists, from which `close` would end it
+        if place is None:
+            self._prompt = None
+            return
+        last = self._running.pop()
+        if place < len(self._running):
+            self._running[place] = last

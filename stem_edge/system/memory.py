@@ -154,7 +154,10 @@ def _anonymous(nbytes: int) -> mmap.mmap:
 def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn:
     """Raise OutOfMemoryError that says what an allocation was for and what to do."""
     if isinstance(error, OutOfMemoryError):
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # which would hold this frame, and be held by it, with all that it passed
     found = " ".join(str(error).split())
     details = f" ({found})" if found else ""
     raise OutOfMemoryError(f"no memory left {doing}{details}; {advice}") from error

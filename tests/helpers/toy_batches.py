@@ -124,7 +124,7 @@ class Context:
             self.backend.logits(self.ids, slot_ids[at - end], at + 1)
             for at in range(end - logits, end)
         ]
-        return np.array(found, np.float32).reshape(logits, -1)
+        return np.array(found, np.float32).reshape(logits, self.backend.vocab_size)
 
 
 class ToyBatch:
@@ -170,7 +170,7 @@ def toy_model(bundle: Any, *, copies: bool = True, **options: Any) -> Iterator[t
     with pytest.MonkeyPatch.context() as patch:
         engine = Engine("onnxruntime", "toy_batches", lambda: True, "pip install toy")
         patch.setitem(ENGINES, "toy", engine)
-        given = {"engine": "toy", "warm_start": False, "trial": False} | options
+        given: dict[str, Any] = {"engine": "toy", "warm_start": False, "trial": False} | options
         with stem_edge.load(bundle, **given) as model:
             backend: Any = model.engine.backend
             backend.copies = copies

@@ -311,13 +311,13 @@ def test_guesses_of_llama(gguf: Path, drafts: int) -> None:
     from stem_edge.measuring.run.engine_llama import LlamaModel
 
     words = list(range(10, 30))
-    text = Text([*words, 5, 6], [7, *words[:15], 8, *words[4:7], 9])
+    text = Text([*words, 5, 6], [7, *words[:15], 8, 10, 50, 12, 51])
     model = LlamaModel(gguf, 60, 1, exact=True)
     plain, guessed = model.guess(text, 0), model.guess(text, drafts)
     assert (plain.drafted, plain.accepted) == (0, 0)
     assert len(plain.own) == len(text.answer) and guessed.own == plain.own
     assert len({*plain.own}) > 3
-    assert guessed.drafted > guessed.accepted >= 15 * drafts // (drafts + 1)
+    assert guessed.drafted > guessed.accepted >= 14 * drafts // (drafts + 1)
     model.clear()
     assert plain.own[:2] == [model.choose(text.prompt), model.choose(text.answer[:1])]
 

@@ -1,0 +1,119 @@
+"""Many prompts at a time: the tokens of each alone, on every engine."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from installed import DEMO
+from stores import rows_of
+from threads import together as in_threads
+from threads import tokens
+
+import stem_edge
+from stem_edge.errors import RowReadError
+from stem_edge.graph.formats import EngineName
+from stem_edge.runtime.model import Model
+
+COUNTRIES = ["France", "Brazil", "Egypt", "Japan", "Peru", "Kenya", "Italy", "Spain", "Mexico"]
+TEXTS = [f"The capital of {name} is" for name in COUNTRIES]
+TEXTS += ["What is the currency of Mexico? It is the", "The", "The language of Egypt is " * 8]
+
+
+@pytest.fixture
+def model() -> Any:
+    """The demo, with room for several contexts."""
+    with stem_edge.load(DEMO, sequences=8) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.8, "seed": 5}, {"top_k": 3, "seed": 2, "logprobs": 2}]
+)
+@pytest.mark.parametrize("exact", [True, False])
+def test_texts_are_those_of_generate(model: Model, options: dict[str, Any], exact: bool) -> None:
+    options = options | {"max_new_tokens": 24}
+    expected = [list(model.generate(text, **options)) for text in TEXTS]
+    found: list[list[Any]] = [[] for _ in TEXTS]
+    for number, chunk in model.generate_many(iter(TEXTS), exact=exact, **options):
+        found[number].append(chunk)
+    if exact:
+        assert found == expected
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]
+    assert model.stats.sequences == len(TEXTS) and model.stats.tokens_per_step > 3
+    assert f"({len(TEXTS)} sequences, " in model.stats.line()
+
+
+def test_lists_of_texts(model: Model) -> None:
+    assert model.generate_texts(TEXTS[:3], max_new_tokens=10) == [
+        model.generate_text(text, max_new_tokens=10) for text in TEXTS[:3]
+    ]
+
+
+@pytest.mark.parametrize("slots", [8, None])
+def test_tokens_of_both_engines(tiny: Path, engine: EngineName, slots: int | None) -> None:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(3, 290) for _ in range(rng.randrange(1, 30))] for _ in range(12)]
+    with stem_edge.load(tiny, engine=engine, slots=slots, sequences=6, threads=1) as model:
+        expected = [tokens(model, prompt) for prompt in prompts]
+        for exact in (True, False):
+            found: list[list[int]] = [[] for _ in prompts]
+            many = model.generate_many(prompts, sequences=6, exact=exact, max_new_tokens=12)
+            for number, chunk in many:
+                found[number] += chunk.token_ids
+            assert found == expected
+
+
+def test_generations_at_the_same_time(model: Model) -> None:
+    """Eight threads generate while another runs a batch."""
+    prompts = [model.tokenize(text) for text in TEXTS]
+    expected = [tokens(model, prompt) for prompt in prompts]
+
+    def many() -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in prompts]
+        for number, chunk in model.generate_many(prompts, max_new_tokens=12):
+            found[number] += chunk.token_ids
+        return found
+
+    calls: list[Any] = [partial(tokens, model, prompt) for prompt in prompts[:8]]
+    *alone, batch = in_threads([*calls, many])
+    assert [alone, batch] == [expected[:8], expected]
+    model._prefixes.make_room()
+    assert model._prefixes._taken() == 0
+
+
+def test_a_record_that_cannot_be_read_ends_only_those_that_need_it(tiny_bundle: Path) -> None:
+    prompts = [[5, 6, start, start + 1] for start in range(10, 250, 40)]
+    with stem_edge.load(tiny_bundle, slots=8, warm_start=False, sequences=6) as model:
+        expected = [tokens(model, prompt) for prompt in prompts]
+        used = [[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, expected, strict=True)]
+        bad = next(t for t in used[2][5:] if sum(t in one for one in used) < len(used))
+        store = rows_of(model).store.base
+        real = type(store).read.__get__(store)
+
+        def read(numbers: Any, whole: Any = None) -> Any:
+            if bad in numbers:
+                raise RowReadError(f"record {bad} is damaged")
+            return real(numbers, whole)
+
+        store.read = read  # type: ignore[method-assign]
+        cache = rows_of(model).cache
+        cache.forget(np.array([bad]))
+        model.forget_prefixes()
+        found: dict[int, Any] = {}
+        for number, chunk in model.generate_many(prompts, sequences=6, max_new_tokens=12):
+            found.setdefault(number, []).extend(chunk.token_ids)
+            if chunk.error is not None:
+                found[number] = chunk.error
+        for number, answer in enumerate(expected):
+            if bad in used[number]:
+                assert isinstance(found[number], RowReadError)
+            else:
+                assert found[number] == answer
+        with pytest.raises(RowReadError):
+            model.generate_texts(prompts, max_new_tokens=12)
