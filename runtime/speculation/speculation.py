@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.step_costs import StepCosts
@@ -46,18 +46,20 @@ class Speculation:
     def begin(self, prompt: Sequence[int], length: int) -> Iterator[Guesses]:
         """Lend the guesses for an answer; none where not even right ones would pay.
 
-        length: most tokens of prompt and answer that are computed. Raises OutOfMemoryError.
+        length: most tokens of prompt and answer that are computed.
         """
-        drafter = self._drafter
         if not self._gate.can_pay:
             yield Guesses()
-        elif drafter is None or len(prompt) >= drafter.context_length:
-            yield GatedGuesses(self._gate)
-        else:
-            longest = min(length + self.most, drafter.context_length)
-            with drafter.prefixes.lent(prompt, {}, longest) as context:
+            return
+        with ExitStack() as lent:
+            model, each = None, 0.0
+            if (drafter := self._drafter) is not None and len(prompt) < drafter.context_length:
                 each = drafter.seconds / self.costs.seconds
-                yield GatedGuesses(self._gate, ModelDrafts(drafter.engine, context, prompt), each)
+                longest = min(length + self.most, drafter.context_length)
+                with suppress(StemEdgeError):  # such as lack of memory: an answer needs no drafts
+                    context = lent.enter_context(drafter.prefixes.lent(prompt, {}, longest))
+                    model = ModelDrafts(drafter.engine, context, prompt)
+            yield GatedGuesses(self._gate, model, each)
 
     def close(self) -> None:
         """Close the model that drafts."""
@@ -92,6 +94,6 @@ class GatedGuesses(Guesses):
         """Return the model's drafts; none, and never again, if it fails."""
         try:
             return self._model.draft(seen, count) if self._model is not None else []
-        except StemEdgeError:  # an answer needs no drafts
+        except StemEdgeError:
             self._model = None
             return []

@@ -127,12 +127,13 @@ class _Prompt:
         return self._context.finish(self._slots[: self._tokens], 1)
 
     def measure_steps(self) -> StepCosts | None:
-        """Measure steps of several tokens after the chunk, if the context has room for them."""
-        if len(self._ids) < self._tokens + max(SIZES):
+        """Measure steps of several tokens, as far behind the chunk as the context has room for."""
+        before = min(self._tokens, len(self._ids) - max(SIZES))
+        if before < 1:
             return None
         with contextlib.suppress(NotFiniteError):
             self.take(prefill=False)
-        return measure_steps(self._step, self._tokens)
+        return measure_steps(self._step, before)
 
     def _step(self, position: int, count: int) -> F32:
         places = slice(position, position + count)

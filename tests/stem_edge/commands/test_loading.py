@@ -63,3 +63,19 @@ def test_commands_that_keep_no_prompts_refuse_to(
     with pytest.raises(SystemExit):
         main([command, "model", "--prompt-cache=DIR"])
     assert "--prompt-cache" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [([], "auto"), (["auto"], "auto"), (["on"], True), (["off"], False), (["3"], 3)],
+)
+def test_guessing_is_asked_for_in_words_or_by_number(typed: list[str], expected: object) -> None:
+    given = loading_options(parsed(*(["--speculate", *typed] if typed else [])))
+    assert given["speculate"] == expected and type(given["speculate"]) is type(expected)
+    assert (given["exact"], given["draft"]) == (False, None)
+
+
+def test_other_words_about_guessing_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--speculate", "maybe")
+    assert "invalid speculation value: 'maybe'" in capsys.readouterr().err
