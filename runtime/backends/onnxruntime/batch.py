@@ -66,11 +66,11 @@ class OrtBatch(BackendBatch):
     ) -> None:
         count = len(token_ids)
         self._bind(first, count)
-        dropped = []
-        for place, position in enumerate(positions.tolist(), first):
+        places, dropped = positions.tolist(), list[int]()
+        for place, position in enumerate(places, first):
             dropped.append(self._windows[place].make_room(position, 1))
             self._filled[place] = position + 1
-        self._graphs.begin(token_ids[:, None], positions[:, None], dropped)
+        self._graphs.begin(token_ids[:, None], places, dropped)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
         return self._graphs.finish(slot_ids[:, None], 1)

@@ -6,7 +6,8 @@ a step are bound again when these change, which they seldom do while decoding.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -59,7 +60,7 @@ class BoundGraphs:
         self.bind(self.ropes.values())
         self._output = Output(self.graphs, backend)
         self.shape = Shape()
-        self._at = ""  # where the step is, for messages
+        self._begins: list[int] = []  # positions of the step
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
         """Bind inputs and outputs in all graphs that have them."""
@@ -67,27 +68,24 @@ class BoundGraphs:
             graph.bind(values)
 
     def begin(
-        self,
-        token_ids: I64,
-        positions: I64,
-        dropped: Sequence[int],
-        *,
-        prefill: bool = False,
+        self, token_ids: I64, positions: list[int], dropped: list[int], *, prefill: bool = False
     ) -> None:
-        """Start a step of ids [B, T] at positions [B, T], with the layers before any row.
+        """Start a step of ids [B, T], with the layers before any row.
 
-        dropped [B]: of each sequence's first tokens, how many have left the windows.
+        positions [B]: of each sequence's first token in the step. dropped [B]: of the first tokens
+        of its text, how many have left the windows.
         """
         (sequences, count), prefill = token_ids.shape, prefill and io.PREFILL in self.graphs
         shape = Shape(sequences, count, prefill)
         if shape != self.shape:
             self.allocate(shape)
-        self._at = ", ".join(map(str, positions[:, 0]))
-        self._token_ids[...], self._positions[...] = token_ids, positions
-        ends = positions[:, -1] + 1
-        self.ropes.fill(int(ends.max()))
+        self._begins, ends = positions, [position + count for position in positions]
+        self.ropes.fill(max(ends))
+        self._token_ids[...] = token_ids
+        for line, position in zip(self._positions, positions, strict=True):
+            np.add(self._range, position, out=line)
         self._lengths[""].write(ends)
-        self._lengths[io.WINDOW].write(ends - dropped)
+        self._lengths[io.WINDOW].write([n - gone for n, gone in zip(ends, dropped, strict=True)])
         for name in self._before_rows:
             self._run(name)
 
@@ -101,7 +99,9 @@ class BoundGraphs:
         self._output.bind(*self.shape[:2], wanted, top)
         with onnxruntime_errors(self._doing(io.HEAD)):
             self._output.run()
-        return self._output.logits(self._positions[:, -wanted:].ravel().tolist())
+        first = self.shape.tokens - wanted
+        wanted_at = [range(at + first, at + self.shape.tokens) for at in self._begins]
+        return self._output.logits(chain.from_iterable(wanted_at))
 
     def allocate(self, shape: Shape) -> None:
         """Bind hidden states for such steps, an array for each graph's output."""
@@ -129,6 +129,7 @@ class BoundGraphs:
     def _feed_step(self, shape: Shape) -> None:
         arrays = np.zeros((3, shape.sequences, shape.tokens), np.int64)
         self._token_ids, self._slot_ids, self._positions = arrays
+        self._range = np.arange(shape.tokens)
         self._feed({io.TOKEN_IDS: self._token_ids, io.SLOT_IDS: self._slot_ids})
         self._feed({io.POSITIONS: self._positions})
         self._lengths = {prefix: _Lengths(shape.sequences) for prefix in ("", io.WINDOW)}
@@ -144,7 +145,8 @@ class BoundGraphs:
             self.graphs[name].run()
 
     def _doing(self, name: str) -> str:
-        return f"for the backbone ({name}) at position {self._at}"
+        at = self._begins[0] if len(self._begins) == 1 else ", ".join(map(str, self._begins))
+        return f"for the backbone ({name}) at position {at}"
 
 
 class _Lengths:
@@ -156,5 +158,5 @@ class _Lengths:
     def inputs(self, prefix: str) -> dict[str, npt.NDArray[np.int32]]:
         return {prefix + io.SEQLENS_K: self._seqlens_k, prefix + io.TOTAL_LENGTH: self._total}
 
-    def write(self, rows: I64) -> None:
-        self._seqlens_k[...], self._total[...] = rows - 1, rows.max()
+    def write(self, rows: list[int]) -> None:
+        self._seqlens_k[:], self._total[...] = [n - 1 for n in rows], max(rows)

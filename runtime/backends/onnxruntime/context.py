@@ -97,8 +97,7 @@ class OrtContext:
         self._filled = max(self._filled, total)
         if max(count, self._graphs.shape.tokens) > FEW_TOKENS:
             return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
-        positions = np.arange(position, total)[None]
-        self._graphs.begin(token_ids[None], positions, [dropped], prefill=prefill)
+        self._graphs.begin(token_ids[None], [position], [dropped], prefill=prefill)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
         """Complete a step; only a device gives no more than the `top` largest logits."""

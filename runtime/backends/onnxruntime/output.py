@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,7 +52,7 @@ class Output:
         if self._top is not None and self._bound and self._bound[1]:
             self._top.run()
 
-    def logits(self, positions: Sequence[int]) -> F32:
+    def logits(self, positions: Iterable[int]) -> F32:
         """Return logits [n, V] of all that are bound, which are for tokens at these positions.
 
         Raises NotFiniteError.

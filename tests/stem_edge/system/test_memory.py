@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from pathlib import Path
 
@@ -107,3 +108,14 @@ def test_giving_memory_back_works_everywhere(monkeypatch: pytest.MonkeyPatch) ->
     machine.return_freed_memory()
     monkeypatch.setattr(sys, "platform", "darwin")
     machine.return_freed_memory()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_freed_pages_are_those_inside_an_array() -> None:
+    array = machine.own_pages((3, machine.LEAST_NBYTES + 100), np.uint8)
+    array[:] = 1
+    machine.free_pages(array[1])
+    assert array[0].all() and array[2].all()
+    assert 0 < array[1].sum() < 2 * mmap.PAGESIZE  # at both ends, in pages shared with others
+    machine.free_pages(array[2][:1000])
+    assert array[2].all()  # not worth a system call

@@ -1,0 +1,108 @@
+"""What only onnxruntime's batches have: memory that runs out, and is given back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from device_parts import on_device
+
+import stem_edge
+from stem_edge.errors import OutOfMemoryError
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime import Model
+from stem_edge.runtime.backends.interface import BackendBatch
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.batch import OrtBatch
+from stem_edge.runtime.backends.plain_batch import PlainBatch
+from stem_edge.system.memory import own_memory
+
+LENGTH, PROMPT = 64, [1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def model(tiny_bundle: Path) -> Iterator[Model]:
+    with stem_edge.load(tiny_bundle) as loaded:
+        yield loaded
+
+
+def join(model: Model, batch: BackendBatch, length: int = LENGTH) -> None:
+    context = model.engine.open_context(length)
+    model.engine.step(context, np.array(PROMPT))
+    batch.join(context.backend, len(PROMPT))
+
+
+def step(model: Model, batch: BackendBatch, first: int, count: int) -> F32:
+    ids = np.arange(first, first + count)
+    batch.begin(first, ids, np.full(count, len(PROMPT)))
+    return batch.finish(model.engine.rows.fetch(ids)).copy()
+
+
+def test_a_step_without_memory_changes_nothing(model: Model) -> None:
+    backend = model.engine.backend
+    assert isinstance(backend, OrtBackend)
+    batch = backend.open_batch(3, LENGTH)
+    for _ in range(3):
+        join(model, batch)
+    expected = step(model, batch, 0, 3)
+    alone = step(model, batch, 1, 1)
+    backend.memory.limit = backend.memory.nbytes
+    with pytest.raises(OutOfMemoryError, match="for the hidden states of 2 tokens"):
+        step(model, batch, 0, 2)
+    with pytest.raises(OutOfMemoryError, match="for the KV cache of 64 tokens"):
+        backend.open_batch(3, LENGTH)
+    assert np.array_equal(step(model, batch, 1, 1), alone)
+    backend.memory.limit = None
+    assert np.array_equal(step(model, batch, 0, 3), expected)
+
+
+def test_messages_name_the_positions(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = model.engine.backend.open_batch(2, LENGTH)
+    for _ in range(2):
+        join(model, batch)
+    assert isinstance(batch, OrtBatch)
+
+    def fail() -> None:
+        raise RuntimeError("bad_alloc")
+
+    monkeypatch.setattr(batch._graphs.graphs["late"], "run", fail)
+    with pytest.raises(OutOfMemoryError, match=r"\(late\) at position 5, 5 "):
+        step(model, batch, 0, 2)
+
+
+def test_only_contexts_that_fit_join(model: Model) -> None:
+    batch = model.engine.backend.open_batch(1, len(PROMPT))
+    context = model.engine.open_context(LENGTH).backend
+    with pytest.raises(ValueError, match=r"6 tokens .* expected up to 5 "):
+        batch.join(context, 6)
+    with pytest.raises(ValueError, match="PlainBatch"):
+        batch.join(PlainBatch(), 1)  # type: ignore[arg-type]
+    join(model, batch)
+    with pytest.raises(ValueError, match="are to join 1 sequences"):
+        join(model, batch)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_a_sequence_that_leaves_gives_its_memory_back(model: Model) -> None:
+    backend = model.engine.backend
+    assert isinstance(backend, OrtBackend)
+    batch = OrtBatch(backend, 3, 1 << 14)
+    for _ in range(3):
+        join(model, batch)
+    for array in batch._kv.arrays:
+        array.host[1:, :, len(PROMPT) :] = 7
+    held, nbytes = own_memory(), sum(array.nbytes for array in batch._kv.arrays) // 3
+    expected = step(model, batch, 0, 1)
+    batch.leave(0)
+    assert held - own_memory() > nbytes * 0.9
+    assert np.array_equal(step(model, batch, 0, 1), expected)
+    batch.leave(1)
+    assert held - own_memory() > nbytes * 1.9
+
+
+def test_graphs_for_devices_take_one_sequence_at_a_time() -> None:
+    with on_device("fp32") as parts:
+        assert isinstance(parts.backend.open_batch(3, LENGTH), PlainBatch)

@@ -1,0 +1,251 @@
+"""Batches of each engine, beside the same sequences that each step alone.
+
+With weights in float32, both compute the same up to the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from architectures import SIZES, VARIANTS, write
+from hf_folders import write_gemma
+from installed import DATA, add_ggml
+
+import stem_edge
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError
+from stem_edge.graph.formats import EngineName
+from stem_edge.graph.kv import KV_TYPES, QUANTIZED, KvType
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.runtime import Model
+from stem_edge.runtime.backends.ggml.graph import Graph
+from stem_edge.runtime.backends.interface import BackendBatch, NotFiniteError
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
+from stem_edge.runtime.backends.plain_batch import PlainBatch
+from stem_edge.runtime.rows.store import RowStore
+
+GEMMA_4, GEMMA_3N = "Gemma 4", "Gemma 3n"
+NAMES = ["stem", "dense", "low rank, gate", "hash-moe", "window", "all at once", GEMMA_4, GEMMA_3N]
+FAST = {"hash-moe", "all at once", GEMMA_4, GEMMA_3N}
+CASES = [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NAMES]
+LENGTH = 330
+# Most a logit may differ. With fewer bits, a key that rounds to another code differs by more.
+MOST: dict[KvType, float] = {"fp32": 1e-4, "fp16": 2e-3, "int8": 0.1, "int4": 0.5}
+
+
+class Case(NamedTuple):
+    path: Path
+    ids: list[int]
+    length: int  # longest text
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("batch")
+    checkpoint, out, name = folder / "checkpoint", folder / "bundle", request.param
+    if name == GEMMA_3N:
+        checkpoint = DATA / "conformance" / "gemma3n-text"
+        ids = np.random.default_rng(0).integers(80, size=60).tolist()
+    elif name == GEMMA_4:
+        ids = write_gemma(checkpoint, LENGTH)[0].tolist()
+    else:
+        config = ModelConfig(**(SIZES | {"max_context": 512} | VARIANTS[name]))
+        _, ids, _ = write(checkpoint, config, tokens=LENGTH)
+    stem_edge.export_bundle(checkpoint, out, backbone="fp32", tables="fp32")
+    if name != GEMMA_3N:
+        add_ggml(checkpoint, out)
+    longest = stem_edge.open_bundle(out).manifest.model.max_context
+    return Case(out, ids, min(LENGTH, longest))
+
+
+@pytest.fixture
+def model(case: Case, engine: EngineName) -> Iterator[Model]:
+    if engine not in stem_edge.open_bundle(case.path).manifest.engines:
+        pytest.skip("this model runs on the other engine only")
+    with stem_edge.load(case.path, engine=engine) as loaded:
+        yield loaded
+
+
+class Beside:
+    """A batch, and contexts that take the same steps one after the other."""
+
+    def __init__(self, model: Model, length: int, most: float = MOST["fp32"]) -> None:
+        self._engine, self._length, self._most = model.engine, length, most
+        self.batch = model.engine.backend.open_batch(4, length)
+        self.alone = PlainBatch()
+        self.tokens: list[int] = []  # the next of each sequence
+        self._positions: list[int] = []
+
+    def join(self, ids: Sequence[int], *, roomy: bool = True) -> None:
+        """Compute a prompt in a context of the batch's length, or just long enough, that joins."""
+        found, expected = (self._join(batch, ids, roomy) for batch in (self.batch, self.alone))
+        assert np.array_equal(found, expected)
+        self.tokens.append(int(expected.argmax()))
+        self._positions.append(len(ids))
+
+    def _join(self, batch: BackendBatch, ids: Sequence[int], roomy: bool) -> F32:
+        long = roomy or not batch.copies
+        context = self._engine.open_context(self._length if long else len(ids))
+        (logits,) = self._engine.process(context, ids)
+        logits = logits.copy()
+        batch.join(context.backend, len(ids))
+        if batch.copies:  # then others may use the context
+            context.position = 0
+            self._engine.step(context, np.array(ids[:3])[::-1])
+        return logits
+
+    def leave(self, place: int) -> None:
+        for batch in (self.batch, self.alone):
+            batch.leave(place)
+        for numbers in (self.tokens, self._positions):
+            last = numbers.pop()
+            if place < len(numbers):
+                numbers[place] = last
+
+    def step(
+        self, first: int = 0, count: int | None = None, tokens: list[int] | None = None
+    ) -> None:
+        """Step some sequences, and check that their logits and next tokens are those alone."""
+        count = len(self.tokens) - first if count is None else count
+        found = self.run(self.batch, first, count, tokens)
+        expected = self.run(self.alone, first, count, tokens)
+        assert found.shape == expected.shape and found.dtype == np.float32
+        assert np.abs(found - expected).max() < self._most
+        chosen = expected.argmax(axis=1).tolist()
+        assert self._most > MOST["fp32"] or found.argmax(axis=1).tolist() == chosen
+        self.tokens[first : first + count] = chosen
+        for place in range(first, first + count):
+            self._positions[place] += 1
+
+    def run(
+        self, batch: BackendBatch, first: int, count: int, tokens: list[int] | None = None
+    ) -> F32:
+        """Return the logits of a step with these tokens, or those that come next."""
+        chosen = self.tokens[first : first + count] if tokens is None else tokens
+        ids = np.array(chosen, np.int64)
+        batch.begin(first, ids, np.array(self._positions[first : first + count], np.int64))
+        return batch.finish(self._engine.rows.fetch(ids, count)).copy()
+
+
+def prompts(case: Case) -> list[list[int]]:
+    """Return texts of very different lengths; steps after the third reach where windows drop."""
+    lengths = [1, 40, 255, 300] if case.length == LENGTH else [1, 9, 20, 33]
+    return [case.ids[-length:] for length in lengths]
+
+
+def test_logits_are_those_of_each_alone(case: Case, model: Model) -> None:
+    both = Beside(model, case.length)
+    for number, ids in enumerate(prompts(case)):
+        both.join(ids, roomy=number % 2 == 0)
+        both.step()
+    for _ in range(12):
+        both.step()
+
+
+@pytest.mark.parametrize("order", list(product(range(3), range(2), range(1))))
+def test_sequences_leave_and_join_in_any_order(
+    case: Case, model: Model, order: tuple[int, ...]
+) -> None:
+    texts = prompts(case)
+    both = Beside(model, case.length)
+    for ids in texts[1:]:
+        both.join(ids)
+    for number, place in enumerate(order):
+        both.step()
+        both.leave(place)
+        if number == 1:
+            both.join(texts[3])
+            both.join(texts[0])
+            both.step()
+            both.leave(1)
+    both.step()
+
+
+def test_steps_of_some_sequences(case: Case, model: Model) -> None:
+    both = Beside(model, case.length)
+    for ids in prompts(case):
+        both.join(ids)
+    for first in range(4):
+        for count in range(1, 5 - first):
+            both.step(first, count)
+    both.step()
+
+
+def test_a_step_that_failed_can_be_tried_again(
+    case: Case, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fail after each run of a graph, when keys and values of other tokens are written."""
+    both = Beside(model, case.length)
+    for ids in prompts(case)[1:]:
+        both.join(ids)
+    graph: Any = BoundSession if isinstance(model.engine.backend, OrtBackend) else Graph
+    real, runs, failing = graph.run, list[object](), 0
+
+    def run(bound: object) -> None:
+        real(bound)
+        runs.append(bound)
+        if len(runs) == failing:
+            raise BackendError("failed")
+
+    monkeypatch.setattr(graph, "run", run)
+    both.run(both.batch, 0, 3)
+    last = len(runs)
+    for first, count in ((0, 3), (0, 2), (1, 2), (2, 1)):
+        for number in range(1, 1 + last):
+            failing = number
+            runs.clear()
+            with pytest.raises(BackendError, match="failed"):
+                both.run(both.batch, 0, 3, tokens=[5, 6, 7])
+        failing = 0
+        both.step(first, count)
+    both.leave(0)
+    both.step()
+
+
+@pytest.mark.parametrize("case", ["stem"], indirect=True)
+def test_a_row_that_is_damaged_fails_its_own_sequence_only(
+    case: Case, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, bad = RowStore.read, 77
+
+    def read(store: RowStore, numbers: Any, whole: Any = None) -> U8:
+        records = real(store, numbers, whole)
+        records[numbers == bad] = 0xFF  # NaN
+        return records
+
+    monkeypatch.setattr(RowStore, "read", read)
+    both = Beside(model, case.length)
+    for ids in prompts(case)[:3]:
+        both.join([token for token in ids if token != bad])
+    fine = [5, 6, 7]
+    for place in range(3):
+        tokens = [bad if number == place else token for number, token in enumerate(fine)]
+        with pytest.raises(NotFiniteError):
+            both.run(both.batch, 0, 3, tokens)
+        with pytest.raises(NotFiniteError):
+            both.run(both.batch, place, 1, [bad])
+        both.step(0, 3, fine)
+    both.leave(0)
+    both.step(0, 2, [8, 9])
+
+
+@pytest.mark.parametrize("case", ["all at once", GEMMA_4], indirect=True)
+@pytest.mark.parametrize("kv", [kv for kv in KV_TYPES if kv != "fp32"])
+def test_types_of_keys_and_values(case: Case, engine: EngineName, kv: KvType) -> None:
+    heads = {layer.head_dim for layer in stem_edge.open_bundle(case.path).manifest.model.layers}
+    if engine == "ggml" and kv in QUANTIZED and any(head % 32 for head in heads):
+        pytest.skip("ggml needs heads of a multiple of 32 values")
+    with stem_edge.load(case.path, engine=engine, kv=kv) as model:
+        both = Beside(model, case.length, MOST[kv])
+        for ids in prompts(case):
+            both.join(ids)
+            both.step()
+        for place in (0, 1, 0):
+            both.leave(place)
+            both.step()
