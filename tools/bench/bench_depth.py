@@ -139,7 +139,7 @@ def _fill_arrays(context: OrtContext, given: int, tokens: int) -> None:
 
 
 def _fill_cells(context: GgmlContext, given: int, tokens: int) -> None:
-    kv, offset = context._kv, 0
+    kv, offset = context.kv, 0
     for nbytes, cells in kv._cells:  # of keys and values of a cell together
         for _ in range(2):
             cache = kv._memory._data[offset : offset + nbytes // 2 * cells].reshape(cells, -1)

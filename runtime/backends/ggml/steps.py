@@ -41,15 +41,15 @@ class Steps:
     """
 
     def __init__(self, model: GgmlModel) -> None:
-        self._model, self._config = model, model.config
+        self.model, self._config = model, model.config
         self._layers = layer_graphs(self._config)
         self.rest()
 
     def rest(self) -> None:
         """Free the memory of steps; the next one takes it again."""
         self.forget()  # first, because graphs point into what is freed
-        self.scratch = Scratch(self._model.ggml)
-        self._hidden = Columns(self._model.ggml, self._config.dim, 0)
+        self.scratch = Scratch(self.model.ggml)
+        self._hidden = Columns(self.model.ggml, self._config.dim, 0)
 
     def forget(self) -> None:
         """Forget all graphs, and the caches that they attend to."""
@@ -69,7 +69,7 @@ class Steps:
         self._caches, self._positions, self._count = caches, positions, len(positions)
         if self._count > self._hidden.count:
             self._graphs.clear()  # first, because these graphs point into the hidden states
-            self._hidden = Columns(self._model.ggml, self._config.dim, self._count)
+            self._hidden = Columns(self.model.ggml, self._config.dim, self._count)
         step = self._step(0, early=True)
         if step.token_ids is not None:
             step.graph.set(step.token_ids, token_ids.astype(np.int32))
@@ -140,7 +140,7 @@ class Steps:
 
     def _build_early(self, cells: Sequence[dict[int, int]]) -> _Step:
         """Build the graph from token ids to the hidden states before the first row."""
-        model, layers = self._model, self._layers.get(EARLY, range(0))
+        model, layers = self.model, self._layers.get(EARLY, range(0))
         graph = self._graph(layers)
         hidden = self._hidden.tensor(graph, self._count)
         token_ids = graph.input(ggml_types.I32, self._count)
@@ -171,11 +171,11 @@ class Steps:
 
     def _graph(self, layers: Sequence[int]) -> Graph:
         per_layer = OPERATORS_PER_LAYER + OPERATORS_PER_CACHE * len(self._caches)
-        return Graph(self._model.processor, per_layer * len(layers) + OPERATORS_AROUND)
+        return Graph(self.model.processor, per_layer * len(layers) + OPERATORS_AROUND)
 
     def _emit(self, graph: Graph, layers: range, inputs: LayerInputs, x: Tensor) -> Tensor:
         """Return x [dim, T] after these layers."""
-        model = self._model
+        model = self.model
         for number in layers:
             slots = model.slots.get(number, [])
             layer = LayerGraph(graph, self._config, model.weights, number, slots, inputs)
@@ -184,7 +184,7 @@ class Steps:
 
     def _emit_logits(self, graph: Graph, x: Tensor, count: int) -> Columns:
         """Add the head over x [dim, count]."""
-        logits = emit_head(graph, self._config, self._model.weights, x, count)
+        logits = emit_head(graph, self._config, self.model.weights, x, count)
         result = Columns(graph.ggml, self._config.vocab_size, count)
         result.take(logits)
         graph.emit(logits)
@@ -202,7 +202,7 @@ class Steps:
         count, described = self._count, [self._config.layer(number) for number in layers]
         windows = sorted({layer.window for layer in described})
         ropes = {layer.rope: (ggml_types.F32, layer.rope.width, count) for layer in described}
-        takes_rows = rows and bool(self._model.slots)
+        takes_rows = rows and bool(self.model.slots)
         return LayerInputs(
             count=count,
             ones=graph.input(ggml_types.I32, count),

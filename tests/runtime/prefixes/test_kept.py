@@ -370,7 +370,7 @@ def test_a_kept_context_has_nothing_but_its_cache(tiny: Path, engine: EngineName
         context: Any = model._prefixes._kept[0].context.backend
         assert context.nbytes
         if engine == "ggml":
-            assert context._scratch.nbytes == 0
+            assert context.steps.scratch.nbytes == 0
         else:
             assert context._graphs.shape.tokens == 1
         assert list(model.generate([*range(5, 60)], max_new_tokens=1)) == expected

@@ -161,7 +161,9 @@ def test_the_plan_holds_in_a_long_context(name: str, tmp_path: Path) -> None:
         assert isinstance(context.backend, GgmlContext)
         context.backend.begin(np.arange(100), 32_768 - 128)
         context.backend.finish(np.zeros(100, np.int32), 1)
-        held = context.backend._scratch.nbytes + 100 * 32_768 * 2  # because then we pass a mask
+        held = (
+            context.backend.steps.scratch.nbytes + 100 * 32_768 * 2
+        )  # because then we pass a mask
         assert held < model.plan.activations
 
 
@@ -197,7 +199,7 @@ def test_cells_of_the_kv_cache_count_as_they_are_written(tiny_gguf: Path) -> Non
 def native_parts(model: Model) -> list[weakref.ref[object]]:
     context = model.engine.open_context(10)
     assert isinstance(context.backend, GgmlContext)
-    loaded = context.backend._model
+    loaded = context.backend.steps.model
     return [weakref.ref(part) for part in (loaded, loaded.processor, loaded.weights)]
 
 
@@ -230,7 +232,7 @@ def test_nothing_is_placed_beyond_its_memory(tiny_gguf: Path) -> None:
     with stem_edge.load(tiny_gguf) as model:
         context = model.engine.open_context(10).backend
         assert isinstance(context, GgmlContext)
-        loaded = context._model
+        loaded = context.steps.model
         graph = Graph(loaded.processor, 8)
         memory, tensor = (
             Memory(loaded.ggml, page_aligned((4096,))),
