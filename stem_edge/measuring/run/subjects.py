@@ -100,7 +100,7 @@ def load_options(options: LoadOptions) -> dict[str, Any]:
     """
     defaults = LoadOptions()
     found = {
-        name: value
+        name: str(value) if isinstance(value, Path) else value
         for name, value in vars(options).items()
         if name not in APART and value != getattr(defaults, name)
     }
