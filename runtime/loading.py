@@ -223,7 +223,10 @@ def _let_speculate(
     if draft is not None:
         path, context_length = draft.bundle.path, draft.context_length
         smaller = load(path, context_length=context_length, **draft.keywords)
-        model.speculation.use(smaller.drafter())
+        if (drafter := smaller.drafter()) is not None:
+            model.speculation.use(drafter)
+        else:
+            smaller.close()
 
 
 def _candidates(
