@@ -22,6 +22,14 @@ from stem_edge.system.memory import advise_huge_pages
 
 MANY_TOKENS = 32
 X86 = ("x86_64", "amd64")
+# ggml's products with 2 or 3 tokens take 1.2 to 1.4 times as long as with each by itself. By K-quants
+# it multiplies in tiles of 16 tokens from 8 on: half empty, they take as long, 1.5 times as long.
+TOKEN_BY_TOKEN = {
+    ggml_types.Q8_0: range(2, 4),
+    ggml_types.Q4_0: range(2, 4),
+    ggml_types.Q4_K: range(8, 12),
+    ggml_types.Q6_K: range(8, 12),
+}
 REPACK = "CPU_REPACK"  # ggml's buffer type for repacked weights
 
 
@@ -89,11 +97,10 @@ class Weights:
 def token_by_token(stored: TensorType, tokens: int) -> bool:
     """Return whether products with so many tokens are faster with each of them by itself.
 
-    From 8 tokens on, ggml multiplies by these types in tiles of 16, which take as long if half empty:
-    with AVX-512, 8 tokens took 1.5 times as long as one after the other.
+    Measured with AVX-512 and weights that no cache holds; see TOKEN_BY_TOKEN.
     """
-    x86 = platform.machine().lower() in X86
-    return x86 and stored in (ggml_types.Q4_K, ggml_types.Q6_K) and 8 <= tokens < 12
+    few = TOKEN_BY_TOKEN.get(stored, range(0))
+    return tokens in few and platform.machine().lower() in X86
 
 
 def repacked_for_prompts(stored: TensorType) -> bool:
