@@ -126,8 +126,12 @@ def _run(
     """Return the figures of each round by subject and number of sequences."""
     found: Measured = {(subject.name, count): [] for subject in subjects for count in counts}
 
+    begin = 0  # of the next texts, so that rows of earlier ones do not flatter the row cache
+
     def run(count: int, turn: int) -> None:
-        texts = texts_of(ids, count, settings.prompt_tokens, settings.new_tokens, max(turn, 0))
+        nonlocal begin
+        texts = texts_of(ids, count, settings.prompt_tokens, settings.new_tokens, begin)
+        begin += sum(len(text.prompt) + len(text.answer) for text in texts)
         for name, worker in workers.items():
             answer = worker.together(texts, count)
             if turn >= 0:
