@@ -59,6 +59,11 @@ def test_several_sequences() -> None:
     assert GenerationStats().tokens_per_step == GenerationStats().flash_bytes_per_token == 0
 
 
+def test_the_line_says_how_many_guesses_were_right() -> None:
+    guessed = replace(STATS, drafted_tokens=12, accepted_tokens=9)
+    assert "new 11 at 2.5/s (9 of 12 guesses right), first" in guessed.line()
+
+
 def test_line_begins_with_the_engine() -> None:
     named = replace(STATS, engine="ggml")
     assert named.line() == f"ggml: {STATS.line()}"

@@ -273,9 +273,9 @@ def _folder_nbytes(folder: Path) -> int:
 
 
 def _keep(made: Path, folder: Path) -> Prepacked:
-    """Rename the folder, unless another process has made the same one meanwhile."""
+    """Rename the folder, unless what is there lacks nothing, as when made by another process."""
     there = read_prepared(folder)
-    if there is None or there.refused:
+    if there is None or there.refused or there.steps is None:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             made.rename(folder)

@@ -96,6 +96,21 @@ def test_the_first_load_makes_it_and_the_second_uses_it(bundle: Path, tmp_path: 
         assert (model.speculation is not None) == record.steps.same_bits
 
 
+def test_preparing_again_measures_steps_that_could_not_be_measured(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(opened: Bundle, folder: Path, *_: object) -> None:
+        prepare_worker.make(opened, folder, 1, "fp32")
+
+    monkeypatch.setattr(module, "_run_worker", work)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_worker, "measure_steps", lambda *_: None)
+        assert module.make(open_bundle(bundle), tmp_path, 1, None).record.steps is None
+    with stem_edge.load(bundle, cache_dir=tmp_path, threads=1) as model:
+        assert model.speculation is None
+    assert module.make(open_bundle(bundle), tmp_path, 1, None).record.steps is not None
+
+
 @pytest.mark.parametrize("faster", [True, False])
 def test_the_measured_graph_takes_prompts(
     bundle: Path, own: Path, monkeypatch: pytest.MonkeyPatch, faster: bool

@@ -1,0 +1,82 @@
+"""Greedy answers with guesses, on models of every kind: those of plain decoding but for near ties."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance import CASES, CONFORMANCE
+from guessing import CHEAP, ToldSpeculation
+from installed import DEMO, add_ggml
+
+import stem_edge
+from stem_edge.graph.formats import EngineName
+from stem_edge.runtime import Model
+from stem_edge.runtime.speculation.speculation import Speculation
+
+BORROWING = {"gemma4-text", "gemma3n-text"}  # of these, no GGUF
+FAST = {"full/consolidated", "gemma4-text"}
+MODELS = [
+    pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+    for name in (*CASES, *sorted(BORROWING))
+]
+PROMPT, NEW = 20, 24
+FP32_TIE, INT4_TIE = 1e-3, 0.1  # most that rounding moves a logit here
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("guessing") / "bundle"
+    stem_edge.export_bundle(CONFORMANCE / request.param, out, backbone="fp32", tables="fp32")
+    if request.param not in BORROWING:
+        add_ggml(CONFORMANCE / request.param, out)
+    return out
+
+
+def differs(
+    model: Model, prompt: Sequence[int], speculation: Speculation | None, tie: float
+) -> bool:
+    """Tell whether guesses change a greedy answer, which they may where two logits nearly tie."""
+    model.speculation = None
+    options: dict[str, Any] = {"max_new_tokens": NEW, "logprobs": 2}
+    plain = [one for c in model.generate(prompt, **options) for one in c.logprobs or ()]
+    ids = [one.token_id for one in plain]
+    model.speculation = speculation or ToldSpeculation([*prompt, *ids], 5)
+    found = [one for c in model.generate(prompt, **options) for one in c.logprobs or ()]
+    for one, other in zip(plain, found, strict=False):
+        if one.token_id != other.token_id:
+            assert one.top[0][1] - one.top[1][1] < tie
+            return True
+    assert len(found) == len(plain)
+    return False
+
+
+def test_models_of_every_kind(bundle: Path, engine: EngineName) -> None:
+    engines = stem_edge.open_bundle(bundle).manifest.engines
+    if engine not in engines:
+        pytest.skip(f"no backbone for {engine}")
+    drafted = changed = 0
+    with stem_edge.load(bundle, engine=engine, threads=1, trial=False) as model:
+        rng = np.random.default_rng(0)
+        for _ in range(6):
+            prompt = rng.integers(0, min(90, model.config.vocab_size), PROMPT).tolist()
+            changed += differs(model, prompt, None, FP32_TIE)
+            drafted += model.stats.drafted_tokens
+    assert drafted > 20 and changed <= 1
+
+
+@pytest.mark.parametrize("kv", ["fp32", "fp16", "int8"])
+def test_the_demo(kv: Any) -> None:
+    changed, drafted = 0, 0
+    texts = ("The capital of {} is", "What is the currency of {}? It is the", "{} borders")
+    names = ("France", "Mexico", "Spain", "Egypt", "Peru")
+    with stem_edge.load(DEMO, threads=1, kv=kv) as model:
+        for prompt in (text.format(name) for text in texts for name in names):
+            ids = model.tokenize(prompt)
+            for speculation in (None, Speculation(CHEAP, 7)):
+                changed += differs(model, ids, speculation, INT4_TIE)
+                drafted += model.stats.drafted_tokens
+    assert drafted > 100 and changed <= 2
