@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.engine import Context, Engine, Step
 from stem_edge.runtime.lookups.overlay import Lookups
@@ -105,22 +105,30 @@ def sample_tokens(
     record.prefilled(len(prompt), cached)
     while True:
         sampled = yield from _as_drafted(found, answer, context, record)
-        started = time.perf_counter()
-        tokens = [sampled.token_id]
-        if sampled.finish_reason is None:
-            tokens += guesses.after(answer.seen, min(context.room, engine.logit_tokens) - 1)
-        stem_ids = np.array([lookups.of_token(token) for token in tokens])
-        if sampled.finish_reason is None:
-            engine.expect(stem_ids, len(tokens))  # read rows while the caller handles the token
+        started, goes_on = time.perf_counter(), sampled.finish_reason is None
+        room, drafts = min(context.room, engine.logit_tokens) - 1, list[int]()
+        if goes_on and guesses.quick:
+            drafts = guesses.after(answer.seen, room)
+        stem_ids = _stem_ids(lookups, [sampled.token_id, *drafts])
+        if goes_on:
+            engine.expect(stem_ids, len(stem_ids))  # read rows while the caller handles the token
         guessing = time.perf_counter() - started
         record.sampled()
         yield sampled
-        if sampled.finish_reason is not None:
+        if not goes_on:
             return
         started = time.perf_counter()
+        if not guesses.quick:
+            drafts = guesses.after(answer.seen, room)
+            stem_ids = _stem_ids(lookups, [sampled.token_id, *drafts])
+        tokens = [sampled.token_id, *drafts]
         found = _verify(engine, context, Step(np.array(tokens), stem_ids, len(tokens)), top)
         seconds = guessing + time.perf_counter() - started
         record.decoded(seconds, records=len(set(stem_ids.tolist())), drafted=len(tokens) - 1)
+
+
+def _stem_ids(lookups: Lookups, tokens: Sequence[int]) -> I64:
+    return np.array([lookups.of_token(token) for token in tokens])
 
 
 class Verified(NamedTuple):

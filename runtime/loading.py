@@ -124,8 +124,8 @@ def load(
         "auto", which guesses only if it has.
     draft: a smaller bundle with the same tokenizer, whose guesses are taken where they pay more; its
         memory counts within `memory`.
-    exact: do not guess where a step of several tokens rounds otherwise than steps of one, so that
-        tokens are those of plain decoding in any case.
+    exact: compute several tokens, or sequences, in a step only where preparing found that each gets
+        the bits of a step of its own, so that tokens are those of plain decoding in any case.
     progress: show a progress bar on stderr while preparing. Default: if stderr is a terminal.
 
     Raises BundleError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
@@ -182,6 +182,8 @@ def _let_speculate(
     speculate, vocab_size = options.speculate, model.config.vocab_size
     if costs is None and (draft is not None or speculate not in ("auto", False)):
         costs = measured(model.engine, model.plan, vocab_size)
+    model.exact = options.exact
+    model.same_in_batches = costs is not None and costs.same_in_batches
     if not speculate or costs is None or (options.exact and not costs.same_bits):
         return
     most = speculate if type(speculate) is int else max(SIZES) - 1

@@ -87,6 +87,8 @@ class Model:
         self._closed = False
         self._fingerprint = fingerprint
         self.speculation: Speculation | None = None  # None: a step of an answer has one token
+        self.exact = False  # see `load`
+        self.same_in_batches = False  # whether several sequences have the bits of each alone
         self._prefixes = prefixes or Prefixes(
             engine, plan.context_length, plan.kv_nbytes, keeps=False
         )
@@ -273,20 +275,21 @@ class Model:
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         sequences: int = 8,
-        exact: bool = False,
+        exact: bool | None = None,
         stem_ids: Iterable[Sequence[StemId] | None] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Generator[tuple[int, Chunk]]:
         """Continue many prompts, several at a time; yield (number of the prompt, chunk) as they come.
 
         Each has the tokens that generate gives it alone, but for rounding: kernels may round a step of
-        several sequences otherwise, which can change a token where two are almost as probable. With
-        `exact`, they have the same bits, and take as long as one after the other.
+        several sequences otherwise, which can change a token where two are almost as probable.
 
         prompts: begin in their order; each is taken once there is a place for it, so it may be an
             iterable of any length, but nothing decodes while it waits for its next one.
         params: for all prompts, or one for each; options: as for generate, for all of them.
         sequences: most that decode at a time; fewer do where memory is short, see `load`.
+        exact: compute the bits of plain decoding, which takes as long as one after the other where
+            preparing did not find that steps of several compute them. Default: as loaded.
         stem_ids: as for generate, for each prompt.
 
         A sequence that fails ends with a chunk whose finish_reason is "error", with its `error`; the
@@ -316,7 +319,7 @@ class Model:
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         sequences: int = 8,
-        exact: bool = False,
+        exact: bool | None = None,
         stem_ids: Iterable[Sequence[StemId] | None] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[str]:
@@ -335,7 +338,7 @@ class Model:
                 texts[number] = texts.get(number, "") + chunk.text
         return [texts[number] for number in range(len(texts))]
 
-    def scheduler(self, sequences: int = 8, *, exact: bool = False) -> Scheduler:
+    def scheduler(self, sequences: int = 8, *, exact: bool | None = None) -> Scheduler:
         """Make a scheduler, for callers that step it themselves and submit what `request` makes.
 
         Model.stats has the figures of all its requests. Raises InputError, OutOfMemoryError.
@@ -351,7 +354,7 @@ class Model:
             self._recorder(),
             size=sequences,
             length=self.plan.context_length,
-            exact=exact,
+            exact=(self.exact if exact is None else exact) and not self.same_in_batches,
         )
 
     def request(

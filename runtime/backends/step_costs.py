@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, I32, I64
+from stem_edge.runtime.backends.interface import Backend, BackendContext, NotFiniteError
 
 SIZES = (2, 4, 8)  # tokens of steps that are measured, and then taken
 # Rounds go on until the two least times of each size differ by no more than this factor, because
@@ -23,14 +24,49 @@ class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     seconds: float  # of a step of one token
     times: dict[int, float]  # tokens of a step -> its time beside that
     same_bits: bool  # whether a token's logits are those of a step of its own
+    same_in_batches: bool = False  # whether they are in a step of several sequences
 
 
-def measure_steps(step: Callable[[int, int], F32], before: int) -> StepCosts | None:
-    """Measure a backbone that has `before` tokens in a context with room for the largest step.
+class Probe:
+    """Steps over made-up tokens, behind `before` that the context has already.
 
-    step: computes n tokens at a position, whatever was there, and returns the logits [n, V] of
-    each. Its tokens follow from the position. None if the machine is too busy to measure anything.
+    token_ids, slots: of all positions, with room for the largest step.
     """
+
+    def __init__(
+        self, backend: Backend, context: BackendContext, token_ids: I64, slots: I32, before: int
+    ) -> None:
+        self._backend, self._context, self.before = backend, context, before
+        self._token_ids, self._slots = token_ids, slots
+
+    def step(self, position: int, count: int) -> F32:
+        """Compute tokens at a position, whatever was there; return the logits [count, V] of each."""
+        places = slice(position, position + count)
+        self._context.begin(self._token_ids[places], position)
+        try:
+            return self._context.finish(self._slots[places], count)
+        except NotFiniteError:  # possible with placeholder rows; takes as long
+            return np.full((count, 1), np.nan, np.float32)
+
+    def same_in_batches(self) -> bool:
+        """Tell whether each of several sequences has the logits that it has alone."""
+        alone, sizes = self.step(self.before, 1).copy(), range(2, max(SIZES) + 1)
+        batch = self._backend.open_batch(max(sizes), self.before + 1)
+        for _ in range(max(sizes)):
+            batch.join(self._context, self.before)
+        token, slot = self._token_ids[[self.before]], self._slots[[self.before]]
+        with contextlib.suppress(NotFiniteError):
+            for n in sizes:
+                batch.begin(0, token.repeat(n), np.full(n, self.before))
+                if not np.array_equal(batch.finish(slot.repeat(n)), alone.repeat(n, 0)):
+                    return False
+            return True
+        return False
+
+
+def measure_steps(probe: Probe) -> StepCosts | None:
+    """Measure steps of several tokens; None if the machine is too busy to measure anything."""
+    step, before = probe.step, probe.before
     alone = np.concatenate([step(before + n, 1).copy() for n in range(max(SIZES))])
     together = {size: step(before, size).copy() for size in SIZES}
     times: dict[int, list[float]] = {size: [] for size in (1, *SIZES)}
@@ -48,6 +84,7 @@ def measure_steps(step: Callable[[int, int], F32], before: int) -> StepCosts | N
     return StepCosts(
         seconds=float(least[0]),
         times={size: round(float(t / least[0]), 2) for size, t in zip(times, least, strict=True)},
+        same_in_batches=probe.same_in_batches(),
         same_bits=all(np.array_equal(found, alone[:size]) for size, found in together.items()),
     )
 

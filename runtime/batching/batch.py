@@ -32,6 +32,10 @@ class Batch:
         """Whether a context that has joined is free again."""
         return self._backend.copies
 
+    def close(self) -> None:
+        """Give back all sequences; takes no lock. A step under way in another thread is completed."""
+        self._backend = PlainBatch()
+
     def join(self, context: Context, tokens: int) -> None:
         """Add a sequence in the next place, with what a context has of its first tokens."""
         self._engine.in_turn(lambda: self._backend.join(context.backend, tokens))

@@ -117,6 +117,8 @@ class Scheduler:
         self._running, self._prompt = [], None
         while self._queue:
             self._queue.popleft().end()
+        for batch in (self._usual, self._single):
+            batch.close()
 
     def _admit(self) -> None:
         """Begin the request at the front of the queue, if there is room for it."""

@@ -308,8 +308,9 @@ class Prefixes:
             self._lent.discard(prefix)
             if keep and prefix.computed:
                 prefix.reserve(prefix.context.position)
-                prefix.context.backend.rest()  # not when it ends, which may be as Python shuts down
-                self._kept.append(prefix)
+                with suppress(OutOfMemoryError, MemoryError):  # then it is not kept
+                    prefix.context.backend.rest()  # not when it ends, which may be as Python exits
+                    self._kept.append(prefix)
 
     def _evict(self) -> list[Prefix]:
         """Take out the oldest contexts until all that remain take no more than the limit."""

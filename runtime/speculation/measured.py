@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, MemoryPlan
-from stem_edge.runtime.backends.step_costs import SIZES, StepCosts, measure_steps
+from stem_edge.runtime.backends.step_costs import SIZES, Probe, StepCosts, measure_steps
 from stem_edge.runtime.engine import Engine
 
 
@@ -25,10 +24,6 @@ def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | N
     # Fetched once, because the row cache counts how often each is used.
     slots = np.resize(engine.rows.fetch(ids[:most]), before + most)
 
-    def step(position: int, count: int) -> F32:
-        places = slice(position, position + count)
-        context.begin(ids[places], position)
-        return context.finish(slots[places], count)
-
-    step(0, before)
-    return measure_steps(step, before)
+    probe = Probe(engine.backend, context, ids, slots, before)
+    probe.step(0, before)
+    return measure_steps(probe)

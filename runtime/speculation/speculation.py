@@ -15,6 +15,8 @@ from stem_edge.runtime.speculation.text_drafts import TextDrafts
 class Guesses:
     """Drafts for one answer; this base class has none."""
 
+    quick = True  # whether a token may wait for what follows it
+
     def after(self, seen: Sequence[int], room: int) -> list[int]:
         """Return guesses at what follows the prompt and answer so far: at most `room` tokens.
 
@@ -57,7 +59,9 @@ class Speculation:
                 each = drafter.seconds / self.costs.seconds
                 longest = min(length + self.most, drafter.context_length)
                 with suppress(StemEdgeError):  # such as lack of memory: an answer needs no drafts
-                    context = lent.enter_context(drafter.prefixes.lent(prompt, {}, longest))
+                    context = lent.enter_context(
+                        drafter.prefixes.lent(prompt, {}, longest, whole=True)
+                    )
                     model = ModelDrafts(drafter.engine, context, prompt)
             yield GatedGuesses(self._gate, model, each)
 
@@ -76,6 +80,7 @@ class GatedGuesses(Guesses):
     def __init__(self, gate: Gate, model: ModelDrafts | None = None, each: float = 0.0) -> None:
         self._gate, self._text, self._model, self._each = gate, TextDrafts(), model, each
         self._from_text, self._from_model = 0, list[int]()  # drafts of the step before
+        self.quick = model is None
 
     def after(self, seen: Sequence[int], room: int) -> list[int]:
         gate = self._gate

@@ -114,7 +114,9 @@ def _add_speculation(group: argparse._ActionsContainer) -> None:
         "a smaller bundle with the same tokenizer, which guesses, too; it takes part of --memory"
     )
     group.add_argument("--draft", metavar="BUNDLE", help=draft)
-    exact = "do not guess where a step of several tokens rounds otherwise than steps of one"
+    exact = (
+        "do not guess, or batch, where a step of several tokens rounds otherwise than steps of one"
+    )
     group.add_argument("--exact", action="store_true", help=exact)
 
 

@@ -60,6 +60,8 @@ class OrtBatch(BackendBatch):
         self._windows.pop()
         self._filled.pop()
         self._kv.free(last)
+        if place < last:
+            self._kv.free(place, tokens)
 
     def begin(
         self, first: int, token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]

@@ -74,10 +74,11 @@ class KvArrays:
             rows = tokens - dropped if source._is_short(found) else tokens
             array.host[place, :, :rows] = found.host[other, :, :rows]
 
-    def free(self, place: int) -> None:
-        """Give the memory of a sequence back to the system."""
+    def free(self, place: int, tokens: int = 0) -> None:
+        """Give the memory of a sequence, from so many tokens on, back to the system."""
         for array in self.arrays:
-            free_pages(array.host[place])
+            for head in array.host[place]:
+                free_pages(head[tokens:])
 
     def _is_short(self, array: DeviceArray) -> bool:
         return array.shape[2] < self.length

@@ -40,7 +40,7 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
 )
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
-from stem_edge.runtime.backends.step_costs import SIZES, StepCosts, measure_steps
+from stem_edge.runtime.backends.step_costs import SIZES, Probe, StepCosts, measure_steps
 from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placeholders
 from stem_edge.system.user_folder import cpu_digest
 
@@ -118,8 +118,8 @@ class _Prompt:
         self._ids = np.arange(length) % config.vocab_size
         self._slots = placeholder_rows(slots, length)
         graphs = graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
-        backend = OrtBackend(config, graphs, slots, threads, [CPU], kv=kv)
-        self._context = backend.open_context(length)
+        self._backend = OrtBackend(config, graphs, slots, threads, [CPU], kv=kv)
+        self._context = self._backend.open_context(length)
 
     def take(self, *, prefill: bool) -> F32:
         """Compute the chunk; return the logits of its last token."""
@@ -133,15 +133,7 @@ class _Prompt:
             return None
         with contextlib.suppress(NotFiniteError):
             self.take(prefill=False)
-        return measure_steps(self._step, before)
-
-    def _step(self, position: int, count: int) -> F32:
-        places = slice(position, position + count)
-        self._context.begin(self._ids[places], position)
-        try:
-            return self._context.finish(self._slots[places], count)
-        except NotFiniteError:  # possible with placeholder rows; takes as long
-            return np.full((count, 1), np.nan, np.float32)
+        return measure_steps(Probe(self._backend, self._context, self._ids, self._slots, before))
 
 
 def _measure(prompt: _Prompt) -> dict[str, float]:

@@ -1,47 +1,77 @@
-"""Measuring steps of several tokens."""
+"""Measuring steps of several tokens, by a clock that only steps move."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
+from itertools import count, repeat
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.step_costs import SIZES, measure_steps
+from stem_edge.runtime.backends import step_costs
+from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.plain_batch import PlainBatch
+from stem_edge.runtime.backends.step_costs import SIZES, Probe, measure_steps
 
 SECONDS = {1: 0.002, 2: 0.003, 4: 0.005, 8: 0.009}
 
 
-class Steps:
-    """A step that takes its time, and rounds otherwise with several tokens if it shall."""
+class Steps(PlainBatch):
+    """Backend, context and batch, which round otherwise with several tokens if they shall."""
 
-    def __init__(self, off_by: float) -> None:
-        self.off_by = off_by
+    def __init__(self, delays: Iterator[float], off_by: float = 0, batch_off_by: float = 0) -> None:
+        super().__init__()
+        self.now, self.delays, self.off_by, self.batch_off_by = 0.0, delays, off_by, batch_off_by
 
-    def __call__(self, position: int, count: int) -> F32:
-        time.sleep(SECONDS[count])
-        places = np.arange(position, position + count, dtype=np.float32)
-        return np.stack([places, places], axis=1) + np.float32(self.off_by * (count > 1))
+    def perf_counter(self) -> float:
+        return self.now
+
+    monotonic = perf_counter
+
+    def open_batch(self, size: int, length: int) -> Steps:
+        return Steps(repeat(0.0), off_by=self.batch_off_by)
+
+    def join(self, context: Any, tokens: int) -> None:
+        """Take nothing."""
+
+    def begin(self, first: Any, token_ids: Any, positions: Any = None) -> None:
+        self.now += (
+            SECONDS.get(len(first), 1.0) * (1 + next(self.delays)) if positions is None else 0
+        )
+        self.count = len(first) if positions is None else len(token_ids)
+
+    def finish(self, slot_ids: Any, logits: int = 0, top: int = 0) -> F32:
+        if np.isnan(self.off_by) and self.count > 1:
+            raise NotFiniteError("as placeholder rows may give")
+        off = self.off_by * (self.count > 1)
+        return np.stack([slot_ids, slot_ids], axis=1).astype(np.float32) + np.float32(off)
 
 
-@pytest.mark.parametrize("off_by", [0.0, 1e-3, np.nan])
-def test_times_and_bits(off_by: float) -> None:
-    found = measure_steps(Steps(off_by), 100)
+def probe(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> Probe:
+    monkeypatch.setattr(step_costs, "time", steps)
+    backend: Any = steps
+    ids = np.arange(120)
+    return Probe(backend, backend, ids, ids.astype(np.int32), 100)
+
+
+@pytest.mark.parametrize(
+    ("off_by", "batch_off_by"), [(0.0, 0.0), (0.0, 1e-3), (1e-3, 0.0), (np.nan, 0.0)]
+)
+def test_times_and_bits(
+    off_by: float, batch_off_by: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(repeat(0.0), off_by, batch_off_by)
+    found = measure_steps(probe(steps, monkeypatch))
     assert found is not None
     assert found.same_bits == (off_by == 0)
-    assert list(found.times) == [1, *SIZES]
-    assert 1 == found.times[1] < found.times[2] < found.times[4] < found.times[8] < 6
-    assert 0.002 <= found.seconds < 0.01
+    assert found.same_in_batches == (batch_off_by == 0)
+    assert found.times == {1: 1, 2: 1.5, 4: 2.5, 8: 4.5} and list(found.times) == [1, *SIZES]
+    assert found.seconds == pytest.approx(0.002)
 
 
 def test_a_machine_too_busy_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(0)
-
-    def step(position: int, count: int) -> F32:
-        time.sleep(float(random.uniform(1e-3, 3e-2)))
-        return np.zeros((count, 2), np.float32)
-
-    monkeypatch.setattr("stem_edge.runtime.backends.step_costs.MOST_SECONDS", 0.5)
-    monkeypatch.setattr("stem_edge.runtime.backends.step_costs.AGREEING", 1.0)
-    assert measure_steps(step, 100) is None
+    steps = Steps(2.0**-n for n in count())  # each step is much faster than all before
+    monkeypatch.setattr(step_costs, "AGREEING", 1.0)
+    assert measure_steps(probe(steps, monkeypatch)) is None
