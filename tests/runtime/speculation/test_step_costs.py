@@ -12,17 +12,15 @@ import pytest
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends import step_costs
 from stem_edge.runtime.backends.interface import NotFiniteError
-from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.backends.step_costs import SIZES, Probe, measure_steps
 
 SECONDS = {1: 0.002, 2: 0.003, 4: 0.005, 8: 0.009}
 
 
-class Steps(PlainBatch):
+class Steps:
     """Backend, context and batch, which round otherwise with several tokens if they shall."""
 
     def __init__(self, delays: Iterator[float], off_by: float = 0, batch_off_by: float = 0) -> None:
-        super().__init__()
         self.now, self.delays, self.off_by, self.batch_off_by = 0.0, delays, off_by, batch_off_by
 
     def perf_counter(self) -> float:
@@ -45,7 +43,7 @@ class Steps(PlainBatch):
     def finish(self, slot_ids: Any, logits: int = 0, top: int = 0) -> F32:
         if np.isnan(self.off_by) and self.count > 1:
             raise NotFiniteError("as placeholder rows may give")
-        off = self.off_by * (self.count > 1)
+        off = self.off_by if self.count > 1 else 0.0
         return np.stack([slot_ids, slot_ids], axis=1).astype(np.float32) + np.float32(off)
 
 
