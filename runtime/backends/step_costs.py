@@ -23,21 +23,20 @@ class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     seconds: float  # of a step of one token
     times: dict[int, float]  # tokens of a step -> its time beside that
     same_bits: bool  # whether a token's logits are those of a step of its own
+    sure: bool = True  # False where the machine was too busy to tell
 
 
-def measure_steps(step: Callable[[int, int], F32], before: int) -> StepCosts | None:
+def measure_steps(step: Callable[[int, int], F32], before: int) -> StepCosts:
     """Measure a backbone that has `before` tokens in a context with room for the largest step.
 
     step: computes n tokens at a position, whatever was there, and returns the logits [n, V] of
-    each. Its tokens follow from the position. None if the machine is too busy to measure anything.
+    each. Its tokens follow from the position.
     """
     alone = np.concatenate([step(before + n, 1).copy() for n in range(max(SIZES))])
     together = {size: step(before, size).copy() for size in SIZES}
     times: dict[int, list[float]] = {size: [] for size in (1, *SIZES)}
     deadline = time.monotonic() + MOST_SECONDS
-    while not _agree(times):
-        if time.monotonic() > deadline:
-            return None
+    while not (sure := _agree(times)) and time.monotonic() < deadline:
         for size, taken in times.items():
             step(before, 1)  # as in use: steps of other sizes come after steps of one
             started = time.perf_counter()
@@ -49,6 +48,7 @@ def measure_steps(step: Callable[[int, int], F32], before: int) -> StepCosts | N
         seconds=float(least[0]),
         times={size: round(float(t / least[0]), 2) for size, t in zip(times, least, strict=True)},
         same_bits=all(np.array_equal(found, alone[:size]) for size, found in together.items()),
+        sure=sure,
     )
 
 
