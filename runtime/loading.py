@@ -179,11 +179,12 @@ def _let_speculate(
     model: Model, costs: StepCosts | None, draft: DraftBundle | None, options: LoadOptions
 ) -> None:
     """Let a model guess ahead, if that is wanted, exact enough, and of known cost."""
-    speculate, vocab_size = options.speculate, model.config.vocab_size
-    if costs is None and (draft is not None or speculate not in ("auto", False)):
-        costs = measured(model.engine, model.plan, vocab_size)
-    model.exact = options.exact
+    speculate, model.exact = options.speculate, options.exact
     model.same_in_batches = costs is not None and costs.same_in_batches
+    if costs is None or not costs.sure:
+        if not speculate or (speculate == "auto" and draft is None):
+            return
+        costs = measured(model.engine, model.plan, model.config.vocab_size)
     if not speculate or costs is None or (options.exact and not costs.same_bits):
         return
     most = speculate if type(speculate) is int else max(SIZES) - 1

@@ -424,7 +424,7 @@ class Model:
     def drafter(self) -> Drafter | None:
         """Return this model as one that drafts for another, which then closes it.
 
-        None if what it takes cannot be measured here.
+        None if its context is too short for that.
         """
         costs = measured(self.engine, self.plan, self.config.vocab_size)
         if costs is None:

@@ -25,6 +25,7 @@ class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     times: dict[int, float]  # tokens of a step -> its time beside that
     same_bits: bool  # whether a token's logits are those of a step of its own
     same_in_batches: bool = False  # whether they are in a step of several sequences
+    sure: bool = True  # False where the machine was too busy to tell times
 
 
 class Probe:
@@ -64,16 +65,14 @@ class Probe:
         return False
 
 
-def measure_steps(probe: Probe) -> StepCosts | None:
-    """Measure steps of several tokens; None if the machine is too busy to measure anything."""
+def measure_steps(probe: Probe) -> StepCosts:
+    """Measure steps of several tokens."""
     step, before = probe.step, probe.before
     alone = np.concatenate([step(before + n, 1).copy() for n in range(max(SIZES))])
     together = {size: step(before, size).copy() for size in SIZES}
     times: dict[int, list[float]] = {size: [] for size in (1, *SIZES)}
     deadline = time.monotonic() + MOST_SECONDS
-    while not _agree(times):
-        if time.monotonic() > deadline:
-            return None
+    while not (sure := _agree(times)) and time.monotonic() < deadline:
         for size, taken in times.items():
             step(before, 1)  # as in use: steps of other sizes come after steps of one
             started = time.perf_counter()
@@ -86,6 +85,7 @@ def measure_steps(probe: Probe) -> StepCosts | None:
         times={size: round(float(t / least[0]), 2) for size, t in zip(times, least, strict=True)},
         same_in_batches=probe.same_in_batches(),
         same_bits=all(np.array_equal(found, alone[:size]) for size, found in together.items()),
+        sure=sure,
     )
 
 

@@ -59,7 +59,7 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     files: dict[str, tuple[Size, int]]  # name -> size and mtime in ns, to notice changes
     prefill: bool | None  # whether the prefill graph is faster; None: there is none
     seconds: dict[str, float]  # graph -> time of a prompt chunk
-    steps: StepCosts | None = None  # of decoding; None if they could not be measured
+    steps: StepCosts | None = None  # of decoding; None if its context is too short for them
     refused: str = ""  # why nothing was prepared, and must not be tried again by a load
 
 
@@ -275,7 +275,7 @@ def _folder_nbytes(folder: Path) -> int:
 def _keep(made: Path, folder: Path) -> Prepacked:
     """Rename the folder, unless what is there lacks nothing, as when made by another process."""
     there = read_prepared(folder)
-    if there is None or there.refused or there.steps is None:
+    if there is None or there.refused or not (there.steps and there.steps.sure):
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             made.rename(folder)

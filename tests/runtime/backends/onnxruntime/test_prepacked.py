@@ -21,6 +21,7 @@ from stem_edge.runtime.backends.onnxruntime import prepacked as module
 from stem_edge.runtime.backends.onnxruntime.prepacked import RECORD, prepared_folder, read_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
+from stem_edge.runtime.backends.step_costs import StepCosts
 
 IDS = [256, *b"twelve tokens or so"]
 Capture = pytest.CaptureFixture[str]
@@ -105,12 +106,15 @@ def test_preparing_again_measures_steps_that_could_not_be_measured(
         prepare_worker.make(opened, folder, 1, "fp32")
 
     monkeypatch.setattr(module, "_run_worker", work)
+    unsure = StepCosts(seconds=0.1, times={1: 1.0, 2: 1.0}, same_bits=True, sure=False)
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_worker, "measure_steps", lambda *_: None)
-        assert module.make(open_bundle(bundle), tmp_path, 1, None).record.steps is None
+        patch.setattr(prepare_worker, "measure_steps", lambda *_: unsure)
+        assert module.make(open_bundle(bundle), tmp_path, 1, None).record.steps == unsure
     with stem_edge.load(bundle, cache_dir=tmp_path, threads=1) as model:
         assert model.speculation is None
-    assert module.make(open_bundle(bundle), tmp_path, 1, None).record.steps is not None
+    with stem_edge.load(bundle, cache_dir=tmp_path, threads=1, speculate=True) as model:
+        assert model.speculation is not None and model.speculation.costs != unsure
+    assert module.make(open_bundle(bundle), tmp_path, 1, None).record.steps != unsure
 
 
 @pytest.mark.parametrize("faster", [True, False])
