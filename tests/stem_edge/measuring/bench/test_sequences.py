@@ -12,8 +12,9 @@ from installed import DEMO
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench import sequences
+from stem_edge.measuring.bench.case_tables import sequences_table
 from stem_edge.measuring.bench.cases import CaseReport, Spread
-from stem_edge.measuring.bench.sequences import bench_sequences, sequences_table
+from stem_edge.measuring.bench.sequences import bench_sequences
 from stem_edge.measuring.run.workers import Subject
 
 QUICK: dict[str, Any] = {"prompt_tokens": 8, "new_tokens": 4, "rounds": 1, "threads": 1}

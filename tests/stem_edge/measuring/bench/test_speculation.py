@@ -12,12 +12,12 @@ from installed import DEMO
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench import speculation
+from stem_edge.measuring.bench.case_tables import speculation_table
 from stem_edge.measuring.bench.cases import CaseReport, Spread
 from stem_edge.measuring.bench.speculation import (
     Answered,
     Key,
     bench_speculation,
-    speculation_table,
 )
 from stem_edge.measuring.run.texts import KINDS
 
