@@ -26,12 +26,11 @@ from stem_edge.runtime.sampling import (
     needed_logits,
     token_logprobs,
 )
-from stem_edge.runtime.speculation.speculation import Guesses
+from stem_edge.runtime.speculation.speculation import NO_GUESSES, Guesses
 from stem_edge.runtime.stats import Recorder
 from stem_edge.runtime.text.codec import TokenStream
 from stem_edge.system.memory import raise_out_of_memory
 
-NO_GUESSES = Guesses()
 FinishReason = Literal["stop", "length", "error"]
 
 

@@ -180,7 +180,7 @@ def _let_speculate(
 ) -> None:
     """Let a model guess ahead, if that is wanted, exact enough, and of known cost."""
     speculate, model.exact = options.speculate, options.exact
-    model.same_in_batches = costs is not None and costs.same_in_batches
+    model.step_costs = costs
     if costs is None or not costs.sure:
         if not speculate or (speculate == "auto" and draft is None):
             return
@@ -191,10 +191,11 @@ def _let_speculate(
     model.speculation = Speculation(costs, most)
     if draft is not None:
         smaller = load(draft.bundle.path, **draft.keywords)
-        if (drafter := smaller.drafter()) is not None:
-            model.speculation.use(drafter)
-        else:
-            smaller.close()
+        with ExitStack() as unused:
+            unused.callback(smaller.close)
+            if (drafter := smaller.drafter()) is not None:
+                model.speculation.use(drafter)
+                unused.pop_all()
 
 
 def _drafting(draft: DraftBundle | None) -> int:

@@ -28,13 +28,13 @@ from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import check_sequences
+from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.batching.prompts import requests, run
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.conversation import Conversation
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import (
-    NO_GUESSES,
     Answer,
     Chunk,
     Chunks,
@@ -42,17 +42,19 @@ from stem_edge.runtime.generation import (
     join_chunks,
     sample_tokens,
 )
-from stem_edge.runtime.lookups.overlay import Lookups, Overlay
-from stem_edge.runtime.lookups.row_ids import StemId, check_text, checked_ids, given_lookups
+from stem_edge.runtime.lookups.open_edits import OpenEdits
+from stem_edge.runtime.lookups.overlay import Lookups
+from stem_edge.runtime.lookups.row_ids import StemId, checked_ids
 from stem_edge.runtime.prefixes.conversation_file import load_messages, save_messages
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.model_drafts import Drafter
-from stem_edge.runtime.speculation.speculation import Guesses, Speculation
+from stem_edge.runtime.speculation.speculation import NO_GUESSES, Guesses, Speculation
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.chat import Chat, Messages
-from stem_edge.runtime.text.codec import TextCodec, TokenStream, shorten
+from stem_edge.runtime.text.codec import TextCodec, TokenStream
+from stem_edge.runtime.text.prompts import Prompts
 from stem_edge.system.memory import raise_out_of_memory
 
 
@@ -60,9 +62,9 @@ class Model:
     """A loaded bundle. Use it as a context manager, or call close().
 
     Several generations may take turns, in one thread or in many, or decode together (generate_many);
-    the memory plan counts the KV cache of one, or of as many as `load` was told. What is unused of it keeps prompts, from which later ones that begin alike go on with the
-    same tokens as without (docs/python.md). A forked process cannot use it. OutOfMemoryError from any
-    call leaves it usable.
+    the memory plan counts the KV cache of one, or of as many as `load` was told. What is unused of it
+    keeps prompts, from which later ones that begin alike go on with the same tokens as without
+    (docs/python.md). A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
     """
 
     def __init__(
@@ -81,14 +83,13 @@ class Model:
         self.engine = engine  # for callers that measure, or feed tokens themselves
         self._text, self._on_close = text, on_close
         self._chat = Chat(bundle.file(TOKENIZER_CONFIG), text)
-        # The edits of each open `edited`, in order; keyed, so that a thread removes only its own.
-        self._edits: dict[object, tuple[Edit, ...]] = {}
-        self._overlay = Overlay(text, bundle.manifest.model)
+        self._open_edits = OpenEdits(engine, text, bundle.manifest.model)
+        self._prompts = Prompts(text, bundle.manifest.model, plan.context_length)
         self._closed = False
         self._fingerprint = fingerprint
         self.speculation: Speculation | None = None  # None: a step of an answer has one token
         self.exact = False  # see `load`
-        self.same_in_batches = False  # whether several sequences have the bits of each alone
+        self.step_costs: StepCosts | None = None  # if they are known
         self._prefixes = prefixes or Prefixes(
             engine, plan.context_length, plan.kv_nbytes, keeps=False
         )
@@ -145,7 +146,9 @@ class Model:
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
-        return self._text.decode(self._checked(token_ids), skip_special_tokens=skip_special_tokens)
+        return self._text.decode(
+            checked_ids(token_ids, self.config.vocab_size), skip_special_tokens=skip_special_tokens
+        )
 
     @contextmanager
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:
@@ -162,38 +165,13 @@ class Model:
         for an edit that cannot be applied.
         """
         self.engine.check_usable()
-        entry = tuple(as_edit(self.bundle, edit) for edit in edits)
-        Overlay(self._text, self.config, entry)  # refuse them here rather than at the first call
-        key = object()
-        self._edits[key] = entry
-        try:
+        with self._open_edits.added(tuple(as_edit(self.bundle, edit) for edit in edits)):
             yield self
-        finally:
-            del self._edits[key]
 
     @property
     def edits(self) -> tuple[Edit, ...]:
         """Edits that a call beginning now would have, in their order."""
-        return tuple(edit for entry in list(self._edits.values()) for edit in entry)
-
-    def _edited(self) -> Overlay:
-        """Return the edits of a call that begins now."""
-        edits, overlay = self.edits, self._overlay
-        if edits != overlay.edits:
-            overlay = self._overlay = Overlay(self._text, self.config, edits)
-        return overlay
-
-    def _lookups(
-        self,
-        prompt: list[int],
-        stem_ids: Sequence[StemId] | None,
-        overlay: Overlay | None = None,
-    ) -> Lookups:
-        """Lookups of a call; default: one that begins now."""
-        given = None
-        if stem_ids is not None:
-            given = given_lookups(self.config, stem_ids, len(prompt))
-        return Lookups(self.engine, overlay or self._edited(), prompt, given)
+        return self._open_edits.all
 
     def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
         """Logits float32 [T, V] of every position, from an empty context.
@@ -201,13 +179,13 @@ class Model:
         stem_ids: see generate. Raises InputError for no ids, ids out of range, or more ids than the
         context holds.
         """
-        ids = self._checked_prompt(token_ids)
+        ids = self._prompt_ids(token_ids)
         try:
             logits = np.empty((len(ids), self.config.vocab_size), np.float32)
         except MemoryError as error:
             raise_out_of_memory(error, "for logits", "take logits_chunks, or a shorter text")
         filled = 0
-        for piece in self._logits_chunks(ids, self._lookups(ids, stem_ids)):
+        for piece in self._logits_chunks(ids, self._open_edits.lookups(ids, stem_ids)):
             logits[filled : filled + len(piece)] = piece
             filled += len(piece)
         return logits
@@ -219,8 +197,8 @@ class Model:
 
         Each piece overwrites the one before. Raises InputError at once, as `logits` does.
         """
-        ids = self._checked_prompt(token_ids)
-        return self._logits_chunks(ids, self._lookups(ids, stem_ids))
+        ids = self._prompt_ids(token_ids)
+        return self._logits_chunks(ids, self._open_edits.lookups(ids, stem_ids))
 
     def _logits_chunks(self, ids: list[int], lookups: Lookups) -> Iterator[F32]:
         try:
@@ -254,7 +232,7 @@ class Model:
         """
         params = params_of(params, options)
         ids = self._prompt_ids(prompt)
-        tokens = self._tokens(ids, params, self._lookups(ids, stem_ids))
+        tokens = self._tokens(ids, params, self._open_edits.lookups(ids, stem_ids))
         return join_chunks(tokens, Chunks(TokenStream(self._text, params.stop), params))
 
     def generate_text(
@@ -296,7 +274,7 @@ class Model:
         others go on. So does a prompt that generate would refuse, but raises InputError at once if all
         are given as a list, as bad options do.
         """
-        edits = self._edited()
+        edits, lookups = self._open_edits.now(), self._open_edits.lookups
 
         def request(
             prompt: str | Sequence[int],
@@ -304,7 +282,7 @@ class Model:
             stem_ids: Sequence[StemId] | None,
         ) -> Request:
             ids = self._prompt_ids(prompt)
-            return self._request(ids, params, self._lookups(ids, stem_ids, edits))
+            return self._request(ids, params, lookups(ids, stem_ids, edits))
 
         if params is None or isinstance(params, SamplingParams):
             params = repeat(params_of(params, options))
@@ -347,6 +325,7 @@ class Model:
         footprint = footprint_of(self.bundle.manifest, ENGINES[self.plan.engine].backbone)
         if self.plan.variant is not None:
             footprint = footprint.without_windows()
+        same_bits = self.step_costs is not None and self.step_costs.same_in_batches
         return Scheduler(
             self.engine,
             self._prefixes,
@@ -354,7 +333,7 @@ class Model:
             self._recorder(),
             size=sequences,
             length=self.plan.context_length,
-            exact=(self.exact if exact is None else exact) and not self.same_in_batches,
+            exact=(self.exact if exact is None else exact) and not same_bits,
         )
 
     def request(
@@ -368,27 +347,20 @@ class Model:
         """Make a request for a scheduler; arguments, and errors at once, as for generate."""
         params = params_of(params, options)
         ids = self._prompt_ids(prompt)
-        return self._request(ids, params, self._lookups(ids, stem_ids))
+        return self._request(ids, params, self._open_edits.lookups(ids, stem_ids))
 
     def _request(self, ids: list[int], params: SamplingParams, lookups: Lookups) -> Request:
-        length, eos_ids = self._length(ids, params), self.config.eos_ids
+        length, eos_ids = self._prompts.length(ids, params), self.config.eos_ids
         return Request(ids, params, lookups, length, self._text, eos_ids)
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a prompt. Raises InputError."""
-        if isinstance(prompt, str):
-            context_length, longest = self.plan.context_length, self.config.max_context
-            prompt = self._text.encode_prompt(prompt, context_length, longest)
-        return self._checked_prompt(prompt)
-
-    def _length(self, prompt: list[int], params: SamplingParams) -> int:
-        # The last token is handed out but never processed, so it takes no place in the context.
-        return min(self.plan.context_length, len(prompt) + params.max_new_tokens - 1)
+        self.engine.check_usable()
+        return self._prompts.ids(prompt)
 
     def _tokens(
         self, prompt: list[int], params: SamplingParams, lookups: Lookups
     ) -> Generator[Sampled]:
-        length = self._length(prompt, params)
+        length = self._prompts.length(prompt, params)
         answer = Answer(prompt, params, self.config.eos_ids)
         lent = self._prefixes.lent(prompt, lookups.places, length)
         guessing: AbstractContextManager[Guesses]
@@ -426,7 +398,7 @@ class Model:
 
         None if its context is too short for that.
         """
-        costs = measured(self.engine, self.plan, self.config.vocab_size)
+        costs = self.step_costs or measured(self.engine, self.plan, self.config.vocab_size)
         if costs is None:
             return None
         return Drafter(
@@ -445,22 +417,6 @@ class Model:
         # Another thread may replace self.stats before the next line, so it cannot be read back.
         stats = self.stats = GenerationStats.planned(self.plan)
         return Recorder(stats, self.engine.rows)
-
-    def _checked_prompt(self, token_ids: Sequence[int]) -> list[int]:
-        self.engine.check_usable()
-        ids = self._checked(token_ids)
-        if not ids:
-            raise InputError("the prompt is empty; give at least one token id")
-        check_text(self.config, ids)
-        if len(ids) > self.plan.context_length:
-            raise InputError(
-                f"the prompt has {len(ids)} tokens, the context holds {self.plan.context_length}; "
-                f"{shorten(self.plan.context_length, self.config.max_context)}"
-            )
-        return ids
-
-    def _checked(self, token_ids: Sequence[int]) -> list[int]:
-        return checked_ids(token_ids, self.config.vocab_size)
 
     def close(self) -> None:
         """Release memory, threads and files; closing twice is fine.

@@ -146,11 +146,6 @@ class LoadOptions:
         open_flash(self.emulate_flash)
 
     @property
-    def measures_steps(self) -> bool:
-        """Whether steps are measured at this load if they never were."""
-        return self.draft is not None or self.speculate not in ("auto", 0)
-
-    @property
     def cpus(self) -> int:
         """Threads that compute the backbone."""
         return self.threads or usable_cpus()

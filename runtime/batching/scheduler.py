@@ -59,9 +59,10 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue; any thread may. Raises InputError after `close`."""
-        if self._closed:
-            raise InputError("this scheduler is closed; make another")
         self._queue.append(request)
+        if self._closed:  # after that, because `close` may run at the same time
+            request.end()
+            raise InputError("this scheduler is closed; make another")
 
     def cancel(self, request: Request) -> None:
         """End a request, which gets no more chunks but of a step under way; any thread may."""

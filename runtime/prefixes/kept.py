@@ -49,6 +49,13 @@ class Prefix:
         """Tokens of the prompt whose keys and values are there, as far as a prompt's."""
         return min(self.context.position, len(self.prompt.token_ids))
 
+    @property
+    def growth(self) -> int:
+        """Bytes that its call may still take beyond those counted."""
+        backend = self.context.backend
+        tokens = min(in_steps(self.context.length), backend.length)
+        return max(0, backend.nbytes_of(tokens) - self.nbytes)
+
     def reusable(self, prompt: Prompt) -> int:
         """Return how many tokens another prompt can take over from this context."""
         backend = self.context.backend
@@ -148,10 +155,14 @@ class Prefixes:
         yield prefix.context
 
     def fits(self, nbytes: int) -> bool:
-        """Tell whether so many bytes fit beside calls under way, if all kept contexts give way."""
+        """Tell whether so many bytes fit beside calls under way, if all kept contexts give way.
+
+        Calls may go on to the ends of their contexts.
+        """
         with self._lock:
             self._collect()
-            return self._taken() + nbytes <= self.limit
+            growth = sum(prefix.growth for prefix in self._lent)
+            return self._taken() + growth + nbytes <= self.limit
 
     def reserve(self, nbytes: int) -> Reservation:
         """Count memory of a batch, to which kept contexts give way."""
@@ -165,8 +176,6 @@ class Prefixes:
 
     def make_room(self, context: Context | None = None, tokens: int = 1) -> None:
         """Let kept contexts give way to one that grows by so many tokens. Called before each step."""
-        if not self._kept and not self._ended:
-            return
         with self._lock:
             self._collect()
             for prefix in self._lent:

@@ -25,6 +25,9 @@ class Guesses:
         return []
 
 
+NO_GUESSES = Guesses()
+
+
 class Speculation:
     """Makes the guesses of a model's answers.
 
@@ -51,7 +54,7 @@ class Speculation:
         length: most tokens of prompt and answer that are computed.
         """
         if not self._gate.can_pay:
-            yield Guesses()
+            yield NO_GUESSES
             return
         with ExitStack() as lent:
             model, each = None, 0.0
@@ -80,10 +83,10 @@ class GatedGuesses(Guesses):
     def __init__(self, gate: Gate, model: ModelDrafts | None = None, each: float = 0.0) -> None:
         self._gate, self._text, self._model, self._each = gate, TextDrafts(), model, each
         self._from_text, self._from_model = 0, list[int]()  # drafts of the step before
-        self.quick = model is None
+        self.quick = False  # because a long text takes a while to index at first
 
     def after(self, seen: Sequence[int], room: int) -> list[int]:
-        gate = self._gate
+        self.quick, gate = self._model is None, self._gate
         self._text.learn(seen, self._from_text)
         by_text, by_model = gate.choose(self._text.chances(gate.most), room), PLAIN
         if self._model is not None:

@@ -30,7 +30,11 @@ def after_prompt(
     fresh: bool = False,
 ) -> Outcome:
     """Process a prompt as Model.generate does, and decode some tokens after it."""
-    engine, lookups, length = model.engine, model._lookups(list(ids), stem_ids), len(ids) + answer
+    engine, lookups, length = (
+        model.engine,
+        model._open_edits.lookups(list(ids), stem_ids),
+        len(ids) + answer,
+    )
     with lookups:
         if fresh:
             context = engine.open_context(length)

@@ -64,7 +64,7 @@ def share(model: Model, options: dict[str, Any], tokens: int) -> list[float]:
 
     backend.open_context = open_context  # type: ignore[method-assign]
     try:
-        for _ in model._tokens(prompt, params, model._lookups(prompt, None)):
+        for _ in model._tokens(prompt, params, model._open_edits.lookups(prompt, None)):
             stalled = model.engine.rows.counters().stall_seconds
             totals.append(time.perf_counter() - spent[0] - stalled)
     finally:

@@ -67,8 +67,9 @@ class OrtLoader:
 
     @property
     def step_costs(self) -> StepCosts | None:
-        """Costs that were measured when the backbone was prepared."""
-        return self._prepared.record.steps if self._prepared is not None else None
+        """Costs that were measured when the backbone was prepared, with as many threads."""
+        steps = self._prepared.record.steps if self._prepared is not None else None
+        return steps if steps is not None and steps.threads == self._options.cpus else None
 
     def prepare(self, verdict: Verdict | None) -> None:
         """Prepack a large backbone for this processor, unless that was done before."""

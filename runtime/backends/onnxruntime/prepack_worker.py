@@ -77,7 +77,9 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         record = msgspec.structs.replace(record, files={}, refused=REFUSED)
     else:
         prompt = _Prompt(bundle, Prepacked(folder, record), CHUNK_TOKENS, threads, kv)
-        record = msgspec.structs.replace(record, steps=prompt.measure_steps())
+        if (steps := prompt.measure_steps()) is not None:
+            steps = msgspec.structs.replace(steps, threads=threads)
+        record = msgspec.structs.replace(record, steps=steps)
         if bundle.manifest.has_prefill:
             seconds = _measure(prompt)
             faster = seconds["prefill"] < seconds["decode"]

@@ -96,7 +96,7 @@ def test_the_first_load_makes_it_and_the_second_uses_it(bundle: Path, tmp_path: 
     assert (folder / RECORD).stat().st_mtime_ns == before
     with stem_edge.load(bundle, cache_dir=tmp_path, threads=1, exact=True) as model:
         assert (model.speculation is not None) == bool(costs and costs.same_bits)
-        assert model.same_in_batches == record.steps.same_in_batches
+        assert model.step_costs == record.steps
 
 
 def test_preparing_again_measures_steps_that_could_not_be_measured(
