@@ -47,6 +47,7 @@ from stem_edge.runtime.lookups.overlay import Lookups
 from stem_edge.runtime.lookups.row_ids import StemId, checked_ids
 from stem_edge.runtime.prefixes.conversation_file import load_messages, save_messages
 from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.prompts import Prompts
 from stem_edge.runtime.sampling import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.model_drafts import Drafter
@@ -54,7 +55,6 @@ from stem_edge.runtime.speculation.speculation import NO_GUESSES, Guesses, Specu
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.text.chat import Chat, Messages
 from stem_edge.runtime.text.codec import TextCodec, TokenStream
-from stem_edge.runtime.text.prompts import Prompts
 from stem_edge.system.memory import raise_out_of_memory
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from stem_edge.config import ModelConfig
 from stem_edge.edit_files.file import Edit
-from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.lookups.overlay import Lookups, Overlay
 from stem_edge.runtime.lookups.row_ids import StemId, given_lookups
 from stem_edge.runtime.text.codec import TextCodec
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.engine import Engine
 
 
 class OpenEdits:

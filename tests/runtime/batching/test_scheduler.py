@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -19,6 +20,7 @@ from toy_batches import alone, check_given_back, together, toy_model
 import stem_edge
 from stem_edge import InputError
 from stem_edge.errors import BackendError, OutOfMemoryError, StemEdgeError
+from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
@@ -386,6 +388,32 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(tiny_bundle: Path, first: i
                 at += step
             assert at > 300
             assert together(model, prompts, max_new_tokens=3) == expected
+
+
+def test_a_closed_scheduler_holds_nothing(toy: Toy) -> None:
+    model, backend = toy
+    scheduler = model.scheduler(4)
+    for prompt in PROMPTS[:3]:
+        scheduler.submit(model.request(prompt, **NEW))
+    for _ in range(9):
+        scheduler.step()
+    scheduler.close()
+    gc.collect()
+    assert not backend.batches and len(backend.contexts) <= 8
+    request = model.request(PROMPTS[0], **NEW)
+    with pytest.raises(InputError, match="closed"):
+        scheduler.submit(request)
+    assert request.ended
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_exact_holds_as_loaded(tiny_bundle: Path, same: bool) -> None:
+    with toy_model(tiny_bundle, copies=True, slots=6, sequences=6) as (model, backend):
+        model.exact = True
+        model.step_costs = StepCosts(seconds=1, times={}, same_bits=False, same_in_batches=same)
+        scheduler = model.scheduler(4)
+        assert bool(backend.batches) == same
+        scheduler.close()
 
 
 def test_prompts_are_taken_as_places_become_free(toy: Toy) -> None:

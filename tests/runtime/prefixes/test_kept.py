@@ -243,6 +243,24 @@ def test_kept_contexts_give_way_to_a_batch() -> None:
     assert prefixes.fits(12_000)
 
 
+def test_a_call_under_way_counts_as_it_may_grow() -> None:
+    prefixes = Calls(12_000).prefixes
+    with prefixes.lent(A[:10], {}, 800):
+        assert prefixes.fits(12_000 - 8_960) and not prefixes.fits(12_001 - 8_960)
+
+
+def test_a_context_without_memory_to_rest_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rest(self: object) -> None:
+        raise OutOfMemoryError("no memory")
+
+    calls = Calls(12_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeContext, "rest", rest)
+        calls.call(A)
+        assert calls.call(A) == 0
+    assert calls.call(A) > 0
+
+
 class FailingFolder:
     """A folder in which nothing is found, and to which writing is interrupted."""
 
