@@ -11,7 +11,8 @@ are still being read from flash. A step runs the graphs in this order:
 | rest | the layers that borrow K and V, if any, for the requested positions only |
 | head | the final norm and the logits, for the requested positions only |
 
-`prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many
+A prepared backbone runs early, late, rest and head as one graph, `step`, because each run has to wake
+the threads: layers do not run before their rows are there then. `prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many
 tokens and slower for one. All graphs share one KV cache.
 
 B sequences can take a step of one token together, and each attends to as many rows of its part of
@@ -83,6 +84,7 @@ EARLY = "early"
 LATE = "late"
 REST = "rest"
 HEAD = "head"
+STEP = "step"
 PREFILL = "prefill"
 # Only variants for devices have these two.
 ROWS = "rows"
