@@ -11,9 +11,12 @@ are still being read from flash. A step runs the graphs in this order:
 | rest | the layers that borrow K and V, if any, for the requested positions only |
 | head | the final norm and the logits, for the requested positions only |
 
-A prepared backbone runs early, late, rest and head as one graph, `step`, because each run has to wake
-the threads: layers do not run before their rows are there then. `prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many
+`prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many
 tokens and slower for one. All graphs share one KV cache.
+
+A prepared backbone runs early, late, rest and head as one graph, `step`, with the inputs of all of
+them but `embedded`. Each run wakes onnxruntime's threads anew, which costs more than the layers
+before the first row hide of its read, so these wait for it, too.
 
 B sequences can take a step of one token together, and each attends to as many rows of its part of
 the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is 1.
