@@ -22,7 +22,7 @@ from stem_edge.graph.altup import AltUp, expanded, laurel, merged
 from stem_edge.graph.attention import attention
 from stem_edge.graph.ffn import ffn
 from stem_edge.graph.formats import BackboneFormat
-from stem_edge.graph.ir import Graph
+from stem_edge.graph.ir import Graph, Node
 from stem_edge.graph.kv import KvFormat, KvType, place_peaks
 from stem_edge.graph.layer import NORM, LayerGraph, norm, plain_norm
 from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts, vector
@@ -75,6 +75,37 @@ def decoding(
     return Built(graphs, plan)
 
 
+def joined(
+    config: ModelConfig,
+    layout: RecordLayout | None,
+    format: BackboneFormat,
+    *,
+    kv: KvType = "fp32",
+) -> Graph:
+    """Join the graphs of `decoding` after the embedding in one, over the same weight file.
+
+    It computes the same bits as they do. One run wakes onnxruntime's threads once.
+    """
+    graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
+    cache = place_peaks(plan, config, format, kv)
+    _embedding(DecodeProducts(Graph(), plan, format), config, io.HIDDEN)  # only takes its place
+    products = DecodeProducts(graph, plan, format)
+    x = graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
+    parts = io.layer_graphs(config)
+    for name, layers in parts.items():
+        start = Start(x, io.HIDDEN)
+        if name == io.REST:
+            start = _wanted_start(graph, config, layers, start)
+        x = _layers(products, config, layout, cache, layers, start, f"{name}.{io.HIDDEN}")
+    _head(products, config, x if io.REST in parts else _wanted(graph, x), "n")
+    updated: dict[str, str] = {}
+    for node in graph.nodes:
+        # Otherwise layers that borrow K and V could read them before they are there.
+        node.inputs = [updated.get(name, name) for name in node.inputs]
+        updated |= _updated(node)
+    return graph
+
+
 def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Graph:
     """Build one graph from token ids to logits, over the weight file of `decoding`.
 
@@ -117,8 +148,13 @@ def _separate(graph: Graph, layout: RecordLayout | None) -> None:
         else:
             graph.nodes.append(node)
             # For layers that borrow K and V: nothing binds both names to the same memory here.
-            caches = [name for name in node.outputs if name.startswith((NEW_KEYS, NEW_VALUES))]
-            other |= {name.removeprefix(io.NEW): name for name in caches}
+            other |= _updated(node)
+
+
+def _updated(node: Node) -> dict[str, str]:
+    """Return the caches that a node updates -> their new names."""
+    caches = [name for name in node.outputs if name.startswith((NEW_KEYS, NEW_VALUES))]
+    return {name.removeprefix(io.NEW): name for name in caches}
 
 
 def prompts(
@@ -197,15 +233,25 @@ def _rest(
 ) -> None:
     """Emit the layers that borrow K and V: hidden [B, T, hidden_width] -> new_hidden [B, n, ...]."""
     graph, layers = products.graph, io.layer_graphs(config)[io.REST]
-    start = Start(_wanted(graph, io.HIDDEN), positions="")
-    if positions and any(map(config.window, layers)):
-        start = start._replace(positions=_wanted(graph, positions))
     if config.ple_width:
         graph.input(io.EMBEDDED, np.float32, [graph.sequences, "T", config.hidden_width])
         graph.input(io.SLOT_IDS, np.int64, [graph.sequences, "T"])
-        embedded, slot_ids = _wanted(graph, io.EMBEDDED), _wanted(graph, io.SLOT_IDS)
-        start = start._replace(embedded=embedded, slot_ids=slot_ids)
+    start = Start(embedded=io.EMBEDDED, positions=positions)
+    start = _wanted_start(graph, config, layers, start)
     _declare_output(graph, config, _layers(products, config, layout, cache, layers, start), "n")
+
+
+def _wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start) -> Start:
+    """Emit the wanted positions of what layers without K and V of their own start from."""
+    positions = start.positions if any(map(config.window, layers)) else ""
+    start = start._replace(
+        hidden=_wanted(graph, start.hidden),
+        positions=_wanted(graph, positions) if positions else "",
+    )
+    if config.ple_width:
+        embedded, slot_ids = _wanted(graph, start.embedded), _wanted(graph, start.slot_ids)
+        start = start._replace(embedded=embedded, slot_ids=slot_ids)
+    return start
 
 
 class Start(NamedTuple):

@@ -14,6 +14,10 @@ are still being read from flash. A step runs the graphs in this order:
 `prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many
 tokens and slower for one. All graphs share one KV cache.
 
+A prepared backbone runs early, late, rest and head as one graph, `step`, with the inputs of all of
+them but `embedded`. Each run wakes onnxruntime's threads anew, which costs more than the layers
+before the first row hide of its read, so these wait for it, too.
+
 B sequences can take a step of one token together, and each attends to as many rows of its part of
 the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is 1.
 
@@ -83,6 +87,7 @@ EARLY = "early"
 LATE = "late"
 REST = "rest"
 HEAD = "head"
+STEP = "step"
 PREFILL = "prefill"
 # Only variants for devices have these two.
 ROWS = "rows"

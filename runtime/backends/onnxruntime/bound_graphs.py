@@ -16,7 +16,7 @@ import onnxruntime as ort
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
-from stem_edge.runtime.backends.onnxruntime.output import Output
+from stem_edge.runtime.backends.onnxruntime.output import outputs
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     onnxruntime_errors,
@@ -57,7 +57,8 @@ class BoundGraphs:
             self.bind({name: from_numpy(rows) for name, rows in backend.slots.inputs().items()})
         self.ropes = backend.ropes(length)
         self.bind(self.ropes.values())
-        self._output = Output(self.graphs, backend)
+        self._outputs = outputs(self.graphs, backend)
+        self._output = next(iter(self._outputs.values()))
         self._has_windows = any(io.POSITIONS in graph.inputs for graph in self.graphs.values())
         self.shape = Shape()
         self._begins: list[int] = []  # positions of the step
@@ -96,12 +97,13 @@ class BoundGraphs:
         self._slot_ids[...] = slot_ids
         for name in self._after_rows:
             self._run(name)
+        places = range(self.shape.tokens - max(wanted, 1), self.shape.tokens)
+        if wanted or self._output.has_layers:
+            self._output.bind(len(self._begins), places, top)
+            with onnxruntime_errors(self._doing(self._output.name)):
+                self._output.run()
         if not wanted:
             return np.empty((0, self._vocab_size), np.float32)
-        places = range(self.shape.tokens - wanted, self.shape.tokens)
-        self._output.bind(len(self._begins), places, top)
-        with onnxruntime_errors(self._doing(io.HEAD)):
-            self._output.run()
         return self._output.logits([begin + n for begin in self._begins for n in places])
 
     def allocate(self, shape: Shape) -> None:
@@ -112,20 +114,21 @@ class BoundGraphs:
         # Allocate all before binding any, so that nothing has changed if memory runs out.
         values = [self._memory.empty(size, self._dtype, what).value() for _ in names]
         self.shape = Shape()
+        self._output = self._outputs.get(io.HEAD if shape.prefill else io.STEP, self._output)
         self._output.forget()
-        last = io.REST if io.REST in self.graphs else io.HEAD
+        last = self._output.first
         for name, value, following in zip(names, values, [*names[1:], last], strict=True):
             self.graphs[name].bind({io.NEW + io.HIDDEN: value})
             self.graphs[following].bind({io.HIDDEN: value})
-        if last == io.REST:
-            self.graphs[last].bind({io.EMBEDDED: values[0]})
+        self.graphs[last].bind({io.EMBEDDED: values[0]})
         self._feed_step(shape)
         self._before_rows = [name for name in names if name in (io.EMBED, io.EARLY)]
         self._after_rows = names[len(self._before_rows) :]
         self.shape = shape
 
     def _layers(self, prefill: bool) -> list[str]:
-        return [io.PREFILL] if prefill else [n for n in (io.EARLY, io.LATE) if n in self.graphs]
+        names = (io.PREFILL,) if prefill else (io.EARLY, io.LATE)
+        return [name for name in names if name in self.graphs]
 
     def _feed_step(self, shape: Shape) -> None:
         arrays = np.zeros((3, shape.sequences, shape.tokens), np.int64)

@@ -19,12 +19,22 @@ if TYPE_CHECKING:
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
-class Output:
-    """Layers for the wanted positions only, the head, and the logits that it brings to the host."""
+def outputs(graphs: Mapping[str, BoundSession], backend: OrtBackend) -> dict[str, Output]:
+    """Return what gives logits, by the name of its last graph: `step`, if there is one, and `head`."""
+    return {name: Output(name, graphs, backend) for name in (io.STEP, io.HEAD) if name in graphs}
 
-    def __init__(self, graphs: Mapping[str, BoundSession], backend: OrtBackend) -> None:
-        self._head, self._top = graphs[io.HEAD], graphs.get(io.TOP)
-        self._rest = graphs.get(io.REST)
+
+class Output:
+    """Layers for the wanted positions only, the head, and the logits that it brings to the host.
+
+    name: `head`, or `step` for a graph of all layers with the head.
+    """
+
+    def __init__(self, name: str, graphs: Mapping[str, BoundSession], backend: OrtBackend) -> None:
+        self.name, self.has_layers = name, name == io.STEP
+        self._head, self._top = graphs[name], graphs.get(io.TOP)
+        self._rest = None if self.has_layers else graphs.get(io.REST)
+        self.first = name if self._rest is None else io.REST  # graph that takes the hidden states
         self._memory, self._vocab_size = backend.memory, backend.config.vocab_size
         self._width, self._dtype = backend.config.hidden_width, backend.dtype
         self._bound: tuple[int, int] | None = None  # tokens, and how many of their largest logits

@@ -20,7 +20,7 @@ from typing import IO, NamedTuple
 from stem_edge.graph.encoder import FIXED32, LENGTH, VARINT, with_length
 
 FIXED64 = 1  # wire type of protobuf, beside those of the encoder
-GRAPH, INITIALIZER, EXTERNAL_DATA, KEY, VALUE = 7, 5, 13, 1, 2  # fields of onnx.proto
+GRAPH, INITIALIZER, NAME, EXTERNAL_DATA, KEY, VALUE = 7, 5, 8, 13, 1, 2  # fields of onnx.proto
 OFFSET, NBYTES, PACKED = b"offset", b"length", b"prepacked_"
 PIECE_NBYTES = 8 << 20
 
@@ -40,6 +40,24 @@ def put_packed_first(graph: Path) -> None:
     with graph.with_name(f"{graph.name}.data").open("r+b", buffering=0) as file:
         moved = _order(file, sorted(set(places)), graph.parent)
     graph.write_bytes(_changed(data, (GRAPH, INITIALIZER), lambda tensor: _moved(tensor, moved)))
+
+
+def share_weights(graph: Path, other: Path) -> None:
+    """Let a saved graph use the weights of another one beside it, by their names, not its own.
+
+    Raises ValueError for other graphs, OSError.
+    """
+    there = {_name(tensor): tensor for tensor in _tensors(other.read_bytes())}
+
+    def moved(tensor: bytes) -> bytes:
+        if not any(_values(tensor, EXTERNAL_DATA)):
+            return tensor
+        if _name(tensor) not in there:
+            raise ValueError(f"{other} has no {_name(tensor)!r}")
+        return there[_name(tensor)]
+
+    graph.write_bytes(_changed(graph.read_bytes(), (GRAPH, INITIALIZER), moved))
+    graph.with_name(f"{graph.name}.data").unlink()
 
 
 def _order(file: IO[bytes], places: list[_Place], folder: Path) -> dict[int, int]:
@@ -76,6 +94,11 @@ def _copy(source: IO[bytes], start: int, target: IO[bytes], to: int, nbytes: int
 def _tensors(graph: bytes) -> Iterator[bytes]:
     for message in _values(graph, GRAPH):
         yield from _values(message, INITIALIZER)
+
+
+def _name(tensor: bytes) -> bytes:
+    (name,) = _values(tensor, NAME)
+    return name
 
 
 def _places(tensor: bytes) -> Iterator[_Place]:

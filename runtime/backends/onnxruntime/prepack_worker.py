@@ -11,6 +11,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -22,12 +23,12 @@ import onnxruntime as ort
 from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import PREFILL
+from stem_edge.graph.names import HEAD, PREFILL, REST, STEP
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.packed_file import put_packed_first
+from stem_edge.runtime.backends.onnxruntime.packed_file import put_packed_first, share_weights
 from stem_edge.runtime.backends.onnxruntime.prepacked import (
     FORMAT,
     RECORD,
@@ -38,6 +39,7 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
     prepared_file,
     worth_preparing,
 )
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, joined_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.step_costs import SIZES, Probe, StepCosts, measure_steps
@@ -57,7 +59,10 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         path = folder / prepared_file(name)
         open_session(graph, threads, [CPU], save_to=path)
         with contextlib.suppress(ValueError):  # if onnxruntime saves in another way
-            put_packed_first(path)
+            if name in (REST, HEAD) and (step := folder / prepared_file(STEP)).exists():
+                share_weights(path, step)
+            else:
+                put_packed_first(path)
     files = {}
     for path in sorted(folder.iterdir()):
         _sync(path)  # otherwise a power cut could leave zeros for weights
@@ -119,7 +124,11 @@ class _Prompt:
         slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
         self._ids = np.arange(length) % config.vocab_size
         self._slots = placeholder_rows(slots, length)
-        graphs = graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
+        graphs: Mapping[str, Path | GraphSource] = (
+            joined_graphs(bundle, prefill=self.has_prefill, kv=kv)
+            if prepared is None
+            else graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
+        )
         self._backend = OrtBackend(config, graphs, slots, threads, [CPU], kv=kv)
         self._context = self._backend.open_context(length)
 

@@ -28,9 +28,13 @@ from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import EMBED, PREFILL, decode_graphs
+from stem_edge.graph.names import EMBED
 from stem_edge.progress import Progress
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, cpu_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    GraphSource,
+    cpu_graphs,
+    joined_graphs,
+)
 from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.system.child import Ended, last_line, module_command, signal_name
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
@@ -129,7 +133,7 @@ def find_or_make(
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType = "fp32") -> Path:
     """Return the folder for the prepared backbone of this bundle, processor and onnxruntime."""
     files = bundle.manifest.files
-    graphs = cpu_graphs(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
+    graphs = joined_graphs(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
     weights = [files[name].sha256 for name in (BACKBONE_DATA, PREFILL_DATA) if name in files]
     built = hashlib.sha256(b"".join(graph.data for graph in graphs.values())).hexdigest()
     described = repr((FORMAT, onnxruntime, cpu_digest(), weights, built))
@@ -211,9 +215,10 @@ def graph_sources(
     if prepared is None:
         return cpu_graphs(bundle, prefill=prefill, kv=kv)
     folder, record = prepared
-    names = [*decode_graphs(bundle.manifest.model), *([PREFILL] if prefill else [])]
-    files = {n: folder / prepared_file(n) for n in names if prepared_file(n) in record.files}
-    return cpu_graphs(bundle, prefill=prefill, without=files, kv=kv) | files
+    graphs = joined_graphs(bundle, prefill=prefill, kv=kv)
+    return graphs | {
+        name: folder / prepared_file(name) for name in graphs if prepared_file(name) in record.files
+    }
 
 
 def prepared_file(graph: str) -> str:
@@ -223,7 +228,7 @@ def prepared_file(graph: str) -> str:
 
 def worth_preparing(bundle: Bundle, kv: KvType) -> dict[str, GraphSource]:
     """Return the graphs with packed matrices; an embedding is read in place anyway."""
-    graphs = cpu_graphs(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
+    graphs = joined_graphs(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
     return {name: graph for name, graph in graphs.items() if name != EMBED}
 
 

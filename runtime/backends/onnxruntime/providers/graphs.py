@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import BackendError
+from stem_edge.graph import names as io
 from stem_edge.graph import variants
-from stem_edge.graph.decode import decoding, prompts
+from stem_edge.graph.decode import decoding, joined, prompts
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
@@ -39,6 +40,20 @@ def cpu_graphs(
     graphs = decoding(*described, kv=kv).graphs
     graphs |= prompts(*described, kv=kv).graphs if prefill else {}
     return _sources(bundle, {n: graph for n, graph in graphs.items() if n not in without})
+
+
+def joined_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, GraphSource]:
+    """Return graphs that compute the same bits in fewer runs, the joined one first.
+
+    `rest` and `head`, whose weights it has as well, are there only to complete steps of `prefill`.
+    """
+    described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
+    if kv == "fp16" and io.REST in io.layer_graphs(bundle.manifest.model):
+        # onnxruntime would give layers that borrow K and V those of the step before rounding.
+        return cpu_graphs(bundle, prefill=prefill, kv=kv)
+    step = _sources(bundle, {io.STEP: joined(*described, kv=kv)})
+    without = (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD)))
+    return step | cpu_graphs(bundle, prefill=prefill, without=without, kv=kv)
 
 
 def variant_graphs(bundle: Bundle, variant: Variant) -> dict[str, GraphSource]:

@@ -76,8 +76,9 @@ def test_the_same_logits_from_its_files(
     with stem_edge.load(bundle, cache_dir=made, prefill_graph=prefill) as model:
         assert np.array_equal(model.logits(IDS), expected)
     from_cache = {one.name for one in seen if isinstance(one, Path) and one.is_relative_to(made)}
-    names = {"early.onnx", "late.onnx", "head.onnx"}
-    assert from_cache == names | ({"prefill.onnx"} if prefill else set())
+    assert from_cache == {"step.onnx", *(("prefill.onnx", "head.onnx") if prefill else ())}
+    (folder,) = (made / "prepared").iterdir()
+    assert not (folder / "head.onnx.data").exists()  # because its weights are in that of the step
 
 
 def test_the_first_load_makes_it_and_the_second_uses_it(bundle: Path, tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_what_was_saved_is_compared_bit_for_bit(bundle: Path, own: Path) -> None
     opened, found = open_bundle(bundle), module.place(open_bundle(bundle), own).prepared
     assert found is not None
     assert prepare_worker._computes_the_same(opened, found, 1, "fp32")
-    (data,) = found.folder.glob("*late*.data")
+    (data,) = found.folder.glob("step*.data")
     data.write_bytes(bytes(byte ^ 0x11 for byte in data.read_bytes()))
     assert not prepare_worker._computes_the_same(opened, found, 1, "fp32")
 
@@ -225,7 +226,7 @@ def test_a_worker_that_is_killed(
 @pytest.mark.parametrize("damage", ["cut", "missing", "record", "stranger"])
 def test_a_damaged_graph_is_prepared_again(bundle: Path, own: Path, damage: str) -> None:
     (folder,) = (own / "prepared").iterdir()
-    data = folder / "late.onnx.data"
+    data = folder / "step.onnx.data"
     if damage == "cut":
         data.write_bytes(data.read_bytes()[:-1])
     if damage == "missing":

@@ -1,0 +1,84 @@
+"""The graphs of a prepared backbone compute the bits of the separate ones, in every kind of step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from architectures import SIZES, VARIANTS, write
+from hf_folders import write_gemma
+from installed import DATA
+
+import stem_edge
+from stem_edge.bundle.manifest import Bundle
+from stem_edge.config import ModelConfig
+from stem_edge.graph.kv import KvType
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs, joined_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows
+
+GEMMA_4, GEMMA_3N = "Gemma 4", "Gemma 3n"
+FAST = {"stem", "window", "all at once", GEMMA_3N}
+NAMES = ["stem", "dense", "hash-moe", "window", "biases", "all at once", GEMMA_4, GEMMA_3N]
+CASES = [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NAMES]
+SLOTS = 5
+# Tokens of each step, and of how many logits are wanted.
+STEPS = [(4, 4), (1, 1), (6, 0), (1, 1), (5, 2), (1, 0), (1, 1)]
+
+
+def export(name: str, folder: Path, backbone: str) -> Bundle:
+    checkpoint = folder / "checkpoint"
+    if name == GEMMA_3N:
+        checkpoint = DATA / "conformance" / "gemma3n-text"
+    elif name == GEMMA_4:
+        write_gemma(checkpoint, 8)
+    else:
+        write(checkpoint, ModelConfig(**(SIZES | VARIANTS[name])), tokens=8)
+    options = {"backbone": backbone, "prefill_graph": backbone != "fp32"}
+    return stem_edge.export_bundle(checkpoint, folder / "bundle", **options)  # type: ignore[arg-type]
+
+
+def run(bundle: Bundle, *, joined: bool, prefill: bool = False, kv: KvType = "fp32") -> list[F32]:
+    """Return the logits of all steps, the first two of which are a prompt, and then of a batch."""
+    config, layout = bundle.manifest.model, bundle.manifest.tables
+    slots = ArraySlots(layout, min(SLOTS, layout.records)) if layout is not None else None
+    rows = placeholder_rows(slots, 64)
+    graphs = (joined_graphs if joined else cpu_graphs)(bundle, prefill=prefill, kv=kv)
+    backend = OrtBackend(config, graphs, slots, 1, [CPU], kv=kv)
+    context, found, position = backend.open_context(64), list[F32](), 0
+    for number, (count, wanted) in enumerate(STEPS):
+        ids = np.arange(position, position + count)
+        context.begin(ids, position, prefill=prefill and number < 2)
+        found.append(context.finish(rows[ids], wanted).copy())
+        position += count
+    batch = backend.open_batch(2, 64)
+    batch.join(context, position)
+    batch.join(context, position - 1)
+    batch.begin(0, np.array([7, 8]), np.array([position, position - 1]))
+    return [*found, batch.finish(rows[:2]).copy()]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_bits(name: str, tmp_path: Path) -> None:
+    bundle = export(name, tmp_path, "fp32" if name == GEMMA_3N else "int4")
+    for prefill in {False, bundle.manifest.has_prefill}:
+        expected = run(bundle, joined=False, prefill=prefill)
+        found = run(bundle, joined=True, prefill=prefill)
+        assert [len(logits) for logits in found] == [*(wanted for _, wanted in STEPS), 2]
+        assert all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+def test_the_same_bits_with_borrowed_keys_of_other_types(kv: KvType, tmp_path: Path) -> None:
+    bundle = export(GEMMA_3N, tmp_path, "fp32")
+    expected, found = (run(bundle, joined=joined, kv=kv) for joined in (False, True))
+    assert all(map(np.array_equal, found, expected))
+
+
+def test_head_is_there_for_prompts_alone(tmp_path: Path) -> None:
+    bundle = export("stem", tmp_path, "int4")
+    assert [*joined_graphs(bundle, prefill=False)] == ["step", "embed"]
+    assert [*joined_graphs(bundle, prefill=True)] == ["step", "embed", "head", "prefill"]
