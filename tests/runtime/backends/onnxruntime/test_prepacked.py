@@ -107,7 +107,7 @@ def test_preparing_again_measures_steps_that_could_not_be_measured(
         prepare_worker.make(opened, folder, 1, "fp32")
 
     monkeypatch.setattr(module, "_run_worker", work)
-    unsure = StepCosts(seconds=0.1, times={1: 1.0, 2: 1.0}, same_bits=True, sure=False)
+    unsure = StepCosts(seconds=0.1, times={1: 1.0, 2: 1.0}, same_bits=True, threads=1, sure=False)
     with monkeypatch.context() as patch:
         patch.setattr(prepare_worker, "measure_steps", lambda *_: unsure)
         assert module.make(open_bundle(bundle), tmp_path, 1, None).record.steps == unsure
