@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -51,13 +51,12 @@ from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import ReadMode, open_store
 from stem_edge.runtime.rows.warm import expected_records, fill, keep_counts
+from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
 from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import available_memory, own_memory, raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder, cpu_digest
-
-DRAFT_SLOTS = 1024  # of a bundle that drafts
 
 
 def load(
@@ -154,12 +153,13 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         backbone = ENGINES[chosen].backbone
         verdict = try_first(bundle, backbone, options.cache_dir, options.progress)
     text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    draft = _draft(bundle, options)
-    candidates = _candidates(bundle, chosen, options, draft)
+    draft = draft_bundle(bundle, options)
+    drafting = _drafting(draft)
+    candidates = _candidates(bundle, chosen, options, drafting)
 
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
-        plan = _plan(bundle, chosen, loader.needs, options, draft)
+        plan = _plan(bundle, chosen, loader.needs, options, drafting)
         if options.prompt_cache and not _keeps(plan):
             raise InputError(
                 f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
@@ -175,44 +175,8 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     return first_that_runs(bundle, candidates, assemble)
 
 
-class _Draft(NamedTuple):
-    """A bundle that drafts, and how it will be loaded."""
-
-    bundle: Bundle
-    keywords: OtherKeywords
-    context_length: int
-    nbytes: int  # of memory that it will take
-
-
-def _draft(bundle: Bundle, options: LoadOptions) -> _Draft | None:
-    """Plan the bundle that drafts, if there is one, with a small row cache."""
-    if options.draft is None:
-        return None
-    found = open_bundle(options.draft)
-    model, own = found.manifest.model, bundle.manifest
-    known = (found.manifest.files[TOKENIZER].sha256, model.vocab_size)
-    if known != (own.files[TOKENIZER].sha256, own.model.vocab_size):
-        raise InputError(
-            f"{found.path}: has another tokenizer than {bundle.path}; give a draft with the same one"
-        )
-    keywords: OtherKeywords = {
-        "threads": options.threads,
-        "slots": min(model.records, DRAFT_SLOTS) or None,
-        "prepare": options.prepare,
-        "warm_start": options.warm_start,
-        "cache_dir": options.cache_dir,
-        "trial": options.trial,
-        "emulate_flash": options.emulate_flash,
-        "speculate": False,
-        "progress": options.progress,
-    }
-    context = min(options.context_length or USUAL_CONTEXT, model.max_context)
-    plan = memory_plan(found.path, options.memory, context, **keywords)
-    return _Draft(found, keywords, context, plan.total - plan.process)
-
-
 def _let_speculate(
-    model: Model, costs: StepCosts | None, draft: _Draft | None, options: LoadOptions
+    model: Model, costs: StepCosts | None, draft: DraftBundle | None, options: LoadOptions
 ) -> None:
     """Let a model guess ahead, if that is wanted, exact enough, and of known cost."""
     speculate, vocab_size = options.speculate, model.config.vocab_size
@@ -223,13 +187,23 @@ def _let_speculate(
     most = speculate if type(speculate) is int else max(SIZES) - 1
     model.speculation = Speculation(costs, most)
     if draft is not None:
-        path, context_length = draft.bundle.path, draft.context_length
-        smaller = load(path, context_length=context_length, **draft.keywords)
-        model.speculation.use(smaller.drafter())
+        smaller = load(draft.bundle.path, **draft.keywords)
+        if (drafter := smaller.drafter()) is not None:
+            model.speculation.use(drafter)
+        else:
+            smaller.close()
+
+
+def _drafting(draft: DraftBundle | None) -> int:
+    """Return the bytes of memory that a bundle that drafts will take."""
+    if draft is None:
+        return 0
+    plan = memory_plan(draft.bundle.path, **draft.keywords)
+    return plan.total - plan.process
 
 
 def _candidates(
-    bundle: Bundle, engine: str, options: LoadOptions, draft: _Draft | None
+    bundle: Bundle, engine: str, options: LoadOptions, drafting: int
 ) -> Sequence[EngineLoader]:
     """Return the engine's loaders for keys and values of the type asked for.
 
@@ -239,13 +213,13 @@ def _candidates(
     if options.kv != "auto":
         return usual
     with suppress(MemoryPlanError):
-        plan = _plan(bundle, engine, usual[0].needs, options, draft)
+        plan = _plan(bundle, engine, usual[0].needs, options, drafting)
         if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
             return usual
     with suppress(InputError, MemoryPlanError):
         small = dataclasses.replace(options, kv=SMALL_KV)
         fitting = loaders(bundle, engine, small)
-        _plan(bundle, engine, fitting[0].needs, small, draft)
+        _plan(bundle, engine, fitting[0].needs, small, drafting)
         return fitting
     return usual
 
@@ -255,11 +229,13 @@ def _plan(
     engine: str,
     needs_at: Callable[[int], Needs],
     options: LoadOptions,
-    draft: _Draft | None,
+    drafting: int,
 ) -> MemoryPlan:
-    """Choose a context, and plan for it. needs_at: context length -> needs; keeps the last one."""
+    """Choose a context, and plan for it.
+
+    needs_at: context length -> needs; keeps the last one. drafting: bytes taken by _drafting's bundle.
+    """
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
-    drafting = draft.nbytes if draft is not None else 0
     room = own_memory() + drafting, available_memory() - drafting
 
     def plan_at(context: int) -> MemoryPlan:
@@ -357,9 +333,9 @@ def memory_plan(
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    draft = _draft(bundle, options)
-    loader = _candidates(bundle, chosen, options, draft)[0]
-    return _plan(bundle, chosen, loader.needs, options, draft)
+    drafting = _drafting(draft_bundle(bundle, options))
+    loader = _candidates(bundle, chosen, options, drafting)[0]
+    return _plan(bundle, chosen, loader.needs, options, drafting)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

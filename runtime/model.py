@@ -418,11 +418,14 @@ class Model:
         self.engine.check_usable()
         return self.conversation(load_messages(self._prefixes, Path(path), self._fingerprint))
 
-    def drafter(self) -> Drafter:
-        """Return this model as one that drafts for another, which then closes it."""
+    def drafter(self) -> Drafter | None:
+        """Return this model as one that drafts for another, which then closes it.
+
+        None if what it takes cannot be measured here.
+        """
         costs = measured(self.engine, self.plan, self.config.vocab_size)
         if costs is None:
-            raise InputError(f"{self.bundle.path}: its context is too short to draft")
+            return None
         return Drafter(
             self.engine, self._prefixes, self.plan.context_length, costs.seconds, self.close
         )

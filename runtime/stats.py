@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
 
 from stem_edge.runtime.rows.prefetch import RowCounters, Rows
@@ -180,7 +180,8 @@ class Recorder:
         self._update()
 
     def _update(self) -> None:
-        pairs = zip(astuple(self._rows.counters()), astuple(self._before), strict=True)
+        counters = vars(self._rows.counters()).values(), vars(self._before).values()
+        pairs = zip(*counters, strict=True)
         now, stats = RowCounters(*(after - before for after, before in pairs)), self._stats
         stats.row_hits, stats.row_misses, stats.flash_bytes = now.hits, now.misses, now.bytes_read
         stats.stall_seconds = now.stall_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import repeat
+from typing import TypeAlias
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.batching.request import Request
@@ -12,8 +13,8 @@ from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.lookups.row_ids import StemId
 from stem_edge.runtime.sampling import SamplingParams
 
-Prompt = str | Sequence[int]
-StemIds = Sequence[StemId] | None
+Prompt: TypeAlias = str | Sequence[int]
+StemIds: TypeAlias = Sequence[StemId] | None
 
 
 def requests(
@@ -72,6 +73,7 @@ def run(
                 if request is None:
                     more = False
                 elif isinstance(request, InputError):
+                    scheduler.check_usable()  # otherwise every prompt would be refused
                     yield number, Chunk("", [], None, "error", request)
                 else:
                     numbers[request] = number

@@ -67,6 +67,10 @@ class Scheduler:
         """End a request, which gets no more chunks but of a step under way; any thread may."""
         request.cancelled = True
 
+    def check_usable(self) -> None:
+        """Raise InputError if the model is closed, or was loaded by another process."""
+        self._engine.check_usable()
+
     @property
     def busy(self) -> bool:
         """Tell whether a step has anything to do."""

@@ -107,7 +107,7 @@ class RowCache:
         slots = self._slot_of[wanted]
         resident = slots[slots != EMPTY]
         there = (slots != EMPTY) & (self._whole[slots] | ~needed_whole(wanted, wanted, whole))
-        read = np.unique(wanted[~there]).size
+        read = len(set(wanted[~there].tolist()))
         self.misses += read
         self.hits += len(wanted) - read
         if len(wanted) and self._count[wanted].max() > MOST_USES:

@@ -32,7 +32,9 @@ class Gate:
     """
 
     def __init__(self, times: Mapping[int, float], most: int) -> None:
-        self._times = {size: max(1.0, times[size]) for size in sorted(times) if size <= most + 1}
+        self._times = {
+            size: max(1.0, times[size]) for size in sorted(times) if 1 < size <= most + 1
+        }
         self.most = max(self._times, default=1) - 1
 
     @property

@@ -13,7 +13,8 @@ from stem_edge.runtime.engine import Engine
 def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | None:
     """Measure steps over the first tokens of the vocabulary, before anybody uses the engine.
 
-    None if context, slots or planned memory hold no such step. Raises what a step raises.
+    None if context, slots or planned memory hold no such step, or the machine is too busy. Raises
+    what a step raises.
     """
     most = max(SIZES)
     before = min(CHUNK_TOKENS, engine.chunk_tokens, plan.context_length - most)

@@ -11,9 +11,10 @@ from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.commands.measure import add_work
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench.bench import LOADS, ROUNDS, bench
+from stem_edge.measuring.bench.case_tables import sequences_table, speculation_table
 from stem_edge.measuring.bench.report import report_table
-from stem_edge.measuring.bench.sequences import bench_sequences, sequences_table
-from stem_edge.measuring.bench.speculation import bench_speculation, speculation_table
+from stem_edge.measuring.bench.sequences import bench_sequences
+from stem_edge.measuring.bench.speculation import bench_speculation
 from stem_edge.measuring.run.subjects import AGAINST
 from stem_edge.progress import show_status
 

@@ -50,6 +50,15 @@ def test_line_for_people() -> None:
     )
 
 
+def test_several_sequences() -> None:
+    many = replace(STATS, sequences=3, decode_steps=4, decode_records=6, row_hits=15, row_misses=5)
+    assert (many.decoded_tokens, many.tokens_per_step, many.records_per_step) == (8, 2, 1.5)
+    assert many.decode_tokens_per_second == 2 and many.flash_bytes_per_token == 125_000
+    assert "new 11 at 2.0/s (3 sequences, 2.0 tokens of 1.5 rows a step), first" in many.line()
+    assert many.to_dict()["tokens_per_step"] == 2
+    assert GenerationStats().tokens_per_step == GenerationStats().flash_bytes_per_token == 0
+
+
 def test_line_begins_with_the_engine() -> None:
     named = replace(STATS, engine="ggml")
     assert named.line() == f"ggml: {STATS.line()}"

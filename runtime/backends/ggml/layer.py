@@ -102,10 +102,11 @@ class LayerGraph:
 
     def product(self, name: str, x: Tensor) -> Tensor:
         """Return a matrix of this layer times x [K, T], plus its bias."""
-        matrix = self._weights.product(self._at + name, self.inputs.count)
-        product = self.graph.op("mul_mat", matrix, x)
+        graph, count = self.graph, self.inputs.count
+        product = self._weights.product(graph, self._at + name, x, count)
+        product = graph.op("reshape_2d", product, graph.ggml.nelements(product) // count, count)
         bias = self._weights.tensors.get(f"{self._at}{name}.bias")
-        return product if bias is None else self.graph.op("add", product, bias)
+        return product if bias is None else graph.op("add", product, bias)
 
     def norm(self, name: str, x: Tensor, eps: float | None = None) -> Tensor:
         """Return the RMS norm of x, scaled by a weight of this layer. eps: default the model's."""

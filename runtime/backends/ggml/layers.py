@@ -36,7 +36,7 @@ def emit_layer(layer: LayerGraph, weights: Weights, x: Tensor) -> Tensor:
 def emit_head(graph: Graph, config: ModelConfig, weights: Weights, x: Tensor, count: int) -> Tensor:
     """Return logits [V, count], before any soft cap, of hidden states x [dim, count]."""
     normed = rms_norm(graph, x, weights.tensors["norm"], config.norm_eps)
-    logits = graph.op("mul_mat", weights.product("head", count), normed)
+    logits = weights.product(graph, "head", normed, count)
     if "head" in config.biases:
         logits = graph.op("add", logits, weights.tensors["head.bias"])
     return logits

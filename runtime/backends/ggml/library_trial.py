@@ -1,7 +1,7 @@
 """Worker process that tries a ggml library.
 
 Not a command for users: `stem_edge.ggml.check` starts it with python -m, and explains why. Small
-models with every type of weights and rows run as real ones do, first a prompt and then a token;
+models with every type of weights and rows run as real ones do: a prompt, a token, a few tokens;
 their logits are compared with those of the numpy model. The name of each goes to stdout before it
 is computed, so that the parent can tell where a crash happened; the last line is the result as
 JSON. On failure the last line of stderr gives the reason; the exit status is DIFFERS or REFUSED.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +42,8 @@ from stem_edge.tables.rows import ROW_BITS, RowType, make_layout
 
 MEMORY_NBYTES = 1 << 30
 CPU_SECONDS = 120  # ends the trial even if its parent is gone and cannot kill it
-PROMPT = 64  # tokens; products with many columns use other kernels, which must be tried, too
+# Tokens of steps; products with many columns, one and a few use other kernels.
+STEPS = 64, 1, 8
 GROUP = 32  # values of a row that share a scale
 # Largest error of normally distributed values over their root mean square: the loss of a type of
 # weights, with a margin of two.
@@ -192,20 +193,20 @@ def check(ggml: Ggml, case: Case) -> None:
 def check_logits(
     model: GgmlModel, case: Case, backbone: dict[str, F32], rows: dict[int, F32]
 ) -> None:
-    """Compare the logits of a prompt and of one more token. Raises WrongResultError.
+    """Compare the logits of a prompt, of a token and of a few tokens. Raises WrongResultError.
 
     rows: STEM layer -> its row in each record.
     """
     config, tolerance = case.config, LOGITS.get(case.weights, LOGITS_OF_CODES)
     if case.kv == "int4":
         tolerance = LOGITS_OF_INT4_KV
-    ids = np.random.default_rng(1).integers(0, config.vocab_size, PROMPT + 1)
+    ids = np.random.default_rng(1).integers(0, config.vocab_size, sum(STEPS))
     record_of = np.arange(config.vocab_size, dtype=np.int32) % config.records
     tables = {layer: IndexedMatrix(ArrayMatrix(one), record_of) for layer, one in rows.items()}
     weights = {name: ArrayMatrix(values) for name, values in backbone.items()}
     expected = forward(config, weights, tables, ids.tolist())
     context = GgmlBackend(model).open_context(len(ids))
-    for start, stop in ((0, PROMPT), (PROMPT, len(ids))):
+    for start, stop in pairwise(accumulate(STEPS, initial=0)):
         context.begin(ids[start:stop], start)
         logits = context.finish(record_of[ids[start:stop]], stop - start)
         compare(f"logits of {stop - start} tokens", logits, expected[start:stop], tolerance, 2)

@@ -7,7 +7,6 @@ a step are bound again when these change, which they seldom do while decoding.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -60,6 +59,7 @@ class BoundGraphs:
         self.bind(self.ropes.values())
         self._outputs = outputs(self.graphs, backend)
         self._output = next(iter(self._outputs.values()))
+        self._has_windows = any(io.POSITIONS in graph.inputs for graph in self.graphs.values())
         self.shape = Shape()
         self._begins: list[int] = []  # positions of the step
 
@@ -83,10 +83,12 @@ class BoundGraphs:
         self._begins, ends = positions, [position + count for position in positions]
         self.ropes.fill(max(ends))
         self._token_ids[...] = token_ids
-        for line, position in zip(self._positions, positions, strict=True):
-            np.add(self._range, position, out=line)
         self._lengths[""].write(ends)
-        self._lengths[io.WINDOW].write([n - gone for n, gone in zip(ends, dropped, strict=True)])
+        if self._has_windows:
+            rows = [end - gone for end, gone in zip(ends, dropped, strict=True)]
+            self._lengths[io.WINDOW].write(rows)
+            for line, position in zip(self._positions, positions, strict=True):
+                np.add(self._range, position, out=line)
         for name in self._before_rows:
             self._run(name)
 
@@ -95,15 +97,15 @@ class BoundGraphs:
         self._slot_ids[...] = slot_ids
         for name in self._after_rows:
             self._run(name)
-        if wanted or self._output.has_layers:
-            self._output.bind(*self.shape[:2], max(wanted, 1), top)
+        count = max(wanted, 1) if self._output.has_layers else wanted
+        places = range(self.shape.tokens - count, self.shape.tokens)
+        if places:
+            self._output.bind(len(self._begins), places, top)
             with onnxruntime_errors(self._doing(self._output.name)):
                 self._output.run()
         if not wanted:
             return np.empty((0, self._vocab_size), np.float32)
-        first = self.shape.tokens - wanted
-        wanted_at = [range(at + first, at + self.shape.tokens) for at in self._begins]
-        return self._output.logits(chain.from_iterable(wanted_at))
+        return self._output.logits([begin + n for begin in self._begins for n in places])
 
     def allocate(self, shape: Shape) -> None:
         """Bind hidden states for such steps, an array for each graph's output."""
@@ -162,4 +164,6 @@ class _Lengths:
         return {prefix + io.SEQLENS_K: self._seqlens_k, prefix + io.TOTAL_LENGTH: self._total}
 
     def write(self, rows: list[int]) -> None:
-        self._seqlens_k[:], self._total[...] = [n - 1 for n in rows], max(rows)
+        for place, count in enumerate(rows):
+            self._seqlens_k[place] = count - 1
+        self._total[...] = max(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,70 +39,71 @@ class Output:
         self._width, self._dtype = backend.config.hidden_width, backend.dtype
         self._bound: tuple[int, int] | None = None  # tokens, and how many of their largest logits
         self._logits: F32 = np.empty((0, 0), np.float32)
+        self._largest: F32 | None = None  # logits, if only these are brought to the host
         self._set = np.zeros((0, 0), np.int64)  # ids whose logits are not -inf
 
     def forget(self) -> None:
         """Bind again before the next run, because the hidden states are other arrays."""
         self._bound = None
 
-    def bind(self, sequences: int, count: int, wanted: int, top: int) -> None:
-        """Bind memory for the last of `count` tokens of each sequence, unless that is bound."""
+    def bind(self, sequences: int, places: range, top: int) -> None:
+        """Bind memory for these tokens of each sequence's step, unless that is bound."""
         top = 0 if self._top is None or top >= self._vocab_size else top
-        if self._bound != (wanted, top):
+        if self._bound != (len(places), top):
             self._bound = None  # so that the next step binds anew if memory runs out here
-            self._bind_positions(sequences, count, wanted)
-            self._bind_logits((sequences, wanted, self._vocab_size), top)
-            self._bound = wanted, top
+            self._bind_places(sequences, places)
+            self._bind_logits((sequences, len(places), self._vocab_size), top)
+            self._bound = len(places), top
 
     def run(self) -> None:
         """Compute what was bound. Raises what onnxruntime raises."""
         if self._rest is not None:
             self._rest.run()
         self._head.run()
-        if self._top is not None and self._bound and self._bound[1]:
+        if self._top is not None and self._largest is not None:
             self._top.run()
 
-    def logits(self, positions: Iterable[int]) -> F32:
+    def logits(self, positions: Sequence[int]) -> F32:
         """Return logits [n, V] of all that are bound, which are for tokens at these positions.
 
         Raises NotFiniteError.
         """
-        top = self._bound is not None and self._bound[1] > 0
-        for found, position in zip(self._largest if top else self._logits, positions, strict=True):
-            check_logits(found[None], position)
-        if top:
+        found = self._logits if self._largest is None else self._largest
+        for n, position in enumerate(positions):
+            check_logits(found[n : n + 1], position)
+        if self._largest is not None:
             np.put_along_axis(self._logits, self._set, -np.inf, 1)
-            self._set = self._ids[0].copy()
+            self._set = self._ids.copy()
             np.put_along_axis(self._logits, self._set, self._largest, 1)
         return self._logits
 
-    def _bind_positions(self, sequences: int, count: int, wanted: int) -> None:
-        places = np.arange(count - wanted, count, dtype=np.int64)
+    def _bind_places(self, sequences: int, places: range) -> None:
+        wanted = np.array(places, np.int64)
         if self._rest is not None:
-            shape = (sequences, wanted, self._width)
+            shape = (sequences, len(places), self._width)
             hidden = self._memory.empty(shape, self._dtype, "hidden states").value()
-            self._rest.bind({io.WANTED: from_numpy(places), io.NEW + io.HIDDEN: hidden})
+            self._rest.bind({io.WANTED: from_numpy(wanted), io.NEW + io.HIDDEN: hidden})
             self._head.bind({io.HIDDEN: hidden})
-            places = np.arange(wanted)  # all, because `rest` computes no others
-        self._head.bind({io.WANTED: from_numpy(places)})
+            wanted = np.arange(len(places))  # all, because `rest` computes no others
+        self._head.bind({io.WANTED: from_numpy(wanted)})
 
     def _bind_logits(self, shape: tuple[int, int, int], top: int) -> None:
-        (sequences, wanted, size), lines = shape, shape[0] * shape[1]
+        lines, chosen = shape[0] * shape[1], (*shape[:2], top)
         if self._top is None or not top:
-            logits = np.empty(shape, np.float32)
-            self._head.bind({io.LOGITS: from_numpy(logits)})
-            self._logits = logits.reshape(lines, size)
+            self._logits, self._largest = np.empty((lines, shape[2]), np.float32), None
+            self._head.bind({io.LOGITS: from_numpy(self._logits.reshape(shape))})
             return
         on_device = self._memory.empty(shape, np.float32, "logits").value()
         self._head.bind({io.LOGITS: on_device})
-        largest = np.empty((sequences, wanted, top), np.float32)
-        self._ids = np.empty((sequences, wanted, top), np.int64)
+        self._largest, self._ids = (
+            np.empty((lines, top), np.float32),
+            np.empty((lines, top), np.int64),
+        )
         host = {
-            io.TOP_LOGITS: largest,
-            io.TOP_IDS: self._ids,
+            io.TOP_LOGITS: self._largest.reshape(chosen),
+            io.TOP_IDS: self._ids.reshape(chosen),
             io.COUNT: np.array([top], np.int64),
         }
         self._top.bind({io.LOGITS: on_device} | {n: from_numpy(a) for n, a in host.items()})
-        self._largest = largest.reshape(lines, top)
-        self._logits = np.full((lines, size), -np.inf, np.float32)
+        self._logits = np.full((lines, shape[2]), -np.inf, np.float32)
         self._set = np.zeros((lines, 0), np.int64)

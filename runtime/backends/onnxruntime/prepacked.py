@@ -63,7 +63,7 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     files: dict[str, tuple[Size, int]]  # name -> size and mtime in ns, to notice changes
     prefill: bool | None  # whether the prefill graph is faster; None: there is none
     seconds: dict[str, float]  # graph -> time of a prompt chunk
-    steps: StepCosts | None = None  # of decoding; None if its context is too short to measure them
+    steps: StepCosts | None = None  # of decoding; None if they could not be measured
     refused: str = ""  # why nothing was prepared, and must not be tried again by a load
 
 

@@ -15,6 +15,9 @@ from stem_edge.measuring.bench.rounds import SAMPLE_SECONDS
 from stem_edge.measuring.run.workers import Subject, WorkerProcess
 
 MEASURED = ("stem-edge", "llama.cpp")  # kinds of subjects
+# Names of figures and ratios.
+RATE, FIRST, ALLOWED = "tokens_per_second", "first_token_seconds", "allowed_gain"
+PLAIN, STEP = "plain", "step_of_"
 Case = TypeVar("Case")
 Figures = dict[str, float]
 
@@ -94,10 +97,11 @@ def in_turns(
     notify: Callable[[str], None],
     run: Callable[[Case, int], None],
 ) -> None:
-    """Run all cases in each round; one round before them, number -1, only warms up."""
+    """Run all cases in each round; before them, the last one, as round -1, only warms up."""
     for turn in range(-1, rounds):
-        for number, case in enumerate(cases):
-            notify(f"round {turn + 1} of {rounds}, {number + 1} of {len(cases)}")
+        these = cases if turn >= 0 else cases[-1:]
+        for number, case in enumerate(these):
+            notify(f"round {turn + 1} of {rounds}, {number + 1} of {len(these)}")
             run(case, turn)
 
 
@@ -114,15 +118,3 @@ def medians(figures: dict[str, list[float]]) -> Figures:
 def quotients(ours: Sequence[float], others: Sequence[float]) -> list[float]:
     """Divide figures of the same rounds."""
     return [mine / other for mine, other in zip(ours, others, strict=True)]
-
-
-def cell(value: float | None, digits: int, factor: float) -> str:
-    """Format a figure for a table; empty if there is none."""
-    return "" if value is None else f"{value * factor:,.{digits}f}"
-
-
-def head(report: CaseReport) -> list[str]:
-    """Return the first line of a table."""
-    settings = report.settings
-    engine = "" if settings.engine == "onnxruntime" else f" on {settings.engine}"
-    return [f"{report.machine}, {settings.threads} threads; {report.bundle}{engine}"]

@@ -14,14 +14,15 @@ from typing import NamedTuple, Unpack
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.measuring.bench.bench import ROUNDS, machine, settings_of, subjects_of, versions
 from stem_edge.measuring.bench.cases import (
+    PLAIN,
+    RATE,
+    STEP,
     CaseReport,
     CaseResult,
     Figures,
     Spread,
-    cell,
     check_subjects,
     gathered,
-    head,
     in_turns,
     loaded,
     medians,
@@ -33,25 +34,13 @@ from stem_edge.measuring.run.together import Text
 from stem_edge.measuring.run.workers import Subject
 from stem_edge.measuring.run.workload import source_of
 from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
-from stem_edge.text_table import table
 
-PLAIN = "plain"
 # Kind of subject -> ways of decoding, and how many tokens are guessed at a time. Bundles guess as they
 # were loaded; 2 tokens are what llama-cpp-python advises on processors, 10 its default.
 WAYS = {
     "stem-edge": {PLAIN: 0, "speculation": 1},
     "llama.cpp": {PLAIN: 0, "2 guesses": 2, "10 guesses": 10},
 }
-RATE, STEP = "tokens_per_second", "step_of_"
-COLUMNS = (
-    ("tok/s", RATE, 1, 1.0),
-    ("guessed", "drafted_per_token", 2, 1.0),
-    ("right %", "accepted_share", 0, 100.0),
-    ("differ", "different", 0, 1.0),
-)
-LEGEND = """\
-/ plain: speed over that without guesses, in the same round; guessed: tokens for each of the answer;
-differ: places where the most probable token is another one than without guesses"""
 
 
 class Key(NamedTuple):
@@ -163,39 +152,3 @@ def _results(found: dict[Key, list[Answered]]) -> Iterator[CaseResult]:
         speeds = [answered.figures[RATE] for answered in plain]
         ratios = {PLAIN: Spread.of(quotients(each[RATE], speeds))}
         yield CaseResult(key.subject, key.kind, key.way, medians(each), ratios, each)
-
-
-def speculation_table(report: CaseReport) -> str:
-    """Return the report for people."""
-    settings = report.settings
-    work = (
-        f"prompts of up to {settings.prompt_tokens}, answers of up to {settings.new_tokens}, "
-        f"{settings.rounds} rounds; {settings.text}"
-    )
-    rows = [("", "", "", *(title for title, *_ in COLUMNS), "/ plain", "")]
-    for one in report.results:
-        cells = [cell(one.figures.get(name), digits, unit) for _, name, digits, unit in COLUMNS]
-        ratio = one.ratios[PLAIN]
-        spread = (f"{ratio.median:.2f}", f"({ratio.least:.2f} to {ratio.most:.2f})")
-        rows.append((one.case, one.subject, one.way, *cells, *(spread if one.way != PLAIN else ())))
-    lines = [*head(report), work, "", *table(rows, "lllr"), LEGEND, *_allowed(report.results)]
-    return "\n".join(lines)
-
-
-def _allowed(results: Sequence[CaseResult]) -> Iterator[str]:
-    """Say what steps of several tokens cost, which bounds the speed with only right guesses."""
-    for name in dict.fromkeys(one.subject for one in results):
-        costs = {
-            int(figure.removeprefix(STEP)): cost
-            for one in results
-            for figure, cost in one.figures.items()
-            if one.subject == name and figure.startswith(STEP)
-        }
-        if costs:
-            sizes = ", ".join(map(str, costs))
-            times = ", ".join(f"{cost:.2f}" for cost in costs.values())
-            most = max(size / cost for size, cost in costs.items())
-            yield (
-                f"{name}: steps of {sizes} tokens take {times} times that of one, "
-                f"so right guesses alone make it at most {most:.2f} times as fast"
-            )

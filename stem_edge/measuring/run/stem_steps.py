@@ -46,8 +46,9 @@ def decode_guessing(model: Model, text: Text, drafts: int) -> Guessed:
 
 
 def step_costs(model: Model) -> dict[int, float]:
-    """Return the time of steps by their tokens, if it was measured; that of one token is 1."""
-    return {} if model.speculation is None else dict(model.speculation.costs.times)
+    """Return the time of steps of several tokens over that of one, if it was measured."""
+    costs = {} if model.speculation is None else model.speculation.costs.times
+    return {tokens: cost for tokens, cost in costs.items() if tokens > 1}
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Guessed:
     drafted: int
     accepted: int
     own: list[int]  # most probable token at each place of the answer, whatever the text has there
-    costs: dict[int, float] = field(default_factory=dict)  # tokens of a step -> time, of one: 1
+    costs: dict[int, float] = field(default_factory=dict)  # tokens of a step -> time, over one's
 
     def figures(self) -> dict[str, float]:
         """Return all but the tokens."""
@@ -58,7 +58,7 @@ class Together:
 
     count: int
     counters: Callable[[], RowCounters] | None = None  # of an engine that has them
-    costs: dict[int, float] = field(default_factory=dict)  # tokens of a step -> time, of one: 1
+    costs: dict[int, float] = field(default_factory=dict)  # tokens of a step -> time, over one's
     began: float = field(default_factory=time.perf_counter)
     arrivals: list[Arrival] = field(default_factory=list)
     _counted: list[RowCounters] = field(default_factory=list)  # at each token of the last
@@ -141,18 +141,15 @@ def lengths(count: int, prompt_tokens: int, new_tokens: int) -> list[int]:
 
 
 def texts_of(
-    ids: list[int], count: int, prompt_tokens: int, new_tokens: int, turn: int = 0
+    ids: list[int], count: int, prompt_tokens: int, new_tokens: int, begin: int = 0
 ) -> list[Text]:
-    """Cut texts for `count` sequences and one that joins, from ids that repeat if they are too few.
+    """Cut texts for `count` sequences and one that joins, one after the other from a place on.
 
-    turn: number of the round, each of which has other texts.
+    The ids repeat if they are too few.
     """
-    new = lengths(count, prompt_tokens, new_tokens)
-    longest = prompt_tokens + max(new)
-    stride = min(longest, max(1, len(ids) // len(new)))
-    enough = ids * (1 + -(-longest // len(ids)))
-    starts = [(turn * len(new) + number) * stride % len(ids) for number in range(len(new))]
-    return [
-        Text(enough[at : at + prompt_tokens], enough[at + prompt_tokens :][:length])
-        for at, length in zip(starts, new, strict=True)
-    ]
+    texts, at = list[Text](), begin
+    for new in lengths(count, prompt_tokens, new_tokens):
+        text = [ids[place % len(ids)] for place in range(at, at + prompt_tokens + new)]
+        texts.append(Text(text[:prompt_tokens], text[prompt_tokens:]))
+        at += len(text)
+    return texts

@@ -26,7 +26,7 @@ MEGA = 10**6
 
 
 def plans(
-    memory: int, slots: int | None = None, device: Device | None = None
+    memory: int, slots: int | None = None, device: Device | None = None, sequences: int = 1
 ) -> Callable[[int], MemoryPlan]:
     """Plan for a context length; each token takes 1 kB of keys and values."""
 
@@ -35,7 +35,9 @@ def plans(
         if device is not None:
             there = replace(device.needs, kv_cache=1000 * context)
             needs = replace(needs, device=replace(device, needs=there))
-        return planning.plan_memory("it", needs, Ask(memory, slots), 0, 1 << 40)
+        return planning.plan_memory(
+            "it", needs, Ask(memory, slots, sequences=sequences), 0, 1 << 40
+        )
 
     return plan_at
 
@@ -76,6 +78,15 @@ def test_more_memory_gives_a_longer_context_and_at_least_as_much_for_rows() -> N
                 continue
             assert plan.context_length >= USUAL_CONTEXT
             assert longer.kv_cache + longer.activations > CONTEXT_SHARE * spare
+
+
+def test_several_sequences_take_shorter_contexts() -> None:
+    lengths = []
+    for sequences in (1, 2, 8):
+        plan = choose_plan(contexts(LONGEST), plans(100 * MEGA, sequences=sequences), 100 * MEGA)
+        lengths.append(plan.context_length)
+        assert plan.kv_cache + plan.activations <= CONTEXT_SHARE * (100 * MEGA - plan.weights)
+    assert lengths[0] > lengths[1] > lengths[2]
 
 
 def test_the_usual_context_is_taken_even_if_it_takes_most() -> None:

@@ -128,6 +128,35 @@ def test_logits_of_every_position_take_no_more_than_a_chunk(vocab_size: int, slo
     assert needs.host.logits == 3 * 4 * vocab_size
 
 
+@pytest.mark.parametrize("vocab_size", [1000, 1 << 18])
+@pytest.mark.parametrize("sequences", [2, 8, 100])
+@pytest.mark.parametrize("memory", [None, "70MB", "400MB"])
+def test_memory_for_several_sequences(vocab_size: int, sequences: int, memory: str | None) -> None:
+    model = msgspec.structs.replace(BUNDLE.manifest.model, vocab_size=vocab_size)
+    needs = cpu_needs(
+        replace(footprint_of(BUNDLE.manifest), model=model),
+        CONTEXT,
+        1,
+        prepared=False,
+        prefill=False,
+    )
+    ask = Ask(memory, sequences=sequences)
+    one = module.plan_memory("a bundle", needs, Ask(), 0, 1 << 40)
+    try:
+        plan = module.plan_memory("a bundle", needs, ask, 0, 1 << 40)
+    except MemoryPlanError as error:
+        assert f"KV cache of {sequences} x {CONTEXT} tokens" in str(error)
+        assert (vocab_size, sequences, memory) == (1 << 18, 100, "70MB")
+        return
+    assert plan.sequences == sequences and plan.kv_cache == sequences * one.kv_cache
+    assert plan.slots >= plan.chunk_tokens >= plan.logit_tokens >= sequences
+    step = sequences * (needs.host.chunk_token + needs.host.logits)
+    assert plan.activations - needs.host.fixed >= step
+    assert memory is None or plan.total <= parse_size(memory)
+    with pytest.raises(InputError, match=f"slots is 1; expected {max(4, sequences)} to 20000"):
+        module.plan_memory("a bundle", needs, replace(ask, slots=1), 0, 1 << 40)
+
+
 def test_the_parts_of_a_plan() -> None:
     plan = plan_memory(BUNDLE, CONTEXT, "60MB")
     assert plan.weights == (12 << 20) + 1_000_000  # without the embedding

@@ -66,6 +66,15 @@ def test_all_of_a_limit_that_was_asked_for_is_used() -> None:
     assert (plan.provider, plan.variant) == ("webgpu", "fp16")
 
 
+def test_several_sequences_take_their_memory_on_the_device() -> None:
+    plan = plan_memory("model", needs(), Ask(sequences=8), 0, GREAT)
+    assert plan.device is not None
+    one = planned()[1]
+    assert plan.device.kv_cache == plan.kv_nbytes == 8 * one.kv_cache
+    assert (plan.kv_cache, plan.device.sequences) == (0, 8)
+    assert dict(plan.device.parts())[f"fp16 KV cache of 8 x {CONTEXT} tokens"] == 8 * one.kv_cache
+
+
 def test_less_than_the_least_is_refused_with_parts() -> None:
     least = smallest()
     _, on = planned(limit=least, asked=True)

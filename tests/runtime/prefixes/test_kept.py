@@ -224,6 +224,25 @@ def test_a_context_stays_after_it_was_saved(ids: list[int], tmp_path: Path) -> N
     assert calls.call(A) == 398
 
 
+def test_kept_contexts_give_way_to_a_batch() -> None:
+    calls = Calls(12_000)
+    prefixes = calls.prefixes
+    for ids in (A, B):
+        calls.call(ids)
+    assert prefixes.fits(12_000) and len(prefixes._kept) == 2
+    first = prefixes.reserve(4_000)
+    assert len(prefixes._kept) == 1  # 400 tokens take 5,120 bytes
+    assert prefixes.fits(8_000) and not prefixes.fits(8_001)
+    with prefixes.empty(100):
+        assert not prefixes.fits(8_000)
+        second = prefixes.reserve(9_000)  # one that nobody waits for
+    assert not prefixes._kept and not prefixes.fits(1)
+    second.release()
+    assert prefixes.fits(8_000)
+    del first
+    assert prefixes.fits(12_000)
+
+
 class FailingFolder:
     """A folder in which nothing is found, and to which writing is interrupted."""
 

@@ -105,7 +105,7 @@ def test_its_memory_is_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     limit, slots = 200_000_000, 300
     alone = stem_edge.memory_plan(DEMO, limit, slots=slots, threads=1)
     both = stem_edge.memory_plan(DEMO, limit, slots=slots, threads=1, draft=DEMO)
-    smaller = stem_edge.memory_plan(DEMO, limit, slots=1024, threads=1)
+    smaller = stem_edge.memory_plan(DEMO, slots=1024, threads=1)
     taken = smaller.total - smaller.process
     assert both.process - alone.process == taken
     with pytest.raises(MemoryPlanError):

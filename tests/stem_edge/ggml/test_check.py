@@ -218,7 +218,7 @@ def test_a_library_that_hangs(library: Path, tmp_path: Path) -> None:
         (STORED, "arguments[0] == 'head'", "+= 1", "f32 .*: head, value 16383 of 16384: "),
         (
             LOGITS,
-            "self._model.weights._few is not self._model.weights.tensors",
+            "self.steps.model.weights._few is not self.steps.model.weights.tensors",
             "+= 50",
             "repacked q4_0 weights: logits",
         ),

@@ -12,6 +12,7 @@ from device_parts import on_device
 
 import stem_edge
 from stem_edge.errors import OutOfMemoryError
+from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import BackendBatch
@@ -29,15 +30,17 @@ def model(tiny_bundle: Path) -> Iterator[Model]:
         yield loaded
 
 
-def join(model: Model, batch: BackendBatch, length: int = LENGTH) -> None:
-    context = model.engine.open_context(length)
-    model.engine.step(context, np.array(PROMPT))
-    batch.join(context.backend, len(PROMPT))
+def join(model: Model, batch: BackendBatch, prompt: list[int] = PROMPT) -> None:
+    context = model.engine.open_context(LENGTH)
+    model.engine.step(context, np.array(prompt))
+    batch.join(context.backend, len(prompt))
 
 
-def step(model: Model, batch: BackendBatch, first: int, count: int) -> F32:
+def step(
+    model: Model, batch: BackendBatch, first: int, count: int, positions: list[int] | None = None
+) -> F32:
     ids = np.arange(first, first + count)
-    batch.begin(first, ids, np.full(count, len(PROMPT)))
+    batch.begin(first, ids, np.array(positions or [len(PROMPT)] * count))
     return batch.finish(model.engine.rows.fetch(ids)).copy()
 
 
@@ -57,6 +60,21 @@ def test_a_step_without_memory_changes_nothing(model: Model) -> None:
     assert np.array_equal(step(model, batch, 1, 1), alone)
     backend.memory.limit = None
     assert np.array_equal(step(model, batch, 0, 3), expected)
+
+
+@pytest.mark.parametrize("kv", ["fp32", "fp16"])
+def test_what_an_earlier_sequence_left_is_never_read(tiny_bundle: Path, kv: KvType) -> None:
+    with stem_edge.load(tiny_bundle, kv=kv) as model:
+        found = []
+        for left in (0, np.nan):
+            batch = model.engine.backend.open_batch(3, LENGTH)
+            assert isinstance(batch, OrtBatch)
+            for array in batch._kv.arrays:
+                array.host[...] = left
+            for prompt in (PROMPT, PROMPT[:1], PROMPT * 5):
+                join(model, batch, prompt)
+            found.append(step(model, batch, 0, 3, [5, 1, 25]))
+    assert np.array_equal(found[0], found[1])
 
 
 def test_messages_name_the_positions(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

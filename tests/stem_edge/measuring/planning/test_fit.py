@@ -44,6 +44,18 @@ def test_what_is_planned_can_be_loaded(tiny_bundle: Path) -> None:
             assert model.plan.slots == found.plan.slots or found.plan.slots <= model.plan.slots
 
 
+def test_several_sequences_are_planned_and_can_be_loaded() -> None:
+    one, four = (
+        stem_edge.fit(DEMO, "100MB", bandwidth="10GB", context_length=64, sequences=count)[0]
+        for count in (1, 4)
+    )
+    assert four.plan.kv_cache == four.prediction.kv_cache == 4 * one.prediction.kv_cache
+    report = fit_cli.report_table([four], str(DEMO), bundle=True)
+    assert "for 4 x 64 tokens" in report and report.endswith("--context-length 64 --sequences 4")
+    with pytest.raises(InputError, match="sequences is 0; expected 1 to 128"):
+        stem_edge.fit(DEMO, "100MB", bandwidth="10GB", sequences=0)
+
+
 def least_memory() -> int:
     """Memory that the demo needs at least with 64 tokens of context, plus a rounding margin."""
     with pytest.raises(MemoryPlanError) as caught:

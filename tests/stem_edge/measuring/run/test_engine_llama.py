@@ -23,9 +23,10 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.bench.bench import bench
+from stem_edge.measuring.bench.case_tables import sequences_table
 from stem_edge.measuring.bench.figures import token_nbytes
 from stem_edge.measuring.bench.measure_report import report_table, to_dict
-from stem_edge.measuring.bench.sequences import bench_sequences, sequences_table
+from stem_edge.measuring.bench.sequences import bench_sequences
 from stem_edge.measuring.bench.speculation import bench_speculation
 from stem_edge.measuring.planning import rates_ggml
 from stem_edge.measuring.planning.candidates import GGUF_CHOICES

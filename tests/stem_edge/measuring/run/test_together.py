@@ -15,14 +15,19 @@ from stem_edge.measuring.run.following import Following
 from stem_edge.measuring.run.stem_steps import decode_guessing, decode_together
 from stem_edge.measuring.run.together import Arrival, Text, Together, lengths, texts_of
 from stem_edge.runtime import Model
+from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.rows.prefetch import RowCounters
+from stem_edge.runtime.speculation.speculation import Speculation
 
 PROMPT = "The capital of France is"
 
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
-    with stem_edge.load(DEMO, sequences=5, speculate=4) as loaded:
+    with stem_edge.load(DEMO, sequences=5, speculate=False) as loaded:
+        # Made up, because a busy machine cannot measure them.
+        costs = StepCosts(seconds=1e-3, times={1: 1.0, 2: 1.1, 4: 1.2, 8: 1.3}, same_bits=False)
+        loaded.speculation = Speculation(costs, 4)
         loaded.generate_text(
             PROMPT, max_new_tokens=2
         )  # starts its thread, which no test then leaks
@@ -80,18 +85,16 @@ def test_texts_are_pieces_of_the_ids_and_outlive_the_last() -> None:
     assert [len(text.prompt) for text in texts] == [20] * 4
     assert [len(text.answer) for text in texts] == new
     joined = [text.prompt + text.answer for text in texts]
-    assert [text[0] for text in joined] == [0, 36, 72, 108]
+    assert [text[0] for text in joined] == [0, 36, 72, 102]
     assert all(text == list(range(text[0], text[0] + len(text))) for text in joined)
-    assert texts_of(ids, 3, 20, 10, turn=1)[0].prompt[0] == 144
-    assert texts_of(ids, 1, 20, 10) == [Text(ids[:20], ids[20:30])]
+    assert texts_of(ids, 1, 20, 10, begin=50) == [Text(ids[50:70], ids[70:80])]
 
 
 def test_few_ids_repeat() -> None:
-    for turn in range(4):
-        for text in texts_of([1, 2, 3], 8, 20, 10, turn):
-            joined = text.prompt + text.answer
-            assert len(text.prompt) == 20
-            assert all((b - a) % 3 == 1 for a, b in pairwise(joined))
+    for text in texts_of([1, 2, 3], 8, 20, 10, begin=5):
+        joined = text.prompt + text.answer
+        assert len(text.prompt) == 20
+        assert all((b - a) % 3 == 1 for a, b in pairwise(joined))
 
 
 def test_following_takes_the_texts_tokens_and_tells_the_models_own(model: Model) -> None:
@@ -125,6 +128,7 @@ def test_sequences_of_the_demo_decode_together(model: Model, count: int) -> None
     assert found["tokens_per_second"] > 0 and found["first_token_seconds"] > 0
     assert 1 <= found["distinct_rows_per_step"] <= count
     assert (count > 1) == (count in chosen) == ("longest_wait_seconds" in found)
+    assert found.get("allowed_gain") == {1: None, 2: 2 / 1.1, 4: 4 / 1.2}[count]
 
 
 def test_guesses_of_the_demo_are_those_of_the_text(model: Model) -> None:
@@ -133,6 +137,7 @@ def test_guesses_of_the_demo_are_those_of_the_text(model: Model) -> None:
     plain, guessing = decode_guessing(model, text, 0), decode_guessing(model, text, 1)
     assert plain.drafted == plain.accepted == 0 and plain.seconds > 0
     assert len(plain.own) == len(guessing.own) == 40
-    assert guessing.accepted <= guessing.drafted
+    assert 0 < guessing.accepted <= guessing.drafted
+    figures = guessing.figures()
+    assert figures["step_of_2"] == 1.1 and "step_of_1" not in figures
     assert model.speculation is not None
-    assert guessing.figures()["step_of_2"] == model.speculation.costs.times[2]

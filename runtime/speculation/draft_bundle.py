@@ -1,0 +1,50 @@
+"""The bundle of a smaller model that drafts, and how it is loaded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
+from stem_edge.errors import InputError
+from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT
+from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
+
+SLOTS = 1024  # of its row cache: as many tokens occur again and again in a text
+
+
+class DraftBundle(NamedTuple):
+    """A bundle and the keywords to load it with."""
+
+    bundle: Bundle
+    keywords: LoadKeywords
+
+
+def draft_bundle(bundle: Bundle, options: LoadOptions) -> DraftBundle | None:
+    """Return the bundle that drafts for another, if one was given.
+
+    Raises BundleError; InputError if its token ids are not those of the other.
+    """
+    if options.draft is None:
+        return None
+    found, own = open_bundle(options.draft), bundle.manifest
+    files, model = found.manifest.files, found.manifest.model
+    tokenizers = files[TOKENIZER].sha256, own.files[TOKENIZER].sha256
+    if tokenizers[0] != tokenizers[1] or model.vocab_size != own.model.vocab_size:
+        raise InputError(
+            f"{found.path}: has another tokenizer than {bundle.path}; give a draft with the same one"
+        )
+    return DraftBundle(
+        found,
+        {
+            "threads": options.threads,
+            "context_length": min(options.context_length or USUAL_CONTEXT, model.max_context),
+            "slots": min(model.records, SLOTS) or None,
+            "prepare": options.prepare,
+            "warm_start": options.warm_start,
+            "cache_dir": options.cache_dir,
+            "trial": options.trial,
+            "emulate_flash": options.emulate_flash,
+            "speculate": False,
+            "progress": options.progress,
+        },
+    )
