@@ -97,8 +97,9 @@ class BoundGraphs:
         self._slot_ids[...] = slot_ids
         for name in self._after_rows:
             self._run(name)
-        places = range(self.shape.tokens - max(wanted, 1), self.shape.tokens)
-        if wanted or self._output.has_layers:
+        count = max(wanted, 1) if self._output.has_layers else wanted
+        places = range(self.shape.tokens - count, self.shape.tokens)
+        if places:
             self._output.bind(len(self._begins), places, top)
             with onnxruntime_errors(self._doing(self._output.name)):
                 self._output.run()

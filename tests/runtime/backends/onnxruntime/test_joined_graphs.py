@@ -26,7 +26,7 @@ NAMES = ["stem", "dense", "hash-moe", "window", "biases", "all at once", GEMMA_4
 CASES = [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NAMES]
 SLOTS = 5
 # Tokens of each step, and of how many logits are wanted.
-STEPS = [(4, 4), (1, 1), (6, 0), (1, 1), (5, 2), (1, 0), (1, 1)]
+STEPS = [(4, 4), (1, 1), (6, 0), (6, 1), (1, 1), (5, 2), (1, 0), (1, 1)]
 
 
 def export(name: str, folder: Path, backbone: str) -> Bundle:

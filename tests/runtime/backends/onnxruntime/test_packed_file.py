@@ -8,7 +8,8 @@ import onnx
 import pytest
 
 import stem_edge
-from stem_edge.runtime.backends.onnxruntime.packed_file import put_packed_first
+from stem_edge.bundle.manifest import open_bundle
+from stem_edge.runtime.backends.onnxruntime.packed_file import put_packed_first, share_weights
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
@@ -76,3 +77,17 @@ def test_places_in_other_words_change_nothing(saved: Path, said: bytes, instead:
     with pytest.raises(ValueError):
         put_packed_first(saved)
     assert (saved.read_bytes(), weight_file.read_bytes()) == before
+
+
+def test_weights_of_another_graph_are_not_shared(saved: Path) -> None:
+    other = saved.with_name("head.onnx")
+    open_session(
+        cpu_graphs(open_bundle(saved.parent / "bundle"), prefill=False)["head"],
+        1,
+        [CPU],
+        save_to=other,
+    )
+    before = other.read_bytes()
+    with pytest.raises(ValueError, match="has no"):
+        share_weights(other, saved)
+    assert other.read_bytes() == before and other.with_name("head.onnx.data").exists()
