@@ -25,7 +25,9 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(s, marks=pytest.mark.slow if n else ()) for n, s in enumerate(SHAPES)]
+)
 def test_a_checkpoint_runs(shape: str, tmp_path: Path) -> None:
     wide = {"global_head_dim": 32} if "global_head_dim" in describe(shape) else {}
     checkpoint = write_gemma(tmp_path / "checkpoint", describe(shape, **SMALL, **wide))

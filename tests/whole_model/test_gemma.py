@@ -63,7 +63,7 @@ def reference(name: str) -> tuple[list[int], F32]:
         return data["ids"].tolist(), data["logits"]
 
 
-@pytest.mark.parametrize("slots", [None, 8, 4])
+@pytest.mark.parametrize("slots", [None, pytest.param(8, marks=pytest.mark.slow), 4])
 def test_logits_are_transformers(
     name: str, bundle: Path, engine: EngineName, slots: int | None
 ) -> None:

@@ -68,7 +68,9 @@ def test_models_of_every_kind(bundle: Path, engine: EngineName) -> None:
     assert drafted > 20 and changed <= 1
 
 
-@pytest.mark.parametrize("kv", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize(
+    "kv", ["fp32", *(pytest.param(kv, marks=pytest.mark.slow) for kv in ("fp16", "int8"))]
+)
 def test_the_demo(kv: Any) -> None:
     changed, drafted = 0, 0
     texts = ("The capital of {} is", "What is the currency of {}? It is the", "{} borders")

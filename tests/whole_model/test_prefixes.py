@@ -75,7 +75,7 @@ def test_bits_of_conformance_checkpoints(case: str, engine: EngineName, tmp_path
         assert check_bits(model, prompts(250, longest, 16)) > 0
 
 
-@pytest.mark.parametrize("prefill_graph", [False, True])
+@pytest.mark.parametrize("prefill_graph", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     "options",
     [

@@ -99,6 +99,7 @@ def test_logits_in_chunks(case: Case, model: Model, sizes: list[int]) -> None:
     assert np.abs(found - case.expected).max() < case.tolerance
 
 
+@pytest.mark.slow
 def test_logits_token_by_token(case: Case, model: Model) -> None:
     assert np.abs(stepwise(model, case.ids.tolist()) - case.expected).max() < case.tolerance
 

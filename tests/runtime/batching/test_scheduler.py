@@ -76,7 +76,7 @@ def test_a_token_of_each_and_a_chunk_of_the_next_prompt_take_turns(tiny_bundle: 
         ]
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 7}, {"top_k": 5, "seed": 1}])
 def test_tokens_are_those_of_generate(

@@ -61,7 +61,7 @@ def model(bundle: Path, engine: EngineName) -> Iterator[Model]:
 PROMPT = [7, *b"Some text, and the same text, and the same. " * 6]
 
 
-@pytest.mark.parametrize("wrong", [1, 4])
+@pytest.mark.parametrize("wrong", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_tokens_are_those_of_plain_decoding(model: Model, sampling: str, wrong: int) -> None:
     options = SAMPLING[sampling] | {"max_new_tokens": NEW}

@@ -128,7 +128,7 @@ def model(tiny_gguf: Path) -> Iterator[Model]:
     ("name", "kv"),
     [
         (GEMMA, "fp32"),
-        ("all at once", "fp32"),
+        pytest.param("all at once", "fp32", marks=pytest.mark.slow),
         ("wide heads", "int8"),
         *(pytest.param(name, kv, marks=pytest.mark.slow) for name, kv in REST),
     ],
