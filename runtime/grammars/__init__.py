@@ -1,0 +1,1 @@
+"""Structured output: which tokens a JSON Schema, a regular expression or a grammar allows next."""

@@ -1,0 +1,1 @@
+"""OpenAI's interfaces: completions, chat completions, responses."""
