@@ -1,0 +1,60 @@
+"""What is refused, with its status in HTTP; each interface gives it its own form."""
+
+from __future__ import annotations
+
+from stem_edge.errors import InputError, StemEdgeError
+
+
+class RefusalError(StemEdgeError):
+    """Base of refusals. status: of HTTP. kind: `type` in the body, in OpenAI's words."""
+
+    status = 400
+    kind = "invalid_request_error"
+    retry_after: int | None = None  # seconds
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param  # the field that is at fault
+
+
+class KeyRefusedError(RefusalError):
+    """No API key, or a wrong one."""
+
+    status, kind = 401, "authentication_error"
+
+
+class NotFoundError(RefusalError):
+    """No such path, or no such model."""
+
+    status, kind = 404, "not_found_error"
+
+
+class TooLargeError(RefusalError):
+    """A body or a header is larger than allowed."""
+
+    status = 413
+
+
+class BusyError(RefusalError):
+    """Too many requests wait."""
+
+    status, kind, retry_after = 429, "rate_limit_error", 1
+
+
+class LoadingError(RefusalError):
+    """The model is not loaded yet."""
+
+    status, kind, retry_after = 503, "unavailable_error", 1
+
+
+class EndingError(RefusalError):
+    """The server is ending."""
+
+    status, kind = 503, "unavailable_error"
+
+
+def status_of(error: StemEdgeError) -> int:
+    """Return the status of an error: 400 for what the client gave, 500 for what failed here."""
+    if isinstance(error, RefusalError):
+        return error.status
+    return 400 if isinstance(error, InputError) else 500

@@ -1,0 +1,50 @@
+"""The answer to one prompt, as it reaches the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Self
+
+from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.generation import Chunk
+
+
+class Reply:
+    """Chunks of an answer; leaving the context manager early cancels it.
+
+    Made in the event loop by Compute.submit. The compute thread calls `push` alone.
+    """
+
+    def __init__(self, request: Request, leave: Callable[[Request], None]) -> None:
+        self.request, self._leave = request, leave
+        self.submitted = time.perf_counter()
+        self.first_at = self.last_at = 0.0  # when chunks came
+        self.tokens = 0  # of the answer so far
+        self._loop = asyncio.get_running_loop()
+        self._chunks: asyncio.Queue[Chunk] = asyncio.Queue()
+
+    def push(self, chunk: Chunk) -> None:
+        """Hand a chunk to the event loop, from any thread."""
+        self.last_at = time.perf_counter()
+        self.first_at = self.first_at or self.last_at
+        self.tokens += len(chunk.token_ids)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave(self.request)
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        """Yield chunks until one has a finish_reason. Raises the error that ended the answer."""
+        while True:
+            chunk = await self._chunks.get()
+            if chunk.error is not None:
+                raise chunk.error
+            yield chunk
+            if chunk.finish_reason is not None:
+                return
