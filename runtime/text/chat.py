@@ -42,7 +42,9 @@ class Chat:
 
         Raises BundleError.
         """
-        return family_of(read_template(self._path, tools=True)[0]) if self.has_template else None
+        if not self.has_template:
+            return None
+        return family_of(read_template(self._path, tools=True)[0], self._codec.special_tokens)
 
     def prompt(
         self,
@@ -61,7 +63,11 @@ class Chat:
         given, offered = checked_messages(messages), checked_tools(tools)
         arguments = checked_template_arguments(template_arguments)
         if not special_tokens_in_text:
-            for each in (("messages", given), ("tools", offered), ("template_arguments", arguments)):
+            for each in (
+                ("messages", given),
+                ("tools", offered),
+                ("template_arguments", arguments),
+            ):
                 self._refuse_special(*each)
         with self._lock:
             self._template = self._template or ChatTemplate(self._path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stem_edge.errors import InputError
@@ -13,6 +13,7 @@ from stem_edge.text.tool_calls.lark import Rules
 from stem_edge.text.tool_calls.parser import CallParser
 
 Tools = Sequence[Mapping[str, Any]]
+OPEN = ("$ref", "anyOf", "oneOf", "allOf")  # of schemas whose properties stand elsewhere
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Family:
     signs: patterns that are all in the source of a chat template of the family. begin, end: markers
     around a call, or around a list of them (listed); the end may be missing. inside: white space
     between a marker and a call. between: what separates calls. bare: how an answer begins that is a
-    call without markers, if there are such. special: the markers are special tokens, so answers
-    have to be decoded with skip_special_tokens=False.
+    call without markers, if there are such. special: markers that are special tokens, so that
+    answers have to be decoded with skip_special_tokens=False if there are any.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Family:
     between: str = "\n"
     bare: str = ""
     listed: bool = False
-    special: bool = False
+    special: tuple[str, ...] = ()
 
     def parser(self, tools: Tools | None = None) -> CallParser:
         """Return a parser for an answer.
@@ -51,26 +52,32 @@ class Family:
         *,
         name: str | None = None,
         parallel: bool = False,
-        special_tokens: Collection[str] | None = None,
     ) -> str:
         """Return a grammar, in llguidance's dialect of Lark, of answers that are calls of tools.
 
         name: the function that has to be called, any without. parallel: allow several calls.
-        special_tokens: names of the tokenizer's; without them only the markers of a family whose
-        markers are special. Raises InputError for a function that is not among the tools.
+        Raises InputError for a function that is not among the tools.
         """
         functions = [tool["function"] for tool in tools]
         chosen = [each for each in functions if name in (None, each["name"])]
         if not chosen:
             known = ", ".join(each["name"] for each in functions)
             raise InputError(f"there is no tool {name!a}, expected one of: {known}")
-        if special_tokens is None:
-            special_tokens = self._markers() if self.special else ()
-        rules = Rules(special_tokens)
-        calls = [
-            self.form.call(rules, each["name"], each.get("parameters") or {}) for each in chosen
-        ]
+        rules = Rules(self.special)
+        calls = [self._call(rules, each) for each in chosen]
         return rules.text(self._answer(rules, rules.add(" | ".join(calls)), parallel))
+
+    def _call(self, rules: Rules, function: Mapping[str, Any]) -> str:
+        name, schema = function["name"], function.get("parameters") or {}
+        if not schema.keys() & OPEN:
+            # Closed, because who describes arguments wants no others.
+            schema = {"type": "object", "properties": {}, "additionalProperties": False, **schema}
+        try:
+            return self.form.call(rules, name, schema)
+        except (AttributeError, TypeError) as error:  # a list where an object should be, and such
+            raise InputError(
+                f"the parameters of the tool {name!a} are not a JSON Schema ({error}); correct them"
+            ) from None
 
     def _answer(self, rules: Rules, call: str, parallel: bool) -> str:
         # Markers that an answer does without are left out, because models then often do, too.
@@ -82,9 +89,11 @@ class Family:
         one = rules.add(f"{begin} {call} {end}".strip())
         return f"{one} ({rules.mark(self.between)} {one})*" if parallel else one
 
-    def _markers(self) -> tuple[str, ...]:
-        quote = self.form.quote if isinstance(self.form, BracesForm) else ""
-        return tuple(mark for mark in (self.begin, self.end, quote) if mark)
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Markers without which an answer cannot be read."""
+        around = () if self.bare else (self.begin, self.end)
+        return (*around, self.form.quote) if isinstance(self.form, BracesForm) else around
 
 
 FAMILIES = (
@@ -95,7 +104,6 @@ FAMILIES = (
         begin="<|tool_call>",
         end="<tool_call|>",
         between="",
-        special=True,
     ),
     Family(
         "functiongemma",
@@ -104,7 +112,6 @@ FAMILIES = (
         begin="<start_function_call>",
         end="<end_function_call>",
         between="",
-        special=True,
     ),
     Family(
         "qwen3-coder",
@@ -129,7 +136,6 @@ FAMILIES = (
         begin="<|tool_call_start|>",
         end="<|tool_call_end|>",
         listed=True,
-        special=True,
     ),
     Family(
         "pythonic",
@@ -151,9 +157,13 @@ FAMILIES = (
 )
 
 
-def family_of(template_source: str) -> Family | None:
-    """Return the family of a chat template, by what the template writes; None if none is known."""
+def family_of(template_source: str, special_tokens: Collection[str] = ()) -> Family | None:
+    """Return the family of a chat template, by what the template writes; None if none is known.
+
+    special_tokens: names of those of the tokenizer, which may be some of the family's markers.
+    """
     for family in FAMILIES:
         if all(re.search(sign, template_source) for sign in family.signs):
-            return family
+            special = tuple(mark for mark in family.markers if mark in special_tokens)
+            return replace(family, special=special)
     return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError, Reading
-from stem_edge.text.tool_calls.lark import Rules, Schema, Values
+from stem_edge.text.tool_calls.lark import Rules, Schema, Values, literal
 from stem_edge.text.tool_calls.pieces import Pieces
 from stem_edge.text.tool_calls.values import (
     JSON,
@@ -91,7 +91,7 @@ class JsonForm:
 
     def call(self, rules: Rules, name: str, schema: Schema) -> str:
         """Return a rule; see Form."""
-        begin = json.dumps(f'{{"name": "{name}", "{self.key}": ')
+        begin = literal(f'{{"name": "{name}", "{self.key}": ')
         return rules.add(f'{begin} {rules.json(schema)} "}}"')
 
 
@@ -105,13 +105,13 @@ class PythonForm:
         if (yield from text.peek()) != "(":
             raise NoCallError
         pieces.begin(name)
-        yield from read_members(text, pieces.arguments, IN_CALLS, "(=)")
+        yield from read_members(text, pieces.arguments, IN_CALLS, ("(", "=", ")"))
         pieces.end()
 
     def call(self, rules: Rules, name: str, schema: Schema) -> str:
         """Return a rule; see Form."""
         members = Values(rules, PYTHON, schema, spaced=True).members(schema, "=")
-        return rules.add(f'{json.dumps(name + "(")} {members} ")"')
+        return rules.add(f'{literal(name + "(")} {members} ")"')
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class BracesForm:
     def call(self, rules: Rules, name: str, schema: Schema) -> str:
         """Return a rule; see Form."""
         members = Values(rules, self._syntax, schema, spaced=False).members(schema, ":")
-        return rules.add(f'{json.dumps(f"call:{name}{{")} {members} "}}"')
+        return rules.add(f'{literal(f"call:{name}{{")} {members} "}}"')
 
 
 @dataclass(frozen=True)
@@ -171,21 +171,21 @@ class TagsForm:
         """Return a rule; see Form."""
         body, required = "", schema.get("required", ())
         for key, value in (schema.get("properties") or {}).items():
-            begin = json.dumps(f"<parameter={key}>\n")
+            begin = literal(f"<parameter={key}>\n")
             optional = "" if key in required else "?"
             body += f" ({begin} {self._value(rules, schema, value)}){optional}"
-        return rules.add(f'{json.dumps(f"<function={name}>" + chr(10))}{body} "</function>"')
+        return rules.add(f'{literal(f"<function={name}>" + chr(10))}{body} "</function>"')
 
     def _value(self, rules: Rules, root: Schema, schema: object) -> str:
         end = f"\n{END_OF_PARAMETER}\n"
         given = schema if isinstance(schema, Mapping) else {}
         choices = given.get("enum", [given["const"]] if "const" in given else ())
         if _is_text(given) and choices:
-            return rules.add(" | ".join(json.dumps(each + end) for each in choices))
+            return rules.add(" | ".join(literal(each + end) for each in choices))
         if _is_text(given):
             return rules.lazy(r"/(?s:.*)\n<\/parameter>\n/")
         defined = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return rules.add(f"{rules.json({**defined, **given})} {json.dumps(end)}")
+        return rules.add(f"{rules.json({**defined, **given})} {literal(end)}")
 
 
 def _is_text(schema: Schema) -> bool:

@@ -1,8 +1,8 @@
 """Rules of a grammar in llguidance's dialect of Lark, and JSON Schemas as such rules.
 
 JSON itself is left to llguidance (%json). What families write instead of it follows a schema's
-types, enum, const, properties, required, items, anyOf, oneOf and references inside of the schema;
-other restrictions, such as minimum or pattern, are not enforced there.
+types, enum, const, properties, required, items, anyOf, oneOf and references inside of the schema, and of
+allOf the first; other restrictions, such as minimum or pattern, are not enforced there.
 """
 
 from __future__ import annotations
@@ -24,24 +24,35 @@ QUOTED = r'/"([^"\\\x00-\x1F\x7F]|\\["\\nrt])*"/'
 KEY = "/[a-zA-Z_][a-zA-Z0-9_]*/"
 
 
+def literal(text: str) -> str:
+    """Return text as it is written in a grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 class Rules:
     """Rules of a grammar, each with a name of its own; special: names that are special tokens."""
 
     def __init__(self, special: Collection[str] = ()) -> None:
         self._special = special
+        self._bodies = dict[str, str]()  # by name
         self._names = dict[str, str]()  # by body
 
     def add(self, body: str) -> str:
         """Return the name of the rule with this body."""
-        return self._names.setdefault(body, f"rule{len(self._names)}")
+        if body not in self._names:
+            self.define(self.reserve(), body)
+        return self._names[body]
 
     def reserve(self) -> str:
         """Return a name for a rule whose body comes later, by define."""
-        return self.add(f"later {len(self._names)}")
+        name = f"rule{len(self._bodies)}"
+        self._bodies[name] = ""
+        return name
 
     def define(self, name: str, body: str) -> None:
         """Give a reserved name its body."""
-        self._names = {body if n == name else b: n for b, n in self._names.items()}
+        self._bodies[name] = body
+        self._names.setdefault(body, name)
 
     def lazy(self, regex: str) -> str:
         """Return the name of a rule that matches as little as it can."""
@@ -51,7 +62,7 @@ class Rules:
         """Return a marker: a special token, or else text; nothing for none."""
         if text in self._special and SPECIAL.fullmatch(text):
             return text
-        return json.dumps(text) if text else ""
+        return literal(text) if text else ""
 
     def is_special(self, text: str) -> bool:
         """Return whether a marker is a special token."""
@@ -64,7 +75,7 @@ class Rules:
     def text(self, start: str) -> str:
         """Return the grammar."""
         lines = [f"start: {start}"]
-        for body, name in self._names.items():
+        for name, body in self._bodies.items():
             lazy = body.startswith("[lazy] ")
             lines.append(f"{name}[lazy]: {body[7:]}" if lazy else f"{name}: {body}")
         return "\n".join(lines) + "\n"
@@ -87,7 +98,7 @@ class Values:
         if "enum" in schema or "const" in schema:
             values = schema.get("enum", [schema.get("const")])
             return self._rules.add(" | ".join(map(self._written, values)))
-        if choices := schema.get("anyOf") or schema.get("oneOf"):
+        if choices := schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf", ())[:1]:
             return self._rules.add(" | ".join(map(self.value, choices)))
         kinds = schema.get("type")
         if isinstance(kinds, list):
@@ -101,7 +112,7 @@ class Values:
             if schema.get("additionalProperties") is False or not schema.get("type"):
                 return ""
             key = KEY if self._syntax.bare_keys else QUOTED
-            return self._listed(f"{key} {json.dumps(between)} {self._any()}", "*")
+            return self._listed(f"{key} {literal(between)} {self._any()}", "*")
         order = sorted(properties) if self._syntax.bare_keys else properties
         each = [
             (f"{self._key(name, between)} {self.value(properties[name])}", name in required)
@@ -111,11 +122,11 @@ class Values:
 
     def _key(self, name: str, between: str) -> str:
         bare = self._syntax.bare_keys or between == "="
-        return json.dumps((name if bare else json.dumps(name)) + between)
+        return literal((name if bare else literal(name)) + between)
 
     def _in_order(self, members: Sequence[tuple[str, bool]]) -> str:
         """Return the name of a rule for members with commas between those that are there."""
-        comma = json.dumps("," + self._space)
+        comma = literal("," + self._space)
         first, rest = list[str](), ""
         for member, required in reversed(members):
             begins = self._rules.add(f"{member} {rest}".strip())
@@ -125,7 +136,7 @@ class Values:
         return self._rules.add(some if any(required for _, required in members) else f"({some})?")
 
     def _listed(self, item: str, times: str) -> str:
-        comma = json.dumps("," + self._space)
+        comma = literal("," + self._space)
         return self._rules.add(f"({item} ({comma} {item}){times})?")
 
     def _of_type(self, kind: str, schema: Schema) -> str:
@@ -141,7 +152,9 @@ class Values:
             case "null":
                 return self._rules.add(self._written(None))
             case "array":
-                return self._rules.add(f'"[" {self._listed(self.value(schema.get("items")), "*")} "]"')
+                return self._rules.add(
+                    f'"[" {self._listed(self.value(schema.get("items")), "*")} "]"'
+                )
             case "object":
                 between = ":" + self._space
                 return self._rules.add(f'"{{" {self.members(schema, between)} "}}"')
@@ -154,24 +167,26 @@ class Values:
         end = re.escape(quote).replace("/", r"\/")
         if not self._rules.is_special(quote):
             lazy = self._rules.lazy(f"/(?s:.*){end}/")
-            return self._rules.add(f"{json.dumps(quote)} {lazy}")
+            return self._rules.add(f"{literal(quote)} {lazy}")
         return self._rules.add(f"{quote} /(?s:.*)/ {quote}")
 
     def _written(self, value: object) -> str:
         """Return the Lark of a value that is given."""
-        comma, syntax = json.dumps("," + self._space), self._syntax
+        comma, syntax = literal("," + self._space), self._syntax
         if isinstance(value, str):
             if not syntax.raw_quote:
-                return json.dumps(json.dumps(value, ensure_ascii=False))
+                return literal(literal(value))
             quote = self._rules.mark(syntax.raw_quote)
-            return f"{quote} {json.dumps(value) if value else ''} {quote}"
+            return f"{quote} {literal(value) if value else ''} {quote}"
         if isinstance(value, list):
             return f'"[" {f" {comma} ".join(map(self._written, value))} "]"'
         if isinstance(value, Mapping):
-            pairs = [f"{self._key(k, ':' + self._space)} {self._written(v)}" for k, v in value.items()]
+            pairs = [
+                f"{self._key(k, ':' + self._space)} {self._written(v)}" for k, v in value.items()
+            ]
             return f'"{{" {f" {comma} ".join(pairs)} "}}"'
-        as_python = "'" in syntax.quotes and not isinstance(value, int | float) | isinstance(value, bool)
-        return json.dumps(repr(value) if as_python else json.dumps(value))
+        as_python = "'" in syntax.quotes  # None, True and False
+        return literal(repr(value) if as_python else json.dumps(value))
 
     def _reference(self, reference: str) -> str:
         if reference not in self._known:

@@ -31,10 +31,10 @@ class CallParser:
         tools: Sequence[Mapping[str, Any]] | None,
         new_id: Callable[[], str] = random_id,
     ) -> None:
-        functions = None if tools is None else [tool["function"] for tool in tools]
-        schemas = functions and {each["name"]: each.get("parameters") or {} for each in functions}
+        functions = [tool["function"] for tool in tools or ()]
+        named = {each["name"]: each.get("parameters") or {} for each in functions}
         self._family, self._text = family, ArrivingText()
-        self._pieces = Pieces(self._text, schemas, new_id)
+        self._pieces = Pieces(self._text, None if tools is None else named, new_id)
         self._reading = self._read()
 
     def push(self, text: str) -> list[Piece]:

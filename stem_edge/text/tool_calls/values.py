@@ -57,7 +57,11 @@ def read_value(text: ArrivingText, emit: Emit, syntax: Syntax, depth: int = 0) -
 
 
 def read_members(
-    text: ArrivingText, emit: Emit, syntax: Syntax, marks: str = "{:}", depth: int = 0
+    text: ArrivingText,
+    emit: Emit,
+    syntax: Syntax,
+    marks: tuple[str, str, str] = ("{", ":", "}"),
+    depth: int = 0,
 ) -> Reading[None]:
     """Take an object. marks: what begins it, what stands after a key, what ends it."""
     begin, between, end = marks
