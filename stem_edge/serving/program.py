@@ -18,11 +18,11 @@ from stem_edge.serving.access import Access
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.error_bodies import tell_error
 from stem_edge.serving.metrics import Metrics
-from stem_edge.serving.openai import models
+from stem_edge.serving.openai import chat, completions, models
 from stem_edge.serving.service import Service
 from stem_edge.serving.streams import ClientLeftError
 
-ROUTES = (*state_routes.ROUTES, *models.ROUTES)
+ROUTES = (*state_routes.ROUTES, *models.ROUTES, *chat.ROUTES, *completions.ROUTES)
 
 
 def app(
