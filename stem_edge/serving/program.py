@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.model import Model
-from stem_edge.serving import state_routes
+from stem_edge.serving import pages, state_routes
 from stem_edge.serving.access import Access
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.error_bodies import tell_error
@@ -22,7 +22,7 @@ from stem_edge.serving.openai import chat, completions, models
 from stem_edge.serving.service import Service
 from stem_edge.serving.streams import ClientLeftError
 
-ROUTES = (*state_routes.ROUTES, *models.ROUTES, *chat.ROUTES, *completions.ROUTES)
+ROUTES = (*state_routes.ROUTES, *models.ROUTES, *chat.ROUTES, *completions.ROUTES, *pages.ROUTES)
 
 
 def app(
@@ -53,7 +53,13 @@ def app(
     """
     metrics = Metrics()
     opened = model if callable(model) else lambda: model
-    compute = Compute(opened, sequences=sequences, waiting=waiting, ended=metrics.ended)
+    compute = Compute(
+        opened,
+        sequences=sequences,
+        waiting=waiting,
+        closes=callable(model),
+        ended=metrics.ended,
+    )
     metrics.watch(compute)
     service = Service(
         compute,
