@@ -17,12 +17,18 @@ from stem_edge.text.tool_calls.pieces import Content, Piece
 WRITTEN = [
     ("{{- '<|tool_call>call:' + function['name'] + '{' -}}{{ '<|\"|>' + argument }}", "gemma4"),
     ("{{ '<start_function_call>call:' }}{{ '<escape>' + argument }}", "functiongemma"),
-    ("<tool_call>\\n{\\\"name\\\": <function-name>, \\\"arguments\\\": <args>}", "hermes"),
-    ("{{- '<tool_call>' }}{\"name\": {{ name }}, \"arguments\": {{ args }}}", "hermes"),
+    ('<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args>}', "hermes"),
+    ('{{- \'<tool_call>\' }}{"name": {{ name }}, "arguments": {{ args }}}', "hermes"),
     ("'<tool_call>\\n<function=' + name + '>\\n' '<parameter=' + k + '>\\n'", "qwen3-coder"),
-    ('<|start_header_id|>{{- \'{"name": "\' + name + \'", \' }}{{- \'"parameters": \' }}', "llama3"),
-    ('<|header_start|>{{- \'{"name": "\' + name + \'", \' }}{{- \'"parameters": \' }}', "llama3"),
-    ("<|header_start|>[func_name1(params_name1=params_value1, ...), func_name2(params)]", "pythonic"),
+    (
+        "<|start_header_id|>{{- '{\"name\": \"' + name + '\", ' }}{{- '\"parameters\": ' }}",
+        "llama3",
+    ),
+    ("<|header_start|>{{- '{\"name\": \"' + name + '\", ' }}{{- '\"parameters\": ' }}", "llama3"),
+    (
+        "<|header_start|>[func_name1(params_name1=params_value1, ...), func_name2(params)]",
+        "pythonic",
+    ),
     ("<start_of_turn>user [func_name1(params_name1=params_value1...)]", "pythonic"),
     ("{{- '<|tool_call_start|>[' + calls + ']<|tool_call_end|>' }}", "lfm2"),
     ("{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}{% endfor %}", None),

@@ -83,9 +83,7 @@ def test_what_is_broken_becomes_content(family: str, text: str, pieces: list[Pie
 
 
 @pytest.mark.parametrize(("family", "text", "pieces"), TEXTS + BROKEN)
-def test_every_split_and_every_end_is_the_same(
-    family: str, text: str, pieces: list[Piece]
-) -> None:
+def test_every_split_and_every_end_is_the_same(family: str, text: str, pieces: list[Piece]) -> None:
     whole = read(BY_NAME[family], text)
     assert read(BY_NAME[family], *text) == whole
     for at in range(len(text)):
@@ -99,7 +97,9 @@ def test_every_split_and_every_end_is_the_same(
 
 
 MARKS = sorted({mark for text in TEXTS for mark in (text[1][:9], text[1][-9:], text[1][9:18])})
-PARTS = st.lists(st.sampled_from([*MARKS, " ", "\n", "{", "[", '"', "now", "(", "é", "<"]), max_size=8)
+PARTS = st.lists(
+    st.sampled_from([*MARKS, " ", "\n", "{", "[", '"', "now", "(", "é", "<"]), max_size=8
+)
 
 
 @given(st.sampled_from(sorted(BY_NAME)), PARTS, st.data())
