@@ -31,6 +31,7 @@ BESIDE = ("id", "type")  # of no use here
 IN_CALLS = Syntax(quotes=PYTHON.quotes, bare_keys=True)
 NEW_LINE = "\n"
 END_OF_PARAMETER = "</parameter>"
+UP_TO_END_OF_PARAMETER = r"/(?s:.*)<\/parameter>/"
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -185,7 +186,7 @@ class TagsForm:
             return rules.add(" | ".join(literal(each + end) for each in choices))
         if _is_text(given):
             # Up to the first end of a parameter, in a line of its own or not, as it is read.
-            return rules.add(f"{rules.lazy(r'/(?s:.*)<\/parameter>/')} {literal(NEW_LINE)}")
+            return rules.add(f"{rules.lazy(UP_TO_END_OF_PARAMETER)} {literal(NEW_LINE)}")
         defined = {key: root[key] for key in ("$defs", "definitions") if key in root}
         return rules.add(f"{rules.json({**defined, **given})} {literal(end)}")
 

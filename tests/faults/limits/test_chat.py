@@ -120,7 +120,11 @@ def test_what_a_template_is_asked(config: Path, worker: Worker) -> None:
         assert template.render([turn("a")]) == "a"
         assert template.render([turn("b")], False) == "b"
     (sample, first), (a, second), (b, _) = worker.asked
-    request = {"template": "x", "tokens": {"eos_token": "<e>"}, "messages": [turn()]}
+    request: dict[str, object] = {
+        "template": "x",
+        "tokens": {"eos_token": "<e>"},
+        "messages": [turn()],
+    }
     assert sample == request | {"add_generation_prompt": True}
     request |= {"tools": None, "arguments": {}}
     assert a == request | {"add_generation_prompt": True, "messages": [turn("a")]}

@@ -137,9 +137,11 @@ def test_template_arguments() -> None:
     assert checked_template_arguments(None) == {}
     for name in ("messages", "tools", "add_generation_prompt", "a b", "", 3):
         refused(partial(checked_template_arguments, {name: 1}), InputError, "name of a variable")
-    for value in ([], {}, 1.5):
+    values: list[object] = [[], {}, 1.5]
+    for value in values:
         refused(partial(checked_template_arguments, {"a": value}), InputError, "a is of type")
-    for other in ([], "x", 3, {f"a{n}": 1 for n in range(65)}):
+    others: list[object] = [[], "x", 3, {f"a{n}": 1 for n in range(65)}]
+    for other in others:
         refused(partial(checked_template_arguments, other), InputError, "at most 64 values")
 
 

@@ -38,8 +38,9 @@ TEXTS: list[tuple[str, str, list[Piece]]] = [
      call(0, "now", '{"a": "\\"x\\" ", "b_c": {"d": [1, null]}, "e": false}')),
     ("gemma4", '<|tool_call>call:now{a: "x"}<tool_call|><|tool_call>call:now{}<tool_call|>',
      [*call(0, "now", '{"a": "x"}'), *call(1, "now", "{}")]),
-    ("qwen3-coder", "<tool_call>\n<function=weather>\n<parameter=city>\n3\n\n</parameter>\n"
-     "<parameter=days>\n3\n</parameter>\n<parameter=any>True</parameter></function></tool_call>",
+    ("qwen3-coder",
+     ("<tool_call>\n<function=weather>\n<parameter=city>\n3\n\n</parameter>\n<parameter=days>\n"
+      "3\n</parameter>\n<parameter=any>True</parameter></function></tool_call>"),
      call(0, "weather", '{"city": "3\\n", "days": 3, "any": true}')),
     ("qwen3-coder", "<tool_call><function=now>\n<parameter=a>x y</parameter>\n</function>",
      call(0, "now", '{"a": "x y"}')),
