@@ -33,6 +33,7 @@ WRITTEN = [
     ("{{- '<|tool_call_start|>[' + calls + ']<|tool_call_end|>' }}", "lfm2"),
     ("{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}{% endfor %}", None),
     ("<|start_header_id|>{{ m.content }}", None),
+    ("in <tool_call> tags: '<tool_calls>[{\"name\": ' + name + ', \"arguments\": ' + args", None),
     ("'<tool_call>' + name + '\\n<arg_key>' + k + '</arg_key>'", None),
     ("'<seed:tool_call>\\n<function=' + name + '>\\n<parameter=' + k", None),
     ("", None),
