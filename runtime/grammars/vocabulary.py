@@ -35,7 +35,7 @@ def guided_tokenizer(tokenizer: str, eos_ids: Collection[int], vocab_size: int) 
     # Without any end, an id that the model does not have: llguidance would guess one.
     ends, size = (list(eos_ids), vocab_size) if eos_ids else ([vocab_size], vocab_size + 1)
     try:
-        return library().LLTokenizer(
+        made: LLTokenizer = library().LLTokenizer(
             json.dumps(file, ensure_ascii=False), n_vocab=size, eos_token=ends
         )
     except ValueError as error:
@@ -43,6 +43,7 @@ def guided_tokenizer(tokenizer: str, eos_ids: Collection[int], vocab_size: int) 
             f"this bundle's tokenizer does not fit structured output ({one_reason(str(error))}); "
             "generate without schema, regex and grammar"
         ) from None
+    return made
 
 
 def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any]:
