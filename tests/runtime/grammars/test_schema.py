@@ -94,8 +94,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"multipleOf": 1234567}, "multipleOf 1234567 at # takes too long"),
     ({"$ref": "#/$defs/missing"}, "missing"),
     ({"$ref": "https://example.com/schema.json"}, "https://example.com/schema.json"),
-    ({"$ref": "#/$defs/a", "$id": "http://b", "$defs": {"a": {}}}, r"\$id beside \$ref at #"),
+    ({"items": {"$ref": "#/$defs/a", "$id": "http://b"}}, r"\$id beside \$ref at #/items"),
+    ({"required": ["a"], "minProperties": 3}, "minProperties 3 at # is more than one"),
     ({"items": {"x-guidance": {"lenient": True}}}, "x-guidance at #/items"),
+    ({"items": {"minProperties": 2}}, "minProperties 2 at #/items"),
     (False, "false"),
     ({"properties": {f"p{number}": {"type": "string"} for number in range(20_000)}}, "too large"),
     ('{"items":' * 200 + "{}" + "}" * 200, "recursion limit"),
@@ -134,6 +136,13 @@ def test_a_schema_that_allows_everything() -> None:
     assert not allows(Grammar.of_schema({"type": "object"}), "[]")
 
 
+def test_leap_years() -> None:
+    grammar = Grammar.of_schema({"type": "string", "format": "date"})
+    for year, leap in (("2024", True), ("2023", False), ("2000", True), ("1900", False)):
+        assert allows(grammar, f'"{year}-02-29"') == leap
+        assert allows(grammar, f'"{year}-02-28"') and allows(grammar, f'"{year}-12-29"')
+
+
 def test_names_are_no_keywords() -> None:
     schema = {"properties": {"format": {"const": {"x-guidance": 1}}, "$id": {"$ref": "#/$defs/a"}}}
     assert allows(Grammar.of_schema(schema | {"$defs": {"a": {"type": "null"}}}), '{"$id": null}')
@@ -165,7 +174,7 @@ FORMATS: dict[str, Callable[[str], object]] = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats(name: str) -> None:
     grammar = Grammar.of_schema({"type": "string", "format": name})
-    texts = [write(demo_grammars().open(grammar), seed) for seed in range(60)]
+    texts = [write(demo_grammars().open(grammar), seed) for seed in range(200)]
     written = [json.loads(text) for text in texts if text is not None]
     assert written
     for text in written:
