@@ -176,9 +176,10 @@ class Compute:
                 model.engine.check_usable()
                 self._found = model, model.scheduler(self.sequences)
         if self._jobs:
-            job = self._jobs.popleft()
-            if job.step():
-                self._jobs.append(job)
+            if self._jobs[0].step():
+                self._jobs.rotate(-1)
+            else:
+                self._jobs.popleft()
 
     def _step(self, scheduler: Scheduler) -> None:
         for request, chunk in scheduler.step():
