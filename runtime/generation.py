@@ -48,6 +48,7 @@ class Chunk:
     # On the last chunk: "stop", "length" when room ran out, or "error", only in generate_many.
     finish_reason: FinishReason | None
     error: StemEdgeError | None = None
+    stop: str | None = None  # the stop text that ended it
 
 
 class Sampled(NamedTuple):
@@ -202,7 +203,9 @@ class Chunks:
     def _chunk(
         self, text: str, reason: FinishReason | None, error: StemEdgeError | None = None
     ) -> Chunk:
-        chunk = Chunk(text, self._token_ids, self._found if self._logprobs else None, reason, error)
+        found = self._found if self._logprobs else None
+        stop = self._stream.stop_text
+        chunk = Chunk(text, self._token_ids, found, reason, error, stop)
         self._token_ids, self._found = [], []
         return chunk
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -13,7 +13,7 @@ from contextlib import (
 )
 from itertools import repeat
 from pathlib import Path
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -53,9 +53,10 @@ from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.model_drafts import Drafter
 from stem_edge.runtime.speculation.speculation import NO_GUESSES, Guesses, Speculation
 from stem_edge.runtime.stats import GenerationStats, Recorder
-from stem_edge.runtime.text.chat import Chat, Messages
+from stem_edge.runtime.text.chat import Chat, Messages, Tools
 from stem_edge.runtime.text.codec import TextCodec, TokenStream
 from stem_edge.system.memory import raise_out_of_memory
+from stem_edge.text.tool_calls.family import Family
 
 
 class Model:
@@ -122,20 +123,33 @@ class Model:
         messages: Messages,
         add_generation_prompt: bool = True,
         *,
+        tools: Tools | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
         special_tokens_in_text: bool = False,
     ) -> str:
         """Text of a conversation, by the bundle's chat template; see stem_edge.runtime.text.chat.
 
+        tools: what the model may call, in OpenAI's form; template_arguments: variables of the
+        template, such as {"enable_thinking": False}.
         Its tokens: tokenize(text, add_special_tokens=False, special_tokens_in_text=True).
         """
         return self._chat.prompt(
-            messages, add_generation_prompt, special_tokens_in_text=special_tokens_in_text
+            messages,
+            add_generation_prompt,
+            tools=tools,
+            template_arguments=template_arguments,
+            special_tokens_in_text=special_tokens_in_text,
         )
 
     @property
     def has_chat_template(self) -> bool:
         """Whether chat_prompt has a template to render conversations with."""
         return self._chat.has_template
+
+    @property
+    def tool_family(self) -> Family | None:
+        """How the model writes calls of tools, by its chat template; None if that is not known."""
+        return self._chat.tool_family
 
     def conversation(self, messages: Messages = ()) -> Conversation:
         """Begin a conversation, or go on with one whose messages are given.

@@ -184,6 +184,7 @@ class TokenStream:
         self._decoded = 0  # count of decoded ids at the start of self._ids
         self._held = ""  # decoded text that may begin a stop text
         self.stopped = False
+        self.stop_text: str | None = None  # which ended it
 
     def push(self, token_id: int) -> str:
         """Take one token; return new text, often empty."""
@@ -221,8 +222,9 @@ class TokenStream:
         # on how the text was split into tokens.
         found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            return text[: min(found)[1]]
+            end, start = min(found)
+            self.stopped, self.stop_text = True, text[start:end]
+            return text[:start]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -97,9 +97,10 @@ def compiled(source: str) -> jinja2.Template:
 def render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any]:
     """Return the text, or an error if it is too long."""
     pieces, length = list[str](), 0
-    values = {"messages": request["messages"], "tools": None, "documents": None}
-    flag = {"add_generation_prompt": bool(request["add_generation_prompt"])}
-    for piece in template.generate(**values, **flag, **request["tokens"]):
+    values = dict(request.get("arguments") or {}, documents=None, **request["tokens"])
+    values |= {"messages": request["messages"], "tools": request.get("tools")}
+    values |= {"add_generation_prompt": bool(request["add_generation_prompt"])}
+    for piece in template.generate(values):
         length += len(piece)
         if length > MAX_OUTPUT_CHARS:
             return {"error": f"it makes more than {MAX_OUTPUT_CHARS:,} characters"}
