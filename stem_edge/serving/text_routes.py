@@ -12,10 +12,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams
-from stem_edge.serving.bodies import read_body
+from stem_edge.serving.bodies import read
 from stem_edge.serving.service import service_of
-from stem_edge.serving.turn import Turn, prompt_text
 
 
 class Tokenize(msgspec.Struct):
@@ -44,13 +42,13 @@ class ApplyTemplate(msgspec.Struct):
 
 async def tokenize(request: Request) -> Response:
     """Return the ids of a text's tokens, and their pieces of text if asked for."""
-    body, model = await read_body(request, Tokenize), service_of(request).model
+    body, model = await read(request, Tokenize), service_of(request).model
     return JSONResponse({"tokens": await to_thread.run_sync(_tokenized, model, body)})
 
 
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids, with the names of special tokens."""
-    body, model = await read_body(request, Detokenize), service_of(request).model
+    body, model = await read(request, Detokenize), service_of(request).model
 
     def text() -> str:
         return model.detokenize(body.tokens, skip_special_tokens=False)
@@ -60,15 +58,17 @@ async def detokenize(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     """Return the prompt that a conversation becomes."""
-    body, model = await read_body(request, ApplyTemplate), service_of(request).model
-    turn = Turn(
-        body.messages,
-        SamplingParams(),
-        tools=body.tools or [],
-        template_arguments=body.chat_template_kwargs or {},
-    )
-    text = await to_thread.run_sync(prompt_text, model, turn, body.add_generation_prompt)
-    return JSONResponse({"prompt": text})
+    body, model = await read(request, ApplyTemplate), service_of(request).model
+
+    def text() -> str:
+        return model.chat_prompt(
+            body.messages,
+            body.add_generation_prompt,
+            tools=body.tools,
+            template_arguments=body.chat_template_kwargs,
+        )
+
+    return JSONResponse({"prompt": await to_thread.run_sync(text)})
 
 
 def _tokenized(model: Model, body: Tokenize) -> Sequence[int | dict[str, Any]]:

@@ -14,7 +14,7 @@ from stem_edge.runtime.sampling import SamplingParams
 from stem_edge.serving.anthropic.body import Body, Conversation
 from stem_edge.serving.anthropic.message import AnswerMessage, Event, usage_of
 from stem_edge.serving.anthropic.turns import params_of, turn_of
-from stem_edge.serving.bodies import read_body
+from stem_edge.serving.bodies import read
 from stem_edge.serving.error_bodies import anthropic_error
 from stem_edge.serving.service import service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
@@ -33,7 +33,7 @@ from stem_edge.serving.turn import Event as Piece
 
 async def messages(request: Request) -> Response:
     """Answer a conversation."""
-    service, body = service_of(request), await read_body(request, Body)
+    service, body = service_of(request), await read(request, Body)
     answers = await begin(service, turn_of(body, params_of(body)))
     message = AnswerMessage(service.name)
     if body.stream:
@@ -45,7 +45,7 @@ async def messages(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     """Return the number of tokens that a conversation has."""
-    service, body = service_of(request), await read_body(request, Conversation)
+    service, body = service_of(request), await read(request, Conversation)
     turn = turn_of(body, SamplingParams())
     ids = await to_thread.run_sync(prompt_ids, service.model, turn)
     return JSONResponse({"input_tokens": len(ids)})

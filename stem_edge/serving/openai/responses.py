@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.sampling import SamplingParams
-from stem_edge.serving.bodies import read_body
+from stem_edge.serving.bodies import read
 from stem_edge.serving.openai.responses_answer import AnswerItems, Event, usage_of
 from stem_edge.serving.openai.responses_body import Body, check_supported
 from stem_edge.serving.openai.responses_input import choice_of, grammar_of, messages_of, tools_of
@@ -34,7 +34,7 @@ from stem_edge.serving.turn import Event as Piece
 
 async def responses(request: Request) -> Response:
     """Answer a conversation."""
-    service, body = service_of(request), await read_body(request, Body)
+    service, body = service_of(request), await read(request, Body)
     turn = _turn(service, body)
     answers = await begin(service, turn)
     items = AnswerItems(_echo(service, body, turn))
@@ -51,7 +51,7 @@ async def responses(request: Request) -> Response:
 
 async def input_tokens(request: Request) -> Response:
     """Return the number of tokens that a conversation has."""
-    service, body = service_of(request), await read_body(request, Body)
+    service, body = service_of(request), await read(request, Body)
     ids = await to_thread.run_sync(prompt_ids, service.model, _turn(service, body))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 
