@@ -37,7 +37,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self._prompt = Counter(
-            "stem_edge_prompt_tokens", "Tokens of prompts that were begun", registry=registry
+            "stem_edge_prompt_tokens", "Tokens of prompts that were answered", registry=registry
         )
         self._cached = Counter(
             "stem_edge_cached_tokens", "Of these, found in kept prompts", registry=registry
@@ -62,14 +62,15 @@ class Metrics:
     def ended(self, reply: Reply) -> None:
         """Count an answer that has ended, from any thread."""
         self._outcomes.labels(reply.outcome or "cancelled").inc()
-        if reply.begun:
-            self._prompt.inc(len(reply.request.prompt))
-            self._cached.inc(reply.request.cached)
-        self._new.inc(reply.tokens)
-        if reply.tokens:
+        request = reply.request
+        if request.prompt_computed:
+            self._prompt.inc(request.prompt_tokens)
+            self._cached.inc(request.cached_tokens)
+            self._new.inc(request.new_tokens)
+        if reply.first_at:
             self._first.observe(reply.first_at - reply.submitted)
-        if reply.tokens > 1:
-            self._each.observe((reply.last_at - reply.first_at) / (reply.tokens - 1))
+        if request.new_tokens > 1:
+            self._each.observe(request.decode_seconds / (request.new_tokens - 1))
 
     def watch(self, compute: Compute) -> None:
         """Show the state of the compute thread, too."""

@@ -85,9 +85,9 @@ def app(
     program = Starlette(
         routes=ROUTES,
         middleware=middleware,
-        exception_handlers={
-            kind: tell_error for kind in (StemEdgeError, ClientLeftError, HTTPException, Exception)
-        },
+        exception_handlers=dict.fromkeys(
+            (StemEdgeError, ClientLeftError, HTTPException, Exception), tell_error
+        ),
         lifespan=_lifespan,
     )
     program.state.service = service

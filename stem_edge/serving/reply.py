@@ -23,8 +23,7 @@ class Reply:
     ) -> None:
         self.request, self.counters = request, counters  # of all rows, as it was submitted
         self.submitted = time.perf_counter()
-        self.first_at = self.last_at = 0.0  # when chunks came
-        self.tokens = 0  # of the answer so far
+        self.first_at = 0.0  # when the first chunk came
         self.outcome: FinishReason | None = (
             None  # while it is under way, and of one that was cancelled
         )
@@ -34,17 +33,10 @@ class Reply:
 
     def push(self, chunk: Chunk) -> None:
         """Hand a chunk to the event loop, from any thread."""
-        self.last_at = time.perf_counter()
-        self.first_at = self.first_at or self.last_at
-        self.tokens += len(chunk.token_ids)
+        self.first_at = self.first_at or time.perf_counter()
         self.outcome = chunk.finish_reason
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
-
-    @property
-    def begun(self) -> bool:
-        """Tell whether its prompt was begun."""
-        return hasattr(self.request, "answer")
 
     def close(self) -> None:
         """Cancel it unless it has ended; may be called again."""

@@ -40,7 +40,7 @@ async def props(request: Request) -> Response:
             "model": service.name,
             "context_length": model.plan.context_length,
             "has_chat_template": model.has_chat_template,
-            "tools": False,
+            "tools": model.tool_family is not None,
             "engine": model.plan.engine,
             "memory_limit": model.plan.total,
             "build_info": stem_edge.__version__,

@@ -12,21 +12,24 @@ def timings(model: Model, reply: Reply) -> dict[str, float]:
 
     Rows and flash are those of all answers since this one was asked for.
     """
-    computed = len(reply.request.prompt) - reply.request.cached
-    prompt_seconds = max(0.0, (reply.first_at or reply.submitted) - reply.submitted)
-    seconds = reply.last_at - reply.first_at
+    request = reply.request
+    computed = request.prompt_tokens - request.cached_tokens
     rows, before = model.engine.rows.counters(), reply.counters
     return {
         "prompt_n": computed,
-        "cache_n": reply.request.cached,
-        "prompt_ms": prompt_seconds * 1e3,
-        "prompt_per_second": computed / prompt_seconds if prompt_seconds else 0.0,
-        "predicted_n": reply.tokens,
-        "predicted_ms": seconds * 1e3,
-        "predicted_per_second": (reply.tokens - 1) / seconds if seconds > 0 else 0.0,
+        "cache_n": request.cached_tokens,
+        "prompt_ms": request.prompt_seconds * 1e3,
+        "prompt_per_second": _rate(computed, request.prompt_seconds),
+        "predicted_n": request.new_tokens,
+        "predicted_ms": request.decode_seconds * 1e3,
+        "predicted_per_second": _rate(request.new_tokens - 1, request.decode_seconds),
         "row_hits": rows.hits - before.hits,
         "row_misses": rows.misses - before.misses,
         "flash_bytes": rows.bytes_read - before.bytes_read,
         "memory_bytes": own_memory(),
         "memory_limit": model.plan.total,
     }
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
