@@ -147,6 +147,10 @@ class TextCodec:
                 "input, or check the bundle with stem-edge verify"
             ) from None
 
+    def json(self) -> str:
+        """The tokenizer as JSON of the tokenizers library; as large as its file."""
+        return self._native(lambda: str(self._tokenizer.to_str()), "itself")
+
     def probe(self) -> None:
         """Use the tokenizer in every way that might crash the process or never end.
 
