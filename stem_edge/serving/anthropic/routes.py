@@ -18,17 +18,10 @@ from stem_edge.serving.bodies import read
 from stem_edge.serving.error_bodies import anthropic_error
 from stem_edge.serving.service import service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
-from stem_edge.serving.turn import (
-    Answering,
-    CallArguments,
-    CallBegin,
-    CallEnd,
-    End,
-    Text,
-    begin,
-    prompt_ids,
-)
+from stem_edge.serving.turn import Answering, End, Text, begin
+from stem_edge.serving.turn import count_tokens as count_prompt
 from stem_edge.serving.turn import Event as Piece
+from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
 
 
 async def messages(request: Request) -> Response:
@@ -47,8 +40,8 @@ async def count_tokens(request: Request) -> Response:
     """Return the number of tokens that a conversation has."""
     service, body = service_of(request), await read(request, Conversation)
     turn = turn_of(body, SamplingParams())
-    ids = await to_thread.run_sync(prompt_ids, service.model, turn)
-    return JSONResponse({"input_tokens": len(ids)})
+    count = await to_thread.run_sync(count_prompt, service.model, turn)
+    return JSONResponse({"input_tokens": count})
 
 
 async def _events(answering: Answering, message: AnswerMessage) -> AsyncGenerator[bytes]:
@@ -87,8 +80,8 @@ def _grown(message: AnswerMessage, piece: Piece) -> Sequence[Event]:
 
 
 def _usage(answering: Answering) -> dict[str, int]:
-    reply = answering.reply
-    return usage_of(len(reply.request.prompt), reply.request.cached, reply.tokens)
+    request = answering.reply.request
+    return usage_of(request.prompt_tokens, request.cached_tokens, request.new_tokens)
 
 
 def _told(error: StemEdgeError) -> bytes:

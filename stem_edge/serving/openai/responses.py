@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+import msgspec
 from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,16 +21,14 @@ from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
 from stem_edge.serving.turn import (
     Answering,
-    CallArguments,
-    CallBegin,
-    CallEnd,
     End,
     Text,
     Turn,
     begin,
-    prompt_ids,
+    count_tokens,
 )
 from stem_edge.serving.turn import Event as Piece
+from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
 
 
 async def responses(request: Request) -> Response:
@@ -52,8 +51,8 @@ async def responses(request: Request) -> Response:
 async def input_tokens(request: Request) -> Response:
     """Return the number of tokens that a conversation has."""
     service, body = service_of(request), await read(request, Body)
-    ids = await to_thread.run_sync(prompt_ids, service.model, _turn(service, body))
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
+    count = await to_thread.run_sync(count_tokens, service.model, _turn(service, body))
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
 
 def _turn(service: Service, body: Body) -> Turn:
@@ -88,7 +87,7 @@ def _echo(service: Service, body: Body, turn: Turn) -> dict[str, Any]:
         "top_p": turn.params.top_p,
         "tool_choice": body.tool_choice or "auto",
         "tools": [{"parameters": None, "strict": None, **tool} for tool in body.tools or []],
-        "text": {"format": {"type": "text"} if form is None else form},
+        "text": {"format": {"type": "text"} if form is None else msgspec.to_builtins(form)},
         "previous_response_id": None,
         "store": False,
         "truncation": "disabled",
@@ -127,9 +126,9 @@ def _grown(answering: Answering, items: AnswerItems, piece: Piece) -> Sequence[E
         case CallEnd():
             return items.stop()
         case End(reason):
-            reply = answering.reply
-            usage = usage_of(len(reply.request.prompt), reply.request.cached, reply.tokens)
-            return items.end(reason, usage)
+            request = answering.reply.request
+            counts = (request.prompt_tokens, request.cached_tokens, request.new_tokens)
+            return items.end(reason, usage_of(*counts))
     return []
 
 
