@@ -164,7 +164,9 @@ def main() -> None:
         bundle = bundle_with(given.chat_template_file, Path(folder))
         length = given.ctx_size // given.parallel
         with stem_edge.load(bundle, context_length=length, sequences=given.parallel) as model:
-            served = app(model, name=given.alias, key=given.api_key)
+            served = app(
+                model, name=given.alias, api_key=given.api_key, sequences=given.parallel
+            )
             uvicorn.run(Shim(served, given), host=given.host, port=given.port, log_level="warning")
 
 
