@@ -95,6 +95,10 @@ class Scheduler:
         """Count of requests in the queue."""
         return len(self._queue)
 
+    def spares(self, tokens: int) -> bool:
+        """Tell whether other work may take a context of so many tokens now."""
+        return not self.busy or self._prefixes.fits(self._nbytes(tokens))
+
     @property
     def free(self) -> int:
         """Count of places that no request has, nor waits for."""

@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON, of the fields that an interface has."""
+"""Bodies of requests and responses: JSON, of the fields that an interface has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from stem_edge.serving.refusals import RefusalError
 
@@ -35,3 +36,8 @@ def decoded(body: bytes, kind: type[T]) -> T:
         raise RefusalError(f"the body is not JSON: {error}") from None
     except RecursionError:
         raise RefusalError("the body is nested too deeply") from None
+
+
+def json_response(data: object) -> Response:
+    """Return a response of JSON."""
+    return Response(msgspec.json.encode(data), media_type="application/json")

@@ -96,6 +96,10 @@ class Compute:
         self._wake.set()
         return replies
 
+    def spares(self, tokens: int) -> bool:
+        """Tell whether work may take a context of so many tokens beside the answers."""
+        return self._loaded()[1].spares(tokens)
+
     async def compute(self, work: Iterator[T]) -> list[T]:
         """Return what an iterator yields, each by a turn of the compute thread between steps.
 

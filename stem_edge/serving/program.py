@@ -15,11 +15,11 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.model import Model
 from stem_edge.serving import state_routes, text_routes
 from stem_edge.serving.access import Access
+from stem_edge.serving.anthropic import routes as messages
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.error_bodies import tell_error
 from stem_edge.serving.metrics import Metrics
-from stem_edge.serving.anthropic import routes as messages
-from stem_edge.serving.openai import models, responses
+from stem_edge.serving.openai import chat, completions, models, responses
 from stem_edge.serving.service import Service
 from stem_edge.serving.streams import ClientLeftError
 
@@ -27,6 +27,8 @@ ROUTES = (
     *state_routes.ROUTES,
     *text_routes.ROUTES,
     *models.ROUTES,
+    *chat.ROUTES,
+    *completions.ROUTES,
     *responses.ROUTES,
     *messages.ROUTES,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast
 
 from starlette.requests import HTTPConnection
@@ -11,6 +12,7 @@ from starlette.requests import HTTPConnection
 from stem_edge.runtime.model import Model
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.metrics import Metrics
+from stem_edge.serving.token_texts import TokenTexts
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class Service:
     origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS); "*": any
     body_nbytes: int = 16 << 20  # of the largest request
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """Texts of single tokens."""
+        return TokenTexts(self.model)
 
     @property
     def name(self) -> str:

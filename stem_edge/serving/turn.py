@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from anyio import to_thread
 
+from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.grammars.grammar import Grammar
@@ -107,6 +109,40 @@ class Answers(ExitStack):
     def first(self) -> Answering:
         """The only one, if no more were asked for."""
         return self.all[0]
+
+
+async def merged(answers: Sequence[Answering]) -> AsyncGenerator[tuple[int, Event]]:
+    """Yield (number of the answer, event) of all answers as they come."""
+    if len(answers) == 1:
+        async for event in answers[0]:
+            yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pump(queue, *each)) for each in enumerate(answers)]
+    try:
+        left = len(tasks)
+        while left:
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                left -= 1
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _pump(
+    queue: asyncio.Queue[tuple[int, Event] | Exception | None], number: int, answering: Answering
+) -> None:
+    try:
+        async for event in answering:
+            queue.put_nowait((number, event))
+        queue.put_nowait(None)
+    except StemEdgeError as error:
+        queue.put_nowait(error)
 
 
 async def begin(service: Service, turn: Turn, count: int = 1) -> Answers:

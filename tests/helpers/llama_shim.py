@@ -10,6 +10,7 @@ that a picture is an error of the server.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import re
@@ -49,6 +50,7 @@ def flags(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--temp", type=float, default=0.8)
     parser.add_argument("--chat-template-file", type=Path)
+    parser.add_argument("--reasoning", default="auto")
     return parser.parse_known_args(given)[0]
 
 
@@ -87,8 +89,10 @@ class Shim:
         await self._server(scope | {"path": path}, receive, Translated(send, native=native))
 
     def _with_defaults(self, path: str, body: Any) -> Any:
-        if not isinstance(body, dict) or path in ("/tokenize", "/detokenize", "/apply-template"):
+        if not isinstance(body, dict) or path in ("/tokenize", "/detokenize"):
             return body
+        if path == "/apply-template":
+            return {"chat_template_kwargs": self._variables()} | body
         limit = LIMITS.get(path, "max_tokens")
         defaults = {"temperature": self._given.temp, "seed": self._given.seed}
         if limit is not None and "n_predict" not in body:
@@ -96,6 +100,11 @@ class Shim:
         if "n_predict" in body:
             body["max_tokens"] = body.pop("n_predict")
         return defaults | body
+
+    def _variables(self) -> dict[str, Any]:
+        """Return what llama-server tells every template."""
+        today = datetime.date.today().strftime("%d %b %Y")
+        return {"enable_thinking": self._given.reasoning != "off", "date_string": today}
 
 
 class Translated:
