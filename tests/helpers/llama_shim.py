@@ -30,7 +30,10 @@ from stem_edge.serving import app
 
 BUNDLE = "STEM_EDGE_LLAMA_BUNDLE"
 NATIVE = ("/completion", "/completions")
-ALIASES = ("/chat/completions", "/models", "/responses", *NATIVE)
+PATHS = {path: f"/v1{path}" for path in ("/chat/completions", "/models", "/responses")}
+PATHS |= dict.fromkeys(NATIVE, "/v1/completions")
+COUNTS = "/v1/responses/input_tokens"
+PATHS["/chat/completions/input_tokens"] = COUNTS
 LIMITS = {"/v1/messages": None, "/v1/responses": "max_output_tokens"}  # else "max_tokens"
 TOO_LONG = re.compile(r"has ([\d,]+) tokens.* holds (?:at most )?([\d,]+)")
 NO_IMAGES = "image input is not supported"
@@ -77,7 +80,7 @@ class Shim:
             await self._server(scope, receive, send)
             return
         asked = scope["path"]
-        path = "/v1/completions" if asked in NATIVE else f"/v1{asked}" if asked in ALIASES else asked
+        path = PATHS.get(asked, asked)
         if scope["method"] == "POST":
             body = await _read(receive)
             body = json.dumps(self._with_defaults(path, json.loads(body))).encode()
@@ -93,6 +96,8 @@ class Shim:
             return body
         if path == "/apply-template":
             return {"chat_template_kwargs": self._variables()} | body
+        if path == COUNTS:
+            return {"input": body["messages"]}
         limit = LIMITS.get(path, "max_tokens")
         defaults = {"temperature": self._given.temp, "seed": self._given.seed}
         if limit is not None and "n_predict" not in body:
@@ -173,9 +178,7 @@ def main() -> None:
         bundle = bundle_with(given.chat_template_file, Path(folder))
         length = given.ctx_size // given.parallel
         with stem_edge.load(bundle, context_length=length, sequences=given.parallel) as model:
-            served = app(
-                model, name=given.alias, api_key=given.api_key, sequences=given.parallel
-            )
+            served = app(model, name=given.alias, api_key=given.api_key, sequences=given.parallel)
             uvicorn.run(Shim(served, given), host=given.host, port=given.port, log_level="warning")
 
 

@@ -19,8 +19,8 @@ from stem_edge.serving.error_bodies import anthropic_error
 from stem_edge.serving.service import service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
 from stem_edge.serving.turn import Answering, End, Text, begin
-from stem_edge.serving.turn import count_tokens as count_prompt
 from stem_edge.serving.turn import Event as Piece
+from stem_edge.serving.turn import count_tokens as count_prompt
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
 
 

@@ -88,7 +88,9 @@ def tools_of(body: Body) -> list[dict[str, Any]]:
             )
         if not isinstance(tool.get("name"), str):
             raise RefusalError(f"{where} has no name; give one", f"{where}.name")
-        function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)}
+        function = {
+            key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)
+        }
         tools.append({"type": "function", "function": function})
     return tools
 

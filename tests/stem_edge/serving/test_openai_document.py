@@ -66,7 +66,5 @@ def test_any_request_has_an_answer_as_described(case: Any) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), GOOD)
-def test_good_requests_have_answers_as_described(
-    api: Any, path: str, body: dict[str, Any]
-) -> None:
+def test_good_requests_have_answers_as_described(api: Any, path: str, body: dict[str, Any]) -> None:
     assert judge(api[path]["POST"].Case(body=body, media_type="application/json")) == 200

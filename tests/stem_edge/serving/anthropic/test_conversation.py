@@ -17,7 +17,9 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 
 
 def conversation(**told: Any) -> Conversation:
-    return msgspec.convert({"messages": [{"role": "user", "content": "Hello"}]} | told, Conversation)
+    return msgspec.convert(
+        {"messages": [{"role": "user", "content": "Hello"}]} | told, Conversation
+    )
 
 
 def text(text: str) -> dict[str, str]:
