@@ -120,7 +120,7 @@ def _compile(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     """Return a matcher at the beginning of a text, to copy."""
     module = library()
     limits = module.LLParserLimits(max_grammar_size=MAX_SYMBOLS, verbose_errors=False)
-    matcher = module.LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
+    matcher: LLMatcher = module.LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()  # what makes the first step slow, and may find an error
     if matcher.is_error():

@@ -19,12 +19,15 @@ from stem_edge.text_table import shown
 WHITESPACE = r" |\n[ \t]{0,40}"
 OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE, "lenient": False}
 
-_SECONDS = {"pattern": "^[^:]*:[0-9]{2}:[0-5]"}  # without leap seconds, allowed at 23:59 UTC only
+_SECONDS = "^[^:]*:[0-9]{2}:[0-5]"  # without leap seconds, allowed at 23:59 UTC only
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DAY = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
 _MAIL = r"^[^@]{1,64}@([^.@]{1,63}\.)*[^.@]{1,63}$"  # lengths that RFC 5321 and 1035 allow
 _COMPLETED = {
-    "date-time": _SECONDS,
-    "time": _SECONDS,
-    "email": {"pattern": _MAIL, "maxLength": 254},
+    "date-time": [{"pattern": _SECONDS}, {"pattern": _DAY}],
+    "date": [{"pattern": _DAY}],
+    "time": [{"pattern": _SECONDS}],
+    "email": [{"pattern": _MAIL, "maxLength": 254}],
 }
 # Remainders are states of an automaton: a million of them take 14 seconds to compile.
 MAX_MULTIPLE = 10_000
@@ -76,12 +79,12 @@ def _walk(node: Any, where: str, visit: Callable[[dict[str, Any], str], None] | 
         made[key] = value
     completion = _COMPLETED.get(node["format"]) if isinstance(node.get("format"), str) else None
     if completion is not None and isinstance(made.get("allOf", []), list):
-        made["allOf"] = [*made.get("allOf", []), completion]
+        made["allOf"] = [*made.get("allOf", []), *completion]
     return made
 
 
 def _check(schema: dict[str, Any], where: str) -> None:
-    if "$ref" in schema and "$id" in schema:
+    if "$ref" in schema and "$id" in schema and where != "#":
         raise InputError(
             f"schema: $id beside $ref at {where} means different things in different versions of "
             "JSON Schema; remove $id"
@@ -89,6 +92,13 @@ def _check(schema: dict[str, Any], where: str) -> None:
     if "x-guidance" in schema:
         raise InputError(f"schema: x-guidance at {where} is no part of JSON Schema; remove it")
     _check_multiple(schema.get("multipleOf"), where)
+    least, required = schema.get("minProperties"), schema.get("required")
+    named = len(required) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > named + 1:  # names that are free may be written twice
+        raise InputError(
+            f"schema: minProperties {shown(least)} at {where} is more than one above the count of "
+            "required properties, which cannot be enforced; require more, or ask for fewer"
+        )
 
 
 def _check_multiple(value: object, where: str) -> None:

@@ -25,24 +25,28 @@ _PIECES = {
 
 
 def guided_tokenizer(tokenizer: str, eos_ids: Collection[int], vocab_size: int) -> LLTokenizer:
-    """Return llguidance's tokenizer, of at least `vocab_size` ids.
+    """Return llguidance's tokenizer, of `vocab_size` ids.
 
     tokenizer: JSON of the tokenizers library. eos_ids: what may follow a finished answer.
-    Raises InputError for a tokenizer whose tokens have no bytes of their own.
+    Raises InputError without any, and for a tokenizer whose tokens have no bytes of their own.
     """
     file = json.loads(tokenizer)
     file["decoder"] = _decoder(file["decoder"])
-    # Without any end, an id that the model does not have: llguidance would guess one.
-    ends, size = (list(eos_ids), vocab_size) if eos_ids else ([vocab_size], vocab_size + 1)
+    if not eos_ids:  # llguidance would guess one
+        raise InputError(
+            "this bundle names no token that ends an answer, which structured output needs; generate "
+            "without schema, regex and grammar"
+        )
     try:
-        return library().LLTokenizer(
-            json.dumps(file, ensure_ascii=False), n_vocab=size, eos_token=ends
+        made: LLTokenizer = library().LLTokenizer(
+            json.dumps(file, ensure_ascii=False), n_vocab=vocab_size, eos_token=list(eos_ids)
         )
     except ValueError as error:
         raise InputError(
             f"this bundle's tokenizer does not fit structured output ({one_reason(str(error))}); "
             "generate without schema, regex and grammar"
         ) from None
+    return made
 
 
 def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any]:

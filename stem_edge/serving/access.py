@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stem_edge.serving import pages
 from stem_edge.serving.error_bodies import error_response, path_in
 from stem_edge.serving.refusals import (
     HostRefusedError,
@@ -19,7 +20,7 @@ from stem_edge.serving.refusals import (
 from stem_edge.serving.service import Service
 
 # Paths that need no key: programs watch the first, and people type theirs into the page.
-OPEN_PATHS, OPEN_FOLDER = ("/health", "/"), "/page/"
+OPEN_PATHS = frozenset({"/health", *pages.PATHS})
 LOCALHOST = "localhost"
 
 
@@ -60,8 +61,7 @@ def check(service: Service, path: str, headers: Headers) -> None:
         raise HostRefusedError(
             f"pages of {origin[:200]!r} may not ask this server; start it with --cors-origin"
         )
-    open_to_all = path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
-    if service.key is not None and not open_to_all and not _has_key(headers, service.key):
+    if service.key is not None and path not in OPEN_PATHS and not _has_key(headers, service.key):
         raise KeyRefusedError(
             "this server needs its API key, as Authorization: Bearer KEY or as x-api-key: KEY"
         )

@@ -23,8 +23,8 @@ T = TypeVar("T")
 class Compute:
     """Loads a model in a thread of its own, and steps a scheduler there while there are requests.
 
-    sequences: most that decode together. waiting: most requests that have not begun. ended: is told
-    every reply once, when it has ended or its client has left.
+    sequences: most that decode together. waiting: most requests that have not begun. closes: whether
+    the model ends with it. ended: is told every reply once, when it has ended or its client has left.
     """
 
     def __init__(
@@ -33,10 +33,11 @@ class Compute:
         *,
         sequences: int,
         waiting: int,
+        closes: bool,
         ended: Callable[[Reply], None],
     ) -> None:
         self.sequences, self._waiting = sequences, waiting
-        self._open_model, self._ended = open_model, ended
+        self._open_model, self._closes, self._ended = open_model, closes, ended
         self._found: tuple[Model, Scheduler] | None = None  # once it is loaded
         self.failure: Exception | None = None  # why there is no model, or none any more
         self._replies: dict[Request, Reply] = {}
@@ -120,14 +121,14 @@ class Compute:
         """Take no more requests; those that wait or run go on."""
         self.draining = True
 
-    def end(self) -> None:
-        """Take no more requests, cancel those under way, and wait for the thread."""
+    def end(self, seconds: float | None = None) -> None:
+        """Take no more requests, tell those under way, and wait for the thread, at most so long."""
         self.draining = self._ending = True
         self._wake.set()
         with self._lock:
             thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.join(seconds)
 
     def _loaded(self) -> tuple[Model, Scheduler]:
         if self.failure is not None:
@@ -162,6 +163,8 @@ class Compute:
             with self._lock:
                 self.draining = self.draining or self._ending
                 self._end_all(EndingError("the server has ended before this answer did"))
+            if self._found is not None and self._closes:
+                self._found[0].close()
 
     def _turn(self, model: Model, scheduler: Scheduler) -> None:
         """Do a step of the answers and one of other work."""

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.model import Model
-from stem_edge.serving import state_routes, text_routes
+from stem_edge.serving import pages, state_routes, text_routes
 from stem_edge.serving.access import Access
 from stem_edge.serving.anthropic import routes as messages
 from stem_edge.serving.compute import Compute
@@ -31,6 +31,7 @@ ROUTES = (
     *completions.ROUTES,
     *responses.ROUTES,
     *messages.ROUTES,
+    *pages.ROUTES,
 )
 
 
@@ -62,7 +63,13 @@ def app(
     """
     metrics = Metrics()
     opened = model if callable(model) else lambda: model
-    compute = Compute(opened, sequences=sequences, waiting=waiting, ended=metrics.ended)
+    compute = Compute(
+        opened,
+        sequences=sequences,
+        waiting=waiting,
+        closes=callable(model),
+        ended=metrics.ended,
+    )
     metrics.watch(compute)
     service = Service(
         compute,

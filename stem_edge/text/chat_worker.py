@@ -20,6 +20,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import missing
 
 from stem_edge.system.child import limit_this_process
 
@@ -40,10 +41,18 @@ class OtherFileError(Exception):
 
 
 class Missing(jinja2.Undefined):
-    """Undefined value that a template may test for, but neither print nor use."""
+    """Undefined value that a template may test for, but not use.
+
+    What a message or a tool lacks prints as nothing, which published templates rely on; a variable
+    that nobody set cannot be printed.
+    """
 
     __slots__ = ()
-    __str__ = jinja2.Undefined._fail_with_undefined_error
+
+    def __str__(self) -> str:
+        if self._undefined_obj is missing:
+            self._fail_with_undefined_error()
+        return ""
 
 
 class GenerationTag(Extension):

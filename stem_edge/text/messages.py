@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from stem_edge.errors import InputError
 from stem_edge.text_table import printable
@@ -24,7 +24,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 OF_TEMPLATES = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 Object = dict[str, Any]
-T = TypeVar("T")
 
 
 def checked_messages(messages: object) -> list[Object]:
@@ -35,7 +34,14 @@ def checked_messages(messages: object) -> list[Object]:
     """
     given = _listed("messages", messages, 1, MAX_MESSAGES)
     checked = [_message(f"messages[{number}]", message) for number, message in enumerate(given)]
-    return _bounded("messages", checked, "shorten them")
+    fields = (
+        (f"messages[{number}].{name}", value)
+        for number, message in enumerate(checked)
+        for name, value in message.items()
+        if name != "role"
+    )
+    _check_texts("messages", fields, "shorten them")
+    return checked
 
 
 def checked_tools(tools: object) -> list[Object] | None:
@@ -51,7 +57,8 @@ def checked_tools(tools: object) -> list[Object] | None:
     for number, name in enumerate(names):
         if name in names[:number]:
             raise InputError(f"tools[{number}].function.name is {name!a} again; give each its own")
-    return _bounded("tools", checked, "give fewer, or shorter descriptions")
+    _check_texts("tools", [("tools", checked)], "give fewer, or shorter descriptions")
+    return checked
 
 
 def checked_template_arguments(arguments: object) -> Object:
@@ -60,7 +67,10 @@ def checked_template_arguments(arguments: object) -> Object:
     if arguments is None:
         return {}
     if not isinstance(arguments, Mapping) or len(arguments) > MAX_TEMPLATE_ARGUMENTS:
-        raise InputError(f"{where} is not an object of at most {MAX_TEMPLATE_ARGUMENTS} values")
+        raise InputError(
+            f"{where} is not of the expected form: an object of at most "
+            f"{MAX_TEMPLATE_ARGUMENTS} values"
+        )
     for name, value in arguments.items():
         if not isinstance(name, str) or not name.isidentifier() or name in OF_TEMPLATES:
             raise InputError(
@@ -72,7 +82,8 @@ def checked_template_arguments(arguments: object) -> Object:
                 f"{where}.{name} is of type {type(value).__name__}, expected a truth value, a whole "
                 "number, a text or null"
             )
-    return _bounded(where, dict(arguments), "shorten them")
+    _check_texts(where, [(where, dict(arguments))], "shorten them")
+    return dict(arguments)
 
 
 def texts(where: str, value: object) -> Iterator[tuple[str, str]]:
@@ -94,7 +105,9 @@ def _message(where: str, message: object) -> Object:
     if role not in ROLES:
         raise InputError(f"{where}.role is {_shown(role)}, expected one of: {', '.join(ROLES)}")
     if "tool_calls" in given and role != "assistant":
-        raise InputError(f"{where} of {role!a} has tool_calls, which only an assistant makes")
+        raise InputError(
+            f"{where} of {role!a} has tool_calls, which only an assistant makes; remove them"
+        )
     if "content" not in given and not given.get("tool_calls"):
         raise InputError(
             f'{where} is not of the form {{"role": "user", "content": "text"}}; give both keys'
@@ -155,7 +168,7 @@ def _arguments(where: str, arguments: object) -> Object:
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            raise InputError(f"{where} is not JSON: {_shown(arguments)}") from None
+            raise InputError(f"{where} is not JSON: {_shown(arguments)}; give an object") from None
     if not isinstance(arguments, Mapping):
         raise InputError(f"{where} is of type {type(arguments).__name__}, expected a JSON object")
     copied: Object = _copied(where, arguments)
@@ -220,7 +233,7 @@ def _listed(where: str, value: object, least: int, most: int) -> Sequence[object
 def _copied(where: str, value: object, depth: int = 0) -> Any:
     """Copy a JSON value. Raises InputError for any other, and for one nested too deeply."""
     if depth > MAX_DEPTH:
-        raise InputError(f"{where} is nested more than {MAX_DEPTH} deep; flatten it")
+        raise InputError(f"{where} is nested more than {MAX_DEPTH} deep; make it flatter")
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float) and math.isfinite(value):
@@ -229,13 +242,13 @@ def _copied(where: str, value: object, depth: int = 0) -> Any:
         return {name: _copied(where, item, depth + 1) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_copied(where, item, depth + 1) for item in value]
-    raise InputError(f"{where} has {_shown(value)}, which JSON does not have")
+    raise InputError(f"{where} has {_shown(value)}, which JSON does not have; remove it")
 
 
-def _bounded(where: str, value: T, remedy: str) -> T:
-    """Return a value whose texts are Unicode and not too long. Raises InputError."""
+def _check_texts(what: str, values: Iterable[tuple[str, object]], remedy: str) -> None:
+    """Check that the texts in values, each with its place, are Unicode and not too long."""
     count = 0
-    for place, text in texts(where, value):
+    for place, text in (found for where, value in values for found in texts(where, value)):
         count += len(text)
         try:
             text.encode()
@@ -245,10 +258,9 @@ def _bounded(where: str, value: T, remedy: str) -> T:
             ) from None
     if count > MAX_MESSAGE_CHARS:
         raise InputError(
-            f"the {where} have {count:,} characters, expected at most {MAX_MESSAGE_CHARS:,}; "
+            f"the {what} have {count:,} characters, expected at most {MAX_MESSAGE_CHARS:,}; "
             f"{remedy}"
         )
-    return value
 
 
 def _shown(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -107,15 +107,14 @@ def _sent(each: Event) -> bytes:
 
 
 async def _whole(answering: Answering, items: AnswerItems) -> Event:
-    last = dict[str, Any]()
+    events = list[Event]()
     async for piece in answering:
-        for last in _grown(answering, items, piece):
-            pass
-    response: Event = last["response"]
+        events = _grown(answering, items, piece)
+    response: Event = events[-1]["response"]
     return response
 
 
-def _grown(answering: Answering, items: AnswerItems, piece: Piece) -> Sequence[Event]:
+def _grown(answering: Answering, items: AnswerItems, piece: Piece) -> list[Event]:
     match piece:
         case Text(text) if text:
             return items.text(text)

@@ -123,7 +123,7 @@ FAMILIES = (
     ),
     Family(
         "hermes",
-        ("<tool_call>", r'"arguments\\*":'),
+        (r"(?s)\A(?!.*<tool_calls>)", "<tool_call>", r'"arguments\\*":'),  # no lists of calls
         JsonForm("arguments"),
         begin="<tool_call>",
         end="</tool_call>",

@@ -29,7 +29,9 @@ IN_NAMES = frozenset(string.ascii_letters + string.digits + "_-.")
 ARGUMENTS = ("arguments", "parameters")  # models mix them up
 BESIDE = ("id", "type")  # of no use here
 IN_CALLS = Syntax(quotes=PYTHON.quotes, bare_keys=True)
+NEW_LINE = "\n"
 END_OF_PARAMETER = "</parameter>"
+UP_TO_END_OF_PARAMETER = r"/(?s:.*)<\/parameter>/"
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -183,7 +185,8 @@ class TagsForm:
         if _is_text(given) and choices:
             return rules.add(" | ".join(literal(each + end) for each in choices))
         if _is_text(given):
-            return rules.lazy(r"/(?s:.*)\n<\/parameter>\n/")
+            # Up to the first end of a parameter, in a line of its own or not, as it is read.
+            return rules.add(f"{rules.lazy(UP_TO_END_OF_PARAMETER)} {literal(NEW_LINE)}")
         defined = {key: root[key] for key in ("$defs", "definitions") if key in root}
         return rules.add(f"{rules.json({**defined, **given})} {literal(end)}")
 

@@ -22,7 +22,7 @@ class CallParser:
     """Parser of one answer, made by Family.parser.
 
     Text in which a call breaks off, and calls of functions that nobody offered, come out as content.
-    White space around calls does not come out.
+    White space before a call and after the last one does not come out.
     """
 
     def __init__(
@@ -85,12 +85,13 @@ class CallParser:
                 yield from self._read_list()
             else:
                 yield from form.read(text, self._pieces)
-            yield from text.space()
-            yield from text.skip(self._family.end)
         except NoCallError:
             self._pieces.content()
             return False
         text.release()
+        yield from text.space()
+        if self._family.end and (yield from text.skip(self._family.end)):
+            text.release()
         return True
 
     def _read_list(self) -> Reading[None]:

@@ -73,10 +73,11 @@ def read_members(
         if (yield from text.skip(end)):
             emit("}")
             return
-        emit(separator + json.dumps((yield from _read_key(text, syntax))) + ": ")
+        key = yield from _read_key(text, syntax)
         yield from text.space()
         yield from text.expect(between)
         yield from text.space()
+        emit(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
         yield from read_value(text, emit, syntax, depth + 1)
         separator = ", "
         yield from read_comma(text, end)
