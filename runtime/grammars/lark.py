@@ -24,10 +24,13 @@ def with_prepared_schemas(lark: str) -> str:
         at = found.end()
         if found["json"] is not None:
             try:
-                _, end = json.JSONDecoder().raw_decode(lark, at)
+                given, end = json.JSONDecoder().raw_decode(lark, at)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"lark: after %json is no JSON ({one_line(error)})") from None
-            schema = json.loads(prepared(lark[at:end]))
-            written.append(json.dumps(schema | {"x-guidance": OPTIONS}, ensure_ascii=False))
+            # In Lark, a schema may say which spaces it has; never that its rules are not kept.
+            told = given.pop("x-guidance", None) if isinstance(given, dict) else None
+            options = {**(told if isinstance(told, dict) else OPTIONS), "lenient": False}
+            schema = json.loads(prepared(json.dumps(given)))
+            written.append(json.dumps(schema | {"x-guidance": options}, ensure_ascii=False))
             at = end
     return "".join(written) + lark[at:]
