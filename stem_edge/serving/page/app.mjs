@@ -7,6 +7,7 @@ import { Library } from "./data/library.mjs";
 import { readSettings, writeSettings } from "./data/settings.mjs";
 import { Answers } from "./server/answers.mjs";
 import { Client } from "./server/client.mjs";
+import { bar } from "./view/chart.mjs";
 import { Composer } from "./view/composer.mjs";
 import { askedSettings, askedText } from "./view/dialogs.mjs";
 import { icon } from "./view/dom.mjs";
@@ -22,6 +23,7 @@ const ICONS = { "#show-sidebar": "menu", "#show-panel": "chart", "#settings": "s
   "#choose": "attach", "#to-end": "down", "#sidebar .close": "close", "#panel .close": "close" };
 
 let settings = readSettings();
+let pendingFigures = 0;
 const client = new Client(new URL("./", location.href));
 const library = new Library();
 const answers = new Answers(client, library);
@@ -67,8 +69,8 @@ function showContext(timings) {
   $("#context").hidden = !(timings && most);
   if ($("#context").hidden) return;
   const used = contextUsed(timings);
-  $("#context meter").value = Math.min(1, used / most);
-  $("#context span").textContent = `${used.toLocaleString("en")} of ${most.toLocaleString("en")} tokens`;
+  const text = `${used.toLocaleString("en")} of ${most.toLocaleString("en")} tokens`;
+  $("#context").replaceChildren(bar("Context used", used / most), text);
 }
 
 function showModel() {
@@ -98,7 +100,6 @@ answers.addEventListener("progress", ({ detail }) => {
     showPanel($("#figures"), chat.conversation, status.props);
   });
 });
-let pendingFigures = 0;
 
 answers.addEventListener("end", async ({ detail: { conversation, message, error } }) => {
   const end = { done: "Answer", stopped: "Stopped answer", cut: "Cut answer", failed: "The answer failed" };

@@ -61,7 +61,7 @@ function tokens(count) {
 }
 
 function promptTokens({ prompt_n: read, cache_n: cached = 0 }) {
-  return cached ? `${tokens(read)}, ${cached.toLocaleString("en")} remembered` : tokens(read);
+  return cached ? `${tokens(read)}, ${cached.toLocaleString("en")} cached` : tokens(read);
 }
 
 /** Add what a chart shows of a moment: [seconds since the request, memory, tokens/s, flash/token]. */

@@ -62,16 +62,16 @@ export class MessageView {
 
   #showMarkdown(text) {
     const thought = THINKING.exec(text);
-    if (!this.#markdown) this.#markdown = new MarkdownView(h("div", { class: "markdown" }));
+    if (!this.#markdown) {
+      this.#markdown = new MarkdownView(h("div", { class: "markdown" }));
+      this.#body.append(this.#markdown.element);
+    }
     if (thought && !this.#thoughts) {
       this.#thoughts = new MarkdownView(h("div", { class: "markdown" }));
-      this.#body.append(h("details", {}, h("summary", {}, "Thinking"), this.#thoughts.element));
+      this.#body.prepend(h("details", {}, h("summary", {}, "Thinking"), this.#thoughts.element));
     }
     this.#thoughts?.show(thought?.[1] ?? "");
     this.#markdown.show(thought ? text.slice(thought[0].length) : text);
-    if (!this.#markdown.element.isConnected || !this.#body.contains(this.#markdown.element)) {
-      this.#body.append(this.#markdown.element);
-    }
   }
 
   #extras() {
