@@ -8,13 +8,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from stem_edge.errors import StemEdgeError
+from stem_edge.errors import DeviceLostError, StemEdgeError
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.serving.jobs import Job
-from stem_edge.serving.refusals import BusyError, EndingError, FailedError, LoadingError
+from stem_edge.serving.refusals import (
+    BusyError,
+    EndingError,
+    FailedError,
+    LoadingError,
+    RefusalError,
+)
 from stem_edge.serving.reply import Reply
 
 T = TypeVar("T")
@@ -142,6 +148,10 @@ class Compute:
         if self.draining:
             raise EndingError("the server is ending; ask another, or later")
         found, most = self._loaded(), self.sequences + self._waiting
+        if more > most:
+            raise RefusalError(
+                f"{more} answers are asked for; at most {most} can run and wait here"
+            )
         if self.busy + more > most:
             raise BusyError(
                 f"{self.busy} requests run or wait, of at most {most}; try again in a moment"
@@ -170,9 +180,11 @@ class Compute:
         """Do a step of the answers and one of other work."""
         try:
             self._step(scheduler)
-        except Exception as error:  # such as a device that is lost: none of these can go on
+        except Exception as error:  # none of these can go on
             with self._lock:
                 self._end_all(error)
+                if isinstance(error, DeviceLostError):
+                    raise
                 model.engine.check_usable()
                 self._found = model, model.scheduler(self.sequences)
         if self._jobs:
@@ -188,6 +200,8 @@ class Compute:
                 reply.push(chunk)
             if chunk.finish_reason is not None:
                 self._forget(request)
+            if isinstance(chunk.error, DeviceLostError):
+                raise chunk.error
 
     def _leave(self, reply: Reply) -> None:
         """Cancel an answer that nobody waits for; one that has ended is forgotten already."""

@@ -144,12 +144,20 @@ def test_conversations_are_kept_named_found_and_deleted(page: Page) -> None:
     page.click("dialog .danger")
     page.shows("#title", "New conversation")
     page.browser.refresh()
-    assert until(lambda: [e.text for e in page.all("#conversations button")], "list") == ["about pears"]
+    assert until(lambda: [e.text for e in page.all("#conversations button")], "list") == [
+        "about pears"
+    ]
 
 
 def test_settings_reach_the_request(page: Page) -> None:
     page.click("#settings")
-    fields = {"system": "Be brief.", "temperature": "0.5", "top_k": "40", "seed": "7", "stop": "END\nSTOP"}
+    fields = {
+        "system": "Be brief.",
+        "temperature": "0.5",
+        "top_k": "40",
+        "seed": "7",
+        "stop": "END\nSTOP",
+    }
     for name, value in fields.items():
         page.one(f"dialog #{name}").send_keys(value)
     page.click("dialog .primary")
@@ -162,7 +170,9 @@ def test_settings_reach_the_request(page: Page) -> None:
     assert "top_p" not in asked
 
 
-def test_files_of_text_go_before_the_message_and_others_are_refused(page: Page, tmp_path: Path) -> None:
+def test_files_of_text_go_before_the_message_and_others_are_refused(
+    page: Page, tmp_path: Path
+) -> None:
     files = {"code.md": b"```\nx\n```\n", "image.png": b"\x89PNG\0", "big.txt": b"a" * 300_000}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
@@ -197,7 +207,9 @@ def test_an_exported_conversation_comes_back(page: Page, downloads: Path) -> Non
     until(lambda: len(page.all("#conversations button")) == 2, "the imported conversation")
     assert page.said() == ["Export me", "second"]
     assert page.text(".versions") == "2/2"
-    damaged = json.loads((downloads / "export-me.json").read_text()) | {"messages": {"a": {"id": "a"}}}
+    damaged = json.loads((downloads / "export-me.json").read_text()) | {
+        "messages": {"a": {"id": "a"}}
+    }
     (downloads / "damaged.json").write_text(json.dumps(damaged))
     page.one("#import-file").send_keys(str(downloads / "damaged.json"))
     page.shows("#file-problem", "Message a is not whole.")
@@ -295,7 +307,18 @@ def test_answers_can_do_nothing(page: Page) -> None:
     assert page.run("return window.hurt ?? null") is None
     body = page.one(".message.assistant .markdown")
     inside = body.get_attribute("innerHTML") or ""
-    for word in ("<script", "onerror", "onclick", "style=", "<form", "<input", "<iframe", "<img", "note failed", "id="):
+    for word in (
+        "<script",
+        "onerror",
+        "onclick",
+        "style=",
+        "<form",
+        "<input",
+        "<iframe",
+        "<img",
+        "note failed",
+        "id=",
+    ):
         assert word not in inside
     links = body.find_elements(By.TAG_NAME, "a")
     assert [link.get_dom_attribute("href") for link in links] == [
@@ -310,7 +333,9 @@ def test_answers_can_do_nothing(page: Page) -> None:
 
 @pytest.mark.parametrize("width", [320, 390, 800, 1000])
 def test_nothing_is_wider_than_a_phone(page: Page, width: int) -> None:
-    page.chat.answers = [f"{'w' * 300}\n\n```\n{'x = 1; ' * 60}\n```\n\n|{'a|' * 30}\n|{'-|' * 30}\n|{'b|' * 30}"]
+    page.chat.answers = [
+        f"{'w' * 300}\n\n```\n{'x = 1; ' * 60}\n```\n\n|{'a|' * 30}\n|{'-|' * 30}\n|{'b|' * 30}"
+    ]
     page.open(width=width, height=700)
     page.send("y" * 200)
     for button, side in (("#show-sidebar", "#sidebar"), ("#show-panel", "#panel")):

@@ -201,7 +201,7 @@ def test_streamed_completion(client: TestClient, model: Model) -> None:
     assert "".join(choice["text"] for choice in choices) == whole["text"]
     for name in ("tokens", "token_logprobs", "text_offset"):
         found = [choice["logprobs"][name] for choice in choices if choice["logprobs"]]
-        assert sum(found, []) == whole["logprobs"][name]
+        assert [each for list_ in found for each in list_] == whole["logprobs"][name]
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + [
         "length"
     ]
@@ -292,3 +292,47 @@ def test_unknown_fields_are_ignored(client: TestClient) -> None:
     message = {"role": "user", "content": PROMPT, "annotations": []}
     body = {"messages": [message], "max_tokens": 1, "user": "me", "store": False, "other": 1}
     assert client.post("/v1/chat/completions", json=body).status_code == 200
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 5}, "days": {"enum": [1, 2]}},
+            "required": ["city", "days"],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["required", {"type": "function", "function": {"name": "weather"}}],
+    ids=["any", "one"],
+)
+def test_demanded_calls(chat_url: str, choice: Any) -> None:
+    asked: Any = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Will it rain?"}],
+        "tools": [TOOL],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "seed": 1,
+    }
+    with openai.OpenAI(
+        base_url=f"{chat_url}/v1", api_key="any", _strict_response_validation=True
+    ) as strict:
+        whole = strict.chat.completions.create(**asked).choices[0]
+        chunks = list(strict.chat.completions.create(**asked, stream=True))
+    [call] = whole.message.tool_calls
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments).keys() == {"city", "days"}
+    deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert deltas[0].function.name == "weather"
+    assert deltas[0].id.startswith("call_")
+    text = "".join(delta.function.arguments for delta in deltas)
+    assert json.loads(text) == json.loads(call.function.arguments)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
