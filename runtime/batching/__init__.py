@@ -15,5 +15,6 @@ known one ahead: they are read while this one computes. A sequence that runs alo
 
 A prompt is computed in a context of its own, as `generate` computes it, so kept prefixes serve it and
 its keys and values have the same bits. They are copied into the batch, or their context joins, once
-it does not run alone (BackendBatch.copies). Memory of keys and values is counted by runtime/prefixes for all callers.
+it does not run alone (BackendBatch.copies). Memory of keys and values is counted by runtime/prefixes
+for all callers.
 """
