@@ -19,7 +19,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import missing
 
 from stem_edge.system.child import limit_this_process
@@ -50,7 +50,7 @@ class Missing(jinja2.Undefined):
     __slots__ = ()
 
     def __str__(self) -> str:
-        if self._undefined_obj is missing:
+        if self._undefined_obj is missing or self._undefined_exception is SecurityError:
             self._fail_with_undefined_error()
         return ""
 
