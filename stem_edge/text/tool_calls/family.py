@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stem_edge.errors import InputError
-from stem_edge.text.tool_calls.forms import BracesForm, Form, JsonForm, PythonForm, TagsForm
+from stem_edge.text.tool_calls.forms import BracesForm, Form, PythonForm
+from stem_edge.text.tool_calls.json_form import JsonForm
 from stem_edge.text.tool_calls.lark import Rules, referred
 from stem_edge.text.tool_calls.parser import CallParser
+from stem_edge.text.tool_calls.tags_form import TagsForm
 
 Tools = Sequence[Mapping[str, Any]]
 OPEN = ("$ref", "anyOf", "oneOf", "allOf")  # of schemas whose properties stand elsewhere
