@@ -86,6 +86,11 @@ class Constraint:
         """
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.size)
         self._check()
+        if not self._bits.any():
+            raise InputError(
+                "no token of this model can follow here by the grammar, because its tokenizer cannot "
+                "write the characters; allow others"
+            )
         # Two passes over tables take 40 us at 128,256 tokens; setting by a bool array takes up to 600.
         np.take(_MOST, self._bits, axis=0, out=self._most, mode="clip")
         np.minimum(logits, self._most.reshape(-1)[: logits.size], out=logits)

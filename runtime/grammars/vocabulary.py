@@ -12,12 +12,13 @@ from stem_edge.runtime.grammars.library import library, one_reason
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# How pieces with U+2581 for a space, and <0x0A> for a byte, become text; llguidance knows this form
+SPACE = "\u2581"  # which stands for one in pieces
+# How such pieces, and <0x0A> for bytes, become text; llguidance knows this form
 # alone, not the Metaspace decoder, which means the same.
 _PIECES = {
     "type": "Sequence",
     "decoders": [
-        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ],
@@ -30,13 +31,19 @@ def guided_tokenizer(tokenizer: str, eos_ids: Collection[int], vocab_size: int) 
     tokenizer: JSON of the tokenizers library. eos_ids: what may follow a finished answer.
     Raises InputError without any, and for a tokenizer whose tokens have no bytes of their own.
     """
-    file = json.loads(tokenizer)
-    file["decoder"] = _decoder(file["decoder"])
     if not eos_ids:  # llguidance would guess one
         raise InputError(
             "this bundle names no token that ends an answer, which structured output needs; generate "
             "without schema, regex and grammar"
         )
+    file = json.loads(tokenizer)
+    file["decoder"] = _decoder(file["decoder"])
+    file["normalizer"] = _normalizer(file["normalizer"])
+    for step in _steps(file["pre_tokenizer"]):
+        if step["type"] == "Metaspace":
+            step["prepend_scheme"] = "never"
+        elif step["type"] == "ByteLevel":
+            step["add_prefix_space"] = False
     try:
         made: LLTokenizer = library().LLTokenizer(
             json.dumps(file, ensure_ascii=False), n_vocab=vocab_size, eos_token=list(eos_ids)
@@ -54,7 +61,7 @@ def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any]:
     kinds = {step["type"] for step in steps}
     if decoder is not None and kinds == {"ByteLevel"}:
         return decoder
-    spaces = any(step.get("pattern", {}).get("String") == "\u2581" for step in steps)
+    spaces = any(_pattern(step) == SPACE for step in steps)
     if ("Metaspace" in kinds or spaces) and kinds <= {
         *("Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"),
     }:
@@ -66,10 +73,26 @@ def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any]:
     )
 
 
-def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    if decoder is None:
+def _normalizer(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return what is left without changes to a text: llguidance takes tokens for the text it gave."""
+    kept = [
+        step for step in _steps(normalizer) if _pattern(step) == " " and step["content"] == SPACE
+    ]
+    return kept[0] if kept else None
+
+
+def _pattern(step: dict[str, Any]) -> str | None:
+    """Return the text that a step replaces, if it does so."""
+    pattern = step.get("pattern")
+    return pattern.get("String") if isinstance(pattern, dict) else None
+
+
+def _steps(part: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a part of the file, including those in sequences."""
+    if part is None:
         return
-    if decoder["type"] != "Sequence":
-        yield decoder
-    for each in decoder.get("decoders", ()):
-        yield from _steps(each)
+    if part["type"] != "Sequence":
+        yield part
+    for name in ("normalizers", "pretokenizers", "decoders"):
+        for each in part.get(name, ()):
+            yield from _steps(each)
