@@ -11,7 +11,7 @@ import numpy as np
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.grammars.gbnf import lark_of
+from stem_edge.runtime.grammars.gbnf_lark import lark_of
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.grammars.lark import with_prepared_schemas
 from stem_edge.runtime.grammars.library import library, one_reason

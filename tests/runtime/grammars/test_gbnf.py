@@ -30,7 +30,7 @@ CASES: list[tuple[str, list[str], list[str]]] = [
     (r'root ::= "\x41\u0042\U00000043\t\\\"\n\r"', ['ABC\t\\"\n\r'], ["ABC"]),
     (r"root ::= [\x41-\u0043\]/^-]+", ["A]", "B/^-"], ["D", ",", "\\"]),
     (r"root ::= [^\n^]+", ["a-b&&c"], ["a\nb", "a^"]),
-    ("root ::= [a&&b~~c--d]+", ["&", "a~b-"], ["e"]),
+    ("root ::= [a&&b~~+--d]+", ["&", "a~b-,+"], ["e", "."]),
     ('root ::= "a"{3} "b"{1,} "c"{0,2} "d"?', ["aaab", "aaabbccd"], ["aab", "aaa", "aaabccc"]),
     ('root ::= ("a" | ) ( | "b") | "c" |', ["", "ab", "a", "b", "c"], ["ac"]),
     ('# one\nroot ::= # two\n  "a" # three\n  x-Y\nx-Y ::= xY | x_y\nxY ::= "1"\nx_y ::= "2"', ["a1", "a2"], ["a"]),
@@ -38,7 +38,7 @@ CASES: list[tuple[str, list[str], list[str]]] = [
     ('root ::= "\U0001f600é$/{}"', ["\U0001f600é$/{}"], ["é"]),
     ('root ::= list\nlist ::= list "," item | item\nitem ::= [0-9]+', ["1", "12,3,45"], ["1,", ",1"]),
     (JSON, ['{"a": [1, 2.5, {"b":\n  "x\\n\\u00e9"}], "c":null}', "{}"], ["[1]", '{"a"}', '{"a":01}']),
-    (SUMS, ["1+2=3\n", "(1 * 20) - 3 = 4 \n\n5=6\n"], ["1+2=3", "1+=3\n"]),
+    (SUMS, ["1+2=3\n", "(1 *20) -3 = 4 \n\n5=6\n"], ["1+2=3", "1+=3\n"]),
 ]  # fmt: skip
 
 
@@ -66,9 +66,12 @@ def test_special_tokens() -> None:
         ('"a" root ::= "a"', "line 1: 'a' before the first rule"),
         ('root ::= "a\\q"', r"line 1: cannot read '\"a"),
         ('root ::= "a', "line 1: cannot read"),
-        ('root ::= ("a"', "gbnf"),
-        ('root ::= "a")', "gbnf"),
-        ("root ::= *", "gbnf"),
+        ('root ::= ("a"', "rule root: a parenthesis is not closed"),
+        ('root ::= "a")', r"rule root: \) does not fit"),
+        ("root ::= *", r"rule root: \* does not fit"),
+        ('root ::= "a"+?', r"rule root: \? does not fit"),
+        ("root ::= " + "(" * 200 + ")" * 200, r"rule root: \( does not fit"),
+        ("root ::= [b-a]", "gbnf: .*range"),
         ("root ::= []", "cannot read"),
         (r'root ::= "\UFFFFFFFF"', "no character FFFFFFFF"),
         (r"root ::= [\uD800]", "no character D800"),
