@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from stem_edge.errors import InputError
 from stem_edge.text_table import shown
 
+MAX_RULES = 1_000
 MAX_DEPTH = 100  # of parentheses
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {char: char for char in '"[]\\'}
 _CHAR = r"(?:\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[nrt\"\[\]\\])|[^\\])"
@@ -62,6 +63,8 @@ def read_gbnf(gbnf: str) -> Rules:
             raise InputError(f"GBNF, line {line}: {shown(text)} before the first rule")
         else:
             body.append((kind, text))
+    if len(rules) > MAX_RULES:
+        raise InputError(f"GBNF has {len(rules):,} rules; expected at most {MAX_RULES:,}")
     named = {text for body in rules.values() for kind, text in body if kind == "name"}
     missing = sorted(({"root"} | named) - set(rules))
     if missing:

@@ -101,8 +101,13 @@ class _Writer:
 def _closure(rules: Rules, holds: Callable[[set[str], str], bool]) -> set[str]:
     """Names of rules for which something holds that may hold because it does for others."""
     done: set[str] = set()
-    while found := {name for name in rules if name not in done and holds(done, name)}:
-        done |= found
+    names, before = list(rules), -1
+    while len(done) > before:
+        before = len(done)
+        for name in names:
+            if name not in done and holds(done, name):
+                done.add(name)
+        names.reverse()  # so that chains take two rounds, however they are written
     return done
 
 

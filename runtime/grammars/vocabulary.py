@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.grammars.library import library, one_reason
@@ -25,8 +25,15 @@ _PIECES = {
 }
 
 
-def guided_tokenizer(tokenizer: str, eos_ids: Collection[int], vocab_size: int) -> LLTokenizer:
-    """Return llguidance's tokenizer, of `vocab_size` ids.
+class Vocabulary(NamedTuple):
+    """Tokens as llguidance reads them, and what special ones are called in the bundle."""
+
+    tokens: LLTokenizer
+    special_ids: dict[str, int]
+
+
+def vocabulary_of(tokenizer: str, eos_ids: Collection[int], vocab_size: int) -> Vocabulary:
+    """Return a bundle's vocabulary, of `vocab_size` ids.
 
     tokenizer: JSON of the tokenizers library. eos_ids: what may follow a finished answer.
     Raises InputError without any, and for a tokenizer whose tokens have no bytes of their own.
@@ -37,6 +44,8 @@ def guided_tokenizer(tokenizer: str, eos_ids: Collection[int], vocab_size: int) 
             "without schema, regex and grammar"
         )
     file = json.loads(tokenizer)
+    special_ids = {token["content"]: token["id"] for token in _special_tokens(file)}
+    _rename_special_tokens(file)
     file["decoder"] = _decoder(file["decoder"])
     file["normalizer"] = _normalizer(file["normalizer"])
     for step in _steps(file["pre_tokenizer"]):
@@ -53,7 +62,26 @@ def guided_tokenizer(tokenizer: str, eos_ids: Collection[int], vocab_size: int) 
             f"this bundle's tokenizer does not fit structured output ({one_reason(str(error))}); "
             "generate without schema, regex and grammar"
         ) from None
-    return made
+    return Vocabulary(made, special_ids)
+
+
+def _special_tokens(file: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return (token for token in file["added_tokens"] if token["special"])
+
+
+def _rename_special_tokens(file: dict[str, Any]) -> None:
+    """Give special tokens names that no text has: llguidance reads names in a text as the tokens."""
+    names = {token["content"]: f"<\ue000{token['id']}>" for token in _special_tokens(file)}
+    for token in _special_tokens(file):
+        token["content"] = names[token["content"]]
+    model = file["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(name, name): at for name, at in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
+    if model.get("unk_token"):
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    file["post_processor"] = None  # which names them, and puts them around texts
 
 
 def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any]:
