@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stem_edge.errors import InputError
+from stem_edge.runtime.grammars.library import MAX_LINKS
 from stem_edge.text_table import shown
 
 # A space, or a line break with indentation, wherever JSON allows any: models write so, and a model
@@ -46,7 +47,10 @@ def prepared(text: str) -> str:
     schema = json.loads(text)
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
-    return json.dumps(_walk(schema, "#"), ensure_ascii=False)
+    made = json.dumps(_walk(schema, "#"), ensure_ascii=False)
+    if made.count('"$ref"') > MAX_LINKS:
+        raise InputError(f"schema: has more than {MAX_LINKS:,} times $ref; write a shorter one")
+    return made
 
 
 def place_named(text: str, reason: str) -> str:
