@@ -68,6 +68,7 @@ def test_answers_are_finished_at_the_end(tmp_path: Path) -> None:
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_the_rest_is_told_after_the_grace() -> None:
     with served("--grace", "0") as (process, port):
@@ -77,6 +78,7 @@ def test_the_rest_is_told_after_the_grace() -> None:
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_second_signal_ends_at_once() -> None:
     with served("--grace", "600") as (process, port):
