@@ -31,6 +31,7 @@ PAIRS = [
 @pytest.fixture(scope="module")
 def inside() -> Iterator[StemEdgeLM]:
     with StemEdgeLM(DEMO) as inside:
+        inside.model.generate_text("a", max_new_tokens=2)  # which starts its threads
         yield inside
 
 

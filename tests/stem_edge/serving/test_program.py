@@ -34,8 +34,8 @@ def test_mounted_in_another_program(model: Model) -> None:
 def test_two_servers_of_one_model(model: Model) -> None:
     programs = [app(model, name=name) for name in ("a", "b")]
     with client_of(programs[0]) as first, client_of(programs[1]) as second:
-        for client, program in ((first, programs[0]), (second, programs[1])):
-            wait_for(lambda program=program: compute_of(program).loaded is not None)
+        wait_for(lambda: all(compute_of(program).loaded for program in programs))
+        for client in (first, second):
             assert client.post("/v1/completions", json=ASKED).json()["model"] in "ab"
             assert 'outcome="stop"} 1.0' in client.get("/metrics").text
 
