@@ -294,6 +294,30 @@ def test_another_waits_where_there_is_no_memory(
         check_given_back(model, backend)
 
 
+def test_kept_prompts_give_way_as_it_grows(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stem_edge.runtime.prefixes.kept.STEP_TOKENS", 8)
+    with toy_model(tiny_bundle, slots=16) as (model, backend):
+        endless: Any = {"logit_bias": dict.fromkeys(model.config.eos_ids, -100.0)}
+        new = model.plan.context_length - 20
+        told(model, LONE, endless | {"max_new_tokens": new}, wrong=1 << 30)
+        for _ in model.generate([*range(1, 80)], max_new_tokens=1):
+            pass
+        model._prefixes.make_room()
+        taken = list[int]()
+        backend.before = lambda ids: taken.append(backend.nbytes)
+        scheduler = model.scheduler(3)
+        scheduler.submit(model.request(LONE, max_new_tokens=new, **endless))
+        run(scheduler, 3)
+        assert len(model._prefixes._kept) == 1
+        run(scheduler)
+        assert not model._prefixes._kept
+        assert max(taken) <= model._prefixes.limit < backend.nbytes_of(79 + new)
+        scheduler.close()
+        check_given_back(model, backend)
+
+
 def test_where_copying_fails_it_goes_on_alone(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
