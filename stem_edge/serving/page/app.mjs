@@ -38,8 +38,14 @@ const composer = new Composer($("#composer"), {
   stop: () => chat.stop(),
 });
 const thread = new Thread($("#thread"), $("#to-end"), {
-  retry: (message) => chat.retry(message),
-  edit: (message, text) => { chat.edit(message, text); composer.focus(); },
+  retry(message) {
+    chat.retry(message);
+    thread.take();
+  },
+  edit(message, text) {
+    chat.edit(message, text);
+    thread.take();
+  },
   choose(message, action) {
     chat.choose(message);
     thread.focus(message, action);
@@ -84,11 +90,13 @@ function showModel() {
 }
 
 async function askKey() {
-  const key = await askedText("This server asks for a key", "API key", "", "password");
-  if (key === null) return false;
-  client.key = key;
-  await status.check();
-  return true;
+  for (let title = "This server asks for a key"; ; title = "That key is not the server's") {
+    const key = await askedText(title, "API key", "", "password");
+    if (key === null) return false;
+    client.key = key;
+    await status.check();
+    if (status.state !== "key") return true;
+  }
 }
 
 answers.addEventListener("progress", ({ detail }) => {
@@ -125,6 +133,12 @@ library.addEventListener("change", () => {
   $("#title").textContent = chat.conversation.title || "New conversation";
   sidebar.show();
 });
+library.addEventListener("replace", ({ detail: id }) => {
+  if (id !== chat.conversation.id || chat.runs) return;
+  const other = library.get(id);
+  if (other) chat.open(other);
+  else chat.begin();
+});
 status.addEventListener("ready", showModel);
 status.addEventListener("key", askKey);
 
@@ -149,12 +163,14 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) chat.stop();
 });
 
+setInterval(() => {
+  if (chat.runs) thread.progress(shownPath(chat.conversation).at(-1)); // seconds of waiting
+}, 1000);
 for (const [selector, name] of Object.entries(ICONS)) $(selector).replaceChildren(icon(name));
 connectMenu(library, chat, (text) => { $("#file-problem").textContent = text; });
-await library.open();
-if (!library.keeps) $("#file-problem").textContent = "This browser keeps nothing here: conversations end with the page.";
+if (!(await library.open())) $("#file-problem").textContent = "This browser keeps nothing here: conversations end with the page.";
 const wanted = library.get(location.hash.slice(1));
-if (wanted) chat.open(wanted);
+if (wanted && wanted !== chat.conversation) chat.open(wanted);
 showModel();
 status.check();
 composer.focus();

@@ -39,7 +39,7 @@ export function flashPerToken({ row_hits: hits = 0, row_misses: misses = 0, flas
 /** Return [{label, value, more}], the line of figures under an answer. */
 export function figuresOf(timings) {
   const share = hitShare(timings);
-  const rate = (value) => `${formatRate(value)} tok/s`;
+  const rate = (value) => (value > 0 ? `${formatRate(value)} tok/s` : "–"); // of no token there is none
   const figures = [
     { label: "Answer", value: rate(timings.predicted_per_second), more: tokens(timings.predicted_n) },
     { label: "Prompt", value: rate(timings.prompt_per_second), more: promptTokens(timings) },

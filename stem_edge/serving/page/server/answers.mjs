@@ -1,4 +1,4 @@
-/** Answers that are being written: at most one in a conversation, many beside each other. */
+/** Answers that are being written: one in each conversation, the others beside it. */
 
 import { addSample } from "../data/figures.mjs";
 import { readChunk } from "./request.mjs";
@@ -20,7 +20,7 @@ export class Answers extends EventTarget {
     return this.#running.has(conversation.id);
   }
 
-  /** Stop the answer of a conversation; the server is told by the connection that ends. */
+  /** Stop the answer of a conversation, if one is written; the server is told by the connection that ends. */
   stop(conversation) {
     this.#running.get(conversation.id)?.abort();
   }
@@ -41,7 +41,7 @@ export class Answers extends EventTarget {
       message.state = failure.name === "AbortError" ? "stopped" : "failed";
       message.note = failure.name === "AbortError" ? "" : failure.message;
     }
-    this.#running.delete(conversation.id);
+    if (this.#running.get(conversation.id) === stop) this.#running.delete(conversation.id);
     conversation.changed = Date.now();
     // A conversation deleted meanwhile stays deleted.
     if (this.#library.get(conversation.id)) await this.#library.save(conversation);

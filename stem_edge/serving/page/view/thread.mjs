@@ -3,7 +3,7 @@
 import { shownPath, versionsOf } from "../data/conversation.mjs";
 import { MessageView } from "./message.mjs";
 
-const NEAR = 80; // pixels from the end within which a reader is taken to be at the end
+const NEAR = 40; // pixels from the end within which a reader is taken to be at the end
 
 export class Thread {
   #element;
@@ -58,16 +58,16 @@ export class Thread {
     });
   }
 
-  /** Show for how long an answer has been waited for. */
-  waiting(message, seconds) {
-    this.#views.get(message.id)?.waiting(seconds);
-  }
-
   /** Give the focus to a control of a message. */
   focus(message, action) {
     const controls = this.#views.get(message.id)?.element;
     const wanted = controls?.querySelector(`[data-action=${action}]:not(:disabled)`);
     (wanted ?? controls?.querySelector("[data-action]:not(:disabled)"))?.focus();
+  }
+
+  /** Give the focus to the messages, when the control that had it has gone. */
+  take() {
+    this.#element.focus({ preventScroll: true });
   }
 
   /** Go to the end, and stay there. */
