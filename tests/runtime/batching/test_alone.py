@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
 from constraints import constrain
 from guessing import CHEAP, ToldSpeculation
-from toy_batches import ToyBatch, check_given_back, toy_model
+from interrupts import interrupted
+from toy_batches import ToyBatch, check_given_back, together, toy_model
 
 import stem_edge
 from stem_edge.errors import BackendError, RowReadError, StemEdgeError
@@ -353,3 +355,23 @@ def test_figures_of_a_request(toy: Toy) -> None:
     assert request.new_tokens == model.stats.new_tokens > 1
     assert 0 < request.prompt_seconds < 60 and 0 < request.decode_seconds < 60
     scheduler.close()
+
+
+def test_an_interrupt_anywhere_leaves_nothing_behind(tiny_bundle: Path) -> None:
+    with toy_model(tiny_bundle, slots=16, sequences=3) as (model, backend):
+        told(model, LONE, {"max_new_tokens": 8}, wrong=3)
+        expected = together(model, [LONE, OTHER], sequences=1, max_new_tokens=8)
+        at = 0
+        while interrupted(
+            lambda: together(model, [LONE, OTHER], sequences=1, max_new_tokens=8), at, within
+        ):
+            check_given_back(model, backend)
+            at += 3
+        assert at > 150
+        assert together(model, [LONE, OTHER], sequences=1, max_new_tokens=8) == expected
+
+
+def within(code: CodeType) -> bool:
+    return "tests" not in code.co_filename and (
+        "batching" in code.co_filename or code.co_filename.endswith("decoding.py")
+    )
