@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from math import lcm
 from typing import Any
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.grammars.library import MAX_LINKS
+from stem_edge.runtime.grammars.library import MAX_LINKS, MAX_REGEX
 from stem_edge.text_table import shown
 
 # A space, or a line break with indentation, wherever JSON allows any: models write so, and a model
@@ -30,7 +32,8 @@ _COMPLETED = {
     "time": [{"pattern": _SECONDS}],
     "email": [{"pattern": _MAIL, "maxLength": 254}],
 }
-# Remainders are states of an automaton: a million of them take 14 seconds to compile.
+# Remainders are states of an automaton, those of all multiples that are asked for together: a million
+# take 14 seconds to compile. Zeros at the end of a number cost nothing.
 MAX_MULTIPLE = 10_000
 
 _VALUES = ("const", "enum", "default", "example", "examples")  # not schemas
@@ -47,6 +50,7 @@ def prepared(text: str) -> str:
     schema = json.loads(text)
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
+    _check_multiples(schema)
     made = json.dumps(_walk(schema, "#"), ensure_ascii=False)
     if made.count('"$ref"') > MAX_LINKS:
         raise InputError(f"schema: has more than {MAX_LINKS:,} times $ref; write a shorter one")
@@ -95,7 +99,11 @@ def _check(schema: dict[str, Any], where: str) -> None:
         )
     if "x-guidance" in schema:
         raise InputError(f"schema: x-guidance at {where} is no part of JSON Schema; remove it")
-    _check_multiple(schema.get("multipleOf"), where)
+    patterns = [schema.get("pattern"), *_names(schema.get("patternProperties"))]
+    if any(isinstance(pattern, str) and len(pattern) > MAX_REGEX for pattern in patterns):
+        raise InputError(
+            f"schema: a pattern at {where} has more than {MAX_REGEX:,} characters; shorten it"
+        )
     least, required = schema.get("minProperties"), schema.get("required")
     named = len(required) if isinstance(required, list) else 0
     if isinstance(least, int) and least > named + 1:  # names that are free may be written twice
@@ -105,11 +113,24 @@ def _check(schema: dict[str, Any], where: str) -> None:
         )
 
 
-def _check_multiple(value: object, where: str) -> None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and value:
-        digits = f"{value:f}".rstrip("0").replace(".", "").lstrip("0")
-        if int(digits or "0") > MAX_MULTIPLE:
-            raise InputError(
-                f"schema: multipleOf {shown(value)} at {where} takes too long to enforce; expected "
-                f"at most {MAX_MULTIPLE:,}, without regard to the decimal point"
-            )
+def _names(value: object) -> Iterable[object]:
+    return value if isinstance(value, dict) else ()
+
+
+def _check_multiples(root: Any) -> None:
+    """Refuse numbers whose multiples an automaton cannot tell soon, were all asked for together."""
+    together = 1
+
+    def look(schema: dict[str, Any], where: str) -> None:
+        nonlocal together
+        value = schema.get("multipleOf")
+        if isinstance(value, int | float) and value > 0:
+            digits = f"{Decimal(str(value)):f}".replace(".", "").strip("0")
+            together = lcm(together, int(digits or "1"))
+            if together > MAX_MULTIPLE:
+                raise InputError(
+                    f"schema: multipleOf {shown(value)} at {where} takes too long to enforce; expected "
+                    f"digits of which the common multiple is at most {MAX_MULTIPLE:,}"
+                )
+
+    _walk(root, "#", look)

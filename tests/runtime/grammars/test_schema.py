@@ -92,6 +92,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": "("}, "regex"),
     ({"type": "integer", "minimum": 2, "maximum": 1}, "Unsatisfiable|minimum"),
     ({"multipleOf": 1234567}, "multipleOf 1234567 at # takes too long"),
+    ({"allOf": [{"multipleOf": 97}, {"multipleOf": 0.0101}, {"multipleOf": 103}]}, "0.0101|103"),
+    ({"pattern": "[ab]?" * 4000}, "a pattern at # has more than"),
     ({"$ref": "#/$defs/missing"}, "missing"),
     ({"$ref": "https://example.com/schema.json"}, "https://example.com/schema.json"),
     ({"items": {"$ref": "#/$defs/a", "$id": "http://b"}}, r"\$id beside \$ref at #/items"),
