@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from decimal import Decimal
 from math import lcm
 from typing import Any
@@ -35,6 +35,7 @@ _COMPLETED = {
 # Remainders are states of an automaton, those of all multiples that are asked for together: a million
 # take 14 seconds to compile. Zeros at the end of a number cost nothing.
 MAX_MULTIPLE = 10_000
+MAX_PAIRS = 90_000  # of patterns, which takes 3 s
 
 _VALUES = ("const", "enum", "default", "example", "examples")  # not schemas
 _NAMED = (  # maps of names to schemas
@@ -50,7 +51,7 @@ def prepared(text: str) -> str:
     schema = json.loads(text)
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
-    _check_multiples(schema)
+    _check_totals(schema)
     made = json.dumps(_walk(schema, "#"), ensure_ascii=False)
     if made.count('"$ref"') > MAX_LINKS:
         raise InputError(f"schema: has more than {MAX_LINKS:,} times $ref; write a shorter one")
@@ -99,7 +100,8 @@ def _check(schema: dict[str, Any], where: str) -> None:
         )
     if "x-guidance" in schema:
         raise InputError(f"schema: x-guidance at {where} is no part of JSON Schema; remove it")
-    patterns = [schema.get("pattern"), *_names(schema.get("patternProperties"))]
+    by_pattern = schema.get("patternProperties")
+    patterns = [schema.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())]
     if any(isinstance(pattern, str) and len(pattern) > MAX_REGEX for pattern in patterns):
         raise InputError(
             f"schema: a pattern at {where} has more than {MAX_REGEX:,} characters; shorten it"
@@ -113,24 +115,23 @@ def _check(schema: dict[str, Any], where: str) -> None:
         )
 
 
-def _names(value: object) -> Iterable[object]:
-    return value if isinstance(value, dict) else ()
-
-
-def _check_multiples(root: Any) -> None:
-    """Refuse numbers whose multiples an automaton cannot tell soon, were all asked for together."""
-    together = 1
+def _check_totals(root: Any) -> None:
+    """Refuse what takes long together: multiples, and pairs of patterns, each of which is compared."""
+    multiple, pairs = 1, 0
 
     def look(schema: dict[str, Any], where: str) -> None:
-        nonlocal together
-        value = schema.get("multipleOf")
+        nonlocal multiple, pairs
+        value, patterns = schema.get("multipleOf"), schema.get("patternProperties")
         if isinstance(value, int | float) and value > 0:
             digits = f"{Decimal(str(value)):f}".replace(".", "").strip("0")
-            together = lcm(together, int(digits or "1"))
-            if together > MAX_MULTIPLE:
-                raise InputError(
-                    f"schema: multipleOf {shown(value)} at {where} takes too long to enforce; expected "
-                    f"digits of which the common multiple is at most {MAX_MULTIPLE:,}"
-                )
+            multiple = lcm(multiple, int(digits or "1"))
+        pairs += len(patterns) ** 2 if isinstance(patterns, dict) else 0
+        if multiple > MAX_MULTIPLE:
+            raise InputError(
+                f"schema: multipleOf {shown(value)} at {where} takes too long to enforce; expected "
+                f"digits of which the common multiple is at most {MAX_MULTIPLE:,}"
+            )
+        if pairs > MAX_PAIRS:
+            raise InputError(f"schema: patternProperties at {where} are too many; remove some")
 
     _walk(root, "#", look)
