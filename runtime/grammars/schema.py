@@ -26,7 +26,7 @@ _SECONDS = "^[^:]*:[0-9]{2}:[0-5]"  # without leap seconds, allowed at 23:59 UTC
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DAY = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
 _MAIL = r"^[^@]{1,64}@([^.@]{1,63}\.)*[^.@]{1,63}$"  # lengths that RFC 5321 and 1035 allow
-_COMPLETED = {
+_COMPLETED: dict[str, list[dict[str, Any]]] = {
     "date-time": [{"pattern": _SECONDS}, {"pattern": _DAY}],
     "date": [{"pattern": _DAY}],
     "time": [{"pattern": _SECONDS}],
@@ -101,7 +101,8 @@ def _check(schema: dict[str, Any], where: str) -> None:
     if "x-guidance" in schema:
         raise InputError(f"schema: x-guidance at {where} is no part of JSON Schema; remove it")
     by_pattern = schema.get("patternProperties")
-    patterns = [schema.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())]
+    names: list[object] = list(by_pattern) if isinstance(by_pattern, dict) else []
+    patterns = [schema.get("pattern"), *names]
     if any(isinstance(pattern, str) and len(pattern) > MAX_REGEX for pattern in patterns):
         raise InputError(
             f"schema: a pattern at {where} has more than {MAX_REGEX:,} characters; shorten it"
