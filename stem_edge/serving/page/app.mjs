@@ -74,7 +74,7 @@ function showContext(timings) {
   const most = status.props?.context_length;
   $("#context").hidden = !(timings && most);
   if ($("#context").hidden) return;
-  const used = contextUsed(timings);
+  const used = contextUsed(timings, most);
   const text = `${used.toLocaleString("en")} of ${most.toLocaleString("en")} tokens`;
   $("#context").replaceChildren(bar("Context used", used / most), text);
 }
