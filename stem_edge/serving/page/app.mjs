@@ -22,8 +22,11 @@ const $ = (selector) => document.querySelector(selector);
 const ICONS = { "#show-sidebar": "menu", "#show-panel": "chart", "#settings": "settings", "#menu summary": "more",
   "#choose": "attach", "#to-end": "down", "#sidebar .close": "close", "#panel .close": "close" };
 
+// Milliseconds; mostly the model computes on the same processor, and drawing takes from its time.
+const SHOW_EVERY = 80;
+
 let settings = readSettings();
-let pendingFigures = 0;
+let pending = 0;
 const client = new Client(new URL("./", location.href));
 const library = new Library();
 const answers = new Answers(client, library);
@@ -89,6 +92,10 @@ function showModel() {
   showState();
 }
 
+function showProblem(text) {
+  $("#file-problem").textContent = text;
+}
+
 async function askKey() {
   for (let title = "This server asks for a key"; ; title = "That key is not the server's") {
     const key = await askedText(title, "API key", "", "password");
@@ -99,14 +106,15 @@ async function askKey() {
   }
 }
 
-answers.addEventListener("progress", ({ detail }) => {
-  if (detail.conversation !== chat.conversation) return;
-  thread.progress(detail.message);
-  pendingFigures ||= requestAnimationFrame(() => {
-    pendingFigures = 0;
-    showContext(detail.message.timings);
-    showPanel($("#figures"), chat.conversation, status.props);
-  });
+answers.addEventListener("progress", ({ detail: { conversation, message } }) => {
+  if (conversation !== chat.conversation) return;
+  pending ||= setTimeout(() => {
+    pending = 0;
+    if (conversation !== chat.conversation) return;
+    thread.progress(message);
+    showContext(message.timings);
+    showPanel($("#figures"), conversation, status.props);
+  }, SHOW_EVERY);
 });
 
 answers.addEventListener("end", async ({ detail: { conversation, message, error } }) => {
@@ -167,8 +175,9 @@ setInterval(() => {
   if (chat.runs) thread.progress(shownPath(chat.conversation).at(-1)); // seconds of waiting
 }, 1000);
 for (const [selector, name] of Object.entries(ICONS)) $(selector).replaceChildren(icon(name));
-connectMenu(library, chat, (text) => { $("#file-problem").textContent = text; });
-if (!(await library.open())) $("#file-problem").textContent = "This browser keeps nothing here: conversations end with the page.";
+library.addEventListener("unkept", ({ detail }) => showProblem(`The browser does not keep this: ${detail}`));
+connectMenu(library, chat, showProblem);
+if (!(await library.open())) showProblem("This browser keeps nothing here: conversations end with the page.");
 const wanted = library.get(location.hash.slice(1));
 if (wanted && wanted !== chat.conversation) chat.open(wanted);
 showModel();
