@@ -8,6 +8,7 @@ const load = (path) => import(new URL(path, page));
 const { EventParser } = await load("server/sse.mjs");
 const { addMessage, choose, newConversation, pathTo, shownPath, versionsOf } = await load("data/conversation.mjs");
 const { figuresOf, formatSize } = await load("data/figures.mjs");
+const { requestFor } = await load("server/request.mjs");
 const { fromJson, toJson } = await load("data/transfer.mjs");
 
 test("events are the same wherever the stream is cut", () => {
@@ -34,6 +35,16 @@ test("versions of messages are branches of a tree", () => {
   assert.deepEqual(versionsOf(conversation, second), [first, second]);
   assert.deepEqual(pathTo(conversation, second), [one, second]);
   assert.equal(conversation.title, "one");
+});
+
+test("an answer that failed leaves no gap in what is sent", () => {
+  const files = [{ name: "a.txt", text: "``" }];
+  const said = [["user", "one"], ["assistant", ""], ["user", "two"], ["assistant", "three"]];
+  const messages = said.map(([role, text]) => ({ role, text }));
+  const { body } = requestFor([...messages, { role: "user", text: "", files }], "S", { seed: 1 }, true);
+  assert.deepEqual(body.messages.map(({ content }) => content),
+    ["S", "one\n\ntwo", "three", "File a.txt:\n```\n``\n```\n\n"]);
+  assert.equal(body.seed, 1);
 });
 
 test("conversations with circles or gaps are not imported", () => {

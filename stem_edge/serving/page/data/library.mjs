@@ -29,7 +29,10 @@ export class Library extends EventTarget {
     return this.#all.get(id) ?? null;
   }
 
-  /** Keep a conversation as it is now. Event "change": the list is another, or a title. */
+  /**
+   * Keep a conversation as it is now. Events: "change" (the list is another, or a title) and "unkept"
+   * (the browser refused, mostly because its storage is full; {detail: its reason}).
+   */
   async save(conversation) {
     this.#all.set(conversation.id, conversation);
     this.dispatchEvent(new Event("change"));
@@ -45,8 +48,12 @@ export class Library extends EventTarget {
   async #write(id, change) {
     const database = await this.#database;
     if (!database) return;
-    await settled(change(storeOf(database, "readwrite")));
-    this.#others.postMessage(id);
+    try {
+      await settled(change(storeOf(database, "readwrite")));
+      this.#others.postMessage(id);
+    } catch (error) {
+      this.dispatchEvent(new CustomEvent("unkept", { detail: error.message }));
+    }
   }
 
   /** Take over what another tab kept. Event "replace": {detail: the conversation's id}. */

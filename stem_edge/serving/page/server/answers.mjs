@@ -49,12 +49,11 @@ export class Answers extends EventTarget {
   }
 
   async #read(conversation, message, { path, body }, signal) {
-    const begin = performance.now();
-    let kept = begin;
+    let kept = performance.now();
     let finish = null;
     for await (const chunk of this.#client.stream(path, body, signal)) {
       const now = performance.now();
-      finish = readInto(message, chunk, (now - begin) / 1000) ?? finish;
+      finish = readInto(message, chunk) ?? finish;
       if (now - kept > KEEP_EVERY && this.#library.get(conversation.id)) {
         kept = now;
         this.#library.save(conversation);
@@ -71,12 +70,12 @@ export class Answers extends EventTarget {
 }
 
 /** Add a chunk to a message; return why the answer ended, if the chunk says so. */
-function readInto(message, chunk, seconds) {
+function readInto(message, chunk) {
   const { text, timings, finish } = readChunk(chunk);
   message.text += text;
   if (timings) {
     message.timings = timings;
-    addSample(message.samples, timings, seconds);
+    addSample(message.samples, timings);
   }
   return finish;
 }

@@ -86,7 +86,7 @@ export class MessageView {
   #controls(versions) {
     const { message } = this;
     if (message.state === "running") return [];
-    const copyButton = iconButton("copy", "Copy", () => copyFrom(copyButton, message.text));
+    const copyButton = message.text && iconButton("copy", "Copy", () => copyFrom(copyButton, message.text));
     const change = message.role === "user"
       ? iconButton("edit", "Edit", () => this.#edit(versions), { "data-action": "edit" })
       : iconButton("retry", "Retry", () => this.#actions.retry(message), { "data-action": "retry" });

@@ -20,7 +20,7 @@ function live(last, answers) {
   const figures = Object.fromEntries(figuresOf(last).map((figure) => [figure.label, figure]));
   const memory = { name: "Memory", points: series(1), limit: last.memory_limit, marks, format: formatSize };
   const rate = { name: "Answer", points: series(2), limit: null, marks, format: (v) => `${formatRate(v)} tok/s` };
-  const flash = { name: "From flash a token", points: series(3), limit: null, marks, format: formatSize };
+  const flash = { name: "From flash", points: series(3), limit: null, marks, format: (v) => `${formatSize(v)} a token` };
   return [
     figures.Memory && tile(figures.Memory, { drawn: memory }),
     flashPerToken(last) !== null && tile(figures["From flash"], { drawn: flash }),
@@ -52,7 +52,7 @@ function tile({ label, value, more }, { drawn = null, share = null, half = false
 
 function context(timings, props) {
   if (!props?.context_length) return null;
-  const used = contextUsed(timings);
+  const used = contextUsed(timings, props.context_length);
   const value = used.toLocaleString("en");
   const more = `of ${props.context_length.toLocaleString("en")} tokens`;
   return tile({ label: "Context", value, more }, { share: used / props.context_length });

@@ -11,7 +11,6 @@ export class Thread {
   #toEnd;
   #views = new Map(); // by message's id
   #follows = true;
-  #frame = 0;
 
   /** element: what scrolls; toEnd: the button that goes to the end. */
   constructor(element, toEnd, actions) {
@@ -48,14 +47,11 @@ export class Thread {
     this.#stay();
   }
 
-  /** Show what an answer has so far, at most once a frame. */
+  /** Show what an answer has so far. */
   progress(message) {
-    if (this.#frame || !this.#views.has(message.id)) return;
-    this.#frame = requestAnimationFrame(() => {
-      this.#frame = 0;
-      if (message.state === "running") this.#views.get(message.id)?.progress();
-      this.#stay();
-    });
+    if (message.state !== "running") return;
+    this.#views.get(message.id)?.progress();
+    this.#stay();
   }
 
   /** Give the focus to a control of a message. */
