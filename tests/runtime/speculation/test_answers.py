@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from architectures import SIZES, write
+from constraints import constrain
 from edit_oracle import swap
 from guessing import CHEAP, ToldSpeculation, answer_of, answered
 from installed import add_ggml
@@ -23,6 +24,7 @@ from stem_edge.runtime.backends.engines import ENGINES, Engine
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.decoding import sample_tokens
 from stem_edge.runtime.generation import Answer, Chunk
+from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.sampling import SamplingParams, TokenLogprobs
 from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.stats import Recorder
@@ -280,3 +282,15 @@ def check_joining(model: Model) -> None:
         scheduler.close()
         assert [answer_of(found[one]) for one in (first, second)] == [plain, other]
     assert joined > 20
+
+
+def test_tokens_without_a_choice_change_no_other(model: Model) -> None:
+    text = "10-90 4|9 20 21 22 23 24 25 26 27 28 29 30 31 32 1-250 40 41 42 50-60 1-250 70 71"
+    for seed in range(4):
+        options: dict[str, Any] = {"temperature": 2.0, "seed": seed}
+        options["grammar"] = Grammar("lark", text)
+        constrain(model, forces=False)
+        plain = answered(model, PROMPT, **options)
+        constrain(model)
+        assert answered(model, PROMPT, **options) == plain
+        assert model.stats.accepted_tokens == 16 and plain[2] == "stop"
