@@ -14,7 +14,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.grammars.gbnf_lark import lark_of
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.grammars.lark import prepared_lark
-from stem_edge.runtime.grammars.library import guarded, library, one_reason
+from stem_edge.runtime.grammars.library import MAX_REGEX, guarded, library, one_reason
 from stem_edge.runtime.grammars.schema import OPTIONS, place_named, prepared
 from stem_edge.runtime.grammars.vocabulary import Vocabulary, vocabulary_of
 from stem_edge.runtime.text.codec import TextCodec
@@ -143,6 +143,10 @@ def _source(grammar: Grammar, special_ids: Mapping[str, int]) -> str:
             except ValueError as error:  # nested too deeply
                 raise _refusal(grammar, str(error)) from None
         case "regex":
+            if len(grammar.text) > MAX_REGEX:
+                raise InputError(
+                    f"regex has {len(grammar.text):,} characters; expected at most {MAX_REGEX:,}"
+                )
             text = matcher.grammar_from_regex(grammar.text)
         case "gbnf" | "lark":
             lark = lark_of(grammar.text) if grammar.kind == "gbnf" else grammar.text

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from stem_edge.errors import InputError
 from stem_edge.files.strict_json import one_line
-from stem_edge.runtime.grammars.library import MAX_LINKS
+from stem_edge.runtime.grammars.library import MAX_LARK
 from stem_edge.runtime.grammars.schema import OPTIONS, prepared
 from stem_edge.text_table import shown
 
@@ -24,11 +24,10 @@ def prepared_lark(lark: str, special_ids: Mapping[str, int]) -> str:
     Special tokens, such as <|python_tag|>, are written by number. Raises InputError for a schema that
     is not JSON, and for a token that does not exist.
     """
-    if sum(map(lark.count, "\r\n")) > MAX_LINKS:
-        raise InputError(f"lark: has more than {MAX_LINKS:,} lines; write shorter rules")
-    written, at = [], 0
+    written, at, size = [], 0, 0
     while found := _PART.search(lark, at):
         written.append(lark[at : found.start()])
+        size += found.end() - at
         at = found.end()
         if found["token"] is not None:
             written.append(f"<[{_id_of(found['token'], special_ids)}]>")
@@ -45,6 +44,12 @@ def prepared_lark(lark: str, special_ids: Mapping[str, int]) -> str:
             schema = json.loads(prepared(json.dumps(given)))
             written.append(json.dumps(schema | {"x-guidance": options}, ensure_ascii=False))
             at = end
+    size += len(lark) - at
+    if size > MAX_LARK:
+        raise InputError(
+            f"the grammar has {size:,} characters, as Lark and without schemas; expected at most "
+            f"{MAX_LARK:,}"
+        )
     return "".join(written) + lark[at:]
 
 

@@ -17,7 +17,10 @@ MAX_REASON = 300  # characters; the library's messages repeat the grammar
 # Bytes of address space. The library follows references by recursion: with 8 MiB, a chain of 1,000
 # definitions ends the process; with 64, chains of 10,000 did not (MAX_LINKS is half of that).
 STACK_NBYTES = 128 << 20
-MAX_LINKS = 5_000  # rules, or references, of a grammar
+MAX_LINKS = 5_000  # references of a schema; MAX_LARK bounds rules
+# Characters: sequences of parts that may be absent take time that grows with their square; so many
+# take a second or a few.
+MAX_REGEX, MAX_LARK = 1 << 14, 1 << 15
 _starting = threading.Lock()  # because threading.stack_size is for the whole process
 
 

@@ -17,7 +17,7 @@ from stem_edge.runtime.grammars.grammar import Grammar
 def allowed_ids(constraint: Constraint) -> set[int]:
     logits = np.zeros(VOCAB_SIZE, np.float32)
     constraint.mask(logits)
-    return set(np.flatnonzero(logits == 0).tolist())
+    return {int(token) for token in np.flatnonzero(logits == 0)}
 
 
 def id_of(text: str) -> int:
@@ -30,8 +30,8 @@ def test_what_is_allowed_keeps_its_logits() -> None:
     before = logits.copy()
     demo_grammars().open(Grammar.of_regex("[ab]x")).mask(logits)
     kept = np.flatnonzero(np.isfinite(logits))
-    assert set(kept.tolist()) >= {id_of("a"), id_of("b")}
-    assert {demo_codec().decode([token])[0] for token in kept} == {"a", "b"}
+    assert {int(token) for token in kept} >= {id_of("a"), id_of("b")}
+    assert {demo_codec().decode([int(token)])[0] for token in kept} == {"a", "b"}
     np.testing.assert_array_equal(logits[kept], before[kept])
     assert np.isneginf(np.delete(logits, kept)).all()
 
@@ -121,13 +121,14 @@ def test_lark_with_a_schema() -> None:
         (Grammar.of_regex(r"(a)\1"), "backreferences"),
         (Grammar.of_regex("a)"), "regex"),
         (Grammar.of_regex("(" * 10_000 + ")" * 10_000), "regex"),
-        (Grammar.of_regex("[a-z]*" * 5000), "regex: "),
+        (Grammar.of_regex("[a-z]*" * 1000), "regex: "),
+        (Grammar.of_regex("[a-z]*" * 5000), "regex has 30,000 characters"),
+        (Grammar.of_text("start: " + '"a"? ' * 10_000), "the grammar has 50,007 characters"),
         (Grammar.of_text("start: a"), "lark: "),
         (Grammar.of_text("x: 'a'"), "lark: "),
         (Grammar.of_text("start: " + "(" * 5000 + '"a"' + ")" * 5000), "lark: .*deep"),
         (Grammar.of_text("start: %json {"), "after %json is no JSON"),
         (Grammar.of_text('start: %json {"uniqueItems": true}'), "uniqueItems"),
-        (Grammar.of_text("start: a0" + "\n\n" * 3000), "5,000 lines"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(grammar: Grammar, message: str) -> None:
@@ -138,8 +139,8 @@ def test_what_cannot_be_compiled_is_refused(grammar: Grammar, message: str) -> N
 
 def test_long_chains_of_rules() -> None:
     """The library follows them by recursion, which ended the process."""
-    rules = "".join(f'\na{n}: "x" a{n + 1}' for n in range(4990))
-    assert demo_grammars().open(Grammar.of_text(f'start: a0{rules}\na4990: "y"')).forced(9)
+    rules = "".join(f'\na{n}: "x" a{n + 1}' for n in range(1900))
+    assert demo_grammars().open(Grammar.of_text(f'start: a0{rules}\na1900: "y"')).forced(9)
     definitions = {f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(4990)}
     schema = {"$ref": "#/$defs/d0", "$defs": definitions | {"d4990": {"type": "null"}}}
     assert allows(Grammar.of_schema(schema), "[[[], []]]")
