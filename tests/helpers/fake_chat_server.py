@@ -115,7 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
         words = text.split(" ")
         words = [word + " " for word in words[:-1]] + words[-1:]
         if chat:
-            self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]})
+            self._event(
+                {"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]}
+            )
         for at, word in enumerate(words):
             time.sleep(self.chat.delay)
             said = {"delta": {"content": word}} if chat else {"text": word}

@@ -69,11 +69,16 @@ class Page:
 
     def run(self, script: str, *args: object) -> Any:
         """Run JavaScript and return its value."""
-        return self.browser.execute_script(script, *args)  # type: ignore[no-untyped-call]
+        return self.browser.execute_script(script, *args)
 
     def keys(self, *keys: str) -> None:
         """Press keys where the focus is."""
         webdriver.ActionChains(self.browser).send_keys(*keys).perform()
+
+    def shift(self, key: str) -> None:
+        """Press a key while Shift is held."""
+        chain = webdriver.ActionChains(self.browser).key_down(Keys.SHIFT)
+        chain.send_keys(key).key_up(Keys.SHIFT).perform()
 
     def send(self, text: str, *, wait: bool = True) -> None:
         """Send a message, and wait until its answer has ended."""
@@ -93,9 +98,14 @@ class Page:
         """Wait until an element shows a text."""
         until(lambda: self.all(selector) and text in self.text(selector), f"{text!r} in {selector}")
 
+    def texts(self, selector: str) -> list[str]:
+        """What every element that a selector finds shows."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText)"
+        return list(self.run(script, selector))
+
     def said(self) -> list[str]:
         """The texts of all messages shown."""
-        return [str(element.text) for element in self.all(".message .body")]
+        return self.texts(".message .body")
 
     def problems(self) -> list[str]:
         """What the console said since the last call, violations of the policy included."""
@@ -106,11 +116,15 @@ class Page:
         self.browser.execute_cdp_cmd("Accessibility.enable", {})
         nodes = self.browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
         self.browser.execute_cdp_cmd("Accessibility.disable", {})
-        roles = ((n["role"]["value"], n.get("name", {}).get("value", "")) for n in nodes if not n["ignored"])
+        roles = (
+            (n["role"]["value"], n.get("name", {}).get("value", ""))
+            for n in nodes
+            if not n["ignored"]
+        )
         return [(role, name) for role, name in roles if role in CONTROLS]
 
 
 CONTROLS = (
     "button", "textbox", "searchbox", "spinbutton", "link", "dialog", "image", "meter", "navigation",
-    "complementary", "form", "region", "heading", "DisclosureTriangle", "article", "group",
+    "complementary", "region", "heading", "DisclosureTriangle", "article",
 )  # fmt: skip

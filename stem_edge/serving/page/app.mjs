@@ -22,8 +22,11 @@ const $ = (selector) => document.querySelector(selector);
 const ICONS = { "#show-sidebar": "menu", "#show-panel": "chart", "#settings": "settings", "#menu summary": "more",
   "#choose": "attach", "#to-end": "down", "#sidebar .close": "close", "#panel .close": "close" };
 
+// Milliseconds; mostly the model computes on the same processor, and drawing takes from its time.
+const SHOW_EVERY = 80;
+
 let settings = readSettings();
-let pendingFigures = 0;
+let pending = 0;
 const client = new Client(new URL("./", location.href));
 const library = new Library();
 const answers = new Answers(client, library);
@@ -38,8 +41,14 @@ const composer = new Composer($("#composer"), {
   stop: () => chat.stop(),
 });
 const thread = new Thread($("#thread"), $("#to-end"), {
-  retry: (message) => chat.retry(message),
-  edit: (message, text) => { chat.edit(message, text); composer.focus(); },
+  retry(message) {
+    chat.retry(message);
+    thread.take();
+  },
+  edit(message, text) {
+    chat.edit(message, text);
+    thread.take();
+  },
   choose(message, action) {
     chat.choose(message);
     thread.focus(message, action);
@@ -68,7 +77,7 @@ function showContext(timings) {
   const most = status.props?.context_length;
   $("#context").hidden = !(timings && most);
   if ($("#context").hidden) return;
-  const used = contextUsed(timings);
+  const used = contextUsed(timings, most);
   const text = `${used.toLocaleString("en")} of ${most.toLocaleString("en")} tokens`;
   $("#context").replaceChildren(bar("Context used", used / most), text);
 }
@@ -83,22 +92,29 @@ function showModel() {
   showState();
 }
 
-async function askKey() {
-  const key = await askedText("This server asks for a key", "API key", "", "password");
-  if (key === null) return false;
-  client.key = key;
-  await status.check();
-  return true;
+function showProblem(text) {
+  $("#file-problem").textContent = text;
 }
 
-answers.addEventListener("progress", ({ detail }) => {
-  if (detail.conversation !== chat.conversation) return;
-  thread.progress(detail.message);
-  pendingFigures ||= requestAnimationFrame(() => {
-    pendingFigures = 0;
-    showContext(detail.message.timings);
-    showPanel($("#figures"), chat.conversation, status.props);
-  });
+async function askKey() {
+  for (let title = "This server asks for a key"; ; title = "That key is not the server's") {
+    const key = await askedText(title, "API key", "", "password");
+    if (key === null) return false;
+    client.key = key;
+    await status.check();
+    if (status.state !== "key") return true;
+  }
+}
+
+answers.addEventListener("progress", ({ detail: { conversation, message } }) => {
+  if (conversation !== chat.conversation) return;
+  pending ||= setTimeout(() => {
+    pending = 0;
+    if (conversation !== chat.conversation) return;
+    thread.progress(message);
+    showContext(message.timings);
+    showPanel($("#figures"), conversation, status.props);
+  }, SHOW_EVERY);
 });
 
 answers.addEventListener("end", async ({ detail: { conversation, message, error } }) => {
@@ -125,6 +141,12 @@ library.addEventListener("change", () => {
   $("#title").textContent = chat.conversation.title || "New conversation";
   sidebar.show();
 });
+library.addEventListener("replace", ({ detail: id }) => {
+  if (id !== chat.conversation.id || chat.runs) return;
+  const other = library.get(id);
+  if (other) chat.open(other);
+  else chat.begin();
+});
 status.addEventListener("ready", showModel);
 status.addEventListener("key", askKey);
 
@@ -149,12 +171,15 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) chat.stop();
 });
 
+setInterval(() => {
+  if (chat.runs) thread.progress(shownPath(chat.conversation).at(-1)); // seconds of waiting
+}, 1000);
 for (const [selector, name] of Object.entries(ICONS)) $(selector).replaceChildren(icon(name));
-connectMenu(library, chat, (text) => { $("#file-problem").textContent = text; });
-await library.open();
-if (!library.keeps) $("#file-problem").textContent = "This browser keeps nothing here: conversations end with the page.";
+library.addEventListener("unkept", ({ detail }) => showProblem(`The browser does not keep this: ${detail}`));
+connectMenu(library, chat, showProblem);
+if (!(await library.open())) showProblem("This browser keeps nothing here: conversations end with the page.");
 const wanted = library.get(location.hash.slice(1));
-if (wanted) chat.open(wanted);
+if (wanted && wanted !== chat.conversation) chat.open(wanted);
 showModel();
 status.check();
 composer.focus();

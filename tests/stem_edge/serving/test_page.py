@@ -25,7 +25,9 @@ pytestmark = [
 ]
 
 LONG = " ".join(f"word{i}" for i in range(400))
-ATTACKS = """Before <script>window.hurt = 1</script><img src=x onerror="window.hurt = 2">
+ATTACKS = """Line<br>
+
+Before <script>window.hurt = 1</script><img src=x onerror="window.hurt = 2">
 <a href="javascript:window.hurt = 3">a</a> [b](javascript:window.hurt=4) ![c](https://example.org/c.png)
 <p style="position:fixed" onclick="window.hurt = 5" id="prompt" class="note failed">styled</p>
 <form action="https://example.org"><input name="q"><button>go</button></form>
@@ -73,13 +75,11 @@ def test_an_answer_streams_as_markdown_with_its_figures(page: Page) -> None:
         (".code pre", "print(1)"),
         (".code-head", "python"),
         (".markdown li", "☑ done"),
-        (".figures", "25 tokens"),
-        ("#panel", "From flash"),
-    ][:5]:
+    ]:
         assert text in page.text(selector)
     figures = page.text(".figures").split()
     assert {"tok/s", "90", "%", "kB", "MB"} <= set(figures)
-    assert "600 MB" in page.one(".chart").get_attribute("aria-label")
+    assert "600 MB" in (page.one(".chart").get_attribute("aria-label") or "")
     assert " of 4,096 tokens" in page.text("#context")
     assert page.text("#announce").startswith("Answer: # Title")  # once, when it is whole
     assert page.chat.paths == ["/v1/chat/completions"]
@@ -130,7 +130,7 @@ def test_conversations_are_kept_named_found_and_deleted(page: Page) -> None:
     page.send("about pears")
     page.browser.refresh()
     page.shows("#title", "about pears")
-    assert [e.text for e in page.all("#conversations button")] == ["about pears", "about apples"]
+    assert page.texts("#conversations button") == ["about pears", "about apples"]
     page.one("#search").send_keys("apple")
     page.click("#conversations button")
     page.shows(".message.user", "about apples")
@@ -144,9 +144,7 @@ def test_conversations_are_kept_named_found_and_deleted(page: Page) -> None:
     page.click("dialog .danger")
     page.shows("#title", "New conversation")
     page.browser.refresh()
-    assert until(lambda: [e.text for e in page.all("#conversations button")], "list") == [
-        "about pears"
-    ]
+    assert until(lambda: page.texts("#conversations button"), "list") == ["about pears"]
 
 
 def test_settings_reach_the_request(page: Page) -> None:
@@ -187,7 +185,7 @@ def test_files_of_text_go_before_the_message_and_others_are_refused(
     assert page.chat.asked[0]["messages"][0]["content"] == (
         "File code.md:\n````\n```\nx\n```\n````\n\nFile drop.txt:\n```\ndropped\n```\n\nlook"
     )
-    assert [e.text for e in page.all(".message.user .chip")] == ["code.md", "drop.txt"]
+    assert page.texts(".message.user .chip") == ["code.md", "drop.txt"]
     assert page.text("#files") == ""
 
 
@@ -279,6 +277,32 @@ def test_answers_go_on_while_another_conversation_is_shown(page: Page) -> None:
     assert len(page.said()) == 2
 
 
+def test_an_edit_that_is_being_written_outlives_the_answer(page: Page) -> None:
+    page.chat.answers, page.chat.delay, page.chat.finish = [LONG], 0.05, "length"
+    page.send("one", wait=False)
+    page.shows(".message.assistant .body", "word1")
+    page.click("[data-action=edit]")  # before the thread scrolls
+    page.one(".edit textarea").send_keys(" more")
+    page.chat.delay = 0
+    page.ended()
+    page.shows(".note.cut", "longest length")
+    page.keys(" words", Keys.ENTER)
+    page.shows(".message.user .body", "one more words")
+    page.ended()
+
+
+def test_other_tabs_see_what_one_did(page: Page) -> None:
+    page.send("one")
+    here, url = page.browser.current_window_handle, page.browser.current_url
+    page.browser.switch_to.new_window("tab")
+    page.browser.get(url)
+    page.shows(".message.user .body", "one")
+    page.send("two")
+    page.browser.close()
+    page.browser.switch_to.window(here)
+    until(lambda: page.said()[2:] == ["two", "Hello there."], "the other tab's messages")
+
+
 def test_without_a_template_the_text_is_continued(page: Page) -> None:
     page.chat.has_template, page.chat.answers = False, [" a time *there*", "end"]
     page.browser.refresh()
@@ -305,27 +329,19 @@ def test_answers_can_do_nothing(page: Page) -> None:
     page.chat.answers = [ATTACKS]
     page.send("attack")
     assert page.run("return window.hurt ?? null") is None
-    body = page.one(".message.assistant .markdown")
-    inside = body.get_attribute("innerHTML") or ""
-    for word in (
-        "<script",
-        "onerror",
-        "onclick",
-        "style=",
-        "<form",
-        "<input",
-        "<iframe",
-        "<img",
-        "note failed",
-        "id=",
-    ):
-        assert word not in inside
-    links = body.find_elements(By.TAG_NAME, "a")
-    assert [link.get_dom_attribute("href") for link in links] == [
-        None, None, "https://example.org/c.png", "https://example.org/d",
-    ]  # fmt: skip
-    assert links[3].get_dom_attribute("rel") == "noopener noreferrer"
-    assert page.text(".markdown").startswith("Before") and "After" in page.text(".markdown")
+    elements, attributes = page.run(
+        """const all = [...document.querySelectorAll('.message.assistant .markdown *')];
+        const once = (names) => [...new Set(names)].sort();
+        return [once(all.map((e) => e.localName)), once(all.flatMap((e) => e.getAttributeNames()))]"""
+    )
+    assert elements == ["a", "br", "button", "code", "div", "p", "pre", "span"]
+    ours = {"aria-label", "class", "role", "tabindex", "type"}
+    assert set(attributes) - ours == {"href", "rel", "target"}
+    links = page.all(".message.assistant .markdown a")
+    hrefs = [link.get_dom_attribute("href") for link in links]
+    assert hrefs == [None, "https://example.org/c.png", "https://example.org/d"]
+    assert links[-1].get_dom_attribute("rel") == "noopener noreferrer"
+    assert "<script>window.hurt" in page.text(".markdown")  # shown as it was written
     assert page.said()[0] == "attack"
     page.send("<img src=x onerror='window.hurt=9'>")
     assert page.run("return window.hurt ?? null") is None
@@ -345,11 +361,15 @@ def test_nothing_is_wider_than_a_phone(page: Page, width: int) -> None:
         if page.one(side).is_displayed():
             continue
         page.click(button)
-        until(lambda side=side: page.one(side).is_displayed(), side)
+        _shown(page, side, True)
         page.keys(Keys.ESCAPE)
-        until(lambda side=side: not page.one(side).is_displayed(), side)
+        _shown(page, side, False)
     send = page.run("return document.querySelector('#send').getBoundingClientRect().right")
     assert send <= width - 10
+
+
+def _shown(page: Page, side: str, shown: bool) -> None:
+    until(lambda: page.one(side).is_displayed() is shown, side)
 
 
 def test_dark_and_light_can_be_read(page: Page) -> None:
@@ -378,24 +398,26 @@ def _luminance(colour: list[int]) -> float:
 def test_everything_is_done_by_keyboard(page: Page) -> None:
     page.chat.answers = ["first", "second", "third"]
     page.shows("#model", "demo")
-    page.run("document.activeElement.blur()")
-    page.keys(Keys.TAB, Keys.ENTER)  # the link that skips to the field
-    page.keys("typed", Keys.SHIFT + Keys.ENTER + Keys.NULL, "two lines", Keys.ENTER)
+    page.run("document.querySelector('a, button, input').focus()")  # as the first Tab does
+    page.keys(Keys.ENTER)  # a link that skips to the field
+    page.keys("typed")
+    page.shift(Keys.ENTER)
+    page.keys("two lines", Keys.ENTER)
     page.ended()
     assert page.chat.asked[0]["messages"][0]["content"] == "typed\ntwo lines"
-    _tab_to(page, "Retry", back=True)
+    _back_to(page, "Retry")
     page.keys(Keys.ENTER)
     page.shows(".message.assistant .body", "second")
     page.ended()
-    _tab_to(page, "Previous version", back=True)
+    _back_to(page, "Previous version")
     page.keys(Keys.ENTER)
     assert page.said()[1] == "first"
     assert _focused(page) in ("Retry", "Next version")  # the first has none before it
-    _tab_to(page, "Edit", back=True)
+    _back_to(page, "Edit")
     page.keys(Keys.ENTER)
     page.keys(Keys.ESCAPE)
     assert _focused(page) == "Edit"
-    _tab_to(page, "Settings", back=True)
+    _back_to(page, "Settings")
     page.keys(Keys.ENTER)
     page.shows("dialog", "Temperature")
     page.keys(Keys.ESCAPE)
@@ -406,14 +428,14 @@ def _focused(page: Page) -> str:
     return str(page.run("return document.activeElement.getAttribute('aria-label') ?? ''"))
 
 
-def _tab_to(page: Page, name: str, *, back: bool = False) -> None:
+def _back_to(page: Page, name: str) -> None:
     for _ in range(30):
         if _focused(page) == name:
             outline = page.run("return getComputedStyle(document.activeElement).outlineStyle")
             assert outline == "solid"  # the focus can be seen
             return
-        page.keys(Keys.SHIFT + Keys.TAB + Keys.NULL if back else Keys.TAB)
-    raise AssertionError(f"{name} is not reached by Tab")
+        page.shift(Keys.TAB)
+    raise AssertionError(f"{name} is not reached by Shift+Tab")
 
 
 def test_every_control_has_a_name(page: Page) -> None:

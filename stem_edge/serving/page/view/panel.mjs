@@ -52,7 +52,7 @@ function tile({ label, value, more }, { drawn = null, share = null, half = false
 
 function context(timings, props) {
   if (!props?.context_length) return null;
-  const used = contextUsed(timings);
+  const used = contextUsed(timings, props.context_length);
   const value = used.toLocaleString("en");
   const more = `of ${props.context_length.toLocaleString("en")} tokens`;
   return tile({ label: "Context", value, more }, { share: used / props.context_length });
