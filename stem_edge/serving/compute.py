@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TypeVar
 
 from stem_edge.errors import DeviceLostError, StemEdgeError
@@ -161,20 +162,25 @@ class Compute:
     def _run(self) -> None:
         try:
             model = self._open_model()
+            with model if self._closes else nullcontext():
+                self._serve(model)
+        except Exception as error:  # whatever it is, /health and every request tell it
+            self.failure = error
+
+    def _serve(self, model: Model) -> None:
+        """Step until the end, and tell all that is left then."""
+        try:
             self._found = model, model.scheduler(self.sequences)
             while not self._ending:
                 self._wake.wait()
                 self._wake.clear()
                 while not self._ending and (self._found[1].busy or self._jobs):
                     self._turn(*self._found)
-        except Exception as error:  # whatever it is, /health and every request tell it
-            self.failure = error
+        except Exception as error:
+            self.failure = error  # first, so that nothing is taken on any more
         finally:
             with self._lock:
-                self.draining = self.draining or self._ending
                 self._end_all(EndingError("the server has ended before this answer did"))
-            if self._found is not None and self._closes:
-                self._found[0].close()
 
     def _turn(self, model: Model, scheduler: Scheduler) -> None:
         """Do a step of the answers and one of other work."""

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.model import Model
@@ -23,6 +24,8 @@ from stem_edge.serving.openai import chat, completions, models, responses
 from stem_edge.serving.service import Service
 from stem_edge.serving.streams import ClientLeftError
 
+# Errors of routes; of all others the log has a traceback, too.
+TOLD = (StemEdgeError, ClientLeftError, ClientDisconnect, HTTPException, Exception)
 ROUTES = (
     *state_routes.ROUTES,
     *text_routes.ROUTES,
@@ -94,9 +97,7 @@ def app(
     program = Starlette(
         routes=ROUTES,
         middleware=middleware,
-        exception_handlers=dict.fromkeys(
-            (StemEdgeError, ClientLeftError, HTTPException, Exception), tell_error
-        ),
+        exception_handlers=dict.fromkeys(TOLD, tell_error),
         lifespan=_lifespan,
     )
     program.state.service = service

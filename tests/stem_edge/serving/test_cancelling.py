@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,3 +114,15 @@ def test_scores_of_a_text_are_cancelled(program: Starlette, steps: Steps, port: 
         in Connection(port, "/v1/completions", {"prompt": "a", "max_tokens": 1}).read_all()
     )
     assert steps.computed - before <= 4
+
+
+def test_who_leaves_before_the_end_of_the_request(
+    program: Starlette, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", port), 30) as asking:
+        asking.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+        )
+    done = Connection(port, "/v1/completions", {"prompt": "a", "max_tokens": 1})
+    assert b"200 OK" in done.read_all()
+    assert not caplog.records
