@@ -70,6 +70,10 @@ clean:
 	.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@
 
+# The chat page is tested in a real browser where one is there, or where root can install Debian's.
 .venv-dev/installed-all: .venv-dev/installed
 	.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev-all]"
+	command -v chromedriver || apt-get install -qq --no-install-recommends chromium chromium-driver || \
+		{ apt-get update -qq && apt-get install -qq --no-install-recommends chromium chromium-driver; } || \
+		echo "no chromium: tests of the chat page will skip"
 	touch $@
