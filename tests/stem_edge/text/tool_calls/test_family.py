@@ -90,8 +90,8 @@ def test_a_conversation_is_rendered_and_read_back(name: str, content: str | None
     assert pieces == [*begin, first, told, *call(0, "", "")[2:], *call(1, "weather", "{}")]
 
 
-TEXT = st.text(max_size=20).filter(lambda text: not any(mark in text for mark in MARKS))
 MARKS = ('<|"|>', "<escape>", "</parameter>")
+TEXT = st.text(max_size=20).filter(lambda text: not any(mark in text for mark in MARKS))
 NUMBER = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 KEY = st.from_regex("[a-z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
 VALUE = st.recursive(
