@@ -2,18 +2,16 @@
 
 import { Chat } from "./chat.mjs";
 import { shownPath } from "./data/conversation.mjs";
-import { contextUsed } from "./data/figures.mjs";
 import { Library } from "./data/library.mjs";
 import { readSettings, writeSettings } from "./data/settings.mjs";
 import { Answers } from "./server/answers.mjs";
 import { Client } from "./server/client.mjs";
-import { bar } from "./view/chart.mjs";
 import { Composer } from "./view/composer.mjs";
 import { askedSettings, askedText } from "./view/dialogs.mjs";
 import { icon } from "./view/dom.mjs";
 import { Drawer } from "./view/drawers.mjs";
 import { connectMenu } from "./view/menu.mjs";
-import { showPanel } from "./view/panel.mjs";
+import { Overview } from "./view/overview.mjs";
 import { Sidebar } from "./view/sidebar.mjs";
 import { Status } from "./view/status.mjs";
 import { Thread } from "./view/thread.mjs";
@@ -58,39 +56,8 @@ const sidebar = new Sidebar($("#sidebar"), library, answers, (conversation) => {
   chat.open(conversation);
   drawers.forEach((drawer) => drawer.leave());
 });
+const overview = new Overview(chat, status, sidebar, composer);
 const drawers = [new Drawer($("#sidebar"), $("#show-sidebar"), 860), new Drawer($("#panel"), $("#show-panel"), 1180)];
-
-function showState() {
-  const { conversation } = chat;
-  const last = shownPath(conversation).at(-1);
-  $("#title").textContent = conversation.title || "New conversation";
-  document.title = `${conversation.title || "New conversation"} · stem-edge`;
-  $("#empty").hidden = Boolean(last);
-  $("#menu").hidden = !last;
-  composer.running(chat.runs);
-  showContext(shownPath(conversation).findLast((message) => message.timings)?.timings);
-  showPanel($("#figures"), conversation, status.props);
-  sidebar.show(conversation);
-}
-
-function showContext(timings) {
-  const most = status.props?.context_length;
-  $("#context").hidden = !(timings && most);
-  if ($("#context").hidden) return;
-  const used = contextUsed(timings, most);
-  const text = `${used.toLocaleString("en")} of ${most.toLocaleString("en")} tokens`;
-  $("#context").replaceChildren(bar("Context used", used / most), text);
-}
-
-function showModel() {
-  const { props } = status;
-  $("#model").textContent = props?.model ?? "";
-  composer.hint = chat.hasTemplate ? "Ask something" : "Begin a text";
-  $("#empty").textContent = chat.hasTemplate
-    ? "What is written here goes to the model on this server, and nowhere else."
-    : "This model has no chat template: it goes on with your text instead of answering it.";
-  showState();
-}
 
 function showProblem(text) {
   $("#file-problem").textContent = text;
@@ -112,8 +79,7 @@ answers.addEventListener("progress", ({ detail: { conversation, message } }) => 
     pending = 0;
     if (conversation !== chat.conversation) return;
     thread.progress(message);
-    showContext(message.timings);
-    showPanel($("#figures"), conversation, status.props);
+    overview.figures();
   }, SHOW_EVERY);
 });
 
@@ -123,31 +89,28 @@ answers.addEventListener("end", async ({ detail: { conversation, message, error 
   if (error && error.name !== "AbortError") status.check();
   if (conversation !== chat.conversation) return sidebar.show();
   thread.show(conversation);
-  showState();
+  overview.show();
   if (error?.kind === "key" && (await askKey())) chat.retry(message);
 });
 
 chat.addEventListener("open", () => {
   thread.open(chat.conversation);
   history.replaceState(null, "", library.get(chat.conversation.id) ? `#${chat.conversation.id}` : "#");
-  showState();
+  overview.show();
 });
 chat.addEventListener("change", () => {
   thread.show(chat.conversation);
   history.replaceState(null, "", `#${chat.conversation.id}`);
-  showState();
+  overview.show();
 });
-library.addEventListener("change", () => {
-  $("#title").textContent = chat.conversation.title || "New conversation";
-  sidebar.show();
-});
+library.addEventListener("change", () => overview.title());
 library.addEventListener("replace", ({ detail: id }) => {
   if (id !== chat.conversation.id || chat.runs) return;
   const other = library.get(id);
   if (other) chat.open(other);
   else chat.begin();
 });
-status.addEventListener("ready", showModel);
+status.addEventListener("ready", () => overview.model());
 status.addEventListener("key", askKey);
 
 $("#new").addEventListener("click", () => {
@@ -180,6 +143,7 @@ connectMenu(library, chat, showProblem);
 if (!(await library.open())) showProblem("This browser keeps nothing here: conversations end with the page.");
 const wanted = library.get(location.hash.slice(1));
 if (wanted && wanted !== chat.conversation) chat.open(wanted);
-showModel();
+overview.show();
+overview.model();
 status.check();
 composer.focus();

@@ -20,7 +20,7 @@ function live(last, answers) {
   const figures = Object.fromEntries(figuresOf(last).map((figure) => [figure.label, figure]));
   const memory = { name: "Memory", points: series(1), limit: last.memory_limit, marks, format: formatSize };
   const rate = { name: "Answer", points: series(2), limit: null, marks, format: (v) => `${formatRate(v)} tok/s` };
-  const flash = { name: "From flash a token", points: series(3), limit: null, marks, format: formatSize };
+  const flash = { name: "From flash", points: series(3), limit: null, marks, format: (v) => `${formatSize(v)} a token` };
   return [
     figures.Memory && tile(figures.Memory, { drawn: memory }),
     flashPerToken(last) !== null && tile(figures["From flash"], { drawn: flash }),
