@@ -42,7 +42,7 @@ def test_comments_while_nothing_comes(port: int, monkeypatch: pytest.MonkeyPatch
 def test_a_slow_reader_holds_nobody_up(program: Starlette, port: int, model: Model) -> None:
     body = ASKED | {
         "max_tokens": 200,
-        "n": 30,
+        "n": 8,
         "stream": True,
         "grammar": 'root ::= ("a " | "b ")+',
     }
