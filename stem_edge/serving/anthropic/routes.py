@@ -60,11 +60,11 @@ async def _events(answering: Answering, message: AnswerMessage) -> AsyncGenerato
 
 
 async def _whole(answering: Answering, message: AnswerMessage) -> Event:
+    end = End("stop", None)
     async for piece in answering:
         _grown(message, piece)
-        if isinstance(piece, End):
-            break
-    return message.whole(piece.reason, piece.stop, _usage(answering))
+        end = piece if isinstance(piece, End) else end
+    return message.whole(end.reason, end.stop, _usage(answering))
 
 
 def _grown(message: AnswerMessage, piece: Piece) -> Sequence[Event]:
