@@ -11,6 +11,8 @@ from starlette.routing import Route
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.serving.answers import Answering, End, Text
+from stem_edge.serving.answers import Event as Piece
 from stem_edge.serving.anthropic.body import Body, Conversation
 from stem_edge.serving.anthropic.message import AnswerMessage, Event, usage_of
 from stem_edge.serving.anthropic.turns import params_of, turn_of
@@ -18,8 +20,7 @@ from stem_edge.serving.bodies import read
 from stem_edge.serving.error_bodies import anthropic_error
 from stem_edge.serving.service import service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
-from stem_edge.serving.turn import Answering, End, Text, begin
-from stem_edge.serving.turn import Event as Piece
+from stem_edge.serving.turn import begin
 from stem_edge.serving.turn import count_tokens as count_prompt
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
 

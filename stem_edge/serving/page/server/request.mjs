@@ -13,8 +13,15 @@ export function requestFor(messages, system, sampling, hasTemplate) {
 }
 
 function chatMessages(messages, system) {
-  const head = system.trim() ? [{ role: "system", content: system }] : [];
-  return [...head, ...messages.map((message) => ({ role: message.role, content: contentOf(message) }))];
+  const chat = system.trim() ? [{ role: "system", content: system }] : [];
+  for (const message of messages) {
+    const content = contentOf(message);
+    const last = chat.at(-1);
+    // Many templates refuse two messages of a user after each other, which an answer that failed leaves.
+    if (last?.role === message.role) last.content += `\n\n${content}`;
+    else if (content) chat.push({ role: message.role, content });
+  }
+  return chat;
 }
 
 /** The whole text so far; a model without a chat template only ever goes on with it. */
