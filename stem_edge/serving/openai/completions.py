@@ -14,6 +14,7 @@ from starlette.routing import Route
 from stem_edge.runtime.batching.request import Request as Prompted
 from stem_edge.runtime.sampling import SamplingParams, TokenLogprobs
 from stem_edge.runtime.scoring import Scorer
+from stem_edge.serving.answers import Answering, Answers, End, Event, Text, merged
 from stem_edge.serving.bodies import json_response, read
 from stem_edge.serving.error_bodies import openai_error
 from stem_edge.serving.openai.completion_body import CompletionBody
@@ -21,7 +22,7 @@ from stem_edge.serving.openai.shapes import DONE, head, usage
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
 from stem_edge.serving.timings import timings
-from stem_edge.serving.turn import Answering, Answers, End, Event, Text, merged, seeded
+from stem_edge.serving.turn import seeded
 
 
 async def completions(request: Request) -> Response:
