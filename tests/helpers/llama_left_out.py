@@ -57,7 +57,9 @@ class LeftOut(NamedTuple):
 
 
 LEFT_OUT = (
-    LeftOut("test_compat_anthropic::test_anthropic_vision_base64_with_multimodal_model", NO_PICTURES),
+    LeftOut(
+        "test_compat_anthropic::test_anthropic_vision_base64_with_multimodal_model", NO_PICTURES
+    ),
     LeftOut(
         "test_compat_anthropic::test_anthropic_empty_messages",
         "expects an answer to no message, which Anthropic refuses, and so does this server",
@@ -90,7 +92,9 @@ LEFT_OUT = (
     LeftOut("test_compat_oai_responses::test_responses_stream_with_llama_telemetry", OWN),
     LeftOut("test_template::test_reasoning", NO_PLACE, r"Distill-Qwen-32B-on-<think>\n-tools2"),
     LeftOut("test_template::test_reasoning", NO_PLACE, r"Distill-Qwen-32B-auto-<think>\n-tools2"),
-    LeftOut("test_template::test_reasoning", NO_PLACE, r"Distill-Qwen-32B-off-<think>\n</think>-tools2"),
+    LeftOut(
+        "test_template::test_reasoning", NO_PLACE, r"Distill-Qwen-32B-off-<think>\n</think>-tools2"
+    ),
     LeftOut(
         "test_template::test_date_inside_prompt",
         "the template needs variables that llama-server alone makes",

@@ -60,11 +60,12 @@ async def _events(answering: Answering, message: AnswerMessage) -> AsyncGenerato
 
 
 async def _whole(answering: Answering, message: AnswerMessage) -> Event:
+    whole = Event()
     async for piece in answering:
         _grown(message, piece)
         if isinstance(piece, End):
-            break
-    return message.whole(piece.reason, piece.stop, _usage(answering))
+            whole = message.whole(piece.reason, piece.stop, _usage(answering))
+    return whole
 
 
 def _grown(message: AnswerMessage, piece: Piece) -> Sequence[Event]:
