@@ -34,7 +34,6 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-
 API = schemathesis.openapi.from_dict(json.loads(gzip.decompress(DOCUMENT.read_bytes())))
 CHECKS = schemathesis.checks
 
@@ -55,16 +54,12 @@ def judge(case: Any, url: str) -> int:
     return int(case.call_and_validate(base_url=url, checks=wanted).status_code)
 
 
-@API.parametrize()
-@settings(
-    max_examples=12, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
-)
+@API.parametrize()  # type: ignore[untyped-decorator]
+@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_request_has_an_answer_as_described(case: Any, url: str) -> None:
     judge(case, url)
 
 
 @pytest.mark.parametrize(("path", "body"), GOOD)
-def test_good_requests_have_answers_as_described(
-    url: str, path: str, body: dict[str, Any]
-) -> None:
+def test_good_requests_have_answers_as_described(url: str, path: str, body: dict[str, Any]) -> None:
     assert judge(API[path]["POST"].Case(body=body, media_type="application/json"), url) == 200
