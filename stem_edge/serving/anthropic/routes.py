@@ -60,12 +60,11 @@ async def _events(answering: Answering, message: AnswerMessage) -> AsyncGenerato
 
 
 async def _whole(answering: Answering, message: AnswerMessage) -> Event:
-    whole = Event()
+    end = End("stop", None)
     async for piece in answering:
         _grown(message, piece)
-        if isinstance(piece, End):
-            whole = message.whole(piece.reason, piece.stop, _usage(answering))
-    return whole
+        end = piece if isinstance(piece, End) else end
+    return message.whole(end.reason, end.stop, _usage(answering))
 
 
 def _grown(message: AnswerMessage, piece: Piece) -> Sequence[Event]:

@@ -21,6 +21,7 @@ LONG: dict[str, Any] = {
     "seed": 1,
     "grammar": 'root ::= ("a " | "b ")+',  # so that it does not end by itself
 }
+PROMPT = list(range(5, 205))  # of several steps
 TEXT = "The capital of France is"
 
 
@@ -49,15 +50,16 @@ def left(program: Starlette, count: int) -> bool:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-@pytest.mark.parametrize("done", [1, 3], ids=["in its prompt", "in its answer"])
+@pytest.mark.parametrize("done", [1, 4], ids=["in its prompt", "in its answer"])
 def test_who_leaves_costs_a_step(
     program: Starlette, steps: Steps, port: int, stream: bool, done: int, model: Model
 ) -> None:
     model.forget_prefixes()
     steps.hold()
-    leaving = Connection(port, "/v1/completions", LONG | {"stream": stream, "prompt": TEXT * 9})
+    leaving = Connection(port, "/v1/completions", LONG | {"stream": stream, "prompt": PROMPT})
     steps.allow(done)
-    wait_for(lambda: left(program, 1))
+    [request] = compute_of(program)._replies
+    assert request.prompt_computed is (done > 2)
     before = steps.computed
     leaving.leave()
     wait_for(lambda: left(program, 0))
