@@ -2,6 +2,8 @@
 
 import { contentOf } from "../data/files.mjs";
 
+const LONGEST = 1024; // tokens, because completions end after 16 if nothing is said
+
 /** Return {path, body} that ask for the answer to `messages`, the path from the first message on. */
 export function requestFor(messages, system, sampling, hasTemplate) {
   const shared = { ...sampling, stream: true, timings_per_token: true };
@@ -9,7 +11,8 @@ export function requestFor(messages, system, sampling, hasTemplate) {
     const body = { messages: chatMessages(messages, system), ...shared };
     return { path: "v1/chat/completions", body };
   }
-  return { path: "v1/completions", body: { prompt: continuedText(messages), ...shared } };
+  const body = { prompt: continuedText(messages), max_tokens: LONGEST, ...shared };
+  return { path: "v1/completions", body };
 }
 
 function chatMessages(messages, system) {
