@@ -36,7 +36,7 @@ def library() -> Any:
 
 def one_reason(message: str) -> str:
     """Return a message of the library in one line, without the stack and the grammar's text."""
-    message = re.split(r"<backtrace>|\n\s*\d+ \| |; following special tokens", message)[0]
+    message = re.split(r"<backtrace>|\n[ \t]*+\d++ \| |; following special tokens", message)[0]
     return printable(" ".join(message.split())[:MAX_REASON])
 
 

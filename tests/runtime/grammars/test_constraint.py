@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -123,7 +124,7 @@ def test_lark_with_a_schema() -> None:
         (Grammar.of_regex("(" * 10_000 + ")" * 10_000), "regex"),
         (Grammar.of_regex("[a-z]*" * 1000), "regex: "),
         (Grammar.of_regex("[a-z]*" * 5000), "regex has 30,000 characters"),
-        (Grammar.of_text("start: " + '"a"? ' * 10_000), "the grammar has 50,007 characters"),
+        (Grammar.of_text("start: " + '"a"? ' * 10_000), "has more than 32,768 characters"),
         (Grammar.of_text("start: a"), "lark: "),
         (Grammar.of_text("x: 'a'"), "lark: "),
         (Grammar.of_text("start: " + "(" * 5000 + '"a"' + ")" * 5000), "lark: .*deep"),
@@ -135,6 +136,33 @@ def test_what_cannot_be_compiled_is_refused(grammar: Grammar, message: str) -> N
     with pytest.raises(InputError, match=message) as caught:
         demo_grammars().open(grammar)
     assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
+
+
+# Texts of which a part is long and then does not end as it should, at the largest sizes allowed.
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * (1 << 16), "a" * (1 << 20), ("a" + " " * 99) * 10_000, 'root ::= "a"{1,' + " " * (1 << 16),
+        'root ::= "a"{' + "1" * (1 << 16), "root ::= a" + " \n" * (1 << 16), 'root ::= "' + "\\n" * (1 << 16),
+        'start: "' + '\\"' * (1 << 14), "start: /" + "\\/" * (1 << 14), "start: " + "<a" * (1 << 14),
+        "start: a" + "\n" * (1 << 14) + "@", "start: " + "%json {}" * (1 << 16),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_takes_little_time_to_find(text: str) -> None:
+    demo_grammars().open(Grammar.of_regex("a"))  # reads the vocabulary
+    began = time.process_time()
+    with pytest.raises(InputError):
+        demo_grammars().open(Grammar.of_text(text))
+    assert time.process_time() - began < 1.5  # several to hours if anything was read repeatedly
+
+
+@pytest.mark.parametrize(
+    "hidden", ['"a" # it"s <x>\n', "/a\n/ ", '"\\"" ', '"a" // it"s\n', '/\\/"/ ']
+)
+def test_schemas_in_lark_are_found_behind_anything(hidden: str) -> None:
+    schema = '%json {"minProperties": 9}'
+    with pytest.raises(InputError, match="minProperties 9"):
+        demo_grammars().open(Grammar.of_text(f'start: {hidden}{schema} | /b/ "c"'))
 
 
 def test_long_chains_of_rules() -> None:
