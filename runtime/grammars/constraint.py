@@ -22,7 +22,9 @@ from stem_edge.runtime.text.codec import TextCodec
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_COMPILED = 32  # grammars kept, some MB each
+MAX_COMPILED = 32  # grammars kept, 0.1 to 4 MB each if they are small
+# Characters of those kept, together: 20 to 360 bytes of memory each, so at most some 100 MB.
+MAX_COMPILED_CHARS = 1 << 18
 MAX_SYMBOLS = 100_000  # of a grammar: more take seconds to compile
 # [256, 8]: for each byte of a mask, what is the most that the logits of its 8 tokens may be.
 _MOST = np.where(
@@ -57,10 +59,19 @@ class Grammars:
         if compiled is None:  # others need not wait for it
             compiled = guarded(lambda: _compile(grammar, vocabulary), grammar.kind)
         with self._lock:
-            self._compiled[grammar] = compiled
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            self._keep(grammar, compiled)
             return Constraint(compiled.deep_copy(), vocabulary.tokens.vocab_size)
+
+    def _keep(self, grammar: Grammar, compiled: LLMatcher) -> None:
+        """Keep a grammar in place of those whose last use is longest ago, unless it is too large."""
+        if len(grammar.text) > MAX_COMPILED_CHARS:
+            return
+        self._compiled[grammar] = compiled
+        while (
+            len(self._compiled) > MAX_COMPILED
+            or sum(len(each.text) for each in self._compiled) > MAX_COMPILED_CHARS
+        ):
+            self._compiled.popitem(last=False)
 
     def _read_vocabulary(self) -> Vocabulary:
         return vocabulary_of(self._codec.json(), self._eos_ids, self._vocab_size)

@@ -179,19 +179,32 @@ def test_a_grammar_without_an_end_stops_the_answer() -> None:
         allows(Grammar.of_text('start: "a" start'), "aaaa")
 
 
-def test_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled, compiling = [], module._compile
+# Most grammars kept and characters of them, what is asked for, and what is compiled for that.
+@pytest.mark.parametrize(
+    ("count", "chars", "asked", "compiled"),
+    [
+        (2, 99, "a a b a c a b", "a b c b"),
+        (9, 3, "a b c d a d", "a b c d a"),
+        (9, 3, "a b xy a b a xyz xyz a", "a b xy a b xyz a"),
+        (9, 3, "a b c wxyz wxyz a b c", "a b c wxyz wxyz"),
+    ],
+)
+def test_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, count: int, chars: int, asked: str, compiled: str
+) -> None:
+    made, compiling = list[str](), module._compile
 
-    def count(grammar: Grammar, vocabulary: object) -> object:
-        compiled.append(grammar.text)
+    def counting(grammar: Grammar, vocabulary: object) -> object:
+        made.append(grammar.text)
         return compiling(grammar, vocabulary)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "_compile", count)
-    monkeypatch.setattr(module, "MAX_COMPILED", 2)
+    monkeypatch.setattr(module, "_compile", counting)
+    monkeypatch.setattr(module, "MAX_COMPILED", count)
+    monkeypatch.setattr(module, "MAX_COMPILED_CHARS", chars)
     grammars = Grammars(demo_codec(), EOS_IDS, VOCAB_SIZE)
-    for text in ("a", "a", "b", "a", "c", "a", "b"):
-        assert allowed_ids(grammars.open(Grammar.of_regex(text))) == {id_of(text)}
-    assert compiled == ["a", "b", "c", "b"]
+    for text in asked.split():
+        assert id_of(text[0]) in allowed_ids(grammars.open(Grammar.of_regex(text)))
+    assert made == compiled.split()
 
 
 def test_many_threads() -> None:
