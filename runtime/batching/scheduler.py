@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class Scheduler:
 
     Requests begin in the order of their submission, one prompt at a time, each once there is a place
     and memory: keys and values of all that run, and of a prompt until it is copied, stay within the
-    limit of `prefixes`. If nothing runs, any may begin.
+    limit of `prefixes`. If nothing runs, nor other work (`room`), any may begin.
 
     A sequence that runs alone stays in its context and guesses, as Model.generate does; a unit of work
     may then give several tokens. It joins the batch, and guesses no more, when another begins. The
@@ -61,6 +61,9 @@ class Scheduler:
         self._running: list[Request] = []  # in the order of their places
         self._lone: Request | None = None  # the one that runs, while it is not in the batch
         self._prompt_next = False  # whether the next unit is a chunk of the prompt
+        self._others = 0  # pieces of other work that have a context
+        self._others_wait = False  # whether any was refused since the last step
+        self._others_next = True  # whether they begin before a request
         self._chunks: list[tuple[Request, Chunk]] = []  # of this step
         self._closed = False
 
@@ -95,9 +98,31 @@ class Scheduler:
         """Count of requests in the queue."""
         return len(self._queue)
 
-    def spares(self, tokens: int) -> bool:
-        """Tell whether other work may take a context of so many tokens now."""
-        return not self.busy or self._prefixes.fits(self._nbytes(tokens))
+    def room(self, tokens: int) -> AbstractContextManager[None] | None:
+        """Return what other work enters while it has a context of so many tokens; None: not yet.
+
+        For the thread that steps, which asks again after a step. Where there is no memory for both,
+        other work and requests begin in turns.
+        """
+        turn = self._others_next or not self._queue
+        if turn and (self._idle or self._prefixes.fits(self._nbytes(tokens))):
+            self._others_next = False
+            return self._beside()
+        self._others_wait = True
+        return None
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        self._others += 1
+        try:
+            yield
+        finally:
+            self._others -= 1
+
+    @property
+    def _idle(self) -> bool:
+        """Tell whether nothing that is known here has a context; others may, for ever."""
+        return not self._running and self._prompt is None and not self._others
 
     @property
     def free(self) -> int:
@@ -125,6 +150,7 @@ class Scheduler:
             self._prompt_next = self._prompt is not None
             self._decode(decode)
         self._admit()
+        self._others_wait = False
         return self._chunks
 
     def close(self) -> None:
@@ -152,10 +178,13 @@ class Scheduler:
         """Begin the request at the front of the queue, if there is room for it."""
         while self._prompt is None and self._queue and len(self._running) < self.size:
             request, lone = self._queue[0], self._lone
+            if self._others_wait and self._others_next:
+                return
             if not self._fits(request) or (lone is not None and not self._moved(lone)):
                 return
             self._prompt = request  # first, so that `close` finds it
             self._queue.popleft()
+            self._others_next = True
             with self._errors_of(request):
                 beside, copies = bool(self._running), self._batch.copies
                 request.begin(self._engine, self._prefixes, whole=beside and not copies)
@@ -167,9 +196,9 @@ class Scheduler:
     def _fits(self, request: Request) -> bool:
         """Tell whether a request can begin, once one that runs alone has joined the batch."""
         nbytes, lone = self._nbytes(request.length), self._lone
-        if not self._running:
+        if self._idle:
             return True
-        if not self._batch.copies:
+        if not self._running or not self._batch.copies:
             return self._prefixes.fits(nbytes)
         nbytes += self._nbytes(len(request.prompt))
         if lone is None:

@@ -67,15 +67,19 @@ class _Asked:
         for number, logprobs in found:
             self.echoes[number].found.extend(logprobs)
 
-    def _scores(self) -> Iterator[tuple[int, list[TokenLogprobs]]]:
-        """Yield (number of the prompt, log probabilities of some tokens), from the compute thread."""
+    def _scores(self) -> Iterator[tuple[int, list[TokenLogprobs]] | None]:
+        """Yield (number of the prompt, log probabilities of some tokens), or None to wait for memory.
+
+        From the compute thread.
+        """
         scorer, compute = Scorer(self.service.model, reuse=False), self.service.compute
         for number, request in enumerate(self.requests[:: self.count]):
-            while not compute.spares(request.prompt_tokens):
-                yield number, []
+            while (room := compute.room(request.prompt_tokens)) is None:
+                yield None
             if request.prompt_tokens > 1:
-                for logprobs in scorer.text(request.prompt, self.body.logprobs or 0):
-                    yield number, logprobs
+                with room:
+                    for logprobs in scorer.text(request.prompt, self.body.logprobs or 0):
+                        yield number, logprobs
 
     def choice(
         self,
