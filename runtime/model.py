@@ -43,7 +43,7 @@ from stem_edge.runtime.lookups.row_ids import StemId, checked_ids
 from stem_edge.runtime.prefixes.conversation_file import load_messages, save_messages
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.prompts import Prompts
-from stem_edge.runtime.sampling import SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.model_drafts import Drafter
 from stem_edge.runtime.speculation.speculation import NO_GUESSES, Guesses, Speculation

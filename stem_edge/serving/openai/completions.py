@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stem_edge.runtime.batching.request import Request as Prompted
-from stem_edge.runtime.sampling import SamplingParams, TokenLogprobs
+from stem_edge.runtime.sampling import TokenLogprobs
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.serving.answers import Answering, Answers, End, Event, Text, merged
 from stem_edge.serving.bodies import json_response, read

@@ -24,7 +24,7 @@ from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 
 PROMPTS = [[5, 6, 7, start, start + 1, *range(start % 7)] for start in range(10, 250, 22)]
 NEW: dict[str, Any] = {"max_new_tokens": 9}
