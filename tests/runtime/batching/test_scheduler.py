@@ -6,7 +6,7 @@ import gc
 import random
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice, repeat
+from itertools import cycle, islice, repeat
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -195,7 +195,7 @@ def test_one_too_large_to_be_copied_runs_alone_in_its_context(tiny_bundle: Path)
 def other_work(model: Model, scheduler: Scheduler, texts: int) -> Iterator[int | None]:
     """Compute texts of a full context each; yield the number of one that is complete, or None."""
     length = model.plan.context_length
-    ids = np.arange(length) % 100
+    ids = [*islice(cycle(range(100)), length)]
     for number in range(texts):
         while (room := scheduler.room(length)) is None:
             yield None
