@@ -6,7 +6,7 @@ import gc
 import random
 from collections.abc import Iterator
 from functools import partial
-from itertools import cycle, islice, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -195,12 +195,12 @@ def test_one_too_large_to_be_copied_runs_alone_in_its_context(tiny_bundle: Path)
 def other_work(model: Model, scheduler: Scheduler, texts: int) -> Iterator[int | None]:
     """Compute texts of a full context each; yield the number of one that is complete, or None."""
     length = model.plan.context_length
-    ids = [*islice(cycle(range(100)), length)]
+    ids = np.arange(length) % 100
     for number in range(texts):
         while (room := scheduler.room(length)) is None:
             yield None
         with room, model.empty_context(length) as context:
-            for _ in model.engine.process(context, ids, ids, every=True):
+            for _ in model.engine.process(context, ids.tolist(), ids, every=True):
                 yield None
         del context
         yield number
