@@ -11,7 +11,7 @@ from anyio import to_thread
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.serving.answers import Answering, Answers
 from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.service import Service

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.serving.answers import Answering, End, Text
 from stem_edge.serving.answers import Event as Piece
 from stem_edge.serving.bodies import read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -77,6 +78,33 @@ def test_scores_wait_for_memory(
     steps.release()
     assert b"Paris" in asking.read_all()
     assert b"token_logprobs" in scoring.read_all()
+
+
+def test_other_work_is_done_one_after_the_other(model: Model) -> None:
+    under_way, most = 0, 0
+
+    def work(number: int) -> Iterator[int | None]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        yield None  # which is left out
+        yield number
+        under_way -= 1
+
+    async def all_work() -> list[list[int]]:
+        compute = Compute(
+            lambda: model, sequences=1, waiting=8, closes=False, ended=lambda reply: None
+        )
+        compute.start()
+        try:
+            while compute.loaded is None:
+                await asyncio.sleep(0.01)
+            return await asyncio.gather(*(compute.compute(work(number)) for number in range(5)))
+        finally:
+            compute.end()
+
+    assert asyncio.run(all_work()) == [[number] for number in range(5)]
+    assert most == 1
 
 
 def test_more_answers_than_can_ever_wait(port: int) -> None:
