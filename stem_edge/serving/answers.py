@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Literal, NamedTuple, Self, TypeAlias
 
-from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.serving.reply import Reply
@@ -116,5 +115,5 @@ async def _pump(
         async for event in answering:
             queue.put_nowait((number, event))
         queue.put_nowait(None)
-    except StemEdgeError as error:
+    except Exception as error:  # whatever it is, `merged` must not wait for ever
         queue.put_nowait(error)

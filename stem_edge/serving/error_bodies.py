@@ -66,7 +66,7 @@ async def tell_error(request: Request, error: Exception) -> Response:
         response.headers.update(error.headers or {})
         return response
     if not isinstance(error, StemEdgeError):
-        error = FailedError("the server failed; its log says where")  # no details for strangers
+        error = FailedError()
     return error_response(path_in(request.scope), error)
 
 

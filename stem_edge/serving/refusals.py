@@ -70,6 +70,9 @@ class FailedError(RefusalError):
 
     status, kind = 500, "server_error"
 
+    def __init__(self, message: str = "the server failed; its log says where") -> None:
+        super().__init__(message)  # by default without details, which are not for strangers
+
 
 def status_of(error: StemEdgeError) -> int:
     """Return the status of an error: 400 for what the client gave, 500 for what failed here."""

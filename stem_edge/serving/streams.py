@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, TypeVar
@@ -13,8 +14,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from stem_edge.errors import StemEdgeError
+from stem_edge.serving.refusals import FailedError
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 15.0  # proxies close connections on which nothing comes, often after a minute
 COMMENT = b":\n\n"  # which clients skip
@@ -74,12 +77,20 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _send_events(self, send: Send) -> None:
+        async for data in self._with_error():
+            self._last = _now()
+            await send(_body(data))
+
+    async def _with_error(self) -> AsyncGenerator[bytes]:
+        """Yield the events, and one that tells of the error that ended them."""
         try:
             async for data in self._events:
-                self._last = _now()
-                await send(_body(data))
+                yield data
         except StemEdgeError as error:
-            await send(_body(self._told(error)))
+            yield self._told(error)
+        except Exception:
+            log.exception("a stream failed")
+            yield self._told(FailedError())
 
     async def _keep_alive(self, send: Send) -> None:
         while True:
