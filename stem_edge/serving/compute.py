@@ -89,13 +89,31 @@ class Compute:
         """Count of requests that have not begun."""
         return self._found[1].waiting if self._found is not None else 0
 
+    def check(self, more: int) -> tuple[Model, Scheduler]:
+        """Return model and scheduler if there is room for more requests; see `submit` for errors.
+
+        Asked before requests are made, too, so that nobody can have too many made.
+        """
+        if self.draining:
+            raise EndingError("the server is ending; ask another, or later")
+        found, most = self._loaded(), self.sequences + self._waiting
+        if more > most:
+            raise RefusalError(
+                f"{more} answers are asked for; at most {most} can run and wait here"
+            )
+        if self.busy + more > most:
+            raise BusyError(
+                f"{self.busy} requests run or wait, of at most {most}; try again in a moment"
+            )
+        return found
+
     def submit(self, requests: Sequence[Request]) -> list[Reply]:
         """Queue requests that `model.request` made, all or none; from the event loop.
 
         Raises BusyError if too many wait, EndingError after `drain`.
         """
         with self._lock:
-            model, scheduler = self._check(len(requests))
+            model, scheduler = self.check(len(requests))
             counters = model.engine.rows.counters()
             replies = [Reply(request, self._leave, counters) for request in requests]
             self._replies.update(zip(requests, replies, strict=True))
@@ -115,7 +133,7 @@ class Compute:
         """
         job = Job(work)
         with self._lock:
-            self._check(1)
+            self.check(1)
             self._jobs.append(job)
         self._wake.set()
         try:
@@ -143,21 +161,6 @@ class Compute:
         if self._found is None:
             raise LoadingError("the model is being loaded; try again in a moment")
         return self._found
-
-    def _check(self, more: int) -> tuple[Model, Scheduler]:
-        """Return model and scheduler if there is room for more requests."""
-        if self.draining:
-            raise EndingError("the server is ending; ask another, or later")
-        found, most = self._loaded(), self.sequences + self._waiting
-        if more > most:
-            raise RefusalError(
-                f"{more} answers are asked for; at most {most} can run and wait here"
-            )
-        if self.busy + more > most:
-            raise BusyError(
-                f"{self.busy} requests run or wait, of at most {most}; try again in a moment"
-            )
-        return found
 
     def _run(self) -> None:
         try:

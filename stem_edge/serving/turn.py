@@ -40,6 +40,7 @@ async def begin(service: Service, turn: Turn, count: int = 1) -> Answers:
 
     Raises InputError for a turn that the model cannot take, and what Compute.submit raises.
     """
+    service.compute.check(count)
     prepared = await to_thread.run_sync(prepare, service.model, turn, count)
     replies = service.compute.submit(prepared.requests)
     return Answers([Answering(reply, prepared.parser()) for reply in replies])

@@ -79,8 +79,22 @@ def test_scores_wait_for_memory(
     assert b"token_logprobs" in scoring.read_all()
 
 
-def test_more_answers_than_can_ever_wait(port: int) -> None:
-    assert b" 400 " in Connection(port, "/v1/completions", ASKED | {"n": 3}).read_all()
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"n": 3},
+        {"prompt": ["a"] * 3},
+        {"prompt": ["a"] * 3000, "max_tokens": 0},
+        {"prompt": [[5]] * 3000, "echo": True, "logprobs": 1, "max_tokens": 0},
+    ],
+)
+def test_more_answers_than_can_ever_wait_are_not_made(
+    port: int, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[object]()
+    monkeypatch.setattr(Model, "request", lambda model, *given: made.append(given))
+    assert b" 400 " in Connection(port, "/v1/completions", ASKED | asked).read_all()
+    assert not made
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
