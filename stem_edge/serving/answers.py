@@ -52,7 +52,8 @@ class Answering:
         called = False
         async for chunk in self.reply:
             for event in self._events(chunk):
-                called = called or isinstance(event, CallBegin)
+                if isinstance(event, CallBegin | CallEnd):
+                    called = isinstance(event, CallEnd)  # a call may break off, even after others
                 yield event
             if chunk.finish_reason is not None:
                 reason: Literal["stop", "tool_calls"] = "tool_calls" if called else "stop"
