@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -25,6 +27,7 @@ from stem_edge.serving.refusals import (
 from stem_edge.serving.reply import Reply
 
 T = TypeVar("T")
+END_SECONDS = 10.0  # for a load that is under way at the end
 
 
 class Compute:
@@ -52,7 +55,7 @@ class Compute:
         self._lock = threading.RLock()  # of what is taken on, so that all of it is told of the end
         self._wake = threading.Event()
         self.draining = False  # whether no more requests are taken
-        self._ending = False
+        self._ending, self._deadline = False, math.inf  # by which `end` has waited enough
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -147,8 +150,14 @@ class Compute:
         self.draining = True
 
     def end(self, seconds: float | None = None) -> None:
-        """Take no more requests, tell those under way, and wait for the thread, at most so long."""
+        """Take no more requests, tell those under way, and wait for the thread.
+
+        seconds: at most, in all calls together; the thread does not keep the process from ending.
+        """
         self.draining = self._ending = True
+        if seconds is not None:
+            self._deadline = min(self._deadline, time.monotonic() + seconds)
+            seconds = max(0.0, self._deadline - time.monotonic())
         self._wake.set()
         with self._lock:
             thread = self._thread

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from servers import Connection, Steps, client_of, compute_of, listening, wait_for
+from servers import SECONDS, Connection, Steps, client_of, compute_of, listening, wait_for
 from starlette.applications import Starlette
 
 import stem_edge
@@ -16,6 +17,7 @@ from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.serving import app
+from stem_edge.serving import program as server
 from stem_edge.serving.compute import Compute
 
 ASKED: dict[str, Any] = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
@@ -162,6 +164,21 @@ def test_while_it_loads(model: Model) -> None:
         assert answer["model"] == model.bundle.path.name
     with pytest.raises(stem_edge.InputError, match="closed"):
         loaded.generate("a")
+
+
+def test_the_end_does_not_wait_for_a_long_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    def load() -> Model:
+        gate.wait(SECONDS)
+        raise BundleError("it is damaged")
+
+    monkeypatch.setattr(server, "END_SECONDS", 0.1)
+    began = time.monotonic()
+    with client_of(app(load)):
+        pass
+    assert time.monotonic() - began < SECONDS / 2
+    gate.set()
 
 
 @pytest.mark.parametrize(
