@@ -120,8 +120,13 @@ class Compute:
             counters = model.engine.rows.counters()
             replies = [Reply(request, self._leave, counters) for request in requests]
             self._replies.update(zip(requests, replies, strict=True))
-            for request in requests:
-                scheduler.submit(request)
+            try:
+                for request in requests:
+                    scheduler.submit(request)
+            except BaseException:
+                for reply in replies:
+                    reply.close()
+                raise
         self._wake.set()
         return replies
 
@@ -176,11 +181,12 @@ class Compute:
             model = self._open_model()
             with model if self._closes else nullcontext():
                 self._serve(model)
-        except Exception as error:  # whatever it is, /health and every request tell it
-            self.failure = error
+        except BaseException as error:
+            self._fail(error)
 
     def _serve(self, model: Model) -> None:
         """Step until the end, and tell all that is left then."""
+        told: StemEdgeError = EndingError("the server has ended before this answer did")
         try:
             self._found = model, model.scheduler(self.sequences)
             while not self._ending:
@@ -188,11 +194,19 @@ class Compute:
                 self._wake.clear()
                 while not self._ending and (self._found[1].busy or self._jobs):
                     self._turn(*self._found)
-        except Exception as error:
-            self.failure = error  # first, so that nothing is taken on any more
+        except BaseException as error:
+            self._fail(error)  # first, so that nothing is taken on any more
+            told = FailedError()
         finally:
             with self._lock:
-                self._end_all(EndingError("the server has ended before this answer did"))
+                self._end_all(told)
+
+    def _fail(self, error: BaseException) -> None:
+        """Keep why there is no model: /health and every request tell it.
+
+        Panics of libraries in Rust are no Exceptions, but of them, too, somebody must be told.
+        """
+        self.failure = error if isinstance(error, Exception) else FailedError(repr(error))
 
     def _turn(self, model: Model, scheduler: Scheduler) -> None:
         """Do a step of the answers and one of other work."""

@@ -182,10 +182,16 @@ def test_the_end_does_not_wait_for_a_long_load(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("error", "lost"), [(DeviceLostError("the device is gone"), True), (RuntimeError("odd"), False)]
+    ("error", "lost", "words"),
+    [
+        (DeviceLostError("the device is gone"), True, "the device is gone"),
+        (RuntimeError("odd"), False, "odd"),
+        (BaseException("a panic"), True, "the server failed"),
+    ],
+    ids=["device", "exception", "panic"],
 )
 def test_a_step_that_fails(
-    model: Model, monkeypatch: pytest.MonkeyPatch, error: Exception, lost: bool
+    model: Model, monkeypatch: pytest.MonkeyPatch, error: BaseException, lost: bool, words: str
 ) -> None:
     program = app(model)
     with client_of(program) as client:
@@ -202,7 +208,7 @@ def test_a_step_that_fails(
         monkeypatch.setattr(Scheduler, "step", fail)
         failed = client.post("/v1/completions", json=ASKED)
         assert failed.status_code == 500
-        assert str(error) in failed.json()["error"]["message"]
+        assert words in failed.json()["error"]["message"]
         again = client.post("/v1/completions", json=ASKED)
         assert again.status_code == (500 if lost else 200)
         assert client.get("/health").status_code == (503 if lost else 200)
@@ -213,3 +219,17 @@ def test_ending_without_a_beginning(model: Model) -> None:
     compute.end()
     compute.start()
     assert compute.loaded is None
+
+
+def test_requests_that_the_scheduler_refuses_are_forgotten(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(scheduler: Scheduler, request: object) -> None:
+        raise stem_edge.InputError("it is closed")
+
+    program = app(model)
+    with client_of(program) as client:
+        wait_for(lambda: compute_of(program).loaded is not None)
+        monkeypatch.setattr(Scheduler, "submit", refuse)
+        assert client.post("/v1/completions", json=ASKED).status_code == 400
+        assert compute_of(program).busy == 0
