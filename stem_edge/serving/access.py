@@ -97,7 +97,11 @@ def _is_address(name: str) -> bool:
 
 def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
     """Tell whether a page may ask: that of this server, or one that was allowed."""
-    return "*" in origins or origin in origins or urlsplit(origin).netloc == host
+    try:
+        own = urlsplit(origin).netloc == host
+    except ValueError:  # such as an address that is none
+        own = False
+    return own or "*" in origins or origin in origins
 
 
 def _has_key(headers: Headers, key: str) -> bool:

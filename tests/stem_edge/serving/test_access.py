@@ -92,6 +92,7 @@ def test_names_in_hosts() -> None:
         ("http://localhost", (), True),
         ("http://evil.example", (), False),
         ("null", (), False),
+        ("http://[", (), False),
         ("http://localhost:1", (), False),
         ("http://page.example", ("http://page.example",), True),
         ("http://evil.example", ("http://page.example",), False),
