@@ -14,6 +14,7 @@ from stem_edge.serving.refusals import RefusalError
 
 MOST_DIGITS = 10  # of a token id; Python reads no numbers that are much longer
 MOST_ANSWERS = 128  # as OpenAI allows
+MOST_LOGPROBS = 20  # for each token, as OpenAI allows in chats
 SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI allows: the most probable token alone
 API_NAMES = {"max_new_tokens": "max_tokens"}  # field of SamplingParams -> where it has another name
 

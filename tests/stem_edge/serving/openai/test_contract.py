@@ -270,7 +270,7 @@ def test_refused_chats_name_the_field(
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
-        ({"prompt": "a", "logprobs": 5000}, "logprobs"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": 5}, "prompt"),
     ],
 )
