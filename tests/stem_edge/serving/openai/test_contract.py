@@ -308,6 +308,21 @@ TOOL = {
 }
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"response_format": {"type": "json_object"}}, {"grammar": "root ::= [a-z]+"}],
+    ids=["format", "grammar"],
+)
+def test_a_format_leaves_no_place_for_calls(chat_url: str, options: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "Will it rain?"}]
+    asked = {"messages": messages, "tools": [TOOL], "max_tokens": 3} | options
+    told = httpx2.post(f"{chat_url}/v1/chat/completions", json=asked, timeout=60)
+    assert (told.status_code, told.json()["error"]["param"]) == (400, "tools")
+    asked["tool_choice"] = "none"
+    told = httpx2.post(f"{chat_url}/v1/chat/completions", json=asked, timeout=60)
+    assert told.status_code == 200
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "messages"])
 def test_a_call_that_breaks_off_is_none(chat_url: str, path: str) -> None:
     asked: dict[str, Any] = {
