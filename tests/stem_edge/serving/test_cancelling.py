@@ -69,6 +69,28 @@ def test_who_leaves_costs_a_step(
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"max_tokens": 200, "messages": [{"role": "user", "content": TEXT}]}),
+        ("/v1/responses", {"max_output_tokens": 200, "input": TEXT}),
+    ],
+)
+def test_who_leaves_is_not_answered_in_any_interface(
+    program: Starlette, steps: Steps, port: int, stream: bool, path: str, body: dict[str, Any]
+) -> None:
+    steps.hold()
+    leaving = Connection(port, path, body | {"stream": stream})
+    wait_for(lambda: left(program, 1))
+    leaving.leave()
+    wait_for(lambda: left(program, 0))
+    before = steps.computed
+    steps.release()
+    wait_for(lambda: not compute_of(program)._found[1].busy)  # type: ignore[index]
+    assert steps.computed - before <= 1
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_others_go_on(
     program: Starlette, steps: Steps, port: int, stream: bool, model: Model
 ) -> None:
