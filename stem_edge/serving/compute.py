@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -23,10 +24,13 @@ from stem_edge.serving.refusals import (
     FailedError,
     LoadingError,
     RefusalError,
+    public,
 )
 from stem_edge.serving.reply import Reply
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+UNUSABLE = "the model cannot be used; the log of the server says why"
 END_SECONDS = 10.0  # for a load that is under way at the end
 
 
@@ -171,7 +175,7 @@ class Compute:
 
     def _loaded(self) -> tuple[Model, Scheduler]:
         if self.failure is not None:
-            raise FailedError(f"the model cannot be used: {self.failure}")
+            raise FailedError(UNUSABLE)
         if self._found is None:
             raise LoadingError("the model is being loaded; try again in a moment")
         return self._found
@@ -207,6 +211,11 @@ class Compute:
         Panics of libraries in Rust are no Exceptions, but of them, too, somebody must be told.
         """
         self.failure = error if isinstance(error, Exception) else FailedError(repr(error))
+        log.error(
+            "the model cannot be used: %s",
+            error,
+            exc_info=None if isinstance(error, StemEdgeError) else error,
+        )
 
     def _turn(self, model: Model, scheduler: Scheduler) -> None:
         """Do a step of the answers and one of other work."""
@@ -250,7 +259,7 @@ class Compute:
         """End all answers and other work, and tell why."""
         if self._found is not None:
             self._found[1].close()
-        told = error if isinstance(error, StemEdgeError) else FailedError(f"failed here: {error}")
+        told = public(error)
         for request, reply in list(self._replies.items()):
             reply.push(Chunk("", [], None, "error", told))
             self._forget(request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, TypeVar
@@ -14,10 +13,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.serving.refusals import FailedError
+from stem_edge.serving.refusals import public
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 15.0  # proxies close connections on which nothing comes, often after a minute
 COMMENT = b":\n\n"  # which clients skip
@@ -86,11 +84,8 @@ class EventStream(Response):
         try:
             async for data in self._events:
                 yield data
-        except StemEdgeError as error:
-            yield self._told(error)
-        except Exception:
-            log.exception("a stream failed")
-            yield self._told(FailedError())
+        except Exception as error:
+            yield self._told(public(error))
 
     async def _keep_alive(self, send: Send) -> None:
         while True:
