@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from stem_edge.runtime.model import Model
 from stem_edge.serving.bodies import json_response, read
+from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.service import service_of
 
 MOST_TOKENS = 1 << 20  # and characters, which is more than a context has
@@ -62,6 +63,8 @@ async def apply_template(request: Request) -> Response:
     body, model = await read(request, ApplyTemplate), service_of(request).model
 
     def text() -> str:
+        if not model.has_chat_template:
+            raise RefusalError("this model has no chat template")
         return model.chat_prompt(
             body.messages,
             body.add_generation_prompt,

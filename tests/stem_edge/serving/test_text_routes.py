@@ -9,7 +9,9 @@ import httpx2
 import pytest
 from served import THREAD
 from starlette.responses import Response
+from starlette.testclient import TestClient
 
+from stem_edge.runtime.model import Model
 from stem_edge.serving import text_routes
 from stem_edge.serving.bodies import json_response
 
@@ -83,3 +85,10 @@ def test_answers_become_json_in_a_thread(chat_url: str, monkeypatch: pytest.Monk
         assert post(chat_url, path, **asked).status_code == 200  # type: ignore[arg-type]
     assert len(threads) == 2
     assert THREAD not in threads  # that of the event loop, which large ones would stop
+
+
+def test_a_model_without_a_template(client: TestClient, model: Model) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    response = client.post("/apply-template", json={"messages": messages})
+    assert response.status_code == 400
+    assert str(model.bundle.path) not in response.text
