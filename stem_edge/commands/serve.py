@@ -20,7 +20,7 @@ from stem_edge.errors import InputError
 from stem_edge.progress import show_status
 from stem_edge.runtime import load
 from stem_edge.serving import app
-from stem_edge.serving.compute import Compute
+from stem_edge.serving.compute import END_SECONDS, Compute
 
 SEQUENCES = 8  # answers computed together, if memory allows
 MAX_HEADER_NBYTES = 64 << 10
@@ -28,7 +28,6 @@ MAX_CONNECTIONS = 1000
 BACKLOG = 1024  # connections that wait to be accepted
 KEEP_ALIVE_SECONDS = 75
 SENDING_SECONDS = 5  # for the last bytes of answers, after the end
-JOIN_SECONDS = 10.0  # for a load that is under way at the end
 
 DESCRIPTION = """\
 Serve a bundle to programs and people on this machine: OpenAI's and Anthropic's interfaces, and a chat
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
             server.run(sockets=[listening])
         finally:
             show_status("")
-            server.compute.end(JOIN_SECONDS)
+            server.compute.end(END_SECONDS)
     if server.compute.failure is not None:
         raise server.compute.failure
     return 0
@@ -177,7 +176,7 @@ class _Server(uvicorn.Server):
             self._show_loading(now - self._began)
         drained = compute.draining and not compute.busy
         if drained or now >= self._deadline or compute.failure is not None:
-            await to_thread.run_sync(compute.end, JOIN_SECONDS)
+            await to_thread.run_sync(compute.end, END_SECONDS)
             self.should_exit = True
         return await super().on_tick(counter)
 

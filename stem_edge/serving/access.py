@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from stem_edge.serving.service import Service
 
 # Paths that need no key: programs watch the first, and people type theirs into the page.
 OPEN_PATHS = frozenset({"/health", *pages.PATHS})
+HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*?)\.?)(?::[0-9]*)?")
 LOCALHOST = "localhost"
 
 
@@ -81,10 +83,12 @@ def _is_ours(host: str, names: tuple[str, ...]) -> bool:
 
 
 def host_name(host: str) -> str:
-    """Return the name or address in a Host header, without port and brackets, in lower case."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+    """Return the name or address in a Host header, without port, brackets and a last dot, in lower case.
+
+    Empty for what is no Host at all.
+    """
+    found = HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found is not None else ""
 
 
 def _is_address(name: str) -> bool:
@@ -97,7 +101,11 @@ def _is_address(name: str) -> bool:
 
 def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
     """Tell whether a page may ask: that of this server, or one that was allowed."""
-    return "*" in origins or origin in origins or urlsplit(origin).netloc == host
+    try:
+        own = urlsplit(origin).netloc == host
+    except ValueError:  # such as an address that is none
+        own = False
+    return own or "*" in origins or origin in origins
 
 
 def _has_key(headers: Headers, key: str) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Literal, NamedTuple, Self, TypeAlias
 
-from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.serving.reply import Reply
@@ -53,7 +52,8 @@ class Answering:
         called = False
         async for chunk in self.reply:
             for event in self._events(chunk):
-                called = called or isinstance(event, CallBegin)
+                if isinstance(event, CallBegin | CallEnd):
+                    called = isinstance(event, CallEnd)  # a call may break off, even after others
                 yield event
             if chunk.finish_reason is not None:
                 reason: Literal["stop", "tool_calls"] = "tool_calls" if called else "stop"
@@ -116,5 +116,5 @@ async def _pump(
         async for event in answering:
             queue.put_nowait((number, event))
         queue.put_nowait(None)
-    except StemEdgeError as error:
+    except Exception as error:  # whatever it is, `merged` must not wait for ever
         queue.put_nowait(error)

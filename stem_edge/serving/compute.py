@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,10 +24,14 @@ from stem_edge.serving.refusals import (
     FailedError,
     LoadingError,
     RefusalError,
+    public,
 )
 from stem_edge.serving.reply import Reply
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+UNUSABLE = "the model cannot be used; the log of the server says why"
+END_SECONDS = 10.0  # for a load that is under way at the end
 
 
 class Compute:
@@ -52,7 +59,7 @@ class Compute:
         self._lock = threading.RLock()  # of what is taken on, so that all of it is told of the end
         self._wake = threading.Event()
         self.draining = False  # whether no more requests are taken
-        self._ending = False
+        self._ending, self._deadline = False, math.inf  # by which `end` has waited enough
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -89,18 +96,41 @@ class Compute:
         """Count of requests that have not begun."""
         return self._found[1].waiting if self._found is not None else 0
 
+    def check(self, more: int) -> tuple[Model, Scheduler]:
+        """Return model and scheduler if there is room for more requests; see `submit` for errors.
+
+        Asked before requests are made, too, so that nobody can have too many made.
+        """
+        if self.draining:
+            raise EndingError("the server is ending; ask another, or later")
+        found, most = self._loaded(), self.sequences + self._waiting
+        if more > most:
+            raise RefusalError(
+                f"{more} answers are asked for; at most {most} can run and wait here"
+            )
+        if self.busy + more > most:
+            raise BusyError(
+                f"{self.busy} requests run or wait, of at most {most}; try again in a moment"
+            )
+        return found
+
     def submit(self, requests: Sequence[Request]) -> list[Reply]:
         """Queue requests that `model.request` made, all or none; from the event loop.
 
         Raises BusyError if too many wait, EndingError after `drain`.
         """
         with self._lock:
-            model, scheduler = self._check(len(requests))
+            model, scheduler = self.check(len(requests))
             counters = model.engine.rows.counters()
             replies = [Reply(request, self._leave, counters) for request in requests]
             self._replies.update(zip(requests, replies, strict=True))
-            for request in requests:
-                scheduler.submit(request)
+            try:
+                for request in requests:
+                    scheduler.submit(request)
+            except BaseException:
+                for reply in replies:
+                    reply.close()
+                raise
         self._wake.set()
         return replies
 
@@ -115,7 +145,7 @@ class Compute:
         """
         job = Job(work)
         with self._lock:
-            self._check(1)
+            self.check(1)
             self._jobs.append(job)
         self._wake.set()
         try:
@@ -129,8 +159,14 @@ class Compute:
         self.draining = True
 
     def end(self, seconds: float | None = None) -> None:
-        """Take no more requests, tell those under way, and wait for the thread, at most so long."""
+        """Take no more requests, tell those under way, and wait for the thread.
+
+        seconds: at most, in all calls together; the thread does not keep the process from ending.
+        """
         self.draining = self._ending = True
+        if seconds is not None:
+            self._deadline = min(self._deadline, time.monotonic() + seconds)
+            seconds = max(0.0, self._deadline - time.monotonic())
         self._wake.set()
         with self._lock:
             thread = self._thread
@@ -139,36 +175,22 @@ class Compute:
 
     def _loaded(self) -> tuple[Model, Scheduler]:
         if self.failure is not None:
-            raise FailedError(f"the model cannot be used: {self.failure}")
+            raise FailedError(UNUSABLE)
         if self._found is None:
             raise LoadingError("the model is being loaded; try again in a moment")
         return self._found
-
-    def _check(self, more: int) -> tuple[Model, Scheduler]:
-        """Return model and scheduler if there is room for more requests."""
-        if self.draining:
-            raise EndingError("the server is ending; ask another, or later")
-        found, most = self._loaded(), self.sequences + self._waiting
-        if more > most:
-            raise RefusalError(
-                f"{more} answers are asked for; at most {most} can run and wait here"
-            )
-        if self.busy + more > most:
-            raise BusyError(
-                f"{self.busy} requests run or wait, of at most {most}; try again in a moment"
-            )
-        return found
 
     def _run(self) -> None:
         try:
             model = self._open_model()
             with model if self._closes else nullcontext():
                 self._serve(model)
-        except Exception as error:  # whatever it is, /health and every request tell it
-            self.failure = error
+        except BaseException as error:
+            self._fail(error)
 
     def _serve(self, model: Model) -> None:
         """Step until the end, and tell all that is left then."""
+        told: StemEdgeError = EndingError("the server has ended before this answer did")
         try:
             self._found = model, model.scheduler(self.sequences)
             while not self._ending:
@@ -176,11 +198,24 @@ class Compute:
                 self._wake.clear()
                 while not self._ending and (self._found[1].busy or self._jobs):
                     self._turn(*self._found)
-        except Exception as error:
-            self.failure = error  # first, so that nothing is taken on any more
+        except BaseException as error:
+            self._fail(error)  # first, so that nothing is taken on any more
+            told = FailedError()
         finally:
             with self._lock:
-                self._end_all(EndingError("the server has ended before this answer did"))
+                self._end_all(told)
+
+    def _fail(self, error: BaseException) -> None:
+        """Keep why there is no model: /health and every request tell it.
+
+        Panics of libraries in Rust are no Exceptions, but of them, too, somebody must be told.
+        """
+        self.failure = error if isinstance(error, Exception) else FailedError(repr(error))
+        log.error(
+            "the model cannot be used: %s",
+            error,
+            exc_info=None if isinstance(error, StemEdgeError) else error,
+        )
 
     def _turn(self, model: Model, scheduler: Scheduler) -> None:
         """Do a step of the answers and one of other work."""
@@ -222,7 +257,7 @@ class Compute:
         """End all answers and other work, and tell why."""
         if self._found is not None:
             self._found[1].close()
-        told = error if isinstance(error, StemEdgeError) else FailedError(f"failed here: {error}")
+        told = public(error)
         for request, reply in list(self._replies.items()):
             reply.push(Chunk("", [], None, "error", told))
             self._forget(request)

@@ -16,6 +16,7 @@ from stem_edge.serving.refusals import (
     NotFoundError,
     RefusalError,
     kind_of,
+    public,
     status_of,
 )
 from stem_edge.serving.streams import ClientLeftError
@@ -65,9 +66,9 @@ async def tell_error(request: Request, error: Exception) -> Response:
         response = error_response(path_in(request.scope), _of_router(request, error))
         response.headers.update(error.headers or {})
         return response
-    if not isinstance(error, StemEdgeError):
-        error = FailedError("the server failed; its log says where")  # no details for strangers
-    return error_response(path_in(request.scope), error)
+    # What is no StemEdgeError is logged by Starlette.
+    told = public(error) if isinstance(error, StemEdgeError) else FailedError()
+    return error_response(path_in(request.scope), told)
 
 
 def _of_router(request: Request, error: HTTPException) -> RefusalError:

@@ -18,7 +18,7 @@ from stem_edge.runtime.model import Model
 from stem_edge.serving import pages, state_routes, text_routes
 from stem_edge.serving.access import Access
 from stem_edge.serving.anthropic import routes as messages
-from stem_edge.serving.compute import Compute
+from stem_edge.serving.compute import END_SECONDS, Compute
 from stem_edge.serving.error_bodies import tell_error
 from stem_edge.serving.metrics import Metrics
 from stem_edge.serving.openai import chat, completions, models, responses
@@ -107,4 +107,4 @@ async def _lifespan(program: Starlette) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await to_thread.run_sync(compute.end)
+        await to_thread.run_sync(compute.end, END_SECONDS)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 from stem_edge.errors import InputError, StemEdgeError
+
+log = logging.getLogger(__name__)
 
 
 class RefusalError(StemEdgeError):
@@ -69,6 +73,17 @@ class FailedError(RefusalError):
     """Something failed here that is not the client's fault."""
 
     status, kind = 500, "server_error"
+
+    def __init__(self, message: str = "the server failed; its log says where") -> None:
+        super().__init__(message)  # by default without details, which are not for strangers
+
+
+def public(error: Exception) -> StemEdgeError:
+    """Return what clients may be told of an error; of what failed here, the log has the details."""
+    if isinstance(error, RefusalError | InputError):
+        return error
+    log.error("%s", error, exc_info=None if isinstance(error, StemEdgeError) else error)
+    return FailedError()
 
 
 def status_of(error: StemEdgeError) -> int:

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import stem_edge
+from stem_edge.serving.compute import UNUSABLE
 from stem_edge.serving.service import service_of
 
 
@@ -16,7 +17,7 @@ async def health(request: Request) -> Response:
     """Tell whether answers can be asked for: 200, or 503 with the reason."""
     compute = service_of(request).compute
     if compute.failure is not None:
-        return JSONResponse({"status": "error", "error": str(compute.failure)}, 503)
+        return JSONResponse({"status": "error", "error": UNUSABLE}, 503)
     if compute.draining:
         return JSONResponse({"status": "ending"}, 503)
     if compute.loaded is None:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from stem_edge.errors import StemEdgeError
+from stem_edge.serving.refusals import public
 
 T = TypeVar("T")
 
@@ -74,12 +75,17 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _send_events(self, send: Send) -> None:
+        async for data in self._with_error():
+            self._last = _now()
+            await send(_body(data))
+
+    async def _with_error(self) -> AsyncGenerator[bytes]:
+        """Yield the events, and one that tells of the error that ended them."""
         try:
             async for data in self._events:
-                self._last = _now()
-                await send(_body(data))
-        except StemEdgeError as error:
-            await send(_body(self._told(error)))
+                yield data
+        except Exception as error:
+            yield self._told(public(error))
 
     async def _keep_alive(self, send: Send) -> None:
         while True:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import msgspec
 from anyio import to_thread
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from stem_edge.runtime.model import Model
-from stem_edge.serving.bodies import read
+from stem_edge.serving.bodies import json_response, read
+from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.service import service_of
+
+MOST_TOKENS = 1 << 20  # and characters, which is more than a context has
 
 
 class Tokenize(msgspec.Struct):
     """The body of `tokenize`. parse_special: read the names of special tokens as these tokens."""
 
-    content: str
+    content: Annotated[str, msgspec.Meta(max_length=MOST_TOKENS)]
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
@@ -28,7 +31,7 @@ class Tokenize(msgspec.Struct):
 class Detokenize(msgspec.Struct):
     """The body of `detokenize`."""
 
-    tokens: list[int]
+    tokens: Annotated[list[int], msgspec.Meta(max_length=MOST_TOKENS)]
 
 
 class ApplyTemplate(msgspec.Struct):
@@ -43,17 +46,16 @@ class ApplyTemplate(msgspec.Struct):
 async def tokenize(request: Request) -> Response:
     """Return the ids of a text's tokens, and their pieces of text if asked for."""
     body, model = await read(request, Tokenize), service_of(request).model
-    return JSONResponse({"tokens": await to_thread.run_sync(_tokenized, model, body)})
+    return await _told(lambda: {"tokens": _tokenized(model, body)})
 
 
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids, with the names of special tokens."""
     body, model = await read(request, Detokenize), service_of(request).model
 
-    def text() -> str:
-        return model.detokenize(body.tokens, skip_special_tokens=False)
-
-    return JSONResponse({"content": await to_thread.run_sync(text)})
+    return await _told(
+        lambda: {"content": model.detokenize(body.tokens, skip_special_tokens=False)}
+    )
 
 
 async def apply_template(request: Request) -> Response:
@@ -61,6 +63,8 @@ async def apply_template(request: Request) -> Response:
     body, model = await read(request, ApplyTemplate), service_of(request).model
 
     def text() -> str:
+        if not model.has_chat_template:
+            raise RefusalError("this model has no chat template")
         return model.chat_prompt(
             body.messages,
             body.add_generation_prompt,
@@ -68,7 +72,12 @@ async def apply_template(request: Request) -> Response:
             template_arguments=body.chat_template_kwargs,
         )
 
-    return JSONResponse({"prompt": await to_thread.run_sync(text)})
+    return await _told(lambda: {"prompt": text()})
+
+
+async def _told(made: Callable[[], object]) -> Response:
+    """Make an answer and its JSON in a thread, because large ones take long."""
+    return await to_thread.run_sync(lambda: json_response(made()))
 
 
 def _tokenized(model: Model, body: Tokenize) -> Sequence[int | dict[str, Any]]:

@@ -40,6 +40,7 @@ async def begin(service: Service, turn: Turn, count: int = 1) -> Answers:
 
     Raises InputError for a turn that the model cannot take, and what Compute.submit raises.
     """
+    service.compute.check(count)
     prepared = await to_thread.run_sync(prepare, service.model, turn, count)
     replies = service.compute.submit(prepared.requests)
     return Answers([Answering(reply, prepared.parser()) for reply in replies])
@@ -93,13 +94,15 @@ def check_no_call(turn: Turn) -> None:
 
 def with_calls(turn: Turn, family: Family, tools: list[dict[str, Any]]) -> SamplingParams:
     """Return params by which calls are written, and demanded if they are."""
+    if turn.params.grammar is not None:  # which leaves no place for calls
+        raise RefusalError(
+            "both tools and a format of the answer are given (such as response_format); give one of "
+            "them, or tool_choice: none",
+            "tools",
+        )
     params = replace(turn.params, skip_special_tokens=not family.special)
     if turn.tool_choice != "required" and turn.tool_name is None:
         return params
-    if params.grammar is not None:
-        raise RefusalError(
-            "a call is demanded and a format of the answer, too; ask for one", "tool_choice"
-        )
     grammar = family.grammar(tools, name=turn.tool_name, parallel=turn.parallel)
     return replace(params, grammar=Grammar("lark", grammar))
 

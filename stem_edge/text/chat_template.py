@@ -100,10 +100,12 @@ class ChatTemplate:
         self.tool_source, _ = read_template(path, tools=True)
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
+        self._works = False  # whether it rendered the sample, so that a failure is of the messages
         try:
             # More time, because compiling takes longer than rendering, above all on a small device.
             sample = {"messages": SAMPLE, "add_generation_prompt": True}
             self._render(sample, LOAD_FACTOR * seconds)
+            self._works = True
         except InputError:  # no fault of the template: it may accept only other messages
             pass
         except BaseException:
@@ -121,16 +123,17 @@ class ChatTemplate:
         """Return the text of a conversation, by default with the beginning of an answer at its end.
 
         tools: in OpenAI's form; arguments: variables of the template, such as enable_thinking.
-        Raises InputError for malformed ones, for messages that the template refuses and for tools
-        that it has no place for, BundleError for a template that fails or takes too long.
+        Raises InputError for malformed ones, for messages that the template refuses, or fails for,
+        or takes too long for, and for tools that it has no place for; BundleError if its process
+        ends, or if it never worked.
         """
         source, given = self.source, checked_tools(tools)
         if given is not None:
             source = self.tool_source
             if not re.search(r"\btools\b", source):
                 raise InputError(
-                    f"{self._path}: the chat template of this bundle has no place for tools; give "
-                    "none, or describe them in a message"
+                    "the chat template of this bundle has no place for tools; give none, or describe "
+                    "them in a message"
                 )
         request = {
             "template": source,
@@ -146,7 +149,7 @@ class ChatTemplate:
         answer = self._ask(json.dumps(request).encode() + b"\n", seconds)
         if "refused" in answer:
             raise InputError(
-                f"{self._path}: the chat template refuses these messages: "
+                "the chat template of this bundle refuses these messages: "
                 f"{printable(' '.join(str(answer['refused']).split()))}; give others"
             )
         if "text" not in answer:
@@ -163,7 +166,7 @@ class ChatTemplate:
             except TimeoutError:
                 self._fail(f"it takes longer than {seconds} seconds")
             except (OSError, msgspec.MsgspecError):
-                self._fail("its process ended")
+                raise self._broken("chat_template", "its process ended") from None
             finally:
                 if self._worker is None:
                     worker.close()
@@ -181,7 +184,15 @@ class ChatTemplate:
     def _fail(self, reason: str, line: object = None) -> Never:
         where = f"chat_template, line {line}" if isinstance(line, int) else "chat_template"
         reason = printable(" ".join(reason.split()))
-        raise BundleError(f"{self._path}: {where}: the chat template fails: {reason}; {REMEDY}")
+        if not self._works:
+            raise self._broken(where, reason)
+        # Without a path, because servers tell it to their clients.
+        raise InputError(
+            f"{where}: the chat template of this bundle fails for these messages: {reason}; give others"
+        )
+
+    def _broken(self, where: str, reason: str) -> BundleError:
+        return BundleError(f"{self._path}: {where}: the chat template fails: {reason}; {REMEDY}")
 
     def close(self) -> None:
         """End the process. Closing twice is fine, and a later rendering starts a new one."""

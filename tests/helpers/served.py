@@ -10,12 +10,14 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+THREAD = "server of a test"  # which runs its event loop
+
 
 @contextmanager
 def serving(program: ASGIApp) -> Iterator[str]:
     """Serve a program at a free port; yield its address, without a path."""
     server = uvicorn.Server(uvicorn.Config(program, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run, name="server of a test")
+    thread = threading.Thread(target=server.run, name=THREAD)
     thread.start()
     try:
         while not server.started:

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from stem_edge.runtime.model import Model
-from stem_edge.serving.openai.options import Options
+from stem_edge.serving.openai.options import MOST_LOGPROBS, Options
 from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.turn import ToolChoice, Turn
 from stem_edge.text.messages import FIELDS
 
-MOST_LOGPROBS = 20  # as OpenAI allows
 # Field -> what to do instead; refused, because an answer without it would be another one.
 UNSUPPORTED = {
     "audio": "this model answers with text alone",

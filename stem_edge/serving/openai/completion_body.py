@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling_params import RANGES, SamplingParams
-from stem_edge.serving.openai.options import Options
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.serving.openai.options import MOST_LOGPROBS, Options
 from stem_edge.serving.refusals import RefusalError
 
 DEFAULT_TOKENS = 16  # as OpenAI's
@@ -47,9 +47,7 @@ class CompletionBody(Options, kw_only=True):
         return params if most else None
 
     def _top(self) -> int | None:
-        least, most = RANGES["logprobs"]
-        if self.logprobs is not None and not least <= self.logprobs <= most:
-            raise RefusalError(
-                f"logprobs is {self.logprobs}; expected {least} to {most}", "logprobs"
-            )
-        return self.logprobs
+        top = self.logprobs
+        if top is not None and not 0 <= top <= MOST_LOGPROBS:
+            raise RefusalError(f"logprobs is {top}; expected 0 to {MOST_LOGPROBS}", "logprobs")
+        return top

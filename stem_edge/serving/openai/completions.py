@@ -20,10 +20,13 @@ from stem_edge.serving.bodies import json_response, read
 from stem_edge.serving.error_bodies import openai_error
 from stem_edge.serving.openai.completion_body import CompletionBody
 from stem_edge.serving.openai.shapes import DONE, head, usage
+from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
 from stem_edge.serving.timings import timings
 from stem_edge.serving.turn import seeded
+
+MOST_SCORED = 2048  # texts whose scores are one piece of work, which hold memory while they wait
 
 
 async def completions(request: Request) -> Response:
@@ -105,7 +108,7 @@ def _prepare(service: Service, body: CompletionBody) -> _Asked:
     """Tokenize prompts, and make their requests. Raises InputError."""
     model, count, echoes = service.model, body.count, list[_Echo]()
     params, requests = body.sampling(model), list[Prompted]()
-    for prompt in body.prompts():
+    for prompt in _checked(service, body.prompts(), count, generates=params is not None):
         each = [model.request(prompt, one) for one in seeded(params or SamplingParams(), count)]
         requests += each
         ids, text = each[0].prompt, ""
@@ -115,6 +118,17 @@ def _prepare(service: Service, body: CompletionBody) -> _Asked:
         scored = body.echo and body.logprobs is not None
         echoes.append(_Echo(text, [ids[0]] if scored else []))
     return _Asked(service, body, requests, echoes, count, params is not None)
+
+
+def _checked(
+    service: Service, prompts: list[str | list[int]], count: int, *, generates: bool
+) -> list[str | list[int]]:
+    """Return prompts that are not too many. Raises what Compute.check raises."""
+    answers = len(prompts) * count
+    service.compute.check(answers if generates else 1)
+    if answers > MOST_SCORED:
+        raise RefusalError(f"{answers} texts are given; at most {MOST_SCORED} at once", "prompt")
+    return prompts
 
 
 async def _whole(asked: _Asked, answers: Answers) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.serving.refusals import RefusalError
 
+MOST_DIGITS = 10  # of a token id; Python reads no numbers that are much longer
 MOST_ANSWERS = 128  # as OpenAI allows
+MOST_LOGPROBS = 20  # for each token, as OpenAI allows in chats
 SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI allows: the most probable token alone
 API_NAMES = {"max_new_tokens": "max_tokens"}  # field of SamplingParams -> where it has another name
 
@@ -114,8 +116,8 @@ class Options(msgspec.Struct):
 
 
 def _biases(given: Mapping[str, float]) -> dict[int, float]:
-    if wrong := [key for key in given if not key.isdecimal()]:
-        raise RefusalError(f"logit_bias has {wrong[0]!a}; expected token ids", "logit_bias")
+    if wrong := [key for key in given if not key.isdecimal() or len(key) > MOST_DIGITS]:
+        raise RefusalError(f"logit_bias has {wrong[0][:80]!a}; expected token ids", "logit_bias")
     return {int(key): value for key, value in given.items()}
 
 

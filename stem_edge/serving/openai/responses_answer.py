@@ -80,7 +80,8 @@ class AnswerItems:
         # Even an answer without text has a message, because clients read the first one.
         begin = [] if self._items else self.text("")
         status = "incomplete" if reason == "length" else "completed"
-        events = [*begin, *self.stop(status)]
+        broken = self._open and self._items[-1]["type"] == "function_call"
+        events = [*begin, *self.stop("incomplete" if broken else status)]
         response = self._response(status, self._items) | {"usage": usage}
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}

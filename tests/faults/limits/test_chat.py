@@ -11,7 +11,7 @@ import pytest
 from contract import refused, takes
 from tokenizer_files import added, write
 
-from stem_edge.errors import BackendError, BundleError, InputError
+from stem_edge.errors import BackendError, BundleError, InputError, StemEdgeError
 from stem_edge.runtime.text.chat import Chat
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.text import chat_template
@@ -136,21 +136,28 @@ def test_what_a_template_is_asked(config: Path, worker: Worker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "named"),
+    ("answer", "kind", "named"),
     [
-        (b'{"error": "odd\\n\\u001b", "line": 7}\n', "line 7: the chat template fails: odd \\x1b;"),
-        (b'{"error": "odd", "line": null}\n', "chat_template: the chat template fails: odd;"),
-        (b"{}\n", "fails: None;"), (b"[]\n", "its process ended"), (b"", "its process ended"),
-        (BrokenPipeError(), "its process ended"),
-        (TimeoutError(), "it takes longer than 2.0 seconds"),
+        (b'{"error": "odd\\n\\u001b", "line": 7}\n', InputError, "for these messages: odd \\x1b;"),
+        (b'{"error": "odd", "line": 7}\n', InputError, "chat_template, line 7: "),
+        (b'{"error": "odd", "line": null}\n', InputError, "chat_template: the chat template of"),
+        (b"{}\n", InputError, "None;"),
+        (TimeoutError(), InputError, "it takes longer than 2.0 seconds"),
+        (b"[]\n", BundleError, "its process ended"), (b"", BundleError, "its process ended"),
+        (BrokenPipeError(), BundleError, "its process ended"),
     ],
 )  # fmt: skip
 def test_invalid_answers(
-    answer: bytes | BaseException, named: str, config: Path, worker: Worker
+    answer: bytes | BaseException,
+    kind: type[StemEdgeError],
+    named: str,
+    config: Path,
+    worker: Worker,
 ) -> None:
     worker.answers += [answer, b'{"text": "again"}\n']
     with ChatTemplate(config) as template:
-        refused(lambda: template.render([turn()]), BundleError, config, named, "plain text")
+        error = refused(lambda: template.render([turn()]), kind, named)
+        assert (str(config) in error) == ("plain text" in error) == (kind is BundleError)
         ended = "error" not in str(answer) and answer != b"{}\n"
         assert worker.closed == ended
         assert template.render([turn()]) == "again"

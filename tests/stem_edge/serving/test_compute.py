@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from servers import Connection, Steps, client_of, compute_of, listening, wait_for
+from servers import SECONDS, Connection, Steps, client_of, compute_of, listening, wait_for
 from starlette.applications import Starlette
 
 import stem_edge
@@ -17,6 +18,7 @@ from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.serving import app
+from stem_edge.serving import program as server
 from stem_edge.serving.compute import Compute
 
 ASKED: dict[str, Any] = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
@@ -107,8 +109,22 @@ def test_other_work_is_done_one_after_the_other(model: Model) -> None:
     assert most == 1
 
 
-def test_more_answers_than_can_ever_wait(port: int) -> None:
-    assert b" 400 " in Connection(port, "/v1/completions", ASKED | {"n": 3}).read_all()
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"n": 3},
+        {"prompt": ["a"] * 3},
+        {"prompt": ["a"] * 3000, "max_tokens": 0},
+        {"prompt": [[5]] * 3000, "echo": True, "logprobs": 1, "max_tokens": 0},
+    ],
+)
+def test_more_answers_than_can_ever_wait_are_not_made(
+    port: int, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[object]()
+    monkeypatch.setattr(Model, "request", lambda model, *given: made.append(given))
+    assert b" 400 " in Connection(port, "/v1/completions", ASKED | asked).read_all()
+    assert not made
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
@@ -143,18 +159,19 @@ def test_answers_are_finished_while_it_drains(program: Starlette, steps: Steps, 
     assert (health.status_code, health.json()) == (503, {"status": "ending"})
 
 
-def test_a_bundle_that_cannot_be_loaded() -> None:
+def test_a_bundle_that_cannot_be_loaded(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> Model:
-        raise BundleError("it is damaged")
+        raise BundleError("/srv/bundle is damaged")
 
     program = app(fail)
     with client_of(program) as client:
         wait_for(lambda: compute_of(program).failure)
         health = client.get("/health")
-        assert (health.status_code, health.json()["error"]) == (503, "it is damaged")
+        assert (health.status_code, health.json()["status"]) == (503, "error")
         answer = client.post("/v1/completions", json=ASKED)
         assert answer.status_code == 500
-        assert "it is damaged" in answer.json()["error"]["message"]
+        assert "/srv" not in health.text + answer.text  # neither needs a key
+        assert "/srv/bundle is damaged" in caplog.text
 
 
 def test_while_it_loads(model: Model) -> None:
@@ -178,11 +195,32 @@ def test_while_it_loads(model: Model) -> None:
         loaded.generate("a")
 
 
+def test_the_end_does_not_wait_for_a_long_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    def load() -> Model:
+        gate.wait(SECONDS)
+        raise BundleError("it is damaged")
+
+    monkeypatch.setattr(server, "END_SECONDS", 0.1)
+    began = time.monotonic()
+    with client_of(app(load)):
+        pass
+    assert time.monotonic() - began < SECONDS / 2
+    gate.set()
+
+
 @pytest.mark.parametrize(
-    ("error", "lost"), [(DeviceLostError("the device is gone"), True), (RuntimeError("odd"), False)]
+    ("error", "lost"),
+    [
+        (DeviceLostError("the device is gone"), True),
+        (RuntimeError("odd"), False),
+        (BaseException("a panic"), True),
+    ],
+    ids=["device", "exception", "panic"],
 )
 def test_a_step_that_fails(
-    model: Model, monkeypatch: pytest.MonkeyPatch, error: Exception, lost: bool
+    model: Model, monkeypatch: pytest.MonkeyPatch, error: BaseException, lost: bool
 ) -> None:
     program = app(model)
     with client_of(program) as client:
@@ -199,7 +237,7 @@ def test_a_step_that_fails(
         monkeypatch.setattr(Scheduler, "step", fail)
         failed = client.post("/v1/completions", json=ASKED)
         assert failed.status_code == 500
-        assert str(error) in failed.json()["error"]["message"]
+        assert "the server failed" in failed.json()["error"]["message"]
         again = client.post("/v1/completions", json=ASKED)
         assert again.status_code == (500 if lost else 200)
         assert client.get("/health").status_code == (503 if lost else 200)
@@ -210,3 +248,17 @@ def test_ending_without_a_beginning(model: Model) -> None:
     compute.end()
     compute.start()
     assert compute.loaded is None
+
+
+def test_requests_that_the_scheduler_refuses_are_forgotten(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(scheduler: Scheduler, request: object) -> None:
+        raise stem_edge.InputError("it is closed")
+
+    program = app(model)
+    with client_of(program) as client:
+        wait_for(lambda: compute_of(program).loaded is not None)
+        monkeypatch.setattr(Scheduler, "submit", refuse)
+        assert client.post("/v1/completions", json=ASKED).status_code == 400
+        assert compute_of(program).busy == 0

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 from servers import Connection, Steps, compute_of, listening, wait_for
 from starlette.applications import Starlette
 
+from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app, streams
+from stem_edge.serving.answers import Answering
 
 ASKED = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
 
@@ -51,7 +54,26 @@ def test_a_slow_reader_holds_nobody_up(program: Starlette, port: int, model: Mod
     other = Connection(port, "/v1/completions", ASKED)
     assert b"Paris" in other.read_all()
     wait_for(lambda: compute_of(program).busy == 0)  # though it has read nothing
-    assert b"data: [DONE]\n\n" in slow.read_all()
+    slow.read_until(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_answer_that_cannot_be_read_ends_the_stream(
+    program: Starlette,
+    port: int,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(answering: Answering, chunk: Chunk) -> NoReturn:
+        raise TypeError("a secret")
+
+    monkeypatch.setattr(Answering, "_events", fail)
+    asking = Connection(port, "/v1/completions", ASKED | {"stream": True, "n": count})
+    asking.read_until(b"the server failed")
+    assert b"secret" not in asking.read_all()
+    assert "a secret" in caplog.text
+    wait_for(lambda: compute_of(program).busy == 0)
 
 
 @pytest.mark.slow

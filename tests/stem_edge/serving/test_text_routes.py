@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx2
 import pytest
+from served import THREAD
+from starlette.responses import Response
+from starlette.testclient import TestClient
+
+from stem_edge.runtime.model import Model
+from stem_edge.serving import text_routes
+from stem_edge.serving.bodies import json_response
 
 
 def post(url: str, path: str, **body: Any) -> httpx2.Response:
@@ -53,6 +61,8 @@ def test_template_is_applied(chat_url: str) -> None:
         ("/detokenize", {"tokens": "a"}),
         ("/detokenize", {"tokens": [1 << 40]}),
         ("/detokenize", {"tokens": [-1]}),
+        ("/tokenize", {"content": "a" * (1 << 20 | 1)}),
+        ("/detokenize", {"tokens": [5] * (1 << 20 | 1)}),
         ("/apply-template", {"messages": []}),
         ("/apply-template", {"messages": [{"role": "nobody", "content": "a"}]}),
     ],
@@ -61,3 +71,24 @@ def test_bad_bodies_are_refused(chat_url: str, path: str, body: dict[str, Any]) 
     response = post(chat_url, path, **body)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_answers_become_json_in_a_thread(chat_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[str]()
+
+    def noted(data: object) -> Response:
+        threads.append(threading.current_thread().name)
+        return json_response(data)
+
+    monkeypatch.setattr(text_routes, "json_response", noted)
+    for path, asked in (("/tokenize", {"content": "a"}), ("/detokenize", {"tokens": [5]})):
+        assert post(chat_url, path, **asked).status_code == 200  # type: ignore[arg-type]
+    assert len(threads) == 2
+    assert THREAD not in threads  # that of the event loop, which large ones would stop
+
+
+def test_a_model_without_a_template(client: TestClient, model: Model) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    response = client.post("/apply-template", json={"messages": messages})
+    assert response.status_code == 400
+    assert str(model.bundle.path) not in response.text

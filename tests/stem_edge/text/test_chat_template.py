@@ -54,7 +54,7 @@ def test_a_template_for_tools_that_is_too_long(tmp_path: Path) -> None:
 def test_a_template_without_a_place_for_tools(tmp_path: Path) -> None:
     path = write(tmp_path, "{{ messages[0].content }}{{ toolset is defined }}")
     with ChatTemplate(path) as chat:
-        refused(lambda: chat.render(HELLO, tools=TOOLS), InputError, path, "has no place for tools")
+        refused(lambda: chat.render(HELLO, tools=TOOLS), InputError, "has no place for tools")
         assert chat.render(HELLO) == "HelloFalse"
 
 

@@ -229,6 +229,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"1": 1000}}, "logit_bias"),
+    ({"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -269,7 +270,7 @@ def test_refused_chats_name_the_field(
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
-        ({"prompt": "a", "logprobs": 5000}, "logprobs"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": 5}, "prompt"),
     ],
 )
@@ -305,6 +306,42 @@ TOOL = {
         },
     },
 }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"response_format": {"type": "json_object"}}, {"grammar": "root ::= [a-z]+"}],
+    ids=["format", "grammar"],
+)
+def test_a_format_leaves_no_place_for_calls(chat_url: str, options: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "Will it rain?"}]
+    asked = {"messages": messages, "tools": [TOOL], "max_tokens": 3} | options
+    told = httpx2.post(f"{chat_url}/v1/chat/completions", json=asked, timeout=60)
+    assert (told.status_code, told.json()["error"]["param"]) == (400, "tools")
+    asked["tool_choice"] = "none"
+    told = httpx2.post(f"{chat_url}/v1/chat/completions", json=asked, timeout=60)
+    assert told.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+def test_a_call_that_breaks_off_is_none(chat_url: str, path: str) -> None:
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Will it rain?"}],
+        "max_tokens": 200,
+        "stop": '"city"',
+        "stop_sequences": ['"city"'],
+    }
+    function = TOOL["function"]
+    if path == "messages":
+        tool = {"name": "weather", "input_schema": function["parameters"]}  # type: ignore[index]
+        asked |= {"tools": [tool], "tool_choice": {"type": "any"}}
+    else:
+        asked |= {"tools": [TOOL], "tool_choice": "required"}
+    told = httpx2.post(f"{chat_url}/v1/{path}", json=asked, timeout=60).json()
+    if path == "messages":
+        assert told["stop_reason"] == "stop_sequence"
+    else:
+        assert told["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(
