@@ -3,7 +3,9 @@
 import re
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +69,30 @@ def test_a_token_that_may_not_follow_is_refused() -> None:
     constraint = demo_grammars().open(Grammar.of_regex("xy"))
     with pytest.raises(InputError, match="cannot go on by its grammar"):
         constraint.accept(id_of("y"))
+
+
+class Panic(BaseException):
+    """As llguidance's, no Exception."""
+
+
+class Panicking:
+    """A matcher of which every method panics."""
+
+    def __getattr__(self, name: str) -> object:
+        raise Panic(f"{name}: index out of range\n<backtrace>")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda it: it.mask(np.zeros(9, np.float32)), lambda it: it.accept(1), lambda it: it.forced(1),
+        lambda it: it.ended,
+    ],
+)  # fmt: skip
+def test_panics_are_refused(call: Callable[[Constraint], object]) -> None:
+    matcher: Any = Panicking()
+    with pytest.raises(InputError, match=r"by its grammar \(\w+: index out of range\); give"):
+        call(Constraint(matcher, 9))
 
 
 def test_special_tokens_follow_only_where_a_grammar_names_them() -> None:
