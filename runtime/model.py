@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    closing,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
-from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import TOKENIZER_CONFIG, Bundle
-from stem_edge.config import ModelConfig
+from stem_edge.bundle.manifest import Bundle
 from stem_edge.edit_files.file import Edit
 from stem_edge.edit_files.folder import as_edit
 from stem_edge.errors import InputError
@@ -30,7 +21,7 @@ from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.backends.step_costs import StepCosts
-from stem_edge.runtime.batching.prompts import requests, run
+from stem_edge.runtime.batching.prompts import Prompt, StemIds, params_of_each, requests, run, texts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.conversation import Conversation
@@ -39,7 +30,8 @@ from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled, join_chunks
 from stem_edge.runtime.lookups.open_edits import OpenEdits
 from stem_edge.runtime.lookups.overlay import Lookups
-from stem_edge.runtime.lookups.row_ids import StemId, checked_ids
+from stem_edge.runtime.lookups.row_ids import StemId
+from stem_edge.runtime.model_text import ModelText
 from stem_edge.runtime.prefixes.conversation_file import load_messages, save_messages
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.prompts import Prompts
@@ -48,16 +40,15 @@ from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.model_drafts import Drafter
 from stem_edge.runtime.speculation.speculation import NO_GUESSES, Guesses, Speculation
 from stem_edge.runtime.stats import GenerationStats, Recorder
-from stem_edge.runtime.text.chat import Chat, Messages, Tools
+from stem_edge.runtime.text.chat import Messages
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
-from stem_edge.text.tool_calls.family import Family
 
 if TYPE_CHECKING:
     from stem_edge.runtime.grammars.constraint import Grammars
 
 
-class Model:
+class Model(ModelText):
     """A loaded bundle. Use it as a context manager, or call close().
 
     Several generations may take turns, in one thread or in many, or decode together (generate_many);
@@ -75,12 +66,12 @@ class Model:
         prefixes: Prefixes,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        self.bundle, self.plan = bundle, plan
+        super().__init__(bundle, text)
+        self.plan = plan
         # Figures of the latest generate or logits; calls at the same time count each other's rows.
         self.stats = GenerationStats.planned(plan)
         self.engine = engine  # for callers that measure, or feed tokens themselves
-        self._text, self._prefixes, self._on_close = text, prefixes, on_close
-        self._chat = Chat(bundle.file(TOKENIZER_CONFIG), text)
+        self._prefixes, self._on_close = prefixes, on_close
         self._open_edits = OpenEdits(engine, text, bundle.manifest.model)
         self._prompts = Prompts(text, bundle.manifest.model, plan.context_length)
         self._closed = False
@@ -88,78 +79,12 @@ class Model:
         self.exact = False  # see `load`
         self.step_costs: StepCosts | None = None  # if they are known
 
-    @property
-    def config(self) -> ModelConfig:
-        """The model description."""
-        return self.bundle.manifest.model
-
-    def tokenize(
-        self,
-        text: str,
-        *,
-        add_special_tokens: bool = True,
-        special_tokens_in_text: bool = False,
-    ) -> list[int]:
-        """Token ids of a text, begin-of-text included if the model was trained with it.
-
-        special_tokens_in_text: read the names of special tokens in the text as these tokens, which
-        the output of chat_prompt needs; by default they are ordinary text.
-        """
-        return self._text.encode(
-            text,
-            add_special_tokens=add_special_tokens,
-            special_tokens_in_text=special_tokens_in_text,
-        )
-
-    def chat_prompt(
-        self,
-        messages: Messages,
-        add_generation_prompt: bool = True,
-        *,
-        tools: Tools | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-        special_tokens_in_text: bool = False,
-    ) -> str:
-        """Text of a conversation, by the bundle's chat template; see stem_edge.runtime.text.chat.
-
-        tools: what the model may call, in OpenAI's form; template_arguments: variables of the
-        template, such as {"enable_thinking": False}.
-        Its tokens: tokenize(text, add_special_tokens=False, special_tokens_in_text=True).
-        """
-        return self._chat.prompt(
-            messages,
-            add_generation_prompt,
-            tools=tools,
-            template_arguments=template_arguments,
-            special_tokens_in_text=special_tokens_in_text,
-        )
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether chat_prompt has a template to render conversations with."""
-        return self._chat.has_template
-
-    @property
-    def tool_family(self) -> Family | None:
-        """How the model writes calls of tools, by its chat template; None if that is not known."""
-        return self._chat.tool_family
-
     def conversation(self, messages: Messages = ()) -> Conversation:
         """Begin a conversation, or go on with one whose messages are given.
 
         Raises InputError for malformed messages.
         """
         return Conversation(self, messages)
-
-    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
-        return self._text.decode(
-            checked_ids(token_ids, self.config.vocab_size), skip_special_tokens=skip_special_tokens
-        )
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token, which may be a part of a character; see TextCodec.token_bytes."""
-        return self._text.token_bytes(token_id)
 
     @contextmanager
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:
@@ -292,19 +217,11 @@ class Model:
         """
         edits, lookups = self._open_edits.now(), self._open_edits.lookups
 
-        def request(
-            prompt: str | Sequence[int],
-            params: SamplingParams,
-            stem_ids: Sequence[StemId] | None,
-        ) -> Request:
+        def request(prompt: Prompt, params: SamplingParams, stem_ids: StemIds) -> Request:
             ids = self._prompt_ids(prompt)
             return self._request(ids, params, lookups(ids, stem_ids, edits))
 
-        if params is None or isinstance(params, SamplingParams):
-            params = repeat(params_of(params, options))
-        elif options:
-            raise InputError("give either params or single options, not both")
-        found = requests(request, prompts, params, stem_ids)
+        found = requests(request, prompts, params_of_each(params, options), stem_ids)
         return run(self.scheduler(sequences, exact=exact), found)
 
     def generate_texts(
@@ -321,16 +238,10 @@ class Model:
 
         Raises the first error of any of them.
         """
-        texts: dict[int, str] = {}
         many = self.generate_many(
             prompts, params, sequences=sequences, exact=exact, stem_ids=stem_ids, **options
         )
-        with closing(many):
-            for number, chunk in many:
-                if chunk.error is not None:
-                    raise chunk.error
-                texts[number] = texts.get(number, "") + chunk.text
-        return [texts[number] for number in range(len(texts))]
+        return texts(many)
 
     def scheduler(self, sequences: int = 8, *, exact: bool | None = None) -> Scheduler:
         """Make a scheduler, for callers that step it themselves and submit what `request` makes.

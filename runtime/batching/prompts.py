@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import repeat
 from typing import TypeAlias
 
@@ -11,10 +12,21 @@ from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.lookups.row_ids import StemId
-from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 
 Prompt: TypeAlias = str | Sequence[int]
 StemIds: TypeAlias = Sequence[StemId] | None
+
+
+def params_of_each(
+    params: SamplingParams | Iterable[SamplingParams] | None, options: SamplingOptions
+) -> Iterable[SamplingParams]:
+    """Return the params of each prompt. Raises InputError for these and options, too."""
+    if params is None or isinstance(params, SamplingParams):
+        return repeat(params_of(params, options))
+    if options:
+        raise InputError("give either params or single options, not both")
+    return params
 
 
 def requests(
@@ -84,3 +96,14 @@ def run(
                     del numbers[request]
     finally:
         scheduler.close()
+
+
+def texts(many: Generator[tuple[int, Chunk]]) -> list[str]:
+    """Return the texts of all that `run` yields, by number. Raises the first error of any."""
+    found: dict[int, str] = {}
+    with closing(many):
+        for number, chunk in many:
+            if chunk.error is not None:
+                raise chunk.error
+            found[number] = found.get(number, "") + chunk.text
+    return [found[number] for number in range(len(found))]

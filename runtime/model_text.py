@@ -1,0 +1,86 @@
+"""What a loaded bundle does with text alone, before and after its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stem_edge.bundle.manifest import TOKENIZER_CONFIG, Bundle
+from stem_edge.config import ModelConfig
+from stem_edge.runtime.lookups.row_ids import checked_ids
+from stem_edge.runtime.text.chat import Chat, Messages, Tools
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.text.tool_calls.family import Family
+
+
+class ModelText:
+    """Text, token ids and chat prompts: the part of a Model that computes nothing."""
+
+    def __init__(self, bundle: Bundle, text: TextCodec) -> None:
+        self.bundle, self._text = bundle, text
+        self._chat = Chat(bundle.file(TOKENIZER_CONFIG), text)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model description."""
+        return self.bundle.manifest.model
+
+    def tokenize(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        special_tokens_in_text: bool = False,
+    ) -> list[int]:
+        """Token ids of a text, begin-of-text included if the model was trained with it.
+
+        special_tokens_in_text: read the names of special tokens in the text as these tokens, which
+        the output of chat_prompt needs; by default they are ordinary text.
+        """
+        return self._text.encode(
+            text,
+            add_special_tokens=add_special_tokens,
+            special_tokens_in_text=special_tokens_in_text,
+        )
+
+    def chat_prompt(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        *,
+        tools: Tools | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        special_tokens_in_text: bool = False,
+    ) -> str:
+        """Text of a conversation, by the bundle's chat template; see stem_edge.runtime.text.chat.
+
+        tools: what the model may call, in OpenAI's form; template_arguments: variables of the
+        template, such as {"enable_thinking": False}.
+        Its tokens: tokenize(text, add_special_tokens=False, special_tokens_in_text=True).
+        """
+        return self._chat.prompt(
+            messages,
+            add_generation_prompt,
+            tools=tools,
+            template_arguments=template_arguments,
+            special_tokens_in_text=special_tokens_in_text,
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chat_prompt has a template to render conversations with."""
+        return self._chat.has_template
+
+    @property
+    def tool_family(self) -> Family | None:
+        """How the model writes calls of tools, by its chat template; None if that is not known."""
+        return self._chat.tool_family
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        ids = checked_ids(token_ids, self.config.vocab_size)
+        return self._text.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token, which may be a part of a character; see TextCodec.token_bytes."""
+        return self._text.token_bytes(token_id)
