@@ -28,6 +28,7 @@ from stem_edge.runtime.conversation import Conversation
 from stem_edge.runtime.decoding import MOST, sample_tokens
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled, join_chunks
+from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.lookups.open_edits import OpenEdits
 from stem_edge.runtime.lookups.overlay import Lookups
 from stem_edge.runtime.lookups.row_ids import StemId
@@ -284,6 +285,10 @@ class Model(ModelText):
         return Request(
             ids, params, lookups, length, self._text, eos_ids, constraint=self._constraint(params)
         )
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Raise InputError for a grammar that no answer can follow; what is compiled is kept."""
+        self._grammars.open(grammar)
 
     def _constraint(self, params: SamplingParams) -> Constraint | None:
         return None if params.grammar is None else self._grammars.open(params.grammar)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import socket
 import sys
 import time
@@ -75,6 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     key = _key(args)
+    if not 0 <= args.grace < math.inf:
+        raise InputError(f"--grace is {args.grace}; expected a number of seconds from 0 on")
+    if args.queue < 0:
+        raise InputError(f"--queue is {args.queue}; expected at least 0")
     open_bundle(args.bundle)  # refused before anything listens
     options = loading_options(args)
     options["sequences"] = args.sequences or 1
@@ -106,7 +111,8 @@ def _key(args: argparse.Namespace) -> str | None:
     if args.api_key_file is None:
         key, where = args.api_key, "--api-key"
     else:
-        key, where = args.api_key_file.read_text().strip(), str(args.api_key_file)
+        # Whatever it holds can be read so; what is no ASCII is refused below.
+        key, where = args.api_key_file.read_text("latin-1").strip(), str(args.api_key_file)
     if key is not None and (not key or not key.isprintable() or not key.isascii()):
         raise InputError(f"{where} has no key; give one line of printable ASCII characters")
     return None if key is None else str(key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Self
 
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk, FinishReason
@@ -13,7 +12,7 @@ from stem_edge.runtime.rows.prefetch import RowCounters
 
 
 class Reply:
-    """Chunks of an answer; `close`, or leaving the context manager early, cancels it.
+    """Chunks of an answer; `close` cancels it.
 
     Made in the event loop by Compute.submit. The compute thread calls `push` alone.
     """
@@ -23,7 +22,7 @@ class Reply:
     ) -> None:
         self.request, self.counters = request, counters  # of all rows, as it was submitted
         self.submitted = time.perf_counter()
-        self.first_at = 0.0  # when the first chunk came
+        self.first_at = 0.0  # when the first token came
         self.outcome: FinishReason | None = (
             None  # while it is under way, and of one that was cancelled
         )
@@ -33,7 +32,8 @@ class Reply:
 
     def push(self, chunk: Chunk) -> None:
         """Hand a chunk to the event loop, from any thread."""
-        self.first_at = self.first_at or time.perf_counter()
+        if chunk.token_ids:
+            self.first_at = self.first_at or time.perf_counter()
         self.outcome = chunk.finish_reason
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
@@ -41,12 +41,6 @@ class Reply:
     def close(self) -> None:
         """Cancel it unless it has ended; may be called again."""
         self._leave(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """Yield chunks until one has a finish_reason. Raises the error that ended the answer."""

@@ -13,6 +13,7 @@ from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.serving.answers import Answering, Answers
+from stem_edge.serving.params import check_grammar
 from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.service import Service
 from stem_edge.text.messages import checked_messages, checked_tools
@@ -28,6 +29,7 @@ class Turn:
 
     messages: Sequence[Mapping[str, Any]]
     params: SamplingParams
+    grammar_field: str = "grammar"  # that gave the grammar of params, if there is one
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: ToolChoice = "auto"
     tool_name: str | None = None  # the only one that may be called, and must be
@@ -60,6 +62,7 @@ class Prepared(NamedTuple):
 
 def prepare(model: Model, turn: Turn, count: int = 1) -> Prepared:
     """Render and tokenize a turn, and make its requests. Raises InputError."""
+    check_grammar(model, turn.params, turn.grammar_field)
     tools = offered(turn)
     ids = prompt_ids(model, turn, tools)
     if not tools:
@@ -72,6 +75,7 @@ def prepare(model: Model, turn: Turn, count: int = 1) -> Prepared:
             "this model's chat template writes no calls that are known here", "tools"
         )
     params = with_calls(turn, family, tools)
+    check_grammar(model, params, "tools")
     requests = [model.request(ids, each) for each in seeded(params, count)]
     return Prepared(requests, family, tools)
 

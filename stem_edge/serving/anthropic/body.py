@@ -50,6 +50,7 @@ class ToolResult(msgspec.Struct, tag="tool_result"):
 
     tool_use_id: str
     content: str | list[Text | Image | Document] = ""
+    is_error: bool = False
 
 
 Block = Text | Image | Document | Thinking | RedactedThinking | ToolUse | ToolResult

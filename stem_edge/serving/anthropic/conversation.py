@@ -21,6 +21,8 @@ from stem_edge.serving.anthropic.body import (
 )
 from stem_edge.serving.refusals import RefusalError
 
+ERROR = "Error: "  # before what a tool returned that failed; templates have no other place for it
+
 
 def messages_of(asked: Conversation) -> list[dict[str, Any]]:
     """Return messages as chat completions have them. Raises RefusalError for pictures and files."""
@@ -54,12 +56,13 @@ def _of_user(message: Message, names: Mapping[str, str], where: str) -> Iterator
 
 
 def _of_result(block: ToolResult, names: Mapping[str, str], where: str) -> dict[str, Any]:
-    content = block.content
-    told = {
-        "role": "tool",
-        "tool_call_id": block.tool_use_id,
-        "content": content if isinstance(content, str) else _parts(content, where),
-    }
+    content: str | list[dict[str, str]]
+    if isinstance(block.content, str):
+        content = (ERROR if block.is_error else "") + block.content
+    else:
+        begin = [Text(ERROR)] if block.is_error else []
+        content = _parts([*begin, *block.content], where)
+    told = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
     name = names.get(block.tool_use_id)
     return told if name is None else {**told, "name": name}
 

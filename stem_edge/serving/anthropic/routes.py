@@ -15,7 +15,7 @@ from stem_edge.serving.answers import Answering, End, Text
 from stem_edge.serving.answers import Event as Piece
 from stem_edge.serving.anthropic.body import Body, Conversation
 from stem_edge.serving.anthropic.message import AnswerMessage, Event, usage_of
-from stem_edge.serving.anthropic.turns import params_of, turn_of
+from stem_edge.serving.anthropic.turns import sampling_of, turn_of
 from stem_edge.serving.bodies import read
 from stem_edge.serving.error_bodies import anthropic_error
 from stem_edge.serving.service import service_of
@@ -28,7 +28,8 @@ from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
 async def messages(request: Request) -> Response:
     """Answer a conversation."""
     service, body = service_of(request), await read(request, Body)
-    answers = await begin(service, turn_of(body, params_of(body)))
+    params = sampling_of(body, service.model.plan.context_length)
+    answers = await begin(service, turn_of(body, params))
     message = AnswerMessage(service.name)
     if body.stream:
         return EventStream(_events(answers.first, message), answers, _told)

@@ -6,6 +6,7 @@ from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.serving.anthropic.body import Body, Conversation
 from stem_edge.serving.anthropic.conversation import messages_of, tools_of
+from stem_edge.serving.params import grammar_of, params_of
 from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.turn import ToolChoice, Turn
 
@@ -15,6 +16,8 @@ CHOICES: dict[str, ToolChoice] = {
     "tool": "required",
     "none": "none",
 }
+NAMES = {"max_new_tokens": "max_tokens", "stop": "stop_sequences"}
+FORMAT = "output_config.format"
 
 
 def turn_of(asked: Conversation, params: SamplingParams) -> Turn:
@@ -25,6 +28,7 @@ def turn_of(asked: Conversation, params: SamplingParams) -> Turn:
     return Turn(
         messages_of(asked),
         params,
+        grammar_field=FORMAT,
         tools=tools_of(asked.tools),
         tool_choice="auto" if choice is None else CHOICES[choice.type],
         tool_name=None if choice is None else choice.name,
@@ -32,16 +36,17 @@ def turn_of(asked: Conversation, params: SamplingParams) -> Turn:
     )
 
 
-def params_of(body: Body) -> SamplingParams:
-    """Return how the answer's tokens are chosen. Raises RefusalError, InputError."""
+def sampling_of(body: Body, most: int) -> SamplingParams:
+    """Return how the answer's tokens are chosen, at most so many. Raises RefusalError."""
     if body.mcp_servers:
         raise RefusalError("mcp_servers is not supported: give tools that the client runs")
     form = body.output_config.format if body.output_config is not None else None
-    return SamplingParams(
-        max_new_tokens=body.max_tokens,
+    return params_of(
+        NAMES,
+        max_new_tokens=min(body.max_tokens, most),
         temperature=body.temperature,
         top_k=body.top_k or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
         stop=body.stop_sequences,
-        grammar=None if form is None else Grammar.of_schema(form.schema),
+        grammar=None if form is None else grammar_of(FORMAT, Grammar.of_schema, form.schema),
     )

@@ -50,6 +50,7 @@ class ChatBody(Options, kw_only=True):
         return Turn(
             messages=[_message(message) for message in self.messages],
             params=self.params(self._most(model), self._logprobs()),
+            grammar_field=self.grammar_field,
             tools=self.tools or (),
             tool_choice=choice,
             tool_name=tool,

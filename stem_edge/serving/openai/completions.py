@@ -20,6 +20,7 @@ from stem_edge.serving.bodies import json_response, read
 from stem_edge.serving.error_bodies import openai_error
 from stem_edge.serving.openai.completion_body import CompletionBody
 from stem_edge.serving.openai.shapes import DONE, head, usage
+from stem_edge.serving.params import check_grammar
 from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
@@ -108,6 +109,8 @@ def _prepare(service: Service, body: CompletionBody) -> _Asked:
     """Tokenize prompts, and make their requests. Raises InputError."""
     model, count, echoes = service.model, body.count, list[_Echo]()
     params, requests = body.sampling(model), list[Prompted]()
+    if params is not None:
+        check_grammar(model, params, body.grammar_field)
     for prompt in _checked(service, body.prompts(), count, generates=params is not None):
         each = [model.request(prompt, one) for one in seeded(params or SamplingParams(), count)]
         requests += each

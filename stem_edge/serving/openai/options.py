@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from stem_edge.errors import InputError
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.serving.params import grammar_of, params_of
 from stem_edge.serving.refusals import RefusalError
 
 MOST_DIGITS = 10  # of a token id; Python reads no numbers that are much longer
@@ -17,6 +17,7 @@ MOST_ANSWERS = 128  # as OpenAI allows
 MOST_LOGPROBS = 20  # for each token, as OpenAI allows in chats
 SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI allows: the most probable token alone
 API_NAMES = {"max_new_tokens": "max_tokens"}  # field of SamplingParams -> where it has another name
+GRAMMARS = ("grammar", "json_schema", "guided_json", "guided_regex", "guided_grammar")
 
 
 class StreamOptions(msgspec.Struct):
@@ -92,27 +93,32 @@ class Options(msgspec.Struct):
         if self.top_p == 0:
             fields["top_p"] = SMALLEST_TOP_P
         given = {name: value for name, value in fields.items() if value is not None}
-        try:
-            return SamplingParams(max_new_tokens=max_new_tokens, **given)  # type: ignore[arg-type]
-        except InputError as error:
-            name, _, rest = str(error).partition(" ")
-            name = API_NAMES.get(name, name)
-            raise RefusalError(f"{name} {rest}", name) from None
+        return params_of(API_NAMES, max_new_tokens=max_new_tokens, **given)
+
+    @property
+    def grammar_field(self) -> str:
+        """The field that gives the grammar, if one does."""
+        given = (name for name in GRAMMARS if getattr(self, name) not in (None, ""))
+        return next(given, "response_format")
 
     def answer_grammar(self) -> Grammar | None:
         """Return the texts that the answer may be, if any is asked for. Raises RefusalError."""
         found = {
             "response_format": _of_format(self.response_format or {}),
-            "grammar": self.grammar and Grammar.of_text(self.grammar),
+            "grammar": self._text("grammar", Grammar.of_text),
             "json_schema": _of_schema("json_schema", self.json_schema),
             "guided_json": _of_schema("guided_json", self.guided_json),
-            "guided_regex": self.guided_regex and Grammar.of_regex(self.guided_regex),
-            "guided_grammar": self.guided_grammar and Grammar.of_text(self.guided_grammar),
+            "guided_regex": self._text("guided_regex", Grammar.of_regex),
+            "guided_grammar": self._text("guided_grammar", Grammar.of_text),
         }
         given = {name: each for name, each in found.items() if isinstance(each, Grammar)}
         if len(given) > 1:
             raise RefusalError(f"give only one of {' and '.join(given)}", list(given)[-1])
         return next(iter(given.values()), None)
+
+    def _text(self, name: str, make: Callable[[str], Grammar]) -> Grammar | None:
+        given = getattr(self, name)
+        return grammar_of(name, make, given) if given else None
 
 
 def _biases(given: Mapping[str, float]) -> dict[int, float]:
@@ -141,9 +147,4 @@ def _of_format(given: Mapping[str, Any]) -> Grammar | None:
 
 
 def _of_schema(name: str, schema: object) -> Grammar | None:
-    if schema is None:
-        return None
-    try:
-        return Grammar.of_schema(schema)
-    except InputError as error:
-        raise RefusalError(f"{name}: {error}", name) from None
+    return None if schema is None else grammar_of(name, Grammar.of_schema, schema)

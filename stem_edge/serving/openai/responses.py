@@ -12,17 +12,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.serving.answers import Answering, End, Text
 from stem_edge.serving.answers import Event as Piece
 from stem_edge.serving.bodies import read
 from stem_edge.serving.openai.responses_answer import AnswerItems, Event, usage_of
 from stem_edge.serving.openai.responses_body import Body, check_supported
-from stem_edge.serving.openai.responses_input import choice_of, grammar_of, messages_of, tools_of
+from stem_edge.serving.openai.responses_input import choice_of, format_of, messages_of, tools_of
+from stem_edge.serving.params import params_of
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
 from stem_edge.serving.turn import Turn, begin, count_tokens
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
+
+NAMES = {"max_new_tokens": "max_output_tokens"}
 
 
 async def responses(request: Request) -> Response:
@@ -52,15 +54,18 @@ async def input_tokens(request: Request) -> Response:
 def _turn(service: Service, body: Body) -> Turn:
     check_supported(body)
     choice, name = choice_of(body)
-    params = SamplingParams(
-        max_new_tokens=body.max_output_tokens or service.model.plan.context_length,
+    held = service.model.plan.context_length
+    params = params_of(
+        NAMES,
+        max_new_tokens=min(body.max_output_tokens or held, held),
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
-        grammar=grammar_of(body),
+        grammar=format_of(body),
     )
     return Turn(
         messages_of(body),
         params,
+        grammar_field="text.format",
         tools=tools_of(body),
         tool_choice=choice,
         tool_name=name,

@@ -15,6 +15,7 @@ from stem_edge.serving.openai.responses_body import (
     Part,
     item_of,
 )
+from stem_edge.serving.params import grammar_of
 from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.turn import ToolChoice
 
@@ -113,7 +114,7 @@ def choice_of(body: Body) -> tuple[ToolChoice, str | None]:
     )
 
 
-def grammar_of(body: Body) -> Grammar | None:
+def format_of(body: Body) -> Grammar | None:
     """Return the grammar of the answer's text; None: any text. Raises RefusalError."""
     form = body.text.format if body.text is not None else None
     if form is None or form.type == "text":
@@ -122,4 +123,4 @@ def grammar_of(body: Body) -> Grammar | None:
         return Grammar.of_schema({"type": "object"})
     if form.schema is None:
         raise RefusalError("text.format has no schema; give a JSON Schema", "text.format.schema")
-    return Grammar.of_schema(form.schema)
+    return grammar_of("text.format", Grammar.of_schema, form.schema)

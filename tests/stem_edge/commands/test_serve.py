@@ -116,6 +116,10 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
         (["--api-key", "a", "--api-key-file", "b"], "not both"),
         (["--api-key", ""], "--api-key has no key"),
         (["--port", "99999"], "port 99999"),
+        (["--api-key-file", str(DEMO / "prefill.data")], "has no key"),
+        (["--queue", "-5"], "--queue is -5"),
+        (["--grace", "nan"], "--grace is nan"),
+        (["--grace", "-1"], "--grace is -1"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
     ],
 )

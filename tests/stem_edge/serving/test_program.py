@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 from servers import client_of, compute_of, wait_for
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
+from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app
 from stem_edge.serving.pages import PATHS
@@ -69,6 +72,20 @@ def test_metrics_count(client: TestClient) -> None:
     assert rows >= usage["completion_tokens"]
     assert (after["stem_edge_running"], after["stem_edge_queued"]) == (0, 0)
     assert after['stem_edge_memory_bytes{kind="anonymous"}'] > 1e6
+
+
+def test_an_error_is_no_first_token(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(scheduler: Scheduler) -> NoReturn:
+        raise RuntimeError("odd")
+
+    program = app(model)
+    with client_of(program) as client:
+        wait_for(lambda: compute_of(program).loaded)
+        monkeypatch.setattr(Scheduler, "step", fail)
+        assert client.post("/v1/completions", json=ASKED).status_code == 500
+        figures = client.get("/metrics").text
+    assert 'stem_edge_requests_total{outcome="error"} 1.0' in figures
+    assert "stem_edge_first_token_seconds_count 0.0" in figures
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))

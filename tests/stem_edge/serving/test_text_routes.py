@@ -82,7 +82,7 @@ def test_answers_become_json_in_a_thread(chat_url: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(text_routes, "json_response", noted)
     for path, asked in (("/tokenize", {"content": "a"}), ("/detokenize", {"tokens": [5]})):
-        assert post(chat_url, path, **asked).status_code == 200  # type: ignore[arg-type]
+        assert post(chat_url, path, **asked).status_code == 200
     assert len(threads) == 2
     assert THREAD not in threads  # that of the event loop, which large ones would stop
 

@@ -56,6 +56,16 @@ def test_results_come_right_after_calls_and_know_their_tool() -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "told"),
+    [("no such place", "Error: no such place"), ([text("none")], [text("Error: "), text("none")])],
+)
+def test_results_that_are_errors_say_so(content: Any, told: Any) -> None:
+    result = RESULT | {"content": content, "is_error": True}
+    asked = conversation(messages=[{"role": "user", "content": [result]}])
+    assert messages_of(asked)[0]["content"] == told
+
+
+@pytest.mark.parametrize(
     "block", [IMAGE, {"type": "document"}, {**RESULT, "content": [text("a"), IMAGE]}]
 )
 def test_what_is_no_text_is_refused_by_name(block: dict[str, Any]) -> None:

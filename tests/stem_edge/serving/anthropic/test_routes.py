@@ -14,6 +14,7 @@ SCHEMA = {
     "required": ["place"],
     "additionalProperties": False,
 }
+OBJEKT = {"type": "json_schema", "schema": {"type": "objekt"}}
 TOOL = {"name": "weather", "input_schema": SCHEMA}
 ASKED: dict[str, Any] = {
     "model": "m",
@@ -51,6 +52,11 @@ def test_stream_tells_the_whole_message(chat_url: str) -> None:
     assert whole["content"] == [{"type": "text", "text": text}]
     assert whole["stop_reason"] == told[-2]["delta"]["stop_reason"] == "max_tokens"
     assert told[-2]["usage"]["output_tokens"] == whole["usage"]["output_tokens"] == 16
+
+
+def test_more_tokens_than_the_context_has(chat_url: str) -> None:
+    whole = post(chat_url, **(ASKED | {"max_tokens": 10**12, "stop_sequences": ["e", "a", "i"]}))
+    assert whole.status_code == 200
 
 
 def test_stop_sequence_is_named(chat_url: str) -> None:
@@ -102,7 +108,8 @@ def test_count_is_that_of_the_message(chat_url: str) -> None:
         ({"temperature": 2}, "temperature"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
-        ({"stop_sequences": [""]}, "stop"),
+        ({"stop_sequences": [""]}, "stop_sequences is"),
+        ({"output_config": {"format": OBJEKT}}, "output_config.format: "),
     ],
 )
 def test_bad_bodies_are_told_in_anthropics_form(
