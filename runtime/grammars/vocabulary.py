@@ -53,8 +53,9 @@ def vocabulary_of(tokenizer: str, eos_ids: Collection[int], vocab_size: int) -> 
             step["prepend_scheme"] = "never"
         elif step["type"] == "ByteLevel":
             step["add_prefix_space"] = False
+    tokenizers = library()
     try:
-        made: LLTokenizer = library().LLTokenizer(
+        made: LLTokenizer = tokenizers.LLTokenizer(
             json.dumps(file, ensure_ascii=False), n_vocab=vocab_size, eos_token=list(eos_ids)
         )
     except ValueError as error:
