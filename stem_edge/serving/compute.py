@@ -138,7 +138,7 @@ class Compute:
         """Tell whether work may take a context of so many tokens beside the answers."""
         return self._loaded()[1].spares(tokens)
 
-    async def compute(self, work: Iterator[T]) -> list[T]:
+    async def run_job(self, work: Iterator[T]) -> list[T]:
         """Return what an iterator yields, each by a turn of the compute thread between steps.
 
         Cancelling this ends the work after a step under way. Errors as for submit.
