@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,12 @@ class Sampler:
     def skip(self) -> None:
         """Leave out a token that is known without; those after it are the ones of the same seed."""
         self._generator.random()
+
+
+@singledispatch
+def sampler_of(params: SamplingParams, prompt: int = 0) -> Sampler:
+    """Make the sampler of an answer; kinds of params that choose otherwise register their own."""
+    return Sampler(params, prompt)
 
 
 def _changes(params: SamplingParams, prompt: int) -> list[Change]:

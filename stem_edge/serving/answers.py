@@ -28,7 +28,7 @@ class End(NamedTuple):
     stop: str | None  # the stop text that ended it
 
 
-Event: TypeAlias = Text | CallBegin | CallArguments | CallEnd | End
+AnswerEvent: TypeAlias = Text | CallBegin | CallArguments | CallEnd | End
 
 
 class Answering:
@@ -47,7 +47,7 @@ class Answering:
     def __exit__(self, *_: object) -> None:
         self.reply.close()
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         """Yield events, `End` as the last. Raises the error that ended the answer."""
         called = False
         async for chunk in self.reply:
@@ -59,7 +59,7 @@ class Answering:
                 reason: Literal["stop", "tool_calls"] = "tool_calls" if called else "stop"
                 yield End("length" if chunk.finish_reason == "length" else reason, chunk.stop)
 
-    def _events(self, chunk: Chunk) -> Iterator[Event]:
+    def _events(self, chunk: Chunk) -> Iterator[AnswerEvent]:
         if self._parser is None:
             if chunk.text or chunk.logprobs:
                 yield Text(chunk.text, chunk.logprobs)
@@ -86,13 +86,13 @@ class Answers(ExitStack):
         return self.all[0]
 
 
-async def merged(answers: Sequence[Answering]) -> AsyncGenerator[tuple[int, Event]]:
+async def merged(answers: Sequence[Answering]) -> AsyncGenerator[tuple[int, AnswerEvent]]:
     """Yield (number of the answer, event) of all answers as they come."""
     if len(answers) == 1:
         async for event in answers[0]:
             yield 0, event
         return
-    queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, AnswerEvent] | Exception | None] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(queue, *each)) for each in enumerate(answers)]
     try:
         left = len(tasks)
@@ -110,7 +110,9 @@ async def merged(answers: Sequence[Answering]) -> AsyncGenerator[tuple[int, Even
 
 
 async def _pump(
-    queue: asyncio.Queue[tuple[int, Event] | Exception | None], number: int, answering: Answering
+    queue: asyncio.Queue[tuple[int, AnswerEvent] | Exception | None],
+    number: int,
+    answering: Answering,
 ) -> None:
     try:
         async for event in answering:

@@ -138,7 +138,7 @@ class Compute:
         """Return what work enters while it has a context of so many tokens; None: ask at its next turn."""
         return self._loaded()[1].room(tokens)
 
-    async def compute(self, work: Iterator[T | None]) -> list[T]:
+    async def run_job(self, work: Iterator[T | None]) -> list[T]:
         """Return what an iterator yields but None, each by a turn of the compute thread between steps.
 
         Cancelling this ends the work after a step under way. Errors as for submit.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import cast
 
@@ -13,6 +13,11 @@ from stem_edge.runtime.model import Model
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.metrics import Metrics
 from stem_edge.serving.token_texts import TokenTexts
+
+
+def unix_time() -> int:
+    """Return the date as seconds since 1970. It may jump, so no duration is taken from it."""
+    return int(datetime.now(UTC).timestamp())
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Service:
     hosts: tuple[str, ...] = ()  # names of this server beside localhost and addresses; "*": any
     origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS); "*": any
     body_nbytes: int = 16 << 20  # of the largest request
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=unix_time)
 
     @cached_property
     def token_texts(self) -> TokenTexts:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.sampling import Sampler
+from stem_edge.runtime.sampling import Sampler, sampler_of
 from stem_edge.runtime.sampling_params import SamplingParams
 
 
@@ -21,9 +21,6 @@ class Following(SamplingParams):
     text: tuple[int, ...] = ()
     chosen: Callable[[int, int], None] = lambda token, own: None
 
-    def sampler(self, prompt: int = 0) -> Sampler:
-        return Follower(self)
-
 
 class Follower(Sampler):
     """Takes the tokens of a text."""
@@ -36,3 +33,8 @@ class Follower(Sampler):
         own, token = super().__call__(logits, seen), self._text[len(seen)]
         self._chosen(token, own)
         return token
+
+
+@sampler_of.register
+def _(params: Following, prompt: int = 0) -> Sampler:
+    return Follower(params)

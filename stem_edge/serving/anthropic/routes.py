@@ -11,8 +11,7 @@ from starlette.routing import Route
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.serving.answers import Answering, End, Text
-from stem_edge.serving.answers import Event as Piece
+from stem_edge.serving.answers import AnswerEvent, Answering, End, Text
 from stem_edge.serving.anthropic.body import Body, Conversation
 from stem_edge.serving.anthropic.message import AnswerMessage, Event, usage_of
 from stem_edge.serving.anthropic.turns import sampling_of, turn_of
@@ -68,7 +67,7 @@ async def _whole(answering: Answering, message: AnswerMessage) -> Event:
     return message.whole(end.reason, end.stop, _usage(answering))
 
 
-def _grown(message: AnswerMessage, piece: Piece) -> Sequence[Event]:
+def _grown(message: AnswerMessage, piece: AnswerEvent) -> Sequence[Event]:
     match piece:
         case Text(text) if text:
             return message.text(text)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stem_edge.serving.answers import Answering, Answers, End, Event, Text, merged
+from stem_edge.serving.answers import AnswerEvent, Answering, Answers, End, Text, merged
 from stem_edge.serving.bodies import json_response, read
 from stem_edge.serving.error_bodies import openai_error
 from stem_edge.serving.openai.chat_body import ChatBody
@@ -95,7 +95,7 @@ class _Stream:
             yield event(self._head | counts | figures)
         yield DONE
 
-    def _of(self, index: int, piece: Event) -> bytes | None:
+    def _of(self, index: int, piece: AnswerEvent) -> bytes | None:
         match piece:
             case Text(text, found):
                 logprobs = None if found is None else self._service.token_texts.chat_logprobs(found)

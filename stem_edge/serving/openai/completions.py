@@ -15,7 +15,7 @@ from stem_edge.runtime.batching.request import Request as Prompted
 from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.scoring import Scorer
-from stem_edge.serving.answers import Answering, Answers, End, Event, Text, merged
+from stem_edge.serving.answers import AnswerEvent, Answering, Answers, End, Text, merged
 from stem_edge.serving.bodies import json_response, read
 from stem_edge.serving.error_bodies import openai_error
 from stem_edge.serving.openai.completion_body import CompletionBody
@@ -68,7 +68,7 @@ class _Asked:
 
     async def score(self) -> None:
         """Find the log probabilities of the prompts."""
-        found = await self.service.compute.compute(self._scores())
+        found = await self.service.compute.run_job(self._scores())
         for number, logprobs in found:
             self.echoes[number].found.extend(logprobs)
 
@@ -175,7 +175,9 @@ async def _events(asked: _Asked, answers: Answers, *, with_usage: bool) -> Async
     yield DONE
 
 
-def _piece(asked: _Asked, number: int, piece: Event, offsets: dict[int, int]) -> dict[str, Any]:
+def _piece(
+    asked: _Asked, number: int, piece: AnswerEvent, offsets: dict[int, int]
+) -> dict[str, Any]:
     text = piece.text if isinstance(piece, Text) else ""
     found = list(piece.logprobs or ()) if isinstance(piece, Text) else None
     reason = piece.reason if isinstance(piece, End) else None

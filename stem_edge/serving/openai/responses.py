@@ -12,8 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.serving.answers import Answering, End, Text
-from stem_edge.serving.answers import Event as Piece
+from stem_edge.serving.answers import AnswerEvent, Answering, End, Text
 from stem_edge.serving.bodies import read
 from stem_edge.serving.openai.responses_answer import AnswerItems, Event, usage_of
 from stem_edge.serving.openai.responses_body import Body, check_supported
@@ -113,7 +112,7 @@ async def _whole(answering: Answering, items: AnswerItems) -> Event:
     return response
 
 
-def _grown(answering: Answering, items: AnswerItems, piece: Piece) -> list[Event]:
+def _grown(answering: Answering, items: AnswerItems, piece: AnswerEvent) -> list[Event]:
     match piece:
         case Text(text) if text:
             return items.text(text)

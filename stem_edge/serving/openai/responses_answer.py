@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ class AnswerItems:
         self._head = {
             "id": f"resp_{secrets.token_hex(24)}",
             "object": "response",
-            "created_at": int(time.time()),
+            "created_at": unix_time(),
             **echo,
         }
         self._items = list[dict[str, Any]]()
@@ -86,7 +85,7 @@ class AnswerItems:
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
-            response["completed_at"] = int(time.time())
+            response["completed_at"] = unix_time()
         return [*events, self._event(f"response.{status}", response=response)]
 
     def failed(self, message: str) -> Event:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import stem_edge
 from stem_edge.runtime.batching.request import Request
-from stem_edge.serving.service import Service
+from stem_edge.serving.service import Service, unix_time
 
 FINGERPRINT = f"b{stem_edge.__version__}"
 DONE = b"data: [DONE]\n\n"
@@ -20,7 +19,7 @@ def head(service: Service, prefix: str, kind: str) -> dict[str, Any]:
     return {
         "id": f"{prefix}-{secrets.token_hex(12)}",
         "object": kind,
-        "created": int(time.time()),
+        "created": unix_time(),
         "model": service.name,
         "system_fingerprint": FINGERPRINT,
     }

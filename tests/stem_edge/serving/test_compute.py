@@ -101,7 +101,7 @@ def test_other_work_is_done_one_after_the_other(model: Model) -> None:
         try:
             while compute.loaded is None:
                 await asyncio.sleep(0.01)
-            return await asyncio.gather(*(compute.compute(work(number)) for number in range(5)))
+            return await asyncio.gather(*(compute.run_job(work(number)) for number in range(5)))
         finally:
             compute.end()
 
