@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from stem_edge.serving.service import unix_time
+
 Event = dict[str, Any]
 
 
