@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stem_edge.bundle.manifest import TOKENIZER_CONFIG, Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.runtime.lookups.row_ids import checked_ids
 from stem_edge.runtime.text.chat import Chat, Messages, Tools
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.text.tool_calls.family import Family
+
+if TYPE_CHECKING:
+    from stem_edge.text.tool_calls.family import Family
 
 
 class ModelText:

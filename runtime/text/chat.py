@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.codec import TextCodec
@@ -16,8 +16,10 @@ from stem_edge.text.messages import (
     checked_tools,
     texts,
 )
-from stem_edge.text.tool_calls.family import Family, family_of
 from stem_edge.text_table import printable
+
+if TYPE_CHECKING:
+    from stem_edge.text.tool_calls.family import Family
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -44,6 +46,8 @@ class Chat:
         """
         if not self.has_template:
             return None
+        from stem_edge.text.tool_calls.family import family_of  # half a megabyte, which few need
+
         return family_of(read_template(self._path, tools=True)[0], self._codec.special_tokens)
 
     def prompt(
