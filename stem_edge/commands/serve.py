@@ -20,6 +20,7 @@ from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_op
 from stem_edge.errors import InputError
 from stem_edge.progress import show_status
 from stem_edge.runtime import load
+from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.serving import app
 from stem_edge.serving.compute import END_SECONDS, Compute
 
@@ -80,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--grace is {args.grace}; expected a number of seconds from 0 on")
     if args.queue < 0:
         raise InputError(f"--queue is {args.queue}; expected at least 0")
+    if args.sequences is not None:
+        check_sequences(args.sequences)
     open_bundle(args.bundle)  # refused before anything listens
     options = loading_options(args)
     options["sequences"] = args.sequences or 1
@@ -144,7 +147,7 @@ class _Server(uvicorn.Server):
     """Server that says when the model is loaded, and ends gracefully.
 
     The first signal lets answers end, for `grace` seconds, while new requests are refused. Those left
-    are told. The second signal ends at once.
+    are told. So does the second signal at once; the third waits for nothing.
     """
 
     def __init__(self, program: Starlette, grace: float) -> None:
@@ -169,11 +172,18 @@ class _Server(uvicorn.Server):
         self._began, self._loading = time.monotonic(), True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end, or at the second signal, end."""
-        if self.compute.draining:
+        """Begin to end; at the second signal, tell those that are left; at the third, just end."""
+        now = time.monotonic()
+        if now >= self._deadline:
             self.should_exit = self.force_exit = True
-        self.compute.drain()
-        self._deadline = time.monotonic() + self._grace
+        elif self.compute.draining:
+            self._deadline = now
+        else:
+            self.compute.drain()
+            self._deadline = now + self._grace
+            if self.compute.busy:
+                note = f"finishing answers for at most {self._grace:.0f} s; once more to end now"
+                print(f"stem-edge: {note}", file=sys.stderr)
 
     async def on_tick(self, counter: int) -> bool:
         """Tell whether to end; called ten times a second."""

@@ -68,6 +68,10 @@ def app(
     check_sequences(sequences)
     if waiting < 0:
         raise InputError(f"waiting is {waiting}; expected at least 0")
+    if api_key == "":  # such as a variable of the environment that is not set
+        raise InputError("api_key is empty; give a key, or None to let everybody ask")
+    if isinstance(hosts, str) or isinstance(origins, str):
+        raise InputError("hosts and origins are lists of names; put a single one into a list, too")
     metrics = Metrics()
     compute = Compute(
         model if callable(model) else lambda: model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from servers import client_of, compute_of, wait_for
@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
+from stem_edge.errors import InputError
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app
@@ -107,3 +108,11 @@ def test_there_is_a_page(client: TestClient) -> None:
     assert "<!doctype html>" in client.get("/").text
     for path in ("/../program.py", "/%2e%2e/program.py", "/page/index.html"):
         assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "options", [{"api_key": ""}, {"hosts": "a"}, {"origins": "a"}, {"waiting": -1}]
+)
+def test_options_that_are_none(model: Model, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        app(model, **options)
