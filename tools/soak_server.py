@@ -32,7 +32,7 @@ import psutil
 
 import stem_edge
 from stem_edge.commands.demo import demo_bundle
-from stem_edge.measuring.memory.kinds import memory_of
+from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 from stem_edge.runtime import Model
 
 HOST = "127.0.0.1"
@@ -259,7 +259,7 @@ async def soak(port: int, server: psutil.Process, known: list[Case], requests: i
 
 
 def _sample(server: psutil.Process, requests: int) -> Sample:
-    memory = memory_of(server.pid).unevictable
+    memory = open_reader(server.pid, FileKinds(Path(), ())).totals().unevictable
     return Sample(requests, memory, server.num_threads(), server.num_fds())
 
 
