@@ -10,7 +10,7 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.sampling import SamplingOptions, SamplingParams
 from stem_edge.runtime.text.chat import Messages
-from stem_edge.text.chat_template import checked_messages
+from stem_edge.text.messages import Object, checked_messages
 
 if TYPE_CHECKING:
     from stem_edge.runtime.model import Model
@@ -55,7 +55,7 @@ class Conversation:
         """Remove the last message of the user and its answer; return that message's content."""
         self.close()
         at = self._last_question()
-        content = self.messages[at]["content"]
+        content = str(self.messages[at]["content"])
         del self.messages[at:]
         return content
 
@@ -66,7 +66,7 @@ class Conversation:
         return len(roles) - 1 - roles[::-1].index("user")
 
     def _begin(
-        self, asked: list[dict[str, str]], params: SamplingParams | None, options: SamplingOptions
+        self, asked: list[Object], params: SamplingParams | None, options: SamplingOptions
     ) -> Generator[Chunk]:
         self.close()
         chunks = self._model.generate(self.prompt(asked), params, **options)
@@ -74,9 +74,9 @@ class Conversation:
         self._answer = weakref.ref(answer)
         return answer
 
-    def _keep(self, asked: list[dict[str, str]], chunks: Generator[Chunk]) -> Generator[Chunk]:
+    def _keep(self, asked: list[Object], chunks: Generator[Chunk]) -> Generator[Chunk]:
         """Hand out an answer, and keep what was handed out."""
-        answer: dict[str, str] | None = None
+        answer: Object | None = None
         try:
             for chunk in chunks:
                 if answer is None:
@@ -87,7 +87,7 @@ class Conversation:
         finally:
             chunks.close()
 
-    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+    def prompt(self, messages: list[Object]) -> list[int]:
         """Return the token ids of messages, with the beginning of an answer where a template has one."""
         model = self._model
         model.engine.check_usable()

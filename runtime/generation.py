@@ -1,37 +1,28 @@
-"""The generation loop: sample a token, start reading its rows, hand it out, compute the next logits.
-
-With guesses at the tokens that follow (stem_edge.runtime.speculation), a step computes these, too. A
-token is chosen from its logits just as without: with the same sampler, the same random numbers, and
-the same tokens before it. It is a guess come true, or what follows it in the step is dropped.
-"""
+"""An answer: its tokens, each chosen from logits, and the chunks of its text."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-import numpy as np
+from itertools import islice
+from typing import Literal, NamedTuple, Protocol
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
-from stem_edge.runtime.engine import Context, Engine, Step
-from stem_edge.runtime.lookups.overlay import Lookups
 from stem_edge.runtime.sampling import (
     SamplingParams,
     TokenLogprobs,
     needed_logits,
     token_logprobs,
 )
-from stem_edge.runtime.speculation.speculation import NO_GUESSES, Guesses
-from stem_edge.runtime.stats import Recorder
-from stem_edge.runtime.text.codec import TokenStream
+from stem_edge.runtime.text.codec import TextCodec, TokenStream
 from stem_edge.system.memory import raise_out_of_memory
 
 FinishReason = Literal["stop", "length", "error"]
+LOOKAHEAD = 32  # forced tokens that are asked for at once
 
 
 @dataclass(frozen=True)
@@ -48,6 +39,7 @@ class Chunk:
     # On the last chunk: "stop", "length" when room ran out, or "error", only in generate_many.
     finish_reason: FinishReason | None
     error: StemEdgeError | None = None
+    stop: str | None = None  # the stop text that ended it
 
 
 class Sampled(NamedTuple):
@@ -58,123 +50,90 @@ class Sampled(NamedTuple):
     finish_reason: FinishReason | None
 
 
+class Constraint(Protocol):
+    """Which tokens may follow in one answer, such as by a grammar; for one thread at a time."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing but the end may follow."""
+
+    def mask(self, logits: F32) -> None:
+        """Set the logits [V] of tokens that may not follow to -inf."""
+
+    def forced(self, most: int) -> list[int]:
+        """Return the tokens that follow in any case, at most so many; none where there is a choice."""
+
+    def accept(self, token_id: int) -> None:
+        """Go on to what may follow this token."""
+
+
 class Answer:
-    """The new tokens of one sequence: chooses each from its logits, and says when it was the last."""
+    """The new tokens of one sequence: chooses each from its logits, and says when it was the last.
+
+    constraint: what it may be; None: anything.
+    """
 
     def __init__(
-        self, prompt: Sequence[int], params: SamplingParams, eos_ids: Collection[int]
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        eos_ids: Collection[int],
+        constraint: Constraint | None = None,
     ) -> None:
         self.seen = list(prompt)  # prompt and answer so far
-        self.top = needed_logits(params)  # of the largest logits, see BackendContext.finish
-        self._sampler = params.sampler()
-        self._logprobs, self._eos_ids = params.logprobs, eos_ids
+        # Of the largest logits, see BackendContext.finish. A constraint may refuse any of them.
+        self.top = needed_logits(params) if constraint is None else 0
+        self._sampler = params.sampler(len(prompt))
+        self._logprobs, self._eos_ids, self._constraint = params.logprobs, eos_ids, constraint
+        self._forced, self._asked = deque[int](), False  # tokens without a choice, if asked for
+
+    def forced(self, most: int) -> list[int]:
+        """Return the next tokens as far as there is no choice, at most so many."""
+        if self._constraint is not None and not self._asked:
+            self._forced.extend(self._constraint.forced(LOOKAHEAD))
+            self._asked = True
+        return list(islice(self._forced, most))
 
     def choose(self, logits: F32, *, room: int) -> Sampled:
         """Choose a token by logits [V]; room: tokens that the context can still take."""
         # The sampler may change the logits, but log probabilities are those of the model itself.
         scores = logits if self._logprobs is None else logits.copy()
-        token = self._sampler(scores, self.seen)
+        token = self._next(scores)
         logprobs: TokenLogprobs | None = None
         reason: FinishReason | None = None
         if self._logprobs is not None:
             logprobs = token_logprobs(logits, token, self._logprobs)
-        if token in self._eos_ids:
+        self.seen.append(token)
+        if token in self._eos_ids or self._complete(token):
             reason = "stop"
         elif not room:
             reason = "length"
-        self.seen.append(token)
         return Sampled(token, logprobs, reason)
 
+    def _next(self, scores: F32) -> int:
+        """Return the next token by scores [V], which are changed."""
+        if self.forced(1):
+            self._sampler.skip()
+            return self._forced.popleft()
+        if self._constraint is not None:
+            self._constraint.mask(scores)
+        return self._sampler(scores, self.seen)
 
-def sample_tokens(
-    engine: Engine,
-    context: Context,
-    answer: Answer,
-    lookups: Lookups,
-    record: Recorder,
-    guesses: Guesses = NO_GUESSES,
-) -> Iterator[Sampled]:
-    """Process the prompt, then yield new tokens until one ends the answer or the context is full.
-
-    The context may have processed the prompt's first tokens already.
-    """
-    cached, prompt, top = context.position, tuple(answer.seen), answer.top
-    for logits in engine.process(context, prompt, lookups.prompt, computed=cached, top=top):
-        found = Verified(logits, [])
-    record.prefilled(len(prompt), cached)
-    while True:
-        sampled = yield from _as_drafted(found, answer, context, record)
-        started, goes_on = time.perf_counter(), sampled.finish_reason is None
-        room, drafts = min(context.room, engine.logit_tokens) - 1, list[int]()
-        if goes_on and guesses.quick:
-            drafts = guesses.after(answer.seen, room)
-        stem_ids = _stem_ids(lookups, [sampled.token_id, *drafts])
-        if goes_on:
-            engine.expect(stem_ids, len(stem_ids))  # read rows while the caller handles the token
-        guessing = time.perf_counter() - started
-        record.sampled()
-        yield sampled
-        if not goes_on:
-            return
-        started = time.perf_counter()
-        if not guesses.quick:
-            drafts = guesses.after(answer.seen, room)
-            stem_ids = _stem_ids(lookups, [sampled.token_id, *drafts])
-        tokens = [sampled.token_id, *drafts]
-        found = _verify(engine, context, Step(np.array(tokens), stem_ids, len(tokens)), top)
-        seconds = guessing + time.perf_counter() - started
-        record.decoded(seconds, records=len(set(stem_ids.tolist())), drafted=len(tokens) - 1)
-
-
-def _stem_ids(lookups: Lookups, tokens: Sequence[int]) -> I64:
-    return np.array([lookups.of_token(token) for token in tokens])
-
-
-class Verified(NamedTuple):
-    """Logits of a token, and of the tokens drafted to follow it."""
-
-    logits: F32  # [1 + drafts, V]
-    drafts: list[int]
-
-
-def _verify(engine: Engine, context: Context, step: Step, top: int) -> Verified:
-    """Compute a token and its drafts; the token alone if that fails.
-
-    Otherwise the row of a token that the answer does not have could end it.
-    """
-    try:
-        logits = engine.step(context, step.token_ids, step.logits, stem_ids=step.stem_ids, top=top)
-        return Verified(logits, step.token_ids[1:].tolist())
-    except StemEdgeError:
-        if step.logits == 1:
-            raise
-        return _verify(engine, context, Step(step.token_ids[:1], step.stem_ids[:1], 1), top)
-
-
-def _as_drafted(
-    found: Verified, answer: Answer, context: Context, record: Recorder
-) -> Generator[Sampled, None, Sampled]:
-    """Yield tokens while they are as drafted; return the first other one, or the last of all.
-
-    The context then has what comes before it.
-    """
-    left = len(found.drafts)
-    for logits, draft in zip(found.logits, found.drafts, strict=False):
-        sampled = answer.choose(logits, room=context.room + left)
-        if sampled.token_id != draft or sampled.finish_reason is not None:
-            context.rewind(context.position - left)
-            return sampled
-        left -= 1
-        record.sampled(drafted=True)
-        yield sampled
-    return answer.choose(found.logits[-1], room=context.room)
+    def _complete(self, token: int) -> bool:
+        """Let the constraint know a token; return whether nothing may follow it."""
+        if self._constraint is None:
+            return False
+        self._constraint.accept(token)
+        self._asked = bool(self._forced)
+        return self._constraint.ended
 
 
 class Chunks:
     """Joins the tokens of one answer into chunks, each as soon as its text is certain."""
 
-    def __init__(self, stream: TokenStream, params: SamplingParams) -> None:
-        self._stream, self._logprobs = stream, params.logprobs is not None
+    def __init__(self, codec: TextCodec, params: SamplingParams, eos_ids: Collection[int]) -> None:
+        skip, self._logprobs = params.skip_special_tokens, params.logprobs is not None
+        self._stream = TokenStream(codec, params.stop, skip_special_tokens=skip, silent=eos_ids)
         self._token_ids: list[int] = []  # since the last chunk, as are the log probabilities
         self._found: list[TokenLogprobs] = []
 
@@ -202,7 +161,9 @@ class Chunks:
     def _chunk(
         self, text: str, reason: FinishReason | None, error: StemEdgeError | None = None
     ) -> Chunk:
-        chunk = Chunk(text, self._token_ids, self._found if self._logprobs else None, reason, error)
+        found = self._found if self._logprobs else None
+        stop = self._stream.stop_text
+        chunk = Chunk(text, self._token_ids, found, reason, error, stop)
         self._token_ids, self._found = [], []
         return chunk
 

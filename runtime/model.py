@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -11,9 +11,10 @@ from contextlib import (
     nullcontext,
     suppress,
 )
+from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
@@ -33,15 +34,9 @@ from stem_edge.runtime.batching.prompts import requests, run
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.conversation import Conversation
+from stem_edge.runtime.decoding import MOST, sample_tokens
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.generation import (
-    Answer,
-    Chunk,
-    Chunks,
-    Sampled,
-    join_chunks,
-    sample_tokens,
-)
+from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled, join_chunks
 from stem_edge.runtime.lookups.open_edits import OpenEdits
 from stem_edge.runtime.lookups.overlay import Lookups
 from stem_edge.runtime.lookups.row_ids import StemId, checked_ids
@@ -53,9 +48,13 @@ from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.model_drafts import Drafter
 from stem_edge.runtime.speculation.speculation import NO_GUESSES, Guesses, Speculation
 from stem_edge.runtime.stats import GenerationStats, Recorder
-from stem_edge.runtime.text.chat import Chat, Messages
-from stem_edge.runtime.text.codec import TextCodec, TokenStream
+from stem_edge.runtime.text.chat import Chat, Messages, Tools
+from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
+from stem_edge.text.tool_calls.family import Family
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.grammars.constraint import Grammars
 
 
 class Model:
@@ -122,20 +121,33 @@ class Model:
         messages: Messages,
         add_generation_prompt: bool = True,
         *,
+        tools: Tools | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
         special_tokens_in_text: bool = False,
     ) -> str:
         """Text of a conversation, by the bundle's chat template; see stem_edge.runtime.text.chat.
 
+        tools: what the model may call, in OpenAI's form; template_arguments: variables of the
+        template, such as {"enable_thinking": False}.
         Its tokens: tokenize(text, add_special_tokens=False, special_tokens_in_text=True).
         """
         return self._chat.prompt(
-            messages, add_generation_prompt, special_tokens_in_text=special_tokens_in_text
+            messages,
+            add_generation_prompt,
+            tools=tools,
+            template_arguments=template_arguments,
+            special_tokens_in_text=special_tokens_in_text,
         )
 
     @property
     def has_chat_template(self) -> bool:
         """Whether chat_prompt has a template to render conversations with."""
         return self._chat.has_template
+
+    @property
+    def tool_family(self) -> Family | None:
+        """How the model writes calls of tools, by its chat template; None if that is not known."""
+        return self._chat.tool_family
 
     def conversation(self, messages: Messages = ()) -> Conversation:
         """Begin a conversation, or go on with one whose messages are given.
@@ -219,8 +231,9 @@ class Model:
         """Continue a text or token ids; yield each chunk as soon as its text is certain.
 
         Options are the fields of SamplingParams: max_new_tokens, temperature (0 is greedy), top_k,
-        top_p, min_p, repetition_penalty, stop, seed, logprobs. top_k, top_p and min_p without a
-        temperature sample at temperature 1.
+        top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, stop, seed,
+        logprobs, skip_special_tokens, and grammar, schema or regex: which texts the answer may be.
+        top_k, top_p and min_p without a temperature sample at temperature 1.
 
         stem_ids: for each token of the prompt, whose rows it looks up in the tables: a token id, or
         several ids for the mean of their rows. By default, each token looks up its own. Rows looked
@@ -232,8 +245,12 @@ class Model:
         """
         params = params_of(params, options)
         ids = self._prompt_ids(prompt)
-        tokens = self._tokens(ids, params, self._open_edits.lookups(ids, stem_ids))
-        return join_chunks(tokens, Chunks(TokenStream(self._text, params.stop), params))
+        lookups, eos_ids = self._open_edits.lookups(ids, stem_ids), self.config.eos_ids
+        length = self._prompts.length(ids, params)
+        answer = Answer(ids, params, eos_ids, self._constraint(params))
+        return join_chunks(
+            self._tokens(ids, answer, lookups, length), Chunks(self._text, params, eos_ids)
+        )
 
     def generate_text(
         self,
@@ -325,15 +342,18 @@ class Model:
         footprint = footprint_of(self.bundle.manifest, ENGINES[self.plan.engine].backbone)
         if self.plan.variant is not None:
             footprint = footprint.without_windows()
+        exact = self.exact if exact is None else exact
         same_bits = self.step_costs is not None and self.step_costs.same_in_batches
         return Scheduler(
             self.engine,
             self._prefixes,
             footprint.with_kv(self.plan.kv).kv_nbytes,
             self._recorder(),
+            partial(self._guessing, exact=exact),
             size=sequences,
             length=self.plan.context_length,
-            exact=(self.exact if exact is None else exact) and not same_bits,
+            exact=exact,
+            batches=same_bits or not exact,
         )
 
     def request(
@@ -351,26 +371,43 @@ class Model:
 
     def _request(self, ids: list[int], params: SamplingParams, lookups: Lookups) -> Request:
         length, eos_ids = self._prompts.length(ids, params), self.config.eos_ids
-        return Request(ids, params, lookups, length, self._text, eos_ids)
+        return Request(
+            ids, params, lookups, length, self._text, eos_ids, constraint=self._constraint(params)
+        )
+
+    def _constraint(self, params: SamplingParams) -> Constraint | None:
+        return None if params.grammar is None else self._grammars.open(params.grammar)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from stem_edge.runtime.grammars.constraint import Grammars  # needs an optional package
+
+        return Grammars(self._text, self.config.eos_ids, self.config.vocab_size)
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         self.engine.check_usable()
         return self._prompts.ids(prompt)
 
     def _tokens(
-        self, prompt: list[int], params: SamplingParams, lookups: Lookups
+        self, prompt: list[int], answer: Answer, lookups: Lookups, length: int
     ) -> Generator[Sampled]:
-        length = self._prompts.length(prompt, params)
-        answer = Answer(prompt, params, self.config.eos_ids)
-        lent = self._prefixes.lent(prompt, lookups.places, length)
-        guessing: AbstractContextManager[Guesses]
-        guessing, most = nullcontext(NO_GUESSES), 1  # tokens of a step
-        if self.speculation is not None:
-            guessing, most = self.speculation.begin(prompt, length), 1 + self.speculation.most
+        exact, lent = self.exact, self._prefixes.lent(prompt, lookups.places, length)
+        guessing, engine = self._guessing(prompt, length, exact=exact), self.engine
         with self._recorder() as record, lookups, guessing as guesses, lent as context:
-            for token in sample_tokens(self.engine, context, answer, lookups, record, guesses):
-                self._prefixes.make_room(context, most)
+            for token in sample_tokens(
+                engine, context, answer, lookups, record, guesses, exact=exact
+            ):
+                self._prefixes.make_room(context, MOST)
                 yield token
+
+    def _guessing(
+        self, prompt: Sequence[int], length: int, *, exact: bool
+    ) -> AbstractContextManager[Guesses]:
+        """Lend the guesses for an answer; see Speculation.begin."""
+        speculation = self.speculation
+        if speculation is None or (exact and not speculation.costs.same_bits):
+            return nullcontext(NO_GUESSES)
+        return speculation.begin(prompt, length)
 
     def save_conversation(self, path: str | Path, conversation: Conversation) -> None:
         """Write the messages of a conversation, and what is kept of their keys and values, to a file.

@@ -41,6 +41,11 @@ class Prompts(NamedTuple):
         return ids
 
     def length(self, prompt: Sequence[int], params: SamplingParams) -> int:
-        """Return the tokens of prompt and answer that a context must hold."""
+        """Return the tokens of prompt and answer that a context must hold.
+
+        Raises InputError for biases of tokens that the model does not have.
+        """
+        if params.logit_bias:
+            checked_ids(list(params.logit_bias), self.config.vocab_size)
         # The last token is handed out but never processed, so it takes no place in the context.
         return min(self.context_length, len(prompt) + params.max_new_tokens - 1)

@@ -1,16 +1,16 @@
 """Choosing the next token from logits.
 
-`SamplingParams` holds what a user sets; `make_sampler` turns it into one function. Greedy is the
-default and the trivial case. The filters find the few largest logits exactly without sorting the
+`SamplingParams` holds what a user sets; a `Sampler` chooses the tokens of one answer by it. Greedy is
+the default and the trivial case. The filters find the few largest logits exactly without sorting the
 vocabulary, so that a step over 128,256 logits takes well under a millisecond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,10 @@ import numpy.typing as npt
 from stem_edge.errors import BackendError, InputError, UnknownOptionError
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.interface import DAMAGED
+from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.text_table import shown
 
-Sampler = Callable[[F32, Sequence[int]], int]
+Change = Callable[[F32, Sequence[int]], None]  # of logits, by the tokens so far
 
 BLOCK = 128  # logits represented by their maximum while the largest are searched for
 NUCLEUS_BINS = 1 << 12  # a bin is a sixteenth of an octave, so these span 256 octaves
@@ -36,15 +37,21 @@ RANGES: dict[str, tuple[float, float]] = {
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
     "repetition_penalty": (1e-3, 1e3),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
     "seed": (0, 2**64 - 1),
     "logprobs": (0, 1024),
 }
 OPTIONAL = ("seed", "logprobs")
+MOST_BIAS = 100.0  # more than the logits of any two tokens differ
 MOST_NEEDED = 1024  # finding more of the largest takes a device longer than sending all logits
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of SamplingParams, for functions that take them as keywords."""
+    """The fields of SamplingParams, for functions that take them as keywords.
+
+    At most one of schema (a JSON Schema, or JSON of one), regex and grammar (a text in Lark or GBNF).
+    """
 
     max_new_tokens: int
     temperature: float
@@ -52,9 +59,16 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float
     min_p: float
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
     stop: Sequence[str]
     seed: int | None
     logprobs: int | None
+    skip_special_tokens: bool
+    grammar: Grammar | str | None
+    schema: Mapping[str, Any] | bool | str | None
+    regex: str | None
 
 
 @dataclass(frozen=True)
@@ -68,9 +82,15 @@ class SamplingParams:
     top_p: float = 1.0  # keep the fewest tokens, most probable first, that reach this sum
     min_p: float = 0.0  # keep tokens with at least this share of the highest probability
     repetition_penalty: float = 1.0  # divides positive logits of tokens seen before; 1 disables it
+    # Taken off the logits of tokens that the answer has (not the prompt): once, or for each time.
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # added to logits
     stop: Sequence[str] = ()  # one or more texts that end the generation; left out of its text
     seed: int | None = None  # None: different each time; equal seeds give equal texts
     logprobs: int | None = None  # report this many of the most probable tokens per step
+    skip_special_tokens: bool = True  # leave their names out of the text; the end has none anyway
+    grammar: Grammar | None = None  # texts that the answer may be
 
     def __post_init__(self) -> None:
         if self.temperature is None:
@@ -85,16 +105,28 @@ class SamplingParams:
                 raise _refused(name, value, f"{kind} from {least} to {most}")
         if self.top_p == 0:
             raise _refused("top_p", self.top_p, "a number above 0, up to 1.0")
-        if not _are_texts(self.stop):
-            raise _refused(
-                "stop",
-                self.stop,
-                f"a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters",
-            )
+        self._check_others()
 
-    def sampler(self) -> Sampler:
-        """Make the function that chooses the tokens of one answer; see make_sampler."""
-        return make_sampler(self)
+    def _check_others(self) -> None:
+        """Raise InputError for a value that is no number and not what its type says."""
+        texts = f"a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters"
+        biases = f"numbers from {-MOST_BIAS} to {MOST_BIAS} by token id"
+        for name, right, expected in (
+            ("stop", _are_texts(self.stop), texts),
+            ("logit_bias", _are_biases(self.logit_bias), biases),
+            (
+                "skip_special_tokens",
+                isinstance(self.skip_special_tokens, bool),
+                "True or False",
+            ),
+            ("grammar", isinstance(self.grammar, Grammar | None), "a Grammar"),
+        ):
+            if not right:
+                raise _refused(name, getattr(self, name), expected)
+
+    def sampler(self, prompt: int = 0) -> Sampler:
+        """Make what chooses the tokens of one answer to a prompt of so many tokens."""
+        return Sampler(self, prompt)
 
 
 def params_of(params: SamplingParams | None, options: SamplingOptions) -> SamplingParams:
@@ -104,7 +136,22 @@ def params_of(params: SamplingParams | None, options: SamplingOptions) -> Sampli
     if unknown := options.keys() - SamplingOptions.__annotations__.keys():
         known = ", ".join(SamplingOptions.__annotations__)
         raise UnknownOptionError(f"there is no option {min(unknown)}; expected some of {known}")
-    return params or SamplingParams(**options)
+    return params or SamplingParams(**_with_grammar(options))
+
+
+def _with_grammar(options: SamplingOptions) -> dict[str, Any]:
+    """Return the fields of SamplingParams: options with the grammar that one of them may say."""
+    fields = cast("dict[str, Any]", options.copy())
+    given = {name: fields.pop(name, None) for name in ("grammar", "schema", "regex")}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise InputError(f"an answer has one grammar; give only one of {' and '.join(named)}")
+    if given["schema"] is not None:
+        return fields | {"grammar": Grammar.of_schema(given["schema"])}
+    if given["regex"] is not None:
+        return fields | {"grammar": Grammar.of_regex(given["regex"])}
+    text = given["grammar"]
+    return fields | {"grammar": Grammar.of_text(text) if isinstance(text, str) else text}
 
 
 def _in_range(value: object, least: float, most: float) -> bool:
@@ -121,6 +168,13 @@ def _are_texts(stop: object) -> bool:
     return all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS for text in stop)
 
 
+def _are_biases(biases: object) -> bool:
+    return isinstance(biases, Mapping) and all(
+        _in_range(token, 0, 2**31 - 1) and _in_range(bias, -MOST_BIAS, MOST_BIAS)
+        for token, bias in biases.items()
+    )
+
+
 def _refused(name: str, value: object, expected: str) -> InputError:
     return InputError(f"{name} is {shown(value)}; expected {expected}")
 
@@ -134,39 +188,70 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # the most probable (token id, logprob), best first
 
 
-def make_sampler(params: SamplingParams) -> Sampler:
-    """Make a function from logits [V] and the ids so far to the next id; it may change the logits.
+class Sampler:
+    """Chooses the tokens of one answer, with one random number for each unless it is greedy.
 
-    The function raises BackendError if the largest logit is not finite.
+    prompt: tokens of the text that are not the answer's.
     """
-    penalize = params.repetition_penalty != 1.0
-    generator = np.random.default_rng(params.seed)
 
-    def choose(logits: F32, seen: Sequence[int]) -> int:
-        if penalize and len(seen):
-            apply_repetition_penalty(logits, seen, params.repetition_penalty)
+    def __init__(self, params: SamplingParams, prompt: int = 0) -> None:
+        self._params, self._changes = params, _changes(params, prompt)
+        self._generator = np.random.default_rng(params.seed)
+
+    def __call__(self, logits: F32, seen: Sequence[int]) -> int:
+        """Return the next token by logits [V], which may change, and the ids so far.
+
+        Raises BackendError if the largest logit is not finite.
+        """
+        for change in self._changes:
+            change(logits, seen)
         best = int(logits.argmax())  # of the first NaN, if any
         if not np.isfinite(logits[best]):
             raise BackendError(
                 f"the logit of token {best} is {logits[best]}, expected a finite number; {DAMAGED}"
             )
-        if params.temperature == 0:
+        if self._params.temperature == 0:
             return best
-        ids, probabilities = candidates(logits, params)
+        ids, probabilities = candidates(logits, self._params)
         # Draw one uniform number per token, whatever the filters keep, so that seeds stay in step.
         sums = np.cumsum(probabilities)
-        return int(ids[np.searchsorted(sums, generator.random() * sums[-1], side="right")])
+        return int(ids[np.searchsorted(sums, self._generator.random() * sums[-1], side="right")])
 
-    return choose
+    def skip(self) -> None:
+        """Leave out a token that is known without; those after it are the ones of the same seed."""
+        self._generator.random()
+
+
+def _changes(params: SamplingParams, prompt: int) -> list[Change]:
+    """Return what changes logits before a token is chosen."""
+    found, biases = list[Change](), params.logit_bias
+    presence, frequency = params.presence_penalty, params.frequency_penalty
+    if params.repetition_penalty != 1:
+        found.append(
+            lambda logits, seen: apply_repetition_penalty(logits, seen, params.repetition_penalty)
+        )
+    if presence or frequency:
+        found.append(
+            lambda logits, seen: apply_penalties(logits, seen[prompt:], presence, frequency)
+        )
+    if biases:
+        ids = np.fromiter(biases.keys(), np.int64, len(biases))
+        added = np.fromiter(biases.values(), np.float32, len(biases))
+
+        def add(logits: F32, seen: Sequence[int]) -> None:
+            logits[ids] += added
+
+        found.append(add)
+    return found
 
 
 def needed_logits(params: SamplingParams) -> int:
     """Count of the largest logits that sampling needs, so that others may be -inf; 0: all of them.
 
-    Log probabilities, and top_p and min_p without top_k, are relative to the sum over all tokens. A
-    repetition penalty can push any token below one that was smaller.
+    Log probabilities, and top_p and min_p without top_k, are relative to the sum over all tokens.
+    Penalties and biases can put any token below one that was smaller.
     """
-    if params.repetition_penalty != 1.0 or params.logprobs is not None:
+    if _changes(params, 0) or params.logprobs is not None:
         return 0
     if params.temperature == 0:
         return 1
@@ -179,6 +264,15 @@ def apply_repetition_penalty(logits: F32, seen: Sequence[int], penalty: float) -
     values = logits[ids]
     # Repeated ids write the same value again, so the ids need not be made unique.
     logits[ids] = np.where(values > 0, values / penalty, values * penalty)
+
+
+def apply_penalties(logits: F32, answer: Sequence[int], presence: float, frequency: float) -> None:
+    """Make tokens of the answer less probable: once, and for each time that it has them.
+
+    As OpenAI describes presence_penalty and frequency_penalty.
+    """
+    ids, counts = np.unique(np.asarray(answer, np.int64), return_counts=True)
+    logits[ids] -= (presence + frequency * counts).astype(np.float32)
 
 
 def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np.float64]]:

@@ -28,6 +28,7 @@ from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.runtime.engine import Context, Step, cut
 from stem_edge.runtime.lookups.row_ids import check_text, checked_ids
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling import TokenLogprobs, token_logprobs
 from stem_edge.runtime.text.codec import same_start
 
 Pair = tuple[Sequence[int], Sequence[int]]  # token ids of a context and of its continuation
@@ -123,8 +124,27 @@ class Scorer:
         exact = context.backend.resumes(tokens) == "pairs"
         return self._reuse and (exact or self._model.plan.kv == "fp32")
 
+    def text(self, token_ids: Sequence[int], top: int) -> Iterator[list[TokenLogprobs]]:
+        """Yield log probabilities of each token of a text but the first, a step's at a time.
+
+        They are those of which `scores` makes sums. top: of the most probable tokens, too. Raises
+        InputError for fewer than two ids, ids out of range, or more than the context holds.
+        """
+        request = self._request(0, token_ids[:1], token_ids[1:])
+        inputs, targets = request.inputs, request.targets
+        padded = inputs + inputs[-1:] * (len(inputs) % 2)
+        with self._model.empty_context(len(padded)) as context:
+            for first, logits in self._steps(context, padded, 0):
+                rows = zip(logits, targets[first:], strict=False)
+                yield [token_logprobs(row, target, top) for row, target in rows]
+
     def _logits(self, context: Context, ids: list[int], first: int) -> Iterator[tuple[int, F32]]:
         """Process ids that the context lacks; yield (position, logits [V]) from `first` on."""
+        for start, logits in self._steps(context, ids, first):
+            yield from enumerate(logits, start)
+
+    def _steps(self, context: Context, ids: list[int], first: int) -> Iterator[tuple[int, F32]]:
+        """Process ids that the context lacks; yield (position of the first, logits [n, V]) of steps."""
         size, most = self._engine.chunk_tokens, self._engine.logit_tokens
         if len(ids) - first > most:
             size = most
@@ -135,7 +155,7 @@ class Scorer:
         self._engine.expect(steps[0].stem_ids, steps[0].logits)
         for (chunk, _, wanted), following in zip(steps, [*steps[1:], None], strict=True):
             logits = self._engine.step(context, chunk, wanted, following, prefill=True)
-            yield from enumerate(logits, context.position - wanted)
+            yield context.position - wanted, logits
 
 
 def _sum_up(

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.decoding import Decoding
 from stem_edge.runtime.engine import Context, Engine, Step
-from stem_edge.runtime.generation import Answer, Chunks, Sampled
+from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled
 from stem_edge.runtime.lookups.overlay import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes, Reservation
 from stem_edge.runtime.sampling import SamplingParams
-from stem_edge.runtime.text.codec import TextCodec, TokenStream
+from stem_edge.runtime.speculation.speculation import Guesses
+from stem_edge.runtime.stats import Recorder
+from stem_edge.runtime.text.codec import TextCodec
+
+# Lends the guesses for an answer to a prompt, by most tokens of both.
+Guessing: TypeAlias = Callable[[Sequence[int], int], AbstractContextManager[Guesses]]
 
 
 class Request:
     """A prompt to continue, made by Model.request for Scheduler.submit, once.
 
-    length: most tokens of prompt and answer that are processed.
+    Its figures belong to the thread that steps the scheduler; others may read them, too.
+
+    length: most tokens of prompt and answer that are processed. constraint: what the answer may be.
     """
 
+    answer: Answer  # these are there once it has begun
+    chunks: Chunks
     sampled: Sampled  # the token chosen last
     stem_id: int  # whose row it looks up
     context: Context  # until it has joined a batch that copies
@@ -34,16 +46,34 @@ class Request:
         length: int,
         codec: TextCodec,
         eos_ids: Collection[int],
+        *,
+        constraint: Constraint | None = None,
     ) -> None:
         self.prompt, self.lookups, self.length = prompt, lookups, length
         self.cancelled = False  # set by any thread
         self.ended = False  # no more chunks come
         self.steps = deque[Step]()  # of the prompt, still to do
-        self.seconds = 0.0  # that those done took
-        self.cached = 0  # tokens of the prompt that an earlier call had computed
+        self.prompt_seconds = 0.0  # that those done took
+        self.cached_tokens = 0  # of the prompt, which an earlier call had computed
+        self.new_tokens = 0
+        self.decode_seconds = 0.0  # between the first new token and the latest
+        self.decoding: Decoding | None = None  # while it is alone
+        self._first = 0.0  # time of the first new token
         self._params, self._codec, self._eos_ids = params, codec, eos_ids
+        self._constraint = constraint
         self._lent: AbstractContextManager[Context] | None = None
+        self._guessing: AbstractContextManager[Guesses] | None = None
         self._reservation: Reservation | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Count of the tokens to continue."""
+        return len(self.prompt)
+
+    @property
+    def prompt_computed(self) -> bool:
+        """Tell whether the prompt has been computed, so that tokens come."""
+        return self.new_tokens > 0
 
     @property
     def prefill(self) -> bool:
@@ -60,28 +90,66 @@ class Request:
         """Tell whether the token chosen last is to be processed."""
         return self.sampled.finish_reason is None
 
-    def begin(self, engine: Engine, prefixes: Prefixes, reserved: int) -> None:
-        """Take a context and the memory that it will need, and cut the prompt into steps.
+    def begin(self, engine: Engine, prefixes: Prefixes, *, whole: bool) -> None:
+        """Take a context, and cut the prompt into steps.
 
-        reserved: bytes to reserve in a batch; 0 if the sequence stays in its context.
+        whole: take the memory of a full context, rather than as it fills.
         """
-        self.answer = Answer(self.prompt, self._params, self._eos_ids)
-        self.chunks = Chunks(TokenStream(self._codec, self._params.stop), self._params)
+        self.answer = Answer(self.prompt, self._params, self._eos_ids, self._constraint)
+        self.chunks = Chunks(self._codec, self._params, self._eos_ids)
         self.lookups.__enter__()
-        lent = prefixes.lent(self.prompt, self.lookups.places, self.length, whole=not reserved)
+        lent = prefixes.lent(self.prompt, self.lookups.places, self.length, whole=whole)
         self.context = lent.__enter__()
         self._lent = lent
-        if reserved:
-            self._reservation = prefixes.reserve(reserved)
-        self.cached = self.context.position
+        self.cached_tokens = self.context.position
         stem_ids = self.lookups.prompt
-        self.steps.extend(engine.steps(self.prompt, stem_ids, computed=self.cached))
+        self.steps.extend(engine.steps(self.prompt, stem_ids, computed=self.cached_tokens))
+
+    def reserve(self, prefixes: Prefixes, nbytes: int) -> None:
+        """Take memory in a batch."""
+        self._reservation = prefixes.reserve(nbytes)
+
+    def release(self) -> None:
+        """Give back memory in a batch."""
+        if self._reservation is not None:
+            self._reservation.release()
+
+    def alone(
+        self, engine: Engine, record: Recorder, guessing: Guessing, *, exact: bool
+    ) -> Decoding:
+        """Return what decodes in the context, made at the first call."""
+        if self.decoding is None:
+            lent = guessing(self.prompt, self.length)
+            guesses = lent.__enter__()
+            self._guessing = lent
+            self.decoding = Decoding(
+                engine, self.context, self.answer, self.lookups, record, guesses, exact=exact
+            )
+        return self.decoding
 
     def choose(self, logits: F32) -> None:
         """Choose the next token by logits [V]. All before have been processed."""
-        self.sampled = self.answer.choose(logits, room=self.length - len(self.answer.seen))
+        self.take(self.answer.choose(logits, room=self.length - len(self.answer.seen)))
+
+    def take(self, sampled: Sampled) -> None:
+        """Note the next token."""
+        self.sampled = sampled
         if self.goes_on:
-            self.stem_id = self.lookups.of_token(self.sampled.token_id)
+            self.stem_id = self.lookups.of_token(sampled.token_id)
+
+    def hand_out(self) -> Chunk | None:
+        """Return a chunk if the token chosen last makes text certain, or is the last of all."""
+        now = time.perf_counter()
+        self._first = self._first or now
+        self.new_tokens, self.decode_seconds = self.new_tokens + 1, now - self._first
+        return self.chunks.push(self.sampled)
+
+    def stop_guessing(self) -> None:
+        """Give back what guesses hold."""
+        self.decoding = None
+        guessing, self._guessing = self._guessing, None
+        if guessing is not None:
+            guessing.__exit__(None, None, None)
 
     def free_context(self, error: BaseException | None = None) -> None:
         """Give the context back, which is kept for later prompts unless there was an error."""
@@ -93,7 +161,7 @@ class Request:
     def end(self, error: BaseException | None = None) -> None:
         """Give everything back; takes no lock, and may be called again."""
         self.ended = True
+        self.stop_guessing()
         self.free_context(error)
         self.lookups.__exit__()
-        if self._reservation is not None:
-            self._reservation.release()
+        self.release()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
-from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.errors import InputError, OutOfMemoryError, StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.batching.batch import Batch
-from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.batching.request import Guessing, Request
+from stem_edge.runtime.decoding import MOST
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes, in_steps
@@ -26,11 +27,15 @@ class Scheduler:
 
     Requests begin in the order of their submission, one prompt at a time, each once there is a place
     and memory: keys and values of all that run, and of a prompt until it is copied, stay within the
-    limit of `prefixes`. A request too large to be copied within it waits until all others have ended,
-    and runs alone, in its context. If nothing runs, any may begin.
+    limit of `prefixes`. If nothing runs, any may begin.
+
+    A sequence that runs alone stays in its context and guesses, as Model.generate does; a unit of work
+    may then give several tokens. It joins the batch, and guesses no more, when another begins. The
+    other waits for its end if there is no memory to copy it.
 
     nbytes_of: bytes of keys and values of so many tokens. length: most tokens of a sequence. record:
-    counts tokens and times. Raises OutOfMemoryError.
+    counts tokens and times. batches: compute several in a step, or else each by itself. exact: see
+    Decoding. Raises OutOfMemoryError.
     """
 
     def __init__(
@@ -39,33 +44,41 @@ class Scheduler:
         prefixes: Prefixes,
         nbytes_of: Callable[[int], int],
         record: Recorder,
+        guessing: Guessing,
         *,
         size: int,
         length: int,
         exact: bool = False,
+        batches: bool = True,
     ) -> None:
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
         self._engine, self._prefixes, self._nbytes_of = engine, prefixes, nbytes_of
-        self._record, self._length = record, length
-        self._usual = self._batch = Batch(engine, self.size, length, exact=exact)
-        self._single = Batch(engine, 1, length, exact=True)  # for one that cannot be copied
+        self._record, self._length, self._guessing, self._exact = record, length, guessing, exact
+        self._batch = Batch(engine, self.size, length, exact=not batches)
         self._queue = deque[Request]()
         self._prompt: Request | None = None  # the request whose prompt is being computed
         self._running: list[Request] = []  # in the order of their places
+        self._lone: Request | None = None  # the one that runs, while it is not in the batch
         self._prompt_next = False  # whether the next unit is a chunk of the prompt
         self._chunks: list[tuple[Request, Chunk]] = []  # of this step
         self._closed = False
 
     def submit(self, request: Request) -> None:
-        """Put a request at the end of the queue; any thread may. Raises InputError after `close`."""
+        """Put a request at the end of the queue; any thread may, also while another one steps.
+
+        Raises InputError after `close`. It wakes nobody: whoever waits with `busy` is to be told.
+        """
         self._queue.append(request)
         if self._closed:  # after that, because `close` may run at the same time
             request.end()
             raise InputError("this scheduler is closed; make another")
 
     def cancel(self, request: Request) -> None:
-        """End a request, which gets no more chunks but of a step under way; any thread may."""
+        """End a request, which gets no more chunks but of a step under way; any thread may.
+
+        The next step drops it before its work, wherever it is: in the queue, its prompt or its answer.
+        """
         request.cancelled = True
 
     def check_usable(self) -> None:
@@ -74,13 +87,17 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Tell whether a step has anything to do."""
+        """Tell whether a step has anything to do; any thread may ask."""
         return bool(self._queue or self._running or self._prompt is not None)
 
     @property
     def waiting(self) -> int:
         """Count of requests in the queue."""
         return len(self._queue)
+
+    def spares(self, tokens: int) -> bool:
+        """Tell whether other work may take a context of so many tokens now."""
+        return not self.busy or self._prefixes.fits(self._nbytes(tokens))
 
     @property
     def free(self) -> int:
@@ -95,14 +112,15 @@ class Scheduler:
         closed, and errors that are no StemEdgeError; call `close` then.
         """
         self._chunks = []
-        for request in [*self._running, self._prompt]:
-            if request is not None and request.cancelled:
-                self._end(request)
+        self._drop_cancelled()
         self._admit()
         if self._prompt is not None and (self._prompt_next or not self._running):
             self._prompt_next = False
             with self._errors_of(self._prompt):
                 self._process_chunk(self._prompt)
+        elif self._lone is not None:
+            with self._errors_of(self._lone):
+                self._decode_alone(self._lone)
         elif (decode := self._next_decode()) is not None:
             self._prompt_next = self._prompt is not None
             self._decode(decode)
@@ -115,39 +133,50 @@ class Scheduler:
         for request in [*self._running, self._prompt]:
             if request is not None:
                 request.end()
-        self._running, self._prompt = [], None
+        self._running, self._prompt, self._lone = [], None, None
         while self._queue:
             self._queue.popleft().end()
-        for batch in (self._usual, self._single):
-            batch.close()
+        self._batch.close()
+
+    def _drop_cancelled(self) -> None:
+        for request in [*self._running, self._prompt]:
+            if request is not None and request.cancelled:
+                self._end(request)
+        for request in self._queue.copy():  # at once, because other threads append
+            if request.cancelled:
+                request.end()
+                with suppress(ValueError):  # `close` was faster
+                    self._queue.remove(request)
 
     def _admit(self) -> None:
         """Begin the request at the front of the queue, if there is room for it."""
         while self._prompt is None and self._queue and len(self._running) < self.size:
-            request = self._queue[0]
-            if not request.cancelled and not self._fits(request):
+            request, lone = self._queue[0], self._lone
+            if not self._fits(request) or (lone is not None and not self._moved(lone)):
                 return
             self._prompt = request  # first, so that `close` finds it
             self._queue.popleft()
-            if request.cancelled:
-                self._end(request)
-                continue
             with self._errors_of(request):
-                reserved = self._nbytes(request.length) if self._batch.copies else 0
-                request.begin(self._engine, self._prefixes, reserved)
-                if not self._running:
+                beside, copies = bool(self._running), self._batch.copies
+                request.begin(self._engine, self._prefixes, whole=beside and not copies)
+                if beside and copies:
+                    request.reserve(self._prefixes, self._nbytes(request.length))
+                elif not beside:
                     self._expect(request.steps[0])
 
     def _fits(self, request: Request) -> bool:
-        """Tell whether a request can begin; choose the batch for it if nothing runs."""
-        nbytes = self._nbytes(request.length)
-        if self._usual.copies:
-            nbytes += self._nbytes(len(request.prompt))
-        alone = self._usual.copies and nbytes > self._prefixes.limit
+        """Tell whether a request can begin, once one that runs alone has joined the batch."""
+        nbytes, lone = self._nbytes(request.length), self._lone
         if not self._running:
-            self._batch = self._single if alone else self._usual
             return True
-        return not alone and self._batch is self._usual and self._prefixes.fits(nbytes)
+        if not self._batch.copies:
+            return self._prefixes.fits(nbytes)
+        nbytes += self._nbytes(len(request.prompt))
+        if lone is None:
+            return self._prefixes.fits(nbytes)
+        # The context of the lone one is free before the other begins.
+        nbytes = max(nbytes, self._nbytes(lone.position + MOST)) + self._nbytes(lone.length)
+        return self._prefixes.fits(nbytes, without=lone.context)
 
     def _nbytes(self, tokens: int) -> int:
         return self._nbytes_of(min(in_steps(tokens), self._length))
@@ -166,22 +195,54 @@ class Scheduler:
             prefill=request.prefill,
             top=request.answer.top,
         )
-        request.seconds += time.perf_counter() - started
+        request.prompt_seconds += time.perf_counter() - started
         request.steps.popleft()
         if rest is None:
-            self._record.prefilled(len(request.prompt), request.cached, request.seconds)
+            tokens, seconds = request.prompt_tokens, request.prompt_seconds
+            self._record.prefilled(tokens, request.cached_tokens, seconds)
             self._choose(request, logits[0])
             self._expect(self._next_decode(request))
             if self._hand_out(request):
-                self._join(request)
+                if self._running:
+                    self._join(request)
+                else:
+                    request.release()
+                    self._lone = request
+                self._running.append(request)
+                self._prompt = None
 
     def _join(self, request: Request) -> None:
-        self._batch.join(request.context, len(request.prompt))
-        self._running.append(request)
-        self._prompt = None
+        """Let a sequence go on in the batch, for which there is memory."""
+        self._batch.join(request.context, request.position)
+        request.stop_guessing()
         if self._batch.copies:
             request.free_context()
             self._prefixes.make_room()
+
+    def _moved(self, lone: Request) -> bool:
+        """Let the sequence that runs alone join the batch; tell whether another can begin."""
+        with self._errors_of(lone):
+            try:
+                if self._batch.copies:
+                    lone.reserve(self._prefixes, self._nbytes(lone.length))
+                else:
+                    self._prefixes.make_room(lone.context, lone.context.room)
+                self._join(lone)
+                self._lone = None
+            except OutOfMemoryError:  # it goes on alone
+                self._engine.check_usable()
+                lone.release()
+                return False
+        return True
+
+    def _decode_alone(self, request: Request) -> None:
+        """Process the last token of the only sequence, with what may follow it."""
+        self._prefixes.make_room(request.context, MOST)
+        decoding = request.alone(self._engine, self._record, self._guessing, exact=self._exact)
+        for sampled in decoding.step():
+            request.take(sampled)
+            if not self._hand_out(request):
+                return
 
     def _decode(self, step: Step) -> None:
         """Process the last token of each running sequence, and choose the next ones."""
@@ -238,7 +299,7 @@ class Scheduler:
 
     def _hand_out(self, request: Request) -> bool:
         """Hand out the token chosen last once its text is certain; tell whether more follow."""
-        chunk = request.chunks.push(request.sampled)
+        chunk = request.hand_out()
         if chunk is not None and not request.cancelled:
             self._chunks.append((request, chunk))
         if chunk is not None and chunk.finish_reason is not None:
@@ -270,7 +331,9 @@ class Scheduler:
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
         """Take a request out, and give back what it holds."""
         place = self._running.index(request) if request in self._running else None
-        if place is not None:
+        if request is self._lone:
+            self._lone = None
+        elif place is not None:
             self._batch.leave(place)
         request.end(error)  # before it leaves the lists, from which `close` would end it
         if place is None:

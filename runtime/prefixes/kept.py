@@ -154,15 +154,16 @@ class Prefixes:
         self._lend(prefix, length)
         yield prefix.context
 
-    def fits(self, nbytes: int) -> bool:
+    def fits(self, nbytes: int, without: Context | None = None) -> bool:
         """Tell whether so many bytes fit beside calls under way, if all kept contexts give way.
 
-        Calls may go on to the ends of their contexts.
+        Calls may go on to the ends of their contexts. without: one that is not counted.
         """
         with self._lock:
             self._collect()
-            growth = sum(prefix.growth for prefix in self._lent)
-            return self._taken() + growth + nbytes <= self.limit
+            lent = [prefix for prefix in self._lent if prefix.context is not without]
+            most = sum(prefix.nbytes + prefix.growth for prefix in lent)
+            return most + self._reserved_nbytes() + nbytes <= self.limit
 
     def reserve(self, nbytes: int) -> Reservation:
         """Count memory of a batch, to which kept contexts give way."""
@@ -180,7 +181,7 @@ class Prefixes:
             self._collect()
             for prefix in self._lent:
                 if prefix.context is context:
-                    prefix.reserve(context.position + tokens)
+                    prefix.reserve(min(context.position + tokens, context.length))
             dropped = self._evict()
         self._write(dropped)
 
@@ -341,5 +342,7 @@ class Prefixes:
 
     def _taken(self) -> int:
         """Return the bytes of calls under way, which nothing can give way to."""
-        lent = sum(prefix.nbytes for prefix in self._lent)
-        return lent + sum(reservation.nbytes for reservation in self._reserved)
+        return sum(prefix.nbytes for prefix in self._lent) + self._reserved_nbytes()
+
+    def _reserved_nbytes(self) -> int:
+        return sum(reservation.nbytes for reservation in self._reserved)

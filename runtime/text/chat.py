@@ -5,12 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.text.chat_template import ChatTemplate, checked_messages, has_template
+from stem_edge.text.chat_template import ChatTemplate, has_template, read_template
+from stem_edge.text.messages import (
+    checked_messages,
+    checked_template_arguments,
+    checked_tools,
+    texts,
+)
+from stem_edge.text.tool_calls.family import Family, family_of
+from stem_edge.text_table import printable
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 
 
 class Chat:
@@ -26,29 +36,53 @@ class Chat:
         """Whether the bundle has a chat template, working or not. Raises BundleError."""
         return self._template is not None or has_template(self._path)
 
+    @property
+    def tool_family(self) -> Family | None:
+        """How the template writes calls of tools; None without a template, or a family known here.
+
+        Raises BundleError.
+        """
+        if not self.has_template:
+            return None
+        return family_of(read_template(self._path, tools=True)[0], self._codec.special_tokens)
+
     def prompt(
         self,
         messages: Messages,
         add_generation_prompt: bool = True,
         *,
+        tools: Tools | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
         special_tokens_in_text: bool = False,
     ) -> str:
         """Text of a conversation. Raises what ChatTemplate raises.
 
-        Raises InputError for a message that names a special token, because it could end its turn
-        and begin another's, unless special_tokens_in_text.
+        Raises InputError for a text in messages, tools or arguments that names a special token,
+        because it could end its turn and begin another's, unless special_tokens_in_text.
         """
-        given = checked_messages(messages)
-        for number, message in enumerate([] if special_tokens_in_text else given):
-            for token in self._codec.special_tokens:
-                if token in message["content"]:
-                    raise InputError(
-                        f"messages[{number}].content names the special token {token!a}, which "
-                        "could end its turn; remove it, or give special_tokens_in_text=True"
-                    )
+        given, offered = checked_messages(messages), checked_tools(tools)
+        arguments = checked_template_arguments(template_arguments)
+        if not special_tokens_in_text:
+            for each in (
+                ("messages", given),
+                ("tools", offered),
+                ("template_arguments", arguments),
+            ):
+                self._refuse_special(*each)
         with self._lock:
             self._template = self._template or ChatTemplate(self._path)
-        return self._template.render(given, add_generation_prompt)
+        return self._template.render(
+            given, add_generation_prompt, tools=offered, arguments=arguments
+        )
+
+    def _refuse_special(self, name: str, value: object) -> None:
+        for where, text in texts(name, value):
+            for token in self._codec.special_tokens:
+                if token in text:
+                    raise InputError(
+                        f"{printable(where)} names the special token {token!a}, which could end its "
+                        "turn; remove it, or give special_tokens_in_text=True"
+                    )
 
     def close(self) -> None:
         """End the process of the template; closing twice is fine."""

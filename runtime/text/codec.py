@@ -6,7 +6,7 @@ TokenStream turns ids into text that never has to be taken back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -111,6 +111,10 @@ class TextCodec:
                 "input, or check the bundle with stem-edge verify"
             ) from None
 
+    def json(self) -> str:
+        """The tokenizer as JSON of the tokenizers library; as large as its file."""
+        return self._native(lambda: str(self._tokenizer.to_str()), "itself")
+
     def probe(self) -> None:
         """Use the tokenizer in every way that might crash the process or never end.
 
@@ -176,17 +180,30 @@ class TokenStream:
     It holds back unfinished characters and any ending that may become a stop text. Once a stop text
     is complete, `stopped` is True, and neither that text nor anything after it is returned. Of stop
     texts that are complete at the same character, the longest counts.
+
+    silent: ids that are left out of the text, as are the names of special tokens by default.
     """
 
-    def __init__(self, codec: TextCodec, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        codec: TextCodec,
+        stop: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        silent: Collection[int] = (),
+    ) -> None:
         self._codec, self._stop = codec, tuple(stop)
+        self._skip, self._silent = skip_special_tokens, silent
         self._ids: list[int] = []  # ids decoded last, then ids not decoded yet
         self._decoded = 0  # count of decoded ids at the start of self._ids
         self._held = ""  # decoded text that may begin a stop text
         self.stopped = False
+        self.stop_text: str | None = None  # which ended it
 
     def push(self, token_id: int) -> str:
         """Take one token; return new text, often empty."""
+        if token_id in self._silent:
+            return ""
         self._ids.append(token_id)
         return self._release(self._decode(last=False))
 
@@ -204,8 +221,9 @@ class TokenStream:
         They are decoded after the ids before them, because decoders may treat the first id of a text
         differently (sentencepiece drops its leading space).
         """
-        before = self._codec.decode(self._ids[: self._decoded])
-        text = self._codec.decode(self._ids)
+        skip = self._skip
+        before = self._codec.decode(self._ids[: self._decoded], skip_special_tokens=skip)
+        text = self._codec.decode(self._ids, skip_special_tokens=skip)
         unfinished = text.endswith(REPLACEMENT) and not last
         if unfinished or len(text) <= len(before):
             return ""
@@ -221,8 +239,9 @@ class TokenStream:
         # on how the text was split into tokens.
         found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            return text[: min(found)[1]]
+            end, start = min(found)
+            self.stopped, self.stop_text = True, text[start:end]
+            return text[:start]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

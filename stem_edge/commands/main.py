@@ -36,6 +36,7 @@ COMMANDS = {
     "export": "turn a trained checkpoint into a bundle",
     "generate": "continue a text with a bundle",
     "chat": "talk with a bundle, or send it a message a line",
+    "serve": "serve a bundle to programs by OpenAI's interface, and to people by a page",
     "inspect": "show what a bundle is made of",
     "verify": "check that a bundle is safe to load, or that all ways of running it agree",
     "edit": "change what a model knows: let tokens look up other tokens' rows",
@@ -47,7 +48,8 @@ COMMANDS = {
     "prepare": "make later loads faster: rearrange a backbone for this processor",
     "cache": "list or remove what is kept for faster loads",
 }
-EXTRAS = {"export": "export", "lm-eval": "lm-eval"}  # command -> extra of the package that it needs
+# Command -> extra of the package that it needs.
+EXTRAS = {"export": "export", "lm-eval": "lm-eval", "serve": "server"}
 
 DESCRIPTION = """\
 Run STEM language models whose parameters do not fit in memory. A checkpoint is exported once, to a

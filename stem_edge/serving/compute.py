@@ -2,118 +2,210 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
-from stem_edge.serving.refusals import BusyError, EndingError, LoadingError
+from stem_edge.serving.jobs import Job
+from stem_edge.serving.refusals import BusyError, EndingError, FailedError, LoadingError
 from stem_edge.serving.reply import Reply
+
+T = TypeVar("T")
 
 
 class Compute:
     """Loads a model in a thread of its own, and steps a scheduler there while there are requests.
 
-    sequences: most that decode together. waiting: most requests that have not begun.
+    sequences: most that decode together. waiting: most requests that have not begun. closes: whether
+    the model ends with it. ended: is told every reply once, when it has ended or its client has left.
     """
 
-    def __init__(self, open_model: Callable[[], Model], *, sequences: int, waiting: int) -> None:
+    def __init__(
+        self,
+        open_model: Callable[[], Model],
+        *,
+        sequences: int,
+        waiting: int,
+        closes: bool,
+        ended: Callable[[Reply], None],
+    ) -> None:
         self.sequences, self._waiting = sequences, waiting
-        self._open_model = open_model
-        self._model: Model | None = None
-        self._scheduler: Scheduler | None = None
-        self.failure: Exception | None = None  # why the model could not be loaded
+        self._open_model, self._closes, self._ended = open_model, closes, ended
+        self._found: tuple[Model, Scheduler] | None = None  # once it is loaded
+        self.failure: Exception | None = None  # why there is no model, or none any more
         self._replies: dict[Request, Reply] = {}
-        self._lock = threading.Lock()  # of _replies
+        self._jobs = deque[Job]()
+        self._lock = threading.RLock()  # of what is taken on, so that all of it is told of the end
         self._wake = threading.Event()
+        self.draining = False  # whether no more requests are taken
         self._ending = False
-        self._thread = threading.Thread(target=self._run, name="stem-edge compute", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to load."""
-        self._thread.start()
+        """Begin to load, once."""
+        with self._lock:
+            if self._thread is None and not self._ending:
+                self._thread = threading.Thread(
+                    target=self._run, name="stem-edge compute", daemon=True
+                )
+                self._thread.start()
 
     @property
     def model(self) -> Model:
-        """The model. Raises LoadingError until it is loaded."""
-        if self._model is None:
-            raise LoadingError("the model is being loaded; try again in a moment")
-        return self._model
+        """The model. Raises LoadingError until it is loaded, FailedError if that failed."""
+        return self._loaded()[0]
 
     @property
-    def replies(self) -> int:
-        """Count of answers that have not ended."""
-        return len(self._replies)
+    def loaded(self) -> Model | None:
+        """The model if it can be used."""
+        return self._found[0] if self._found is not None and self.failure is None else None
+
+    @property
+    def busy(self) -> int:
+        """Count of answers and other work that have not ended."""
+        return len(self._replies) + len(self._jobs)
+
+    @property
+    def running(self) -> int:
+        """Count of answers that have begun."""
+        return max(0, len(self._replies) - self.queued)
 
     @property
     def queued(self) -> int:
         """Count of requests that have not begun."""
-        return self._scheduler.waiting if self._scheduler is not None else 0
+        return self._found[1].waiting if self._found is not None else 0
 
-    def submit(self, request: Request) -> Reply:
-        """Queue a request that `model.request` made; from the event loop.
+    def submit(self, requests: Sequence[Request]) -> list[Reply]:
+        """Queue requests that `model.request` made, all or none; from the event loop.
 
-        Raises BusyError if too many wait, EndingError after `end`.
+        Raises BusyError if too many wait, EndingError after `drain`.
         """
-        if self._ending:
-            raise EndingError("the server is ending; ask another, or later")
-        if self._scheduler is None:
-            raise LoadingError("the model is being loaded; try again in a moment")
-        if self._scheduler.free <= -self._waiting:
-            raise BusyError(f"{self._waiting} requests are waiting; try again in a moment")
-        reply = Reply(request, self._leave)
         with self._lock:
-            self._replies[request] = reply
-        self._scheduler.submit(request)
+            model, scheduler = self._check(len(requests))
+            counters = model.engine.rows.counters()
+            replies = [Reply(request, self._leave, counters) for request in requests]
+            self._replies.update(zip(requests, replies, strict=True))
+            for request in requests:
+                scheduler.submit(request)
         self._wake.set()
-        return reply
+        return replies
 
-    def end(self) -> None:
-        """Take no more requests, cancel those under way, and wait for the thread."""
-        self._ending = True
+    def spares(self, tokens: int) -> bool:
+        """Tell whether work may take a context of so many tokens beside the answers."""
+        return self._loaded()[1].spares(tokens)
+
+    async def compute(self, work: Iterator[T]) -> list[T]:
+        """Return what an iterator yields, each by a turn of the compute thread between steps.
+
+        Cancelling this ends the work after a step under way. Errors as for submit.
+        """
+        job = Job(work)
+        with self._lock:
+            self._check(1)
+            self._jobs.append(job)
         self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        try:
+            return await asyncio.wrap_future(job.future)
+        finally:
+            job.cancelled = True
+            self._wake.set()
+
+    def drain(self) -> None:
+        """Take no more requests; those that wait or run go on."""
+        self.draining = True
+
+    def end(self, seconds: float | None = None) -> None:
+        """Take no more requests, tell those under way, and wait for the thread, at most so long."""
+        self.draining = self._ending = True
+        self._wake.set()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+
+    def _loaded(self) -> tuple[Model, Scheduler]:
+        if self.failure is not None:
+            raise FailedError(f"the model cannot be used: {self.failure}")
+        if self._found is None:
+            raise LoadingError("the model is being loaded; try again in a moment")
+        return self._found
+
+    def _check(self, more: int) -> tuple[Model, Scheduler]:
+        """Return model and scheduler if there is room for more requests."""
+        if self.draining:
+            raise EndingError("the server is ending; ask another, or later")
+        found, most = self._loaded(), self.sequences + self._waiting
+        if self.busy + more > most:
+            raise BusyError(
+                f"{self.busy} requests run or wait, of at most {most}; try again in a moment"
+            )
+        return found
 
     def _run(self) -> None:
         try:
             model = self._open_model()
-        except Exception as error:
+            self._found = model, model.scheduler(self.sequences)
+            while not self._ending:
+                self._wake.wait()
+                self._wake.clear()
+                while not self._ending and (self._found[1].busy or self._jobs):
+                    self._turn(*self._found)
+        except Exception as error:  # whatever it is, /health and every request tell it
             self.failure = error
-            return
-        self._scheduler, self._model = model.scheduler(self.sequences), model
-        while not self._ending:
-            self._wake.wait()
-            self._wake.clear()
-            while self._scheduler.busy and not self._ending:
-                self._step(self._scheduler)
-        self._scheduler.close()
-        self._fail(EndingError("the server is ending"))
+        finally:
+            with self._lock:
+                self.draining = self.draining or self._ending
+                self._end_all(EndingError("the server has ended before this answer did"))
+            if self._found is not None and self._closes:
+                self._found[0].close()
+
+    def _turn(self, model: Model, scheduler: Scheduler) -> None:
+        """Do a step of the answers and one of other work."""
+        try:
+            self._step(scheduler)
+        except Exception as error:  # such as a device that is lost: none of these can go on
+            with self._lock:
+                self._end_all(error)
+                model.engine.check_usable()
+                self._found = model, model.scheduler(self.sequences)
+        if self._jobs:
+            job = self._jobs.popleft()
+            if job.step():
+                self._jobs.append(job)
 
     def _step(self, scheduler: Scheduler) -> None:
-        try:
-            for request, chunk in scheduler.step():
-                if (reply := self._replies.get(request)) is not None:  # its client may have left
-                    reply.push(chunk)
-                if chunk.finish_reason is not None:
-                    self._forget(request)
-        except StemEdgeError as error:  # such as a device that is lost: none can go on
-            scheduler.close()
-            self._fail(error)
+        for request, chunk in scheduler.step():
+            reply = self._replies.get(request)  # its client may have left
+            if reply is not None:
+                reply.push(chunk)
+            if chunk.finish_reason is not None:
+                self._forget(request)
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, reply: Reply) -> None:
         """Cancel an answer that nobody waits for; one that has ended is forgotten already."""
-        request.cancelled = True
-        self._forget(request)
+        reply.request.cancelled = True
+        self._forget(reply.request)
 
     def _forget(self, request: Request) -> None:
         with self._lock:
-            self._replies.pop(request, None)
+            reply = self._replies.pop(request, None)
+        if reply is not None:
+            self._ended(reply)
 
-    def _fail(self, error: StemEdgeError) -> None:
+    def _end_all(self, error: Exception) -> None:
+        """End all answers and other work, and tell why."""
+        if self._found is not None:
+            self._found[1].close()
+        told = error if isinstance(error, StemEdgeError) else FailedError(f"failed here: {error}")
         for request, reply in list(self._replies.items()):
-            reply.push(Chunk("", [], None, "error", error))
+            reply.push(Chunk("", [], None, "error", told))
             self._forget(request)
+        while self._jobs:
+            self._jobs.popleft().fail(told)

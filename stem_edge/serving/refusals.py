@@ -23,16 +23,28 @@ class KeyRefusedError(RefusalError):
     status, kind = 401, "authentication_error"
 
 
+class HostRefusedError(RefusalError):
+    """A name for this server that it does not have: perhaps a page elsewhere asks."""
+
+    status, kind = 403, "permission_error"
+
+
 class NotFoundError(RefusalError):
     """No such path, or no such model."""
 
     status, kind = 404, "not_found_error"
 
 
-class TooLargeError(RefusalError):
-    """A body or a header is larger than allowed."""
+class MethodRefusedError(RefusalError):
+    """A path has no such method."""
 
-    status = 413
+    status = 405
+
+
+class TooLargeError(RefusalError):
+    """A body is larger than allowed."""
+
+    status, kind = 413, "request_too_large"
 
 
 class BusyError(RefusalError):
@@ -53,8 +65,21 @@ class EndingError(RefusalError):
     status, kind = 503, "unavailable_error"
 
 
+class FailedError(RefusalError):
+    """Something failed here that is not the client's fault."""
+
+    status, kind = 500, "server_error"
+
+
 def status_of(error: StemEdgeError) -> int:
     """Return the status of an error: 400 for what the client gave, 500 for what failed here."""
     if isinstance(error, RefusalError):
         return error.status
     return 400 if isinstance(error, InputError) else 500
+
+
+def kind_of(error: StemEdgeError) -> str:
+    """Return the type of an error, in OpenAI's words."""
+    if isinstance(error, RefusalError):
+        return error.kind
+    return RefusalError.kind if isinstance(error, InputError) else FailedError.kind

@@ -8,36 +8,45 @@ from collections.abc import AsyncIterator, Callable
 from typing import Self
 
 from stem_edge.runtime.batching.request import Request
-from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.generation import Chunk, FinishReason
+from stem_edge.runtime.rows.prefetch import RowCounters
 
 
 class Reply:
-    """Chunks of an answer; leaving the context manager early cancels it.
+    """Chunks of an answer; `close`, or leaving the context manager early, cancels it.
 
     Made in the event loop by Compute.submit. The compute thread calls `push` alone.
     """
 
-    def __init__(self, request: Request, leave: Callable[[Request], None]) -> None:
-        self.request, self._leave = request, leave
+    def __init__(
+        self, request: Request, leave: Callable[[Reply], None], counters: RowCounters
+    ) -> None:
+        self.request, self.counters = request, counters  # of all rows, as it was submitted
         self.submitted = time.perf_counter()
-        self.first_at = self.last_at = 0.0  # when chunks came
-        self.tokens = 0  # of the answer so far
+        self.first_at = 0.0  # when the first chunk came
+        self.outcome: FinishReason | None = (
+            None  # while it is under way, and of one that was cancelled
+        )
+        self._leave = leave
         self._loop = asyncio.get_running_loop()
         self._chunks: asyncio.Queue[Chunk] = asyncio.Queue()
 
     def push(self, chunk: Chunk) -> None:
         """Hand a chunk to the event loop, from any thread."""
-        self.last_at = time.perf_counter()
-        self.first_at = self.first_at or self.last_at
-        self.tokens += len(chunk.token_ids)
+        self.first_at = self.first_at or time.perf_counter()
+        self.outcome = chunk.finish_reason
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
+
+    def close(self) -> None:
+        """Cancel it unless it has ended; may be called again."""
+        self._leave(self)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leave(self.request)
+        self.close()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """Yield chunks until one has a finish_reason. Raises the error that ended the answer."""

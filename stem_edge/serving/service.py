@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast
 
 from starlette.requests import HTTPConnection
 
 from stem_edge.runtime.model import Model
 from stem_edge.serving.compute import Compute
+from stem_edge.serving.metrics import Metrics
+from stem_edge.serving.token_texts import TokenTexts
 
 
 @dataclass(frozen=True)
@@ -17,12 +20,23 @@ class Service:
     """A model that is served, and how."""
 
     compute: Compute
-    name: str  # of the model, as clients see it
+    metrics: Metrics
+    given_name: str | None = None  # of the model
     key: str | None = None  # API key; None: nobody needs one
-    hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")  # names that clients may use; "*": any
-    origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS)
+    hosts: tuple[str, ...] = ()  # names of this server beside localhost and addresses; "*": any
+    origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS); "*": any
     body_nbytes: int = 16 << 20  # of the largest request
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """Texts of single tokens."""
+        return TokenTexts(self.model)
+
+    @property
+    def name(self) -> str:
+        """Name of the model, as clients see it. Raises LoadingError until it is loaded."""
+        return self.given_name or self.model.bundle.path.name
 
     @property
     def model(self) -> Model:

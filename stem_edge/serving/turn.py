@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
+from anyio import to_thread
+
+from stem_edge.errors import StemEdgeError
+from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.grammars.grammar import Grammar
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling import SamplingParams, TokenLogprobs
+from stem_edge.serving.refusals import RefusalError
+from stem_edge.serving.reply import Reply
+from stem_edge.serving.service import Service
+from stem_edge.text.messages import checked_messages, checked_tools
+from stem_edge.text.tool_calls.family import Family
+from stem_edge.text.tool_calls.parser import CallParser
+from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
@@ -22,7 +37,14 @@ class Turn:
     tool_choice: ToolChoice = "auto"
     tool_name: str | None = None  # the only one that may be called, and must be
     parallel: bool = True  # whether several calls are allowed
-    template_arguments: Mapping[str, bool | int | str | None] = field(default_factory=dict)
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Text(NamedTuple):
+    """More text of an answer."""
+
+    text: str
+    logprobs: Sequence[TokenLogprobs] | None = None  # if asked for, of tokens up to here
 
 
 class End(NamedTuple):
@@ -30,4 +52,182 @@ class End(NamedTuple):
 
     reason: Literal["stop", "length", "tool_calls"]
     stop: str | None  # the stop text that ended it
-    chunk: Chunk
+
+
+Event: TypeAlias = Text | CallBegin | CallArguments | CallEnd | End
+
+
+class Answering:
+    """The answer to a turn, under way; leaving the context manager early cancels it.
+
+    parser: of calls in it; None if there can be none.
+    """
+
+    def __init__(self, reply: Reply, parser: CallParser | None) -> None:
+        self.reply = reply
+        self._parser = parser
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reply.close()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Yield events, `End` as the last. Raises the error that ended the answer."""
+        called = False
+        async for chunk in self.reply:
+            for event in self._events(chunk):
+                called = called or isinstance(event, CallBegin)
+                yield event
+            if chunk.finish_reason is not None:
+                reason: Literal["stop", "tool_calls"] = "tool_calls" if called else "stop"
+                yield End("length" if chunk.finish_reason == "length" else reason, chunk.stop)
+
+    def _events(self, chunk: Chunk) -> Iterator[Event]:
+        if self._parser is None:
+            if chunk.text or chunk.logprobs:
+                yield Text(chunk.text, chunk.logprobs)
+            return
+        if chunk.logprobs:
+            yield Text("", chunk.logprobs)
+        pieces = self._parser.push(chunk.text)
+        if chunk.finish_reason is not None:
+            pieces += self._parser.finish()
+        for piece in pieces:
+            yield Text(piece.text) if isinstance(piece, Content) else piece
+
+
+class Answers(ExitStack):
+    """Answers to one turn; leaving the context manager early cancels those that have not ended."""
+
+    def __init__(self, all_: Sequence[Answering]) -> None:
+        super().__init__()
+        self.all = [self.enter_context(answering) for answering in all_]
+
+    @property
+    def first(self) -> Answering:
+        """The only one, if no more were asked for."""
+        return self.all[0]
+
+
+async def merged(answers: Sequence[Answering]) -> AsyncGenerator[tuple[int, Event]]:
+    """Yield (number of the answer, event) of all answers as they come."""
+    if len(answers) == 1:
+        async for event in answers[0]:
+            yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pump(queue, *each)) for each in enumerate(answers)]
+    try:
+        left = len(tasks)
+        while left:
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                left -= 1
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _pump(
+    queue: asyncio.Queue[tuple[int, Event] | Exception | None], number: int, answering: Answering
+) -> None:
+    try:
+        async for event in answering:
+            queue.put_nowait((number, event))
+        queue.put_nowait(None)
+    except StemEdgeError as error:
+        queue.put_nowait(error)
+
+
+async def begin(service: Service, turn: Turn, count: int = 1) -> Answers:
+    """Queue a turn, `count` times with seeds that follow each other; enter the result at once.
+
+    Raises InputError for a turn that the model cannot take, and what Compute.submit raises.
+    """
+    prepared = await to_thread.run_sync(prepare, service.model, turn, count)
+    replies = service.compute.submit(prepared.requests)
+    return Answers([Answering(reply, prepared.parser()) for reply in replies])
+
+
+class Prepared(NamedTuple):
+    """A turn that is rendered, tokenized and can be submitted."""
+
+    requests: list[Request]
+    family: Family | None  # how calls are written, if there may be some
+    tools: list[dict[str, Any]] | None
+
+    def parser(self) -> CallParser | None:
+        """Return a parser for one of the answers."""
+        return self.family.parser(self.tools) if self.family is not None else None
+
+
+def prepare(model: Model, turn: Turn, count: int = 1) -> Prepared:
+    """Render and tokenize a turn, and make its requests. Raises InputError."""
+    tools = checked_tools(turn.tools) if turn.tool_choice != "none" else None
+    ids = prompt_ids(model, turn, tools)
+    if not tools:
+        check_no_call(turn)
+        requests = [model.request(ids, params) for params in seeded(turn.params, count)]
+        return Prepared(requests, None, None)
+    family = model.tool_family
+    if family is None:
+        raise RefusalError(
+            "this model's chat template writes no calls that are known here", "tools"
+        )
+    params = with_calls(turn, family, tools)
+    requests = [model.request(ids, each) for each in seeded(params, count)]
+    return Prepared(requests, family, tools)
+
+
+def check_no_call(turn: Turn) -> None:
+    """Refuse a turn that demands a call, but offers no tools."""
+    if turn.tool_choice == "required" or turn.tool_name is not None:
+        raise RefusalError("tool_choice demands a call, but tools is empty", "tool_choice")
+
+
+def with_calls(turn: Turn, family: Family, tools: list[dict[str, Any]]) -> SamplingParams:
+    """Return params by which calls are written, and demanded if they are."""
+    params = replace(turn.params, skip_special_tokens=not family.special)
+    if turn.tool_choice != "required" and turn.tool_name is None:
+        return params
+    if params.grammar is not None:
+        raise RefusalError(
+            "a call is demanded and a format of the answer, too; ask for one", "tool_choice"
+        )
+    grammar = family.grammar(tools, name=turn.tool_name, parallel=turn.parallel)
+    return replace(params, grammar=Grammar("lark", grammar))
+
+
+def seeded(params: SamplingParams, count: int) -> list[SamplingParams]:
+    """Return params for several answers to one prompt: the same, with seeds that follow each other."""
+    if params.seed is None:
+        return [params] * count
+    return [replace(params, seed=(params.seed + number) % 2**64) for number in range(count)]
+
+
+def prompt_ids(
+    model: Model, turn: Turn, tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[int]:
+    """Return the token ids of a conversation, by the bundle's template; joined if there is none."""
+    if not turn.messages:
+        raise RefusalError("messages is empty; give at least one message", "messages")
+    if not model.has_chat_template:
+        if tools:
+            raise RefusalError("this model has no chat template, so it takes no tools", "tools")
+        return model.tokenize(joined(turn.messages))
+    text = model.chat_prompt(turn.messages, tools=tools, template_arguments=turn.template_arguments)
+    return model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)
+
+
+def joined(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the texts of messages, one after the other."""
+    text = "".join(message["content"] for message in checked_messages(messages))
+    if not text:
+        raise RefusalError("the messages have no text; give some", "messages")
+    return text

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import threading
 import weakref
@@ -23,61 +24,23 @@ from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.files.plain_files import damaged, read_plain
 from stem_edge.files.strict_json import one_line
 from stem_edge.system.child import module_command
+from stem_edge.text.messages import checked_messages, checked_template_arguments, checked_tools
 from stem_edge.text_table import printable
 
 MAX_CONFIG_NBYTES = 4 << 20
 MAX_TEMPLATE_NBYTES = 64 << 10
-MAX_MESSAGES = 4096
-MAX_MESSAGE_CHARS = 1 << 19  # of all messages together
 MAX_ANSWER_NBYTES = 16 << 20
 SECONDS = 2.0  # of a rendering
 LOAD_FACTOR = 4  # times SECONDS for the first rendering, which compiles
 START_SECONDS = 60.0  # long, because Jinja may be imported from a slow card
-ROLES = ("system", "developer", "user", "assistant", "tool")
+TOOL_USE = "tool_use"  # name of the template that transformers takes when tools are given
 SAMPLE = [{"role": "user", "content": "Hello"}]
 REMEDY = "export with a tokenizer whose chat_template works, or give plain text"
 
 
-def checked_messages(messages: object) -> list[dict[str, str]]:
-    """Check and copy messages, each a role and a text. Raises InputError."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise InputError(f"messages is of type {type(messages).__name__}, expected a list")
-    if not 0 < len(messages) <= MAX_MESSAGES:
-        raise InputError(f"there are {len(messages)} messages, expected 1 to {MAX_MESSAGES}")
-    for number, message in enumerate(messages):
-        _check_message(f"messages[{number}]", message)
-    count = sum(len(message["content"]) for message in messages)
-    if count > MAX_MESSAGE_CHARS:
-        raise InputError(
-            f"the messages have {count:,} characters, expected at most {MAX_MESSAGE_CHARS:,}; "
-            "shorten them"
-        )
-    return [{"role": each["role"], "content": each["content"]} for each in messages]
-
-
-def _check_message(where: str, message: object) -> None:
-    if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
-        raise InputError(
-            f'{where} is not of the form {{"role": "user", "content": "text"}}; give both keys'
-        )
-    role, content = message["role"], message["content"]
-    if role not in ROLES:
-        raise InputError(
-            f"{where}.role is {printable(ascii(role)[:80])}, expected one of: {', '.join(ROLES)}"
-        )
-    if not isinstance(content, str):
-        raise InputError(f"{where}.content is of type {type(content).__name__}, expected a text")
-    try:
-        content.encode()
-    except UnicodeEncodeError as error:  # such as bytes of a terminal that are not UTF-8
-        raise InputError(
-            f"{where}.content is not valid Unicode ({error}); give it as UTF-8"
-        ) from None
-
-
 def has_template(path: Path) -> bool:
     """Return whether a tokenizer_config.json has a chat template. Raises BundleError."""
-    return isinstance(_read_config(path).get("chat_template"), str)
+    return bool(_templates(_read_config(path)))
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -90,18 +53,31 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise damaged(path, f"not a JSON object ({one_line(error)})") from None
 
 
-def read_template(path: Path) -> tuple[str, dict[str, str]]:
+def _templates(config: dict[str, Any]) -> dict[str, str]:
+    """Return templates by name; empty without one for every conversation."""
+    given = config.get("chat_template")
+    if isinstance(given, str):
+        return {"default": given}
+    named = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+    pairs = [(each.get("name"), each.get("template")) for each in named]
+    found = {n: t for n, t in pairs if isinstance(n, str) and isinstance(t, str)}
+    return found if "default" in found else {}
+
+
+def read_template(path: Path, *, tools: bool = False) -> tuple[str, dict[str, str]]:
     """Read the chat template of a tokenizer_config.json, and the special tokens that it may use.
 
+    tools: read the one for conversations with tools, if there are several templates.
     Raises BundleError, and InputError if there is no template.
     """
     config = _read_config(path)
-    template = config.get("chat_template")
-    if not isinstance(template, str):
+    templates = _templates(config)
+    if not templates:
         raise InputError(
             f"{path}: no chat template; give a plain prompt, or export with a tokenizer that has a "
             "template"
         )
+    template = templates[TOOL_USE if tools and TOOL_USE in templates else "default"]
     if len(template.encode()) > MAX_TEMPLATE_NBYTES:
         raise BundleError(
             f"{path}: chat_template has {len(template.encode()):,} bytes, expected at most "
@@ -121,11 +97,13 @@ class ChatTemplate:
     def __init__(self, path: Path, seconds: float = SECONDS) -> None:
         self._path, self._seconds = path, seconds
         self.source, self.tokens = read_template(path)
+        self.tool_source, _ = read_template(path, tools=True)
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
         try:
             # More time, because compiling takes longer than rendering, above all on a small device.
-            self._render(SAMPLE, True, LOAD_FACTOR * seconds)
+            sample = {"messages": SAMPLE, "add_generation_prompt": True}
+            self._render(sample, LOAD_FACTOR * seconds)
         except InputError:  # no fault of the template: it may accept only other messages
             pass
         except BaseException:
@@ -133,22 +111,38 @@ class ChatTemplate:
             raise
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: object = None,
+        arguments: object = None,
     ) -> str:
         """Return the text of a conversation, by default with the beginning of an answer at its end.
 
-        Raises InputError for malformed messages and for those that the template refuses,
-        BundleError for a template that fails or takes too long.
+        tools: in OpenAI's form; arguments: variables of the template, such as enable_thinking.
+        Raises InputError for malformed ones, for messages that the template refuses and for tools
+        that it has no place for, BundleError for a template that fails or takes too long.
         """
-        return self._render(checked_messages(messages), add_generation_prompt, self._seconds)
-
-    def _render(self, messages: list[dict[str, str]], prompt: bool, seconds: float) -> str:
+        source, given = self.source, checked_tools(tools)
+        if given is not None:
+            source = self.tool_source
+            if not re.search(r"\btools\b", source):
+                raise InputError(
+                    f"{self._path}: the chat template of this bundle has no place for tools; give "
+                    "none, or describe them in a message"
+                )
         request = {
-            "template": self.source,
-            "tokens": self.tokens,
-            "messages": messages,
-            "add_generation_prompt": prompt,
+            "template": source,
+            "messages": checked_messages(messages),
+            "tools": given,
+            "arguments": checked_template_arguments(arguments),
+            "add_generation_prompt": add_generation_prompt,
         }
+        return self._render(request, self._seconds)
+
+    def _render(self, request: dict[str, Any], seconds: float) -> str:
+        request = {"template": self.source, "tokens": self.tokens, **request}
         answer = self._ask(json.dumps(request).encode() + b"\n", seconds)
         if "refused" in answer:
             raise InputError(

@@ -20,6 +20,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import missing
 
 from stem_edge.system.child import limit_this_process
 
@@ -40,10 +41,18 @@ class OtherFileError(Exception):
 
 
 class Missing(jinja2.Undefined):
-    """Undefined value that a template may test for, but neither print nor use."""
+    """Undefined value that a template may test for, but not use.
+
+    What a message or a tool lacks prints as nothing, which published templates rely on; a variable
+    that nobody set cannot be printed.
+    """
 
     __slots__ = ()
-    __str__ = jinja2.Undefined._fail_with_undefined_error
+
+    def __str__(self) -> str:
+        if self._undefined_obj is missing:
+            self._fail_with_undefined_error()
+        return ""
 
 
 class GenerationTag(Extension):
@@ -97,9 +106,10 @@ def compiled(source: str) -> jinja2.Template:
 def render(template: jinja2.Template, request: dict[str, Any]) -> dict[str, Any]:
     """Return the text, or an error if it is too long."""
     pieces, length = list[str](), 0
-    values = {"messages": request["messages"], "tools": None, "documents": None}
-    flag = {"add_generation_prompt": bool(request["add_generation_prompt"])}
-    for piece in template.generate(**values, **flag, **request["tokens"]):
+    values = dict(request.get("arguments") or {}, documents=None, **request["tokens"])
+    values |= {"messages": request["messages"], "tools": request.get("tools")}
+    values |= {"add_generation_prompt": bool(request["add_generation_prompt"])}
+    for piece in template.generate(values):
         length += len(piece)
         if length > MAX_OUTPUT_CHARS:
             return {"error": f"it makes more than {MAX_OUTPUT_CHARS:,} characters"}

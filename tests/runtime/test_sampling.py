@@ -8,14 +8,17 @@ import pytest
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, F64, I64
+from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.sampling import (
     BLOCK,
     MOST_NEEDED,
+    Sampler,
     SamplingParams,
+    apply_penalties,
     apply_repetition_penalty,
     candidates,
-    make_sampler,
     needed_logits,
+    params_of,
     token_logprobs,
     top_ids,
 )
@@ -31,6 +34,15 @@ INF, NAN = float("inf"), float("nan")
         ("temperature", INF, "a number from 0.0 to 1000000.0"),
         ("top_p", 0.0, "a number above 0, up to 1.0"),
         ("stop", ["END", ""], "a list of at most 64 texts of 1 to 1024 characters"),
+        ("presence_penalty", 2.1, "a number from -2.0 to 2.0"),
+        ("frequency_penalty", True, "a number from -2.0 to 2.0"),
+        ("logit_bias", {-1: 0}, "numbers from -100.0 to 100.0 by token id"),
+        ("logit_bias", {"1": 0}, "numbers from -100.0 to 100.0 by token id"),
+        ("logit_bias", {1: 100.5}, "numbers from -100.0 to 100.0 by token id"),
+        ("logit_bias", {1: NAN}, "numbers from -100.0 to 100.0 by token id"),
+        ("logit_bias", [1], "numbers from -100.0 to 100.0 by token id"),
+        ("skip_special_tokens", 1, "True or False"),
+        ("grammar", "start: /a/", "a Grammar"),
     ],
 )
 def test_values_out_of_range_are_refused(field: str, value: Any, expected: str) -> None:
@@ -47,7 +59,7 @@ def test_the_ends_of_the_ranges_are_accepted() -> None:
 
 
 def sample(logits: F32, params: SamplingParams, count: int = 1) -> list[int]:
-    choose = make_sampler(params)
+    choose = Sampler(params)
     return [choose(logits.copy(), []) for _ in range(count)]
 
 
@@ -230,10 +242,76 @@ def test_repetition_penalty_by_hand(penalty: float, expected: list[float]) -> No
 
 def test_repetition_penalty_changes_the_choice() -> None:
     logits = np.array([2, 1.5, 0], np.float32)
-    choose = make_sampler(SamplingParams(repetition_penalty=2.0))
+    choose = Sampler(SamplingParams(repetition_penalty=2.0))
     assert choose(logits.copy(), []) == 0
     assert choose(logits.copy(), [0]) == 1
     assert choose(logits.copy(), [0, 1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("presence", "frequency", "expected"),
+    [
+        (0, 0, [2, -2, 0, 3]),
+        (0.5, 0, [1.5, -2.5, 0, 3]),
+        (0, 0.25, [1.75, -2.75, 0, 3]),
+        (-1, 0.5, [2.5, -2.5, 0, 3]),
+    ],
+)
+def test_penalties_by_hand(presence: float, frequency: float, expected: list[float]) -> None:
+    logits = np.array([2, -2, 0, 3], np.float32)
+    apply_penalties(logits, [1, 0, 1, 1], presence, frequency)
+    assert logits.tolist() == expected
+
+
+def test_penalties_are_for_the_answer_and_others_for_all() -> None:
+    logits = np.array([2, 1.5, 1], np.float32)
+    for options, expected in (
+        ({"presence_penalty": 1.0}, [0, 1, 0, 0]),
+        ({"frequency_penalty": 0.6}, [0, 1, 0, 2]),
+        ({"frequency_penalty": -2.0}, [0, 0, 0, 0]),
+        ({"repetition_penalty": 2.0}, [1, 0, 0, 0]),
+        ({"logit_bias": {0: -100, 2: 0.75}}, [2, 2, 2, 2]),
+        ({"logit_bias": {1: 100.0}, "presence_penalty": 2.0}, [1, 1, 1, 1]),
+    ):
+        choose, seen = Sampler(SamplingParams(**options), 1), [0]  # type: ignore[arg-type]
+        for _ in range(4):
+            seen.append(choose(logits.copy(), seen))
+        assert seen[1:] == expected, options
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_token_that_is_skipped_has_its_random_number(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=4)
+    choose, other = params.sampler(), params.sampler()
+    logits = np.random.default_rng(0).normal(size=50).astype(np.float32)
+    for at in range(40):
+        if at % 3:
+            assert choose(logits.copy(), []) == other(logits.copy(), [])
+        else:
+            choose(logits.copy(), [])
+            other.skip()
+
+
+OPTIONS: list[tuple[Any, Grammar | None]] = [
+    ({}, None),
+    ({"schema": None, "grammar": None}, None),
+    ({"schema": {"type": "null"}}, Grammar("json_schema", '{"type":"null"}')),
+    ({"schema": False}, Grammar("json_schema", "false")),
+    ({"regex": "a+"}, Grammar("regex", "a+")),
+    ({"grammar": "start: /a/"}, Grammar("lark", "start: /a/")),
+    ({"grammar": 'root ::= "a"'}, Grammar("gbnf", 'root ::= "a"')),
+    ({"grammar": Grammar("regex", "a")}, Grammar("regex", "a")),
+]
+
+
+@pytest.mark.parametrize(("options", "grammar"), OPTIONS)
+def test_grammars_of_options(options: Any, grammar: Grammar | None) -> None:
+    assert params_of(None, {"top_k": 3} | options) == SamplingParams(top_k=3, grammar=grammar)
+
+
+def test_one_grammar_at_most() -> None:
+    with pytest.raises(InputError, match="only one of grammar and regex"):
+        params_of(None, {"regex": "a", "grammar": "b"})
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 300, 301])
@@ -260,6 +338,9 @@ def test_logprobs_are_those_of_a_log_softmax(kind: str, count: int) -> None:
         ({"logprobs": 0}, 0),
         ({"logprobs": 3}, 0),
         ({"repetition_penalty": 1.1}, 0),
+        ({"presence_penalty": -0.1}, 0),
+        ({"frequency_penalty": 0.1}, 0),
+        ({"logit_bias": {3: 1}}, 0),
         ({"temperature": 1.0}, 0),
         ({"temperature": 1.0, "top_p": 0.9, "min_p": 0.1}, 0),
         ({"temperature": 1.0, "top_k": 50}, 50),
@@ -293,7 +374,7 @@ def test_what_is_sampled_needs_no_other_logits(size: int, seed: int) -> None:
         min_p=float(rng.choice([0.0, 0.05])),
         seed=seed,
     )
-    full, sparse = make_sampler(params), make_sampler(params)
+    full, sparse = Sampler(params), Sampler(params)
     for _ in range(20):
         logits = rng.normal(size=size).astype(np.float32)
         if rng.random() < 0.5:

@@ -23,6 +23,7 @@ import numpy as np
 
 import stem_edge
 from stem_edge.runtime import Model, SamplingParams
+from stem_edge.runtime.generation import Answer
 
 LOGIT_SPREAD = 3.0
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -64,7 +65,8 @@ def share(model: Model, options: dict[str, Any], tokens: int) -> list[float]:
 
     backend.open_context = open_context  # type: ignore[method-assign]
     try:
-        for _ in model._tokens(prompt, params, model._open_edits.lookups(prompt, None)):
+        lookups = model._open_edits.lookups(prompt, None)
+        for _ in model._tokens(prompt, Answer(prompt, params, ()), lookups, len(prompt) + tokens):
             stalled = model.engine.rows.counters().stall_seconds
             totals.append(time.perf_counter() - spent[0] - stalled)
     finally:

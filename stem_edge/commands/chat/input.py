@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stem_edge.errors import InputError
-from stem_edge.text.chat_template import MAX_MESSAGE_CHARS
+from stem_edge.text.messages import MAX_MESSAGE_CHARS
 
 QUOTES = '"""'
 

@@ -20,12 +20,18 @@ class Following(SamplingParams):
     text: tuple[int, ...] = ()
     chosen: Callable[[int, int], None] = lambda token, own: None
 
-    def sampler(self) -> Sampler:
-        greedy = super().sampler()
+    def sampler(self, prompt: int = 0) -> Sampler:
+        return Follower(self)
 
-        def choose(logits: F32, seen: Sequence[int]) -> int:
-            own, token = greedy(logits, seen), self.text[len(seen)]
-            self.chosen(token, own)
-            return token
 
-        return choose
+class Follower(Sampler):
+    """Takes the tokens of a text."""
+
+    def __init__(self, params: Following) -> None:
+        super().__init__(params)
+        self._text, self._chosen = params.text, params.chosen
+
+    def __call__(self, logits: F32, seen: Sequence[int]) -> int:
+        own, token = super().__call__(logits, seen), self._text[len(seen)]
+        self._chosen(token, own)
+        return token

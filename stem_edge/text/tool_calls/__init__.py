@@ -1,1 +1,20 @@
-"""Calls of tools in the text of an answer, as each family of chat templates writes them."""
+"""Calls of tools in the text of an answer, as each family of chat templates writes them.
+
+How a server uses it, with a Model and messages and tools in OpenAI's form:
+
+    tools = checked_tools(tools)  # stem_edge/text/messages.py; None if there are none
+    family = model.tool_family if tools else None  # None: calls stay in the text
+    prompt = model.chat_prompt(messages, tools=tools, template_arguments=chat_template_kwargs)
+    if family and required:  # tool_choice "required" or a name; with "auto" nothing is enforced
+        grammar = Grammar.of_text(family.grammar(tools, name=name, parallel=parallel))
+    parser = family.parser(tools)  # the model must keep names of special tokens if family.special
+    for chunk in chunks:
+        for piece in parser.push(chunk.text): ...  # Content, CallBegin, CallArguments, CallEnd
+    for piece in parser.finish(): ...  # a call without a CallEnd broke off
+
+`finish_reason` is "tool_calls" if a CallEnd came. With tool_choice "none" give no tools at all.
+"strict" of a tool is read and not enforced, unless the call is required.
+
+family.py describes the families; forms.py reads calls; values.py their arguments; lark.py and each
+form make grammars; arriving.py lets all of them read text that is not all there yet.
+"""

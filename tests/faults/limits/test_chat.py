@@ -15,7 +15,8 @@ from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.runtime.text.chat import Chat
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.text import chat_template
-from stem_edge.text.chat_template import ChatTemplate, checked_messages, read_template
+from stem_edge.text.chat_template import ChatTemplate, read_template
+from stem_edge.text.messages import checked_messages
 
 
 def turn(content: str = "Hello", role: str = "user") -> dict[str, str]:
@@ -39,7 +40,7 @@ def test_p12_messages_of_every_role_are_rendered() -> None:
     for other in ("Hello", b"Hello", None, turn(), 3):
         refused(partial(checked_messages, other), InputError, type(other).__name__)
     # A message cannot bring a template or one of its variables, either.
-    more: list[dict[str, object]] = [{"name": "x"}, {"chat_template": "x"}, {"tools": []}]
+    more: list[dict[str, object]] = [{"chat_template": "x"}, {"tools": []}]
     others: list[object] = [None, "Hello", [], {"role": "user"}, *(turn() | one for one in more)]
     for one in others:
         refused(partial(checked_messages, [turn(), one]), InputError, "messages[1] is not of")
@@ -119,8 +120,13 @@ def test_what_a_template_is_asked(config: Path, worker: Worker) -> None:
         assert template.render([turn("a")]) == "a"
         assert template.render([turn("b")], False) == "b"
     (sample, first), (a, second), (b, _) = worker.asked
-    request = {"template": "x", "tokens": {"eos_token": "<e>"}, "messages": [turn()]}
+    request: dict[str, object] = {
+        "template": "x",
+        "tokens": {"eos_token": "<e>"},
+        "messages": [turn()],
+    }
     assert sample == request | {"add_generation_prompt": True}
+    request |= {"tools": None, "arguments": {}}
     assert a == request | {"add_generation_prompt": True, "messages": [turn("a")]}
     assert b == request | {"add_generation_prompt": False, "messages": [turn("b")]}
     assert (first, second) == (12.0, 3.0)
@@ -187,6 +193,12 @@ def test_names_of_special_tokens_in_messages(tmp_path: Path, config: Path, worke
     chat.close()  # because it never had a process
     said = refused(lambda: chat.prompt([turn(), turn("x<c>")]), InputError, "messages[1].content")
     assert "'<c>'" in said
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"<c>": 1}}}
+    refused(lambda: chat.prompt([turn()], tools=[tool]), InputError, "a name in tools[0].function")
+    refused(
+        lambda: chat.prompt([turn()], template_arguments={"effort": "<c>"}),
+        InputError, "template_arguments.effort names",
+    )  # fmt: skip
     assert not worker.asked
     assert chat.prompt([turn()]) == "a"
     assert chat.prompt([turn("<c>")], False, special_tokens_in_text=True) == "b"

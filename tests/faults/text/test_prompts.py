@@ -21,7 +21,7 @@ from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.runtime.lookups.row_ids import checked_ids
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams, make_sampler
+from stem_edge.runtime.sampling import Sampler, SamplingParams
 from stem_edge.text_table import shown
 
 NOT_APPLICABLE: dict[str, str] = {
@@ -129,7 +129,7 @@ def test_p3_numbers_of_the_command_are_checked_by_its_usage(
 def test_p4_the_ends_of_the_range_sample(capsys: pytest.CaptureFixture[str]) -> None:
     logits = np.array([1.0, -INF, 3e38, -3e38], np.float32)
     for temperature in (5e-324, 1e-30, 1e6):
-        choose = make_sampler(SamplingParams(temperature=temperature, seed=1))
+        choose = Sampler(SamplingParams(temperature=temperature, seed=1))
         assert choose(logits.copy(), []) in (0, 2, 3)
     command_refused(
         capsys, ["generate", DEMO, "-p", "a", "--temperature", "nan"], "temperature is nan"
@@ -234,9 +234,7 @@ def test_p11_other_characters_are_text(model: Model, prompt: str) -> None:
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_p14_every_token_masked_or_nan(logits: list[float], temperature: float) -> None:
-    choose = make_sampler(
-        SamplingParams(temperature=temperature, top_p=0.9, repetition_penalty=1.5)
-    )
+    choose = Sampler(SamplingParams(temperature=temperature, top_p=0.9, repetition_penalty=1.5))
     refused(
         lambda: choose(np.array(logits, np.float32), [0]), BackendError, "expected a finite number"
     )

@@ -20,7 +20,8 @@ from stem_edge.errors import RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.engines import ENGINES, Engine
-from stem_edge.runtime.generation import Answer, sample_tokens
+from stem_edge.runtime.decoding import sample_tokens
+from stem_edge.runtime.generation import Answer
 from stem_edge.runtime.sampling import SamplingParams, TokenLogprobs
 from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.stats import Recorder

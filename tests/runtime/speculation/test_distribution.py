@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.generation import Answer, sample_tokens
+from stem_edge.runtime.decoding import sample_tokens
+from stem_edge.runtime.generation import Answer
 from stem_edge.runtime.rows.prefetch import Rows
 from stem_edge.runtime.sampling import SamplingParams
 from stem_edge.runtime.speculation.speculation import Guesses

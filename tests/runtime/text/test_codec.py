@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from text_codecs import byte_chars
@@ -30,6 +31,21 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     path = tmp_path_factory.mktemp("text") / "tokenizer.json"
     tokenizer.save(str(path))
     return TextCodec(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "a<tool>b"),
+        ({"skip_special_tokens": False}, "a<|end|><tool>b<|end|>"),
+        ({"skip_special_tokens": False, "silent": {SPECIAL}}, "a<tool>b"),
+        ({"silent": {ADDED, 97}}, "b"),
+    ],
+)
+def test_which_tokens_a_stream_has(options: Any, text: str, codec: TextCodec) -> None:
+    stream = TokenStream(codec, **options)
+    ids = [97, SPECIAL, ADDED, 98, SPECIAL]
+    assert "".join([*map(stream.push, ids), stream.finish()]) == text
 
 
 def pieces_of(codec: TextCodec, token_ids: Sequence[int], stop: Sequence[str] = ()) -> list[str]:

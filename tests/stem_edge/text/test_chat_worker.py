@@ -39,6 +39,7 @@ def ask(template: str, **changes: Any) -> dict[str, Any]:
         ("{{ nobody is defined }}{{ nobody.name if nobody else 'no' }}", "Falseno"),
         ("{% for m in messages %}{{ m.tool_calls or m.name | default('N') }}{% endfor %}", "N"),
         ("{% for n in nobody %}{% endfor %}", ""),
+        ("{{ messages[0].name }}{{ messages[0]['name'] | upper }}{{ messages[9] }}", ""),
         ("{{ strftime_now('%Y') }}", str(datetime.datetime.now().astimezone().year)),
         ("{{ strftime_now('x' * 65) | length }}", "64"), ("{{ 'a' * 1048576 }}", "a" * 2**20),
     ],

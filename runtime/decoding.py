@@ -1,0 +1,157 @@
+"""Decoding one sequence in a context of its own, a step at a time.
+
+With guesses at the tokens that follow (stem_edge.runtime.speculation), a step computes these, too. A
+token is chosen from its logits just as without: with the same sampler, the same random numbers, and
+the same tokens before it. It is a guess come true, or what follows it in the step is dropped. Tokens
+that a constraint leaves no choice of are guesses that always come true.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from stem_edge.errors import StemEdgeError
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.step_costs import SIZES
+from stem_edge.runtime.engine import Context, Engine, Step
+from stem_edge.runtime.generation import Answer, Sampled
+from stem_edge.runtime.lookups.overlay import Lookups
+from stem_edge.runtime.speculation.speculation import NO_GUESSES, Guesses
+from stem_edge.runtime.stats import Recorder
+
+MOST = max(SIZES)  # tokens of a step
+
+
+class Decoding:
+    """Steps of one answer. The context has all of it but its last token, once one was chosen.
+
+    exact: tokens are computed together only as guesses, which are for those whose bits stay.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        context: Context,
+        answer: Answer,
+        lookups: Lookups,
+        record: Recorder,
+        guesses: Guesses = NO_GUESSES,
+        *,
+        exact: bool = False,
+    ) -> None:
+        self._engine, self._context, self._answer = engine, context, answer
+        self._lookups, self._record, self._guesses = lookups, record, guesses
+        self._forced = 0 if exact else MOST  # most tokens without a choice in a step
+        self._next: Step | None = None  # once it is known
+        self._guessing = 0.0  # seconds that it took to know it
+
+    def after(self, logits: F32) -> Iterator[Sampled]:
+        """Yield the first token, by logits [1, V] of the prompt's last."""
+        return self._chosen(Verified(logits, []))
+
+    def step(self) -> Iterator[Sampled]:
+        """Process the token chosen last; yield those that follow, until one is not yet processed.
+
+        Whoever takes them all can take another step, or process that one by other means.
+        """
+        started = time.perf_counter()
+        step, self._next = self._next or self._following(), None
+        found = _verify(self._engine, self._context, step, self._answer.top)
+        seconds = self._guessing + time.perf_counter() - started
+        records, drafted = len(set(step.stem_ids.tolist())), len(step.token_ids) - 1
+        self._record.decoded(seconds, records=records, drafted=drafted)
+        self._guessing = 0.0
+        return self._chosen(found)
+
+    def _chosen(self, found: Verified) -> Iterator[Sampled]:
+        sampled = yield from self._as_drafted(found)
+        if sampled.finish_reason is None:
+            started = time.perf_counter()
+            if self._guesses.quick:
+                self._next = self._following()
+            step = self._next or self._of([sampled.token_id])
+            # Read rows while the caller handles the token.
+            self._engine.expect(step.stem_ids, step.logits)
+            self._guessing = time.perf_counter() - started
+        self._record.sampled()
+        yield sampled
+
+    def _as_drafted(self, found: Verified) -> Generator[Sampled, None, Sampled]:
+        """Yield tokens while they are as drafted; return the first other one, or the last of all.
+
+        The context then has what comes before it.
+        """
+        answer, context, left = self._answer, self._context, len(found.drafts)
+        for logits, draft in zip(found.logits, found.drafts, strict=False):
+            sampled = answer.choose(logits, room=context.room + left)
+            if sampled.token_id != draft or sampled.finish_reason is not None:
+                context.rewind(context.position - left)
+                return sampled
+            left -= 1
+            self._record.sampled(drafted=True)
+            yield sampled
+        return answer.choose(found.logits[-1], room=context.room)
+
+    def _following(self) -> Step:
+        """Return the token chosen last with what follows it, or may."""
+        seen = self._answer.seen
+        room = min(self._context.room, self._engine.logit_tokens, MOST) - 1
+        drafts = self._answer.forced(min(room, self._forced)) or self._guesses.after(seen, room)
+        return self._of([seen[-1], *drafts])
+
+    def _of(self, tokens: list[int]) -> Step:
+        stem_ids = np.array([self._lookups.of_token(token) for token in tokens])
+        return Step(np.array(tokens), stem_ids, len(tokens))
+
+
+def sample_tokens(
+    engine: Engine,
+    context: Context,
+    answer: Answer,
+    lookups: Lookups,
+    record: Recorder,
+    guesses: Guesses = NO_GUESSES,
+    *,
+    exact: bool = False,
+) -> Iterator[Sampled]:
+    """Process the prompt, then yield new tokens until one ends the answer or the context is full.
+
+    The context may have processed the prompt's first tokens already.
+    """
+    cached, prompt, top = context.position, tuple(answer.seen), answer.top
+    for logits in engine.process(context, prompt, lookups.prompt, computed=cached, top=top):
+        found = logits
+    record.prefilled(len(prompt), cached)
+    decoding = Decoding(engine, context, answer, lookups, record, guesses, exact=exact)
+    tokens = decoding.after(found)
+    while True:
+        for sampled in tokens:
+            yield sampled
+            if sampled.finish_reason is not None:
+                return
+        tokens = decoding.step()
+
+
+class Verified(NamedTuple):
+    """Logits of a token, and of the tokens drafted to follow it."""
+
+    logits: F32  # [1 + drafts, V]
+    drafts: list[int]
+
+
+def _verify(engine: Engine, context: Context, step: Step, top: int) -> Verified:
+    """Compute a token and its drafts; the token alone if that fails.
+
+    Otherwise the row of a token that the answer does not have could end it.
+    """
+    try:
+        logits = engine.step(context, step.token_ids, step.logits, stem_ids=step.stem_ids, top=top)
+        return Verified(logits, step.token_ids[1:].tolist())
+    except StemEdgeError:
+        if step.logits == 1:
+            raise
+        return _verify(engine, context, Step(step.token_ids[:1], step.stem_ids[:1], 1), top)

@@ -1,0 +1,61 @@
+"""What a user writes to say which texts a model may answer with."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from stem_edge.errors import InputError
+from stem_edge.files.strict_json import one_line
+from stem_edge.text_table import shown
+
+MAX_CHARS = 1 << 20  # larger ones would take minutes to compile
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # Lark has no "::="
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Texts that an answer may be. What it means is found out when it is compiled.
+
+    Raises InputError for one that is empty or too large.
+    """
+
+    kind: Literal["json_schema", "regex", "lark", "gbnf"]
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not 0 < len(self.text) <= MAX_CHARS:
+            raise InputError(
+                f"the {self.kind} is {shown(self.text)}; expected a text of 1 to {MAX_CHARS:,} "
+                "characters"
+            )
+
+    @classmethod
+    def of_schema(cls, schema: object) -> Self:
+        """Return the grammar of JSON texts that a JSON Schema allows.
+
+        schema: a dict or bool, or a str of JSON; members come in the order of its properties.
+        """
+        try:
+            value = json.loads(schema) if isinstance(schema, str) else schema
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(
+                f"schema is not JSON ({one_line(error)}); give a JSON Schema"
+            ) from None
+        if not isinstance(value, dict | bool):
+            raise InputError(f"schema is {shown(text)}; expected a JSON object, true or false")
+        return cls("json_schema", text)
+
+    @classmethod
+    def of_regex(cls, regex: str) -> Self:
+        """Return the grammar of texts that match a regular expression as a whole."""
+        return cls("regex", regex)
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Return the grammar written in Lark, or in GBNF, whose rules have "::="."""
+        gbnf = isinstance(text, str) and _GBNF_RULE.search(text) is not None
+        return cls("gbnf" if gbnf else "lark", text)

@@ -1,0 +1,111 @@
+"""JSON Schemas as llguidance reads them.
+
+What it does not enforce it refuses by itself. Here is what it would get wrong: formats of which it
+allows too much are completed by patterns, and what cannot be is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from stem_edge.errors import InputError
+from stem_edge.text_table import shown
+
+# A space, or a line break with indentation, wherever JSON allows any: models write so, and a model
+# that is allowed more may write nothing else until the answer's limit.
+WHITESPACE = r" |\n[ \t]{0,40}"
+OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE, "lenient": False}
+
+_SECONDS = "^[^:]*:[0-9]{2}:[0-5]"  # without leap seconds, allowed at 23:59 UTC only
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DAY = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
+_MAIL = r"^[^@]{1,64}@([^.@]{1,63}\.)*[^.@]{1,63}$"  # lengths that RFC 5321 and 1035 allow
+_COMPLETED = {
+    "date-time": [{"pattern": _SECONDS}, {"pattern": _DAY}],
+    "date": [{"pattern": _DAY}],
+    "time": [{"pattern": _SECONDS}],
+    "email": [{"pattern": _MAIL, "maxLength": 254}],
+}
+# Remainders are states of an automaton: a million of them take 14 seconds to compile.
+MAX_MULTIPLE = 10_000
+
+_VALUES = ("const", "enum", "default", "example", "examples")  # not schemas
+_NAMED = (  # maps of names to schemas
+    "properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies",
+)  # fmt: skip
+
+
+def prepared(text: str) -> str:
+    """Return a JSON Schema that means the same and that llguidance enforces or refuses.
+
+    Raises InputError, naming keyword and place, for what llguidance would enforce wrongly.
+    """
+    schema = json.loads(text)
+    if isinstance(schema, bool):
+        schema = {"allOf": [schema]}
+    return json.dumps(_walk(schema, "#"), ensure_ascii=False)
+
+
+def place_named(text: str, reason: str) -> str:
+    """Return " at #/properties/a", where a schema has the keyword that a message names, or ""."""
+    keyword = re.search(r"(?:[\"']|format: )([$\w-]+)", reason)
+    found: list[str] = []
+
+    def look(schema: dict[str, Any], where: str) -> None:
+        if keyword and keyword[1] in (*schema, schema.get("format")):
+            found.append(f" at {where}")
+
+    _walk(json.loads(text), "#", look)
+    return found[0] if found else ""
+
+
+def _walk(node: Any, where: str, visit: Callable[[dict[str, Any], str], None] | None = None) -> Any:
+    """Return a schema, or whatever stands below a keyword, with each schema in it prepared."""
+    if isinstance(node, list):
+        return [_walk(each, f"{where}/{at}", visit) for at, each in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    (visit or _check)(node, where)
+    made = {}
+    for key, value in node.items():
+        at = f"{where}/{key}"
+        if key in _NAMED and isinstance(value, dict):
+            value = {name: _walk(each, f"{at}/{name}", visit) for name, each in value.items()}
+        elif key not in _VALUES:
+            value = _walk(value, at, visit)
+        made[key] = value
+    completion = _COMPLETED.get(node["format"]) if isinstance(node.get("format"), str) else None
+    if completion is not None and isinstance(made.get("allOf", []), list):
+        made["allOf"] = [*made.get("allOf", []), *completion]
+    return made
+
+
+def _check(schema: dict[str, Any], where: str) -> None:
+    if "$ref" in schema and "$id" in schema and where != "#":
+        raise InputError(
+            f"schema: $id beside $ref at {where} means different things in different versions of "
+            "JSON Schema; remove $id"
+        )
+    if "x-guidance" in schema:
+        raise InputError(f"schema: x-guidance at {where} is no part of JSON Schema; remove it")
+    _check_multiple(schema.get("multipleOf"), where)
+    least, required = schema.get("minProperties"), schema.get("required")
+    named = len(required) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > named + 1:  # names that are free may be written twice
+        raise InputError(
+            f"schema: minProperties {shown(least)} at {where} is more than one above the count of "
+            "required properties, which cannot be enforced; require more, or ask for fewer"
+        )
+
+
+def _check_multiple(value: object, where: str) -> None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value:
+        digits = f"{value:f}".rstrip("0").replace(".", "").lstrip("0")
+        if int(digits or "0") > MAX_MULTIPLE:
+            raise InputError(
+                f"schema: multipleOf {shown(value)} at {where} takes too long to enforce; expected "
+                f"at most {MAX_MULTIPLE:,}, without regard to the decimal point"
+            )

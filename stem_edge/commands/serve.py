@@ -1,0 +1,190 @@
+"""The command `stem-edge serve`."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+import time
+from ipaddress import ip_address
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from anyio import to_thread
+from starlette.applications import Starlette
+
+from stem_edge.bundle.manifest import open_bundle
+from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
+from stem_edge.errors import InputError
+from stem_edge.progress import show_status
+from stem_edge.runtime import load
+from stem_edge.serving import app
+from stem_edge.serving.compute import Compute
+
+SEQUENCES = 8  # answers computed together, if memory allows
+MAX_HEADER_NBYTES = 64 << 10
+MAX_CONNECTIONS = 1000
+BACKLOG = 1024  # connections that wait to be accepted
+KEEP_ALIVE_SECONDS = 75
+SENDING_SECONDS = 5  # for the last bytes of answers, after the end
+JOIN_SECONDS = 10.0  # for a load that is under way at the end
+
+DESCRIPTION = """\
+Serve a bundle to programs and people on this machine: OpenAI's and Anthropic's interfaces, and a chat
+page. It ends with Ctrl-C, or when the system asks it to: answers under way are finished first."""
+
+EPILOG = """\
+examples:
+  stem-edge serve model
+  stem-edge serve model --memory 600MB --context-length 4096
+  stem-edge serve model --host 0.0.0.0 --api-key-file key.txt
+
+Up to 8 answers are computed together, as far as memory allows; --sequences N changes that, and has
+room for N full contexts."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    add("--name", help="name of the model for clients (default: that of the folder)")
+    where = parser.add_argument_group("where and for whom").add_argument
+    host = "address to listen on (default: 127.0.0.1, which only this machine reaches)"
+    where("--host", default="127.0.0.1", metavar="ADDRESS", help=host)
+    port = "port to listen on; 0: any that is free (default: 8080)"
+    where("--port", type=int, default=8080, metavar="N", help=port)
+    key = "key that clients must give; other users of this machine can see it, unlike a file"
+    where("--api-key", metavar="KEY", help=key)
+    where("--api-key-file", type=Path, metavar="FILE", help="file with this key alone")
+    allow = (
+        "name by which clients may ask, beside localhost and addresses; may be repeated; * for any"
+    )
+    where("--allow-host", action="append", default=[], metavar="NAME", help=allow)
+    origin = "let pages of this origin ask, like https://example.org; may be repeated; * for any"
+    where("--cors-origin", action="append", default=[], metavar="ORIGIN", help=origin)
+    much = parser.add_argument_group("how much").add_argument
+    queue = "requests that may wait for a place; more are told to come back (default: 64)"
+    much("--queue", type=int, default=64, metavar="N", help=queue)
+    grace = "time for answers to be finished at the end, in seconds (default: 30)"
+    much("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
+    loading = parser.add_argument_group("how to load")
+    add_loading(loading)
+    add_prompt_cache(loading)
+    parser.set_defaults(sequences=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    key = _key(args)
+    open_bundle(args.bundle)  # refused before anything listens
+    options = loading_options(args)
+    options["sequences"] = args.sequences or 1
+    with listen(args.host, args.port) as listening:
+        program = app(
+            lambda: load(args.bundle, **options),
+            name=args.name,
+            sequences=args.sequences or SEQUENCES,
+            waiting=args.queue,
+            api_key=key,
+            hosts=args.allow_host,
+            origins=args.cors_origin,
+        )
+        _tell(listening, open_to_all=key is None)
+        server = _Server(program, args.grace)
+        try:
+            server.run(sockets=[listening])
+        finally:
+            show_status("")
+            server.compute.end(JOIN_SECONDS)
+    if server.compute.failure is not None:
+        raise server.compute.failure
+    return 0
+
+
+def _key(args: argparse.Namespace) -> str | None:
+    if args.api_key is not None and args.api_key_file is not None:
+        raise InputError("give either --api-key or --api-key-file, not both")
+    if args.api_key_file is None:
+        key, where = args.api_key, "--api-key"
+    else:
+        key, where = args.api_key_file.read_text().strip(), str(args.api_key_file)
+    if key is not None and (not key or not key.isprintable() or not key.isascii()):
+        raise InputError(f"{where} has no key; give one line of printable ASCII characters")
+    return None if key is None else str(key)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises InputError for an address or a port that cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
+        raise InputError(
+            f"cannot listen on port {port} of {host} ({reason}); choose others with --host and --port"
+        ) from None
+
+
+def _tell(listening: socket.socket, *, open_to_all: bool) -> None:
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"http://{shown}:{port}/ has the chat page, http://{shown}:{port}/v1 answers programs")
+    sys.stdout.flush()
+    if open_to_all and not ip_address(host).is_loopback:
+        note = "whoever reaches this machine can use the model; give --api-key-file to change that"
+        print(f"stem-edge: note: {note}", file=sys.stderr)
+
+
+class _Server(uvicorn.Server):
+    """Server that says when the model is loaded, and ends gracefully.
+
+    The first signal lets answers end, for `grace` seconds, while new requests are refused. Those left
+    are told. The second signal ends at once.
+    """
+
+    def __init__(self, program: Starlette, grace: float) -> None:
+        super().__init__(
+            uvicorn.Config(
+                program,
+                http="h11",  # which limits headers
+                ws="none",
+                lifespan="on",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=MAX_CONNECTIONS,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=SENDING_SECONDS,
+                h11_max_incomplete_event_size=MAX_HEADER_NBYTES,
+            )
+        )
+        self.compute: Compute = program.state.service.compute
+        self._grace, self._deadline = grace, float("inf")
+        self._began, self._loading = time.monotonic(), True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end, or at the second signal, end."""
+        if self.compute.draining:
+            self.should_exit = self.force_exit = True
+        self.compute.drain()
+        self._deadline = time.monotonic() + self._grace
+
+    async def on_tick(self, counter: int) -> bool:
+        """Tell whether to end; called ten times a second."""
+        compute, now = self.compute, time.monotonic()
+        if self._loading:
+            self._show_loading(now - self._began)
+        drained = compute.draining and not compute.busy
+        if drained or now >= self._deadline or compute.failure is not None:
+            await to_thread.run_sync(compute.end, JOIN_SECONDS)
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    def _show_loading(self, seconds: float) -> None:
+        if self.compute.loaded is None:
+            show_status(f"loading for {seconds:.0f} s")
+            return
+        self._loading = False
+        show_status("")
+        print(f"stem-edge: loaded after {seconds:.1f} s", file=sys.stderr)

@@ -1,0 +1,127 @@
+"""Who may ask, from where, and how much."""
+
+from __future__ import annotations
+
+import hmac
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stem_edge.serving import pages
+from stem_edge.serving.error_bodies import error_response, path_in
+from stem_edge.serving.refusals import (
+    HostRefusedError,
+    KeyRefusedError,
+    RefusalError,
+    TooLargeError,
+)
+from stem_edge.serving.service import Service
+
+# Paths that need no key: programs watch the first, and people type theirs into the page.
+OPEN_PATHS = frozenset({"/health", *pages.PATHS})
+LOCALHOST = "localhost"
+
+
+class Access:
+    """Middleware that refuses requests, and starts the service with the first one.
+
+    The program may be mounted in another, which does not tell it when that starts.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._service.compute.start()
+        path, most = path_in(scope), self._service.body_nbytes
+        try:
+            check(self._service, path, Headers(scope=scope))
+        except RefusalError as error:
+            await error_response(path, error)(scope, receive, send)
+            return
+        await self._app(scope, _limited(receive, most), send)
+
+
+def check(service: Service, path: str, headers: Headers) -> None:
+    """Raise a RefusalError unless a request with these headers may be read."""
+    host = headers.get("host", "")
+    if not _is_ours(host, service.hosts):
+        raise HostRefusedError(
+            f"the header Host is {host[:200]!r}, which is no name of this server; ask by its address, "
+            "or start it with --allow-host"
+        )
+    origin = headers.get("origin")
+    if origin is not None and not _may_ask(origin, host, service.origins):
+        raise HostRefusedError(
+            f"pages of {origin[:200]!r} may not ask this server; start it with --cors-origin"
+        )
+    if service.key is not None and path not in OPEN_PATHS and not _has_key(headers, service.key):
+        raise KeyRefusedError(
+            "this server needs its API key, as Authorization: Bearer KEY or as x-api-key: KEY"
+        )
+    length = headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > service.body_nbytes:
+        raise _too_large(service.body_nbytes)
+
+
+def _is_ours(host: str, names: tuple[str, ...]) -> bool:
+    """Tell whether a Host is this server's, so that no page can rename it (DNS rebinding).
+
+    An address always is: a page can give its own name another address, but not change the name that
+    the browser sends.
+    """
+    name = host_name(host)
+    return "*" in names or name in (LOCALHOST, *names) or _is_address(name)
+
+
+def host_name(host: str) -> str:
+    """Return the name or address in a Host header, without port and brackets, in lower case."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
+    """Tell whether a page may ask: that of this server, or one that was allowed."""
+    return "*" in origins or origin in origins or urlsplit(origin).netloc == host
+
+
+def _has_key(headers: Headers, key: str) -> bool:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    given = bearer or headers.get("x-api-key", "")
+    # Always compared in full, so that the time does not tell how much of it is right.
+    return hmac.compare_digest(given.encode(), key.encode())
+
+
+def _limited(receive: Receive, most: int) -> Receive:
+    """Return a `receive` that raises TooLargeError once a body is larger than `most` bytes."""
+    got = 0
+
+    async def limited() -> Message:
+        nonlocal got
+        message = await receive()
+        got += len(message.get("body", b""))
+        if got > most:
+            raise _too_large(most)
+        return message
+
+    return limited
+
+
+def _too_large(most: int) -> TooLargeError:
+    return TooLargeError(f"the body is larger than {most:,} bytes; send less")

@@ -1,0 +1,43 @@
+"""Bodies of requests and responses: JSON, of the fields that an interface has."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stem_edge.serving.refusals import RefusalError
+
+T = TypeVar("T")
+
+PLACE = re.compile(
+    r" - at `\$\.?(.*)`$"
+)  # how msgspec ends messages of what is no object's own fault
+
+
+async def read(request: Request, kind: type[T]) -> T:
+    """Return the body of a request as a struct. Raises RefusalError that names the field."""
+    return decoded(await request.body(), kind)
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """Return JSON as a struct. Raises RefusalError that names the field at fault."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        place = PLACE.search(str(error))
+        param = place[1] if place is not None else None
+        message = PLACE.sub("", str(error))
+        raise RefusalError(f"{param}: {message}" if param else message, param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusalError(f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise RefusalError("the body is nested too deeply") from None
+
+
+def json_response(data: object) -> Response:
+    """Return a response of JSON."""
+    return Response(msgspec.json.encode(data), media_type="application/json")

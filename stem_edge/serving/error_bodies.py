@@ -1,0 +1,79 @@
+"""Errors as responses, in the form of the interface whose path was asked."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from stem_edge.errors import StemEdgeError
+from stem_edge.serving.refusals import (
+    FailedError,
+    MethodRefusedError,
+    NotFoundError,
+    RefusalError,
+    kind_of,
+    status_of,
+)
+from stem_edge.serving.streams import ClientLeftError
+
+MESSAGES = "/v1/messages"  # and below: Anthropic's interface
+CLIENT_LEFT = 499  # as nginx calls it; nobody sees it but a log
+# Where the two interfaces have other names for the same.
+ANTHROPIC_KINDS = {"server_error": "api_error", "unavailable_error": "overloaded_error"}
+
+
+def openai_error(error: StemEdgeError) -> dict[str, Any]:
+    """Return the body of an error in OpenAI's form, which an event of a stream has, too."""
+    param = error.param if isinstance(error, RefusalError) else None
+    body = {"message": str(error), "type": kind_of(error), "param": param, "code": None}
+    return {"error": body}
+
+
+def anthropic_error(error: StemEdgeError) -> dict[str, Any]:
+    """Return the body of an error in Anthropic's form, which an event of a stream has, too."""
+    kind = kind_of(error)
+    body = {"type": ANTHROPIC_KINDS.get(kind, kind), "message": str(error)}
+    return {"type": "error", "error": body}
+
+
+def error_response(path: str, error: StemEdgeError) -> Response:
+    """Return the response for an error of a request of a path (without a mount's)."""
+    anthropic = path == MESSAGES or path.startswith(f"{MESSAGES}/")
+    form = anthropic_error if anthropic else openai_error
+    headers = {}
+    if isinstance(error, RefusalError) and error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    return JSONResponse(form(error), status_of(error), headers)
+
+
+def path_in(scope: Any) -> str:
+    """Return the path of a request inside this program, wherever that is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path.removeprefix(root) if root else path
+
+
+async def tell_error(request: Request, error: Exception) -> Response:
+    """Respond to what a route raised."""
+    if isinstance(error, ClientLeftError):
+        return Response(status_code=CLIENT_LEFT)
+    if isinstance(error, HTTPException):
+        response = error_response(path_in(request.scope), _of_router(request, error))
+        response.headers.update(error.headers or {})
+        return response
+    if not isinstance(error, StemEdgeError):
+        error = FailedError("the server failed; its log says where")  # no details for strangers
+    return error_response(path_in(request.scope), error)
+
+
+def _of_router(request: Request, error: HTTPException) -> RefusalError:
+    path = path_in(request.scope)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return NotFoundError(f"there is no {path} here")
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return MethodRefusedError(f"{path} has no method {request.method}")
+    return RefusalError(str(error.detail))

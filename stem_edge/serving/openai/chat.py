@@ -1,0 +1,137 @@
+"""Chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stem_edge.serving.bodies import json_response, read
+from stem_edge.serving.error_bodies import openai_error
+from stem_edge.serving.openai.chat_body import ChatBody
+from stem_edge.serving.openai.shapes import DONE, head, usage
+from stem_edge.serving.service import Service, service_of
+from stem_edge.serving.streams import EventStream, event, until_disconnected
+from stem_edge.serving.timings import timings
+from stem_edge.serving.token_texts import TokenTexts
+from stem_edge.serving.turn import (
+    Answering,
+    Answers,
+    End,
+    Event,
+    Text,
+    begin,
+    merged,
+)
+from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin
+
+
+async def chat(request: Request) -> Response:
+    """Answer a conversation."""
+    service = service_of(request)
+    body = await read(request, ChatBody)
+    turn, with_usage = body.turn(service.model), body.with_usage
+    answers = await begin(service, turn, body.count)
+    if body.stream:
+        each = bool(body.timings_per_token)
+        events = _Stream(service, answers, with_usage=with_usage, each=each).events()
+        return EventStream(events, answers, lambda error: event(openai_error(error)))
+    with answers:
+        return json_response(await until_disconnected(request, _whole(service, answers)))
+
+
+async def _whole(service: Service, answers: Answers) -> dict[str, Any]:
+    """Return all answers as one object."""
+    texts = service.token_texts
+    choices = [await _choice(texts, index, each) for index, each in enumerate(answers.all)]
+    requests = [answering.reply.request for answering in answers.all]
+    return head(service, "chatcmpl", "chat.completion") | {
+        "choices": choices,
+        "usage": usage(requests, len(requests)),
+        "timings": timings(service.model, answers.first.reply),
+    }
+
+
+async def _choice(texts: TokenTexts, index: int, answering: Answering) -> dict[str, Any]:
+    text, calls, logprobs, reason = "", list[dict[str, Any]](), None, ""
+    async for piece in answering:
+        match piece:
+            case Text(more, found):
+                text += more
+                if found is not None:
+                    logprobs = [*(logprobs or ()), *found]
+            case CallBegin(_, id_, name):
+                function = {"name": name, "arguments": ""}
+                calls.append({"id": id_, "type": "function", "function": function})
+            case CallArguments(number, more):
+                calls[number]["function"]["arguments"] += more
+            case End(ended, _):
+                reason = ended
+    message = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+    return {
+        "index": index,
+        "message": message | ({"tool_calls": calls} if calls else {}),
+        "logprobs": None if logprobs is None else texts.chat_logprobs(logprobs),
+        "finish_reason": reason,
+    }
+
+
+class _Stream:
+    """Chunks of answers as they come. each: with figures, which the last chunks always have."""
+
+    def __init__(self, service: Service, answers: Answers, *, with_usage: bool, each: bool) -> None:
+        self._service, self._answers, self._each = service, answers, each
+        self._head = head(service, "chatcmpl", "chat.completion.chunk")
+        self._with_usage = with_usage
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        answers, begun = self._answers.all, set[int]()
+        async for index, piece in merged(answers):
+            if index not in begun:
+                begun.add(index)
+                yield self._chunk(index, {"role": "assistant", "content": None})
+            if (data := self._of(index, piece)) is not None:
+                yield data
+        if self._with_usage:
+            requests = [answering.reply.request for answering in answers]
+            figures = {"timings": timings(self._service.model, answers[0].reply)}
+            counts = {"choices": [], "usage": usage(requests, len(requests))}
+            yield event(self._head | counts | figures)
+        yield DONE
+
+    def _of(self, index: int, piece: Event) -> bytes | None:
+        match piece:
+            case Text(text, found):
+                logprobs = None if found is None else self._service.token_texts.chat_logprobs(found)
+                return self._chunk(index, {"content": text}, logprobs)
+            case CallBegin(number, id_, name):
+                function = {"name": name, "arguments": ""}
+                call = {"index": number, "id": id_, "type": "function", "function": function}
+                return self._chunk(index, {"tool_calls": [call]})
+            case CallArguments(number, text):
+                call = {"index": number, "function": {"arguments": text}}
+                return self._chunk(index, {"tool_calls": [call]})
+            case End(reason, _):
+                return self._chunk(index, {}, reason=reason)
+        return None
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        chunk: dict[str, Any] = self._head | {"choices": [choice]}
+        if self._with_usage:
+            chunk["usage"] = None
+        if self._each or reason is not None:
+            chunk["timings"] = timings(self._service.model, self._answers.all[index].reply)
+        return event(chunk)
+
+
+ROUTES = (Route("/v1/chat/completions", chat, methods=["POST"]),)

@@ -1,0 +1,73 @@
+/** Figures of an answer, from the timings that the server sends, as people read them. */
+
+const MOST_SAMPLES = 120;
+
+/** Format a size: 3 digits and a decimal unit. */
+export function formatSize(bytes) {
+  let value = bytes;
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (Math.abs(value) < 999.5) return `${threeDigits(value)} ${unit}`;
+    value /= 1000;
+  }
+  return `${threeDigits(value)} TB`;
+}
+
+/** Format a rate: 3 digits below 100, whole numbers above. */
+export function formatRate(value) {
+  return value >= 100 ? Math.round(value).toLocaleString("en") : String(threeDigits(value));
+}
+
+function threeDigits(value) {
+  return Number(value.toPrecision(3));
+}
+
+/** Tokens that the context holds after an answer: its prompt, read or remembered, and itself. */
+export function contextUsed(timings) {
+  return timings.prompt_n + (timings.cache_n ?? 0) + timings.predicted_n;
+}
+
+/** Share of tokens whose rows needed no read; null for a model without rows. */
+export function hitShare({ row_hits: hits = 0, row_misses: misses = 0 }) {
+  return hits + misses ? hits / (hits + misses) : null;
+}
+
+/** Bytes read from flash for each token that looked rows up; null for a model without rows. */
+export function flashPerToken({ row_hits: hits = 0, row_misses: misses = 0, flash_bytes: bytes }) {
+  return hits + misses ? bytes / (hits + misses) : null;
+}
+
+/** Return [{label, value, more}], the line of figures under an answer. */
+export function figuresOf(timings) {
+  const share = hitShare(timings);
+  const rate = (value) => `${formatRate(value)} tok/s`;
+  const figures = [
+    { label: "Answer", value: rate(timings.predicted_per_second), more: tokens(timings.predicted_n) },
+    { label: "Prompt", value: rate(timings.prompt_per_second), more: promptTokens(timings) },
+  ];
+  if (share !== null) {
+    const each = `${formatSize(flashPerToken(timings))} a token`;
+    figures.push({ label: "Row hits", value: `${threeDigits(share * 100)} %`, more: "" });
+    figures.push({ label: "From flash", value: formatSize(timings.flash_bytes), more: each });
+  }
+  if (timings.memory_bytes) {
+    const limit = timings.memory_limit ? `of ${formatSize(timings.memory_limit)}` : "";
+    figures.push({ label: "Memory", value: formatSize(timings.memory_bytes), more: limit });
+  }
+  return figures;
+}
+
+function tokens(count) {
+  return `${count.toLocaleString("en")} ${count === 1 ? "token" : "tokens"}`;
+}
+
+function promptTokens({ prompt_n: read, cache_n: cached = 0 }) {
+  return cached ? `${tokens(read)}, ${cached.toLocaleString("en")} remembered` : tokens(read);
+}
+
+/** Add what a chart shows of a moment: [seconds since the request, memory, tokens/s, flash/token]. */
+export function addSample(samples, timings, seconds) {
+  const { memory_bytes: memory = null, predicted_per_second: rate } = timings;
+  samples.push([seconds, memory, rate, flashPerToken(timings)]);
+  // Long answers keep every second moment, again and again, so that a conversation stays small.
+  if (samples.length > MOST_SAMPLES) samples.splice(0, samples.length, ...samples.filter((_, i) => i % 2));
+}

@@ -1,0 +1,34 @@
+/** Files of text that go with a message. */
+
+export const MAX_FILE_BYTES = 256 * 1024; // some 64,000 tokens: more than most contexts hold
+
+/** Return {name, text} of a File; raises Error that says why it cannot be used. */
+export async function readTextFile(file) {
+  if (file.size > MAX_FILE_BYTES) {
+    throw new Error(`${file.name} is ${Math.ceil(file.size / 1024)} KiB; at most 256 KiB fit.`);
+  }
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  return { name: file.name, text: decoded(bytes, file.name) };
+}
+
+function decoded(bytes, name) {
+  const refused = new Error(`${name} is not a file of text (UTF-8).`);
+  if (bytes.includes(0)) throw refused;
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  } catch {
+    throw refused;
+  }
+}
+
+/** Text of a message with its files before it, each in a fenced block under its name. */
+export function contentOf(message) {
+  return [...(message.files ?? []).map(fenced), message.text].join("\n\n");
+}
+
+function fenced({ name, text }) {
+  // A fence has to be longer than each one in the text, else the text would end the block.
+  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
+  const fence = "`".repeat(longest + 1);
+  return `File ${name}:\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}`;
+}

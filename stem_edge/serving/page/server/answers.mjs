@@ -1,0 +1,82 @@
+/** Answers that are being written: at most one in a conversation, many beside each other. */
+
+import { addSample } from "../data/figures.mjs";
+import { readChunk } from "./request.mjs";
+
+const KEEP_EVERY = 2000; // milliseconds; a reload loses at most this much of an answer
+
+export class Answers extends EventTarget {
+  #client;
+  #library;
+  #running = new Map(); // conversation's id -> what stops its answer
+
+  constructor(client, library) {
+    super();
+    this.#client = client;
+    this.#library = library;
+  }
+
+  runs(conversation) {
+    return this.#running.has(conversation.id);
+  }
+
+  /** Stop the answer of a conversation; the server is told by the connection that ends. */
+  stop(conversation) {
+    this.#running.get(conversation.id)?.abort();
+  }
+
+  /**
+   * Write the answer to `request` into `message` until it ends, and keep it.
+   * Events: "progress" and at last "end", with {conversation, message, error} in their detail.
+   */
+  async write(conversation, message, request) {
+    const stop = new AbortController();
+    this.#running.set(conversation.id, stop);
+    Object.assign(message, { state: "running", samples: [] });
+    let error = null;
+    try {
+      await this.#read(conversation, message, request, stop.signal);
+    } catch (failure) {
+      error = failure;
+      message.state = failure.name === "AbortError" ? "stopped" : "failed";
+      message.note = failure.name === "AbortError" ? "" : failure.message;
+    }
+    this.#running.delete(conversation.id);
+    conversation.changed = Date.now();
+    // A conversation deleted meanwhile stays deleted.
+    if (this.#library.get(conversation.id)) await this.#library.save(conversation);
+    this.#say("end", { conversation, message, error });
+  }
+
+  async #read(conversation, message, { path, body }, signal) {
+    const begin = performance.now();
+    let kept = begin;
+    let finish = null;
+    for await (const chunk of this.#client.stream(path, body, signal)) {
+      const now = performance.now();
+      finish = readInto(message, chunk, (now - begin) / 1000) ?? finish;
+      if (now - kept > KEEP_EVERY && this.#library.get(conversation.id)) {
+        kept = now;
+        this.#library.save(conversation);
+      }
+      this.#say("progress", { conversation, message });
+    }
+    if (!finish) throw new Error("The connection ended before the answer was finished.");
+    message.state = finish === "length" ? "cut" : "done";
+  }
+
+  #say(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
+  }
+}
+
+/** Add a chunk to a message; return why the answer ended, if the chunk says so. */
+function readInto(message, chunk, seconds) {
+  const { text, timings, finish } = readChunk(chunk);
+  message.text += text;
+  if (timings) {
+    message.timings = timings;
+    addSample(message.samples, timings, seconds);
+  }
+  return finish;
+}

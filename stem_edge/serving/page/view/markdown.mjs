@@ -1,0 +1,100 @@
+/** Markdown of a model, which may hold anything, as elements that can only be read. */
+
+import { Marked } from "../vendor/marked.esm.js";
+import DOMPurify from "../vendor/purify.es.mjs";
+import { copyFrom, h } from "./dom.mjs";
+
+const TAGS = [
+  "a", "abbr", "b", "blockquote", "br", "code", "dd", "del", "details", "div", "dl", "dt", "em", "h3", "h4", "h5",
+  "h6", "hr", "i", "ins", "kbd", "li", "mark", "ol", "p", "pre", "q", "s", "samp", "small", "span", "strong", "sub",
+  "summary", "sup", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "u", "ul", "var",
+];
+const PLAIN = ["align", "colspan", "dir", "lang", "open", "rowspan", "start"];
+const RULES = {
+  ALLOWED_TAGS: TAGS,
+  ALLOWED_ATTR: ["class", "href", "title", ...PLAIN],
+  ADD_URI_SAFE_ATTR: PLAIN,
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+
+const marked = new Marked({
+  gfm: true,
+  renderer: {
+    // The page has the first two levels of headings itself.
+    heading({ tokens, depth }) {
+      const level = Math.min(6, depth + 2);
+      return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>\n`;
+    },
+    // A picture from elsewhere would tell its host who reads what; a link waits for a click.
+    image({ href, text }) {
+      return `<a href="${escaped(href)}">Image: ${escaped(text || href)}</a>`;
+    },
+    checkbox({ checked }) {
+      return checked ? "☑ " : "☐ ";
+    },
+  },
+});
+
+DOMPurify.addHook("uponSanitizeAttribute", (_, attribute) => {
+  // Other classes would let an answer look like a part of the page.
+  if (attribute.attrName === "class" && !/^language-[\w+#.-]+$/.test(attribute.attrValue)) {
+    attribute.keepAttr = false;
+  }
+});
+DOMPurify.addHook("afterSanitizeAttributes", (node) => {
+  if (node.nodeName === "A") {
+    node.setAttribute("target", "_blank");
+    node.setAttribute("rel", "noopener noreferrer");
+  }
+});
+
+function escaped(text) {
+  return text.replace(/[&<>"]/g, (character) => `&#${character.charCodeAt(0)};`);
+}
+
+/** Shows Markdown in an element, and while it grows replaces only the blocks that changed. */
+export class MarkdownView {
+  #blocks = []; // {html, nodes} of each block shown
+
+  constructor(element) {
+    this.element = element;
+  }
+
+  show(text) {
+    const tokens = marked.lexer(text);
+    const htmls = tokens.map((token) => marked.parser([token])).filter((html) => html.trim());
+    const same = this.#blocks.findIndex((block, i) => block.html !== htmls[i]);
+    const kept = same < 0 ? this.#blocks.length : same;
+    for (const block of this.#blocks.splice(kept)) block.nodes.forEach((node) => node.remove());
+    for (const html of htmls.slice(kept)) {
+      const fragment = safe(html);
+      this.#blocks.push({ html, nodes: [...fragment.childNodes] });
+      this.element.append(fragment);
+    }
+  }
+}
+
+function safe(html) {
+  const fragment = DOMPurify.sanitize(html, RULES);
+  for (const pre of fragment.querySelectorAll("pre")) pre.replaceWith(codeBlock(pre));
+  for (const table of fragment.querySelectorAll("table")) {
+    const frame = h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" });
+    table.replaceWith(frame);
+    frame.append(table);
+  }
+  return fragment;
+}
+
+/** A block of code under its language, with a button that copies it. */
+function codeBlock(pre) {
+  const code = pre.querySelector("code") ?? pre;
+  const language = /language-(\S+)/.exec(code.className)?.[1] ?? "text";
+  const button = h("button", { type: "button", class: "copy-code", "aria-label": `Copy code (${language})`,
+    onclick: () => copyFrom(button, code.textContent) }, h("span", {}, "Copy"));
+  const area = h("pre", { tabindex: "0", role: "group", "aria-label": `Code (${language})` });
+  area.append(h("code", {}, code.textContent));
+  return h("div", { class: "code" }, h("div", { class: "code-head" }, h("span", {}, language), button), area);
+}

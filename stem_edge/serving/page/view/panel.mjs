@@ -1,0 +1,71 @@
+/** The figures beside a conversation: of its last answer, and over all its shown answers. */
+
+import { contextUsed, figuresOf, flashPerToken, formatRate, formatSize, hitShare } from "../data/figures.mjs";
+import { shownPath } from "../data/conversation.mjs";
+import { chart } from "./chart.mjs";
+import { h } from "./dom.mjs";
+
+/** Show figures of the conversation in the panel's body; props: what the server says of itself. */
+export function showPanel(body, conversation, props) {
+  const answers = shownPath(conversation).filter((message) => message.timings);
+  const last = answers.at(-1)?.timings;
+  const parts = last ? [...live(last, answers), context(last, props)] : [empty()];
+  body.replaceChildren(...parts.filter(Boolean), about(props));
+}
+
+function live(last, answers) {
+  const { samples, marks } = joined(answers);
+  const series = (index) => samples.filter((sample) => Number.isFinite(sample[index]))
+    .map((sample) => [sample[0], sample[index]]);
+  const figures = Object.fromEntries(figuresOf(last).map((figure) => [figure.label, figure]));
+  const memory = { name: "Memory", points: series(1), limit: last.memory_limit, marks, format: formatSize };
+  const rate = { name: "Answer", points: series(2), limit: null, marks, format: (v) => `${formatRate(v)} tok/s` };
+  const flash = { name: "From flash a token", points: series(3), limit: null, marks, format: formatSize };
+  return [
+    figures.Memory && tile(figures.Memory, memory),
+    tile(figures.Answer, rate),
+    tile(figures.Prompt, null),
+    hitShare(last) !== null && tile(figures["Row hits"], null, hitShare(last)),
+    flashPerToken(last) !== null && tile(figures["From flash"], flash),
+  ];
+}
+
+/** Samples of several answers one after the other, as if no time lay between them. */
+function joined(answers) {
+  const samples = [];
+  const marks = [];
+  let begin = 0;
+  for (const { samples: own = [] } of answers) {
+    if (begin) marks.push(begin);
+    samples.push(...own.map(([seconds, ...rest]) => [begin + seconds, ...rest]));
+    begin += own.at(-1)?.[0] ?? 0;
+  }
+  return { samples, marks };
+}
+
+function tile({ label, value, more }, drawn, share = null) {
+  const line = h("p", { class: "value" }, h("strong", {}, value), more && h("span", {}, more));
+  const meter = share !== null && h("meter", { min: 0, max: 1, value: share, "aria-label": label });
+  const graph = drawn && drawn.points.length > 1 && chart(drawn);
+  return h("section", { class: "tile" }, h("h3", {}, label), line, meter, graph);
+}
+
+function context(timings, props) {
+  if (!props?.context_length) return null;
+  const used = contextUsed(timings);
+  const value = `${used.toLocaleString("en")}`;
+  const more = `of ${props.context_length.toLocaleString("en")} tokens`;
+  return tile({ label: "Context", value, more }, null, Math.min(1, used / props.context_length));
+}
+
+function empty() {
+  return h("p", { class: "quiet" }, "Speed, row hits, bytes from flash and memory are shown here with the first answer.");
+}
+
+function about(props) {
+  if (!props) return "";
+  const rows = [["Model", props.model], ["Engine", props.engine], ["Version", props.build_info],
+    ["Memory limit", props.memory_limit && formatSize(props.memory_limit)]];
+  const pairs = rows.filter(([, value]) => value).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]);
+  return h("dl", { class: "about" }, ...pairs);
+}

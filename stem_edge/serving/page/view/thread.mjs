@@ -1,0 +1,89 @@
+/** The messages that are shown of a conversation; stays at the end while an answer grows. */
+
+import { shownPath, versionsOf } from "../data/conversation.mjs";
+import { MessageView } from "./message.mjs";
+
+const NEAR = 80; // pixels from the end within which a reader is taken to be at the end
+
+export class Thread {
+  #element;
+  #actions;
+  #toEnd;
+  #views = new Map(); // by message's id
+  #follows = true;
+  #frame = 0;
+
+  /** element: what scrolls; toEnd: the button that goes to the end. */
+  constructor(element, toEnd, actions) {
+    this.#element = element;
+    this.#actions = actions;
+    this.#toEnd = toEnd;
+    element.addEventListener("scroll", () => this.#scrolled());
+    toEnd.addEventListener("click", () => this.follow());
+    new ResizeObserver(() => this.#stay()).observe(element);
+  }
+
+  /** Show a conversation from scratch. */
+  open(conversation) {
+    this.#views.clear();
+    this.show(conversation);
+    this.follow();
+  }
+
+  /** Show the conversation after a message was added, chosen or finished. */
+  show(conversation) {
+    const path = shownPath(conversation);
+    const elements = path.map((message) => {
+      const view = this.#views.get(message.id) ?? new MessageView(message, this.#actions);
+      this.#views.set(message.id, view);
+      view.refresh(versionsOf(conversation, message));
+      return view.element;
+    });
+    const list = this.#element.firstElementChild;
+    const gone = [...list.children].filter((child) => !elements.includes(child));
+    gone.forEach((child) => child.remove());
+    elements.forEach((element, i) => {
+      if (list.children[i] !== element) list.insertBefore(element, list.children[i] ?? null);
+    });
+    this.#stay();
+  }
+
+  /** Show what an answer has so far, at most once a frame. */
+  progress(message) {
+    if (this.#frame || !this.#views.has(message.id)) return;
+    this.#frame = requestAnimationFrame(() => {
+      this.#frame = 0;
+      if (message.state === "running") this.#views.get(message.id)?.progress();
+      this.#stay();
+    });
+  }
+
+  /** Show for how long an answer has been waited for. */
+  waiting(message, seconds) {
+    this.#views.get(message.id)?.waiting(seconds);
+  }
+
+  /** Give the focus to a control of a message. */
+  focus(message, action) {
+    const controls = this.#views.get(message.id)?.element;
+    const wanted = controls?.querySelector(`[data-action=${action}]:not(:disabled)`);
+    (wanted ?? controls?.querySelector("[data-action]:not(:disabled)"))?.focus();
+  }
+
+  /** Go to the end, and stay there. */
+  follow() {
+    this.#follows = true;
+    this.#stay();
+  }
+
+  #stay() {
+    if (this.#follows) this.#element.scrollTop = this.#element.scrollHeight;
+    this.#scrolled();
+  }
+
+  #scrolled() {
+    const { scrollTop, scrollHeight, clientHeight } = this.#element;
+    this.#follows = scrollHeight - scrollTop - clientHeight < NEAR;
+    this.#toEnd.hidden = this.#follows;
+  }
+}

@@ -1,0 +1,103 @@
+"""All of the server as an ASGI program."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from stem_edge.errors import StemEdgeError
+from stem_edge.runtime.model import Model
+from stem_edge.serving import pages, state_routes
+from stem_edge.serving.access import Access
+from stem_edge.serving.compute import Compute
+from stem_edge.serving.error_bodies import tell_error
+from stem_edge.serving.metrics import Metrics
+from stem_edge.serving.openai import chat, completions, models
+from stem_edge.serving.service import Service
+from stem_edge.serving.streams import ClientLeftError
+
+ROUTES = (*state_routes.ROUTES, *models.ROUTES, *chat.ROUTES, *completions.ROUTES, *pages.ROUTES)
+
+
+def app(
+    model: Model | Callable[[], Model],
+    *,
+    name: str | None = None,
+    sequences: int = 8,
+    waiting: int = 64,
+    api_key: str | None = None,
+    hosts: Iterable[str] = (),
+    origins: Iterable[str] = (),
+    body_nbytes: int = 16 << 20,
+) -> Starlette:
+    """Return a program that serves a model; run it with any ASGI server, or mount it in a program.
+
+    model: a loaded one, which the caller closes, or a function that loads one, which is called in the
+        compute thread, and whose model ends with the server.
+    name: of the model, as clients see it; default: the name of the bundle's folder.
+    sequences: most answers that are computed together, see Model.generate_many.
+    waiting: most requests that wait for a place; more get status 429.
+    api_key: that clients must give; None: none.
+    hosts: names of this server beside localhost and its addresses; "*": any.
+    origins: of pages elsewhere that may ask, like https://example.org; "*": any.
+    body_nbytes: of the largest request.
+
+    It loads, or starts its thread, when the server starts, or if it is mounted, at the first request.
+    It ends with the server; if mounted, call `program.state.service.compute.end()`.
+    """
+    metrics = Metrics()
+    opened = model if callable(model) else lambda: model
+    compute = Compute(
+        opened,
+        sequences=sequences,
+        waiting=waiting,
+        closes=callable(model),
+        ended=metrics.ended,
+    )
+    metrics.watch(compute)
+    service = Service(
+        compute,
+        metrics,
+        name,
+        api_key,
+        tuple(map(str.lower, hosts)),
+        tuple(origins),
+        body_nbytes,
+    )
+    middleware = [Middleware(Access, service=service)]
+    if service.origins:
+        middleware.insert(
+            0,
+            Middleware(
+                CORSMiddleware,
+                allow_origins=service.origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+            ),
+        )
+    program = Starlette(
+        routes=ROUTES,
+        middleware=middleware,
+        exception_handlers=dict.fromkeys(
+            (StemEdgeError, ClientLeftError, HTTPException, Exception), tell_error
+        ),
+        lifespan=_lifespan,
+    )
+    program.state.service = service
+    return program
+
+
+@asynccontextmanager
+async def _lifespan(program: Starlette) -> AsyncIterator[None]:
+    compute: Compute = program.state.service.compute
+    compute.start()
+    try:
+        yield
+    finally:
+        await to_thread.run_sync(compute.end)

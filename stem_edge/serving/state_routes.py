@@ -1,0 +1,52 @@
+"""Health, metrics, and properties of the model."""
+
+from __future__ import annotations
+
+from anyio import to_thread
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import stem_edge
+from stem_edge.serving.service import service_of
+
+
+async def health(request: Request) -> Response:
+    """Tell whether answers can be asked for: 200, or 503 with the reason."""
+    compute = service_of(request).compute
+    if compute.failure is not None:
+        return JSONResponse({"status": "error", "error": str(compute.failure)}, 503)
+    if compute.draining:
+        return JSONResponse({"status": "ending"}, 503)
+    if compute.loaded is None:
+        return JSONResponse({"status": "loading model"}, 503)
+    return JSONResponse({"status": "ok"})
+
+
+async def metrics(request: Request) -> Response:
+    """Return figures of all answers, rows and memory for Prometheus."""
+    # In a thread, because the system walks all mappings of the process for the memory by kind.
+    text = await to_thread.run_sync(service_of(request).metrics.text)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+async def props(request: Request) -> Response:
+    """Return properties of the model and of the server."""
+    service = service_of(request)
+    model = service.model
+    return JSONResponse(
+        {
+            "model": service.name,
+            "context_length": model.plan.context_length,
+            "has_chat_template": model.has_chat_template,
+            "tools": model.tool_family is not None,
+            "engine": model.plan.engine,
+            "memory_limit": model.plan.total,
+            "build_info": stem_edge.__version__,
+            "slots": service.compute.sequences,
+        }
+    )
+
+
+ROUTES = (Route("/health", health), Route("/metrics", metrics), Route("/props", props))

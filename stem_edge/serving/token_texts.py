@@ -1,0 +1,69 @@
+"""Texts of single tokens, and their log probabilities in OpenAI's forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling import TokenLogprobs
+
+KEPT_TEXTS = 1 << 14
+
+
+class TokenTexts:
+    """Texts of single tokens, as they stand inside a text."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        # Decoders of some tokenizers drop the space before the first token.
+        self._before = model.tokenize("a", add_special_tokens=False)
+        self._start = len(model.detokenize(self._before))
+        self.of = lru_cache(KEPT_TEXTS)(self._of)
+
+    def _of(self, token_id: int) -> str:
+        text = self._model.detokenize([*self._before, token_id], skip_special_tokens=False)
+        return text[self._start :]
+
+    def chat_logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Return log probabilities in the form of chat completions."""
+        content = [
+            self._entry(each.token_id, each.logprob)
+            | {"top_logprobs": [self._entry(*top) for top in each.top]}
+            for each in found
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self.of(token_id)
+        known = "\N{REPLACEMENT CHARACTER}" not in text  # a piece of a character has no text
+        nbytes = list(text.encode()) if known else None
+        return {"token": text, "logprob": _finite(logprob), "bytes": nbytes}
+
+    def logprobs(self, found: Sequence[TokenLogprobs | int], offset: int) -> dict[str, Any]:
+        """Return log probabilities in the form of completions.
+
+        found: of each token, or the id of the first one of a text, which has none. offset: characters
+        of the text before.
+        """
+        ids = [each if isinstance(each, int) else each.token_id for each in found]
+        tokens, offsets = [self.of(token_id) for token_id in ids], list[int]()
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [None if isinstance(e, int) else _finite(e.logprob) for e in found],
+            "top_logprobs": [None if isinstance(e, int) else self._top(e) for e in found],
+            "text_offset": offsets,
+        }
+
+    def _top(self, each: TokenLogprobs) -> Mapping[str, float]:
+        """Return the most probable tokens, and the one that came, as OpenAI does."""
+        top = [*each.top, (each.token_id, each.logprob)]
+        return {self.of(token_id): _finite(logprob) for token_id, logprob in reversed(top)}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, -9999.0)  # as OpenAI writes what JSON has no number for

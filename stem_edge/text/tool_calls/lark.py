@@ -1,0 +1,207 @@
+"""Rules of a grammar in llguidance's dialect of Lark, and JSON Schemas as such rules.
+
+JSON itself is left to llguidance (%json). What families write instead of it follows a schema's
+types, enum, const, properties, required, items, anyOf, oneOf and references inside of the schema, and of
+allOf the first; other restrictions, such as minimum or pattern, are not enforced there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from stem_edge.text.tool_calls.values import Syntax
+
+Schema = Mapping[str, Any]
+# As templates write JSON, so that models see what they saw in training.
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+SPECIAL = re.compile(r"<[^<>\s]+>")  # names of tokens that can stand in a grammar
+INTEGER = "/-?(0|[1-9][0-9]*)/"
+NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
+QUOTED = r'/"([^"\\\x00-\x1F\x7F]|\\["\\nrt])*"/'
+KEY = "/[a-zA-Z_][a-zA-Z0-9_]*/"
+
+
+def literal(text: str) -> str:
+    """Return text as it is written in a grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+class Rules:
+    """Rules of a grammar, each with a name of its own; special: names that are special tokens."""
+
+    def __init__(self, special: Collection[str] = ()) -> None:
+        self._special = special
+        self._bodies = dict[str, str]()  # by name
+        self._names = dict[str, str]()  # by body
+
+    def add(self, body: str) -> str:
+        """Return the name of the rule with this body."""
+        if body not in self._names:
+            self.define(self.reserve(), body)
+        return self._names[body]
+
+    def reserve(self) -> str:
+        """Return a name for a rule whose body comes later, by define."""
+        name = f"rule{len(self._bodies)}"
+        self._bodies[name] = ""
+        return name
+
+    def define(self, name: str, body: str) -> None:
+        """Give a reserved name its body."""
+        self._bodies[name] = body
+        self._names.setdefault(body, name)
+
+    def lazy(self, regex: str) -> str:
+        """Return the name of a rule that matches as little as it can."""
+        return self.add(f"[lazy] {regex}")
+
+    def mark(self, text: str) -> str:
+        """Return a marker: a special token, or else text; nothing for none."""
+        if text in self._special and SPECIAL.fullmatch(text):
+            return text
+        return literal(text) if text else ""
+
+    def is_special(self, text: str) -> bool:
+        """Return whether a marker is a special token."""
+        return self.mark(text) == text != ""
+
+    def json(self, schema: Schema) -> str:
+        """Return the name of a rule for JSON by a schema."""
+        return self.add(f"%json {json.dumps({**schema, 'x-guidance': SPACING})}")
+
+    def text(self, start: str) -> str:
+        """Return the grammar."""
+        lines = [f"start: {start}"]
+        for name, body in self._bodies.items():
+            lazy = body.startswith("[lazy] ")
+            lines.append(f"{name}[lazy]: {body[7:]}" if lazy else f"{name}: {body}")
+        return "\n".join(lines) + "\n"
+
+
+class Values:
+    """Rules for values in the syntax of a family, by a schema and those that it refers to."""
+
+    def __init__(self, rules: Rules, syntax: Syntax, root: Schema, *, spaced: bool) -> None:
+        self._rules, self._syntax, self._root = rules, syntax, root
+        self._space = " " if spaced else ""
+        self._known = dict[str, str]()  # names of rules by reference, "" for any value
+
+    def value(self, schema: object) -> str:
+        """Return the name of a rule for a value."""
+        if not isinstance(schema, Mapping) or not schema:
+            return self._any()
+        if "$ref" in schema:
+            return self._reference(str(schema["$ref"]))
+        if "enum" in schema or "const" in schema:
+            values = schema.get("enum", [schema.get("const")])
+            return self._rules.add(" | ".join(map(self._written, values)))
+        if choices := schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf", ())[:1]:
+            return self._rules.add(" | ".join(map(self.value, choices)))
+        kinds = schema.get("type")
+        if isinstance(kinds, list):
+            return self._rules.add(" | ".join(self.value({**schema, "type": k}) for k in kinds))
+        return self._of_type(str(kinds or ("object" if "properties" in schema else "")), schema)
+
+    def members(self, schema: Schema, between: str) -> str:
+        """Return the name of a rule for the members of an object, in the order of the schema."""
+        properties, required = schema.get("properties"), schema.get("required", ())
+        if not isinstance(properties, Mapping) or not properties:
+            if schema.get("additionalProperties") is False or not schema.get("type"):
+                return ""
+            key = KEY if self._syntax.bare_keys else QUOTED
+            return self._listed(f"{key} {literal(between)} {self._any()}", "*")
+        order = sorted(properties) if self._syntax.bare_keys else properties
+        each = [
+            (f"{self._key(name, between)} {self.value(properties[name])}", name in required)
+            for name in order
+        ]
+        return self._in_order(each)
+
+    def _key(self, name: str, between: str) -> str:
+        bare = self._syntax.bare_keys or between == "="
+        return literal((name if bare else literal(name)) + between)
+
+    def _in_order(self, members: Sequence[tuple[str, bool]]) -> str:
+        """Return the name of a rule for members with commas between those that are there."""
+        comma = literal("," + self._space)
+        first, rest = list[str](), ""
+        for member, required in reversed(members):
+            begins = self._rules.add(f"{member} {rest}".strip())
+            first = [begins] if required else [begins, *first]
+            rest = self._rules.add(f"({comma} {member}){'' if required else '?'} {rest}".strip())
+        some = " | ".join(first)
+        return self._rules.add(some if any(required for _, required in members) else f"({some})?")
+
+    def _listed(self, item: str, times: str) -> str:
+        comma = literal("," + self._space)
+        return self._rules.add(f"({item} ({comma} {item}){times})?")
+
+    def _of_type(self, kind: str, schema: Schema) -> str:
+        match kind:
+            case "string":
+                return self._text()
+            case "integer":
+                return self._rules.add(INTEGER)
+            case "number":
+                return self._rules.add(NUMBER)
+            case "boolean":
+                return self._rules.add(f"{self._written(True)} | {self._written(False)}")
+            case "null":
+                return self._rules.add(self._written(None))
+            case "array":
+                return self._rules.add(
+                    f'"[" {self._listed(self.value(schema.get("items")), "*")} "]"'
+                )
+            case "object":
+                between = ":" + self._space
+                return self._rules.add(f'"{{" {self.members(schema, between)} "}}"')
+        return self._any()
+
+    def _text(self) -> str:
+        quote = self._syntax.raw_quote
+        if not quote:
+            return self._rules.add(QUOTED)
+        end = re.escape(quote).replace("/", r"\/")
+        if not self._rules.is_special(quote):
+            lazy = self._rules.lazy(f"/(?s:.*){end}/")
+            return self._rules.add(f"{literal(quote)} {lazy}")
+        return self._rules.add(f"{quote} /(?s:.*)/ {quote}")
+
+    def _written(self, value: object) -> str:
+        """Return the Lark of a value that is given."""
+        comma, syntax = literal("," + self._space), self._syntax
+        if isinstance(value, str):
+            if not syntax.raw_quote:
+                return literal(literal(value))
+            quote = self._rules.mark(syntax.raw_quote)
+            return f"{quote} {literal(value) if value else ''} {quote}"
+        if isinstance(value, list):
+            return f'"[" {f" {comma} ".join(map(self._written, value))} "]"'
+        if isinstance(value, Mapping):
+            pairs = [
+                f"{self._key(k, ':' + self._space)} {self._written(v)}" for k, v in value.items()
+            ]
+            return f'"{{" {f" {comma} ".join(pairs)} "}}"'
+        as_python = "'" in syntax.quotes  # None, True and False
+        return literal(repr(value) if as_python else json.dumps(value))
+
+    def _reference(self, reference: str) -> str:
+        if reference not in self._known:
+            self._known[reference] = name = self._rules.reserve()
+            schema: object = self._root
+            for part in reference.removeprefix("#").split("/")[1:]:
+                schema = schema.get(part) if isinstance(schema, Mapping) else None
+            self._rules.define(name, self.value(schema))
+        return self._known[reference]
+
+    def _any(self) -> str:
+        if "" not in self._known:
+            self._known[""] = name = self._rules.reserve()
+            kinds = [{"type": kind} for kind in ("string", "number", "boolean", "null")]
+            simple = [self.value(kind) for kind in kinds]
+            nested = [self.value({"type": "array"}), self.value({"type": "object"})]
+            self._rules.define(name, " | ".join(simple + nested))
+        return self._known[""]

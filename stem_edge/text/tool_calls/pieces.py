@@ -1,0 +1,103 @@
+"""Pieces of an answer: text for whoever asked, and calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError
+
+
+@dataclass(frozen=True)
+class Content:
+    """Text for whoever asked."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallBegin:
+    """The beginning of a call; index counts the calls of an answer from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """More of a call's arguments, which together are the text of a JSON object."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    """The end of a call. A call without it broke off, and its arguments are not complete."""
+
+    index: int
+
+
+Piece = Content | CallBegin | CallArguments | CallEnd
+
+
+class Pieces:
+    """Pieces of an answer in their order. Each stands for the text that was held when it came.
+
+    schemas: of the arguments of each function that may be called; None allows any function.
+    """
+
+    def __init__(
+        self,
+        text: ArrivingText,
+        schemas: Mapping[str, Mapping[str, Any]] | None,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._text, self._schemas, self._new_id = text, schemas, new_id
+        self._pieces: list[Piece] = []
+        self._index = -1
+
+    def content(self) -> None:
+        """Turn the held text into content."""
+        if text := self._text.release():
+            self._pieces.append(Content(text))
+
+    def begin(self, name: str) -> None:
+        """Begin a call. Raises NoCallError for a function that nobody offered."""
+        if not name or (self._schemas is not None and name not in self._schemas):
+            raise NoCallError
+        self._text.release()
+        self._index += 1
+        self._pieces.append(CallBegin(self._index, self._new_id(), name))
+
+    def arguments(self, text: str) -> None:
+        """Add JSON text to the arguments of the call."""
+        self._text.release()
+        self._pieces.append(CallArguments(self._index, text))
+
+    def end(self) -> None:
+        """End the call."""
+        self._text.release()
+        self._pieces.append(CallEnd(self._index))
+
+    def schema(self, name: str, argument: str) -> Mapping[str, Any]:
+        """Return the JSON Schema of an argument; empty if it is not known."""
+        properties = (self._schemas or {}).get(name, {}).get("properties")
+        schema = properties.get(argument) if isinstance(properties, Mapping) else None
+        return schema if isinstance(schema, Mapping) else {}
+
+    def taken(self) -> list[Piece]:
+        """Return the pieces since the last time, of one kind joined."""
+        joined: list[Piece] = []
+        for piece in self._pieces:
+            match joined[-1:], piece:
+                case [Content(before)], Content(text):
+                    joined[-1] = Content(before + text)
+                case [CallArguments(index, before)], CallArguments(_, text):
+                    joined[-1] = CallArguments(index, before + text)
+                case _:
+                    joined.append(piece)
+        self._pieces.clear()
+        return joined

@@ -1,0 +1,153 @@
+"""Messages and tools in OpenAI's form: what is taken, what is copied, what is refused."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+from contract import refused
+
+from stem_edge.errors import InputError
+from stem_edge.text.messages import (
+    MAX_DEPTH,
+    checked_messages,
+    checked_template_arguments,
+    checked_tools,
+    texts,
+)
+
+USER = {"role": "user", "content": "Hello"}
+
+
+def made(**changes: Any) -> dict[str, Any]:
+    return {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{}"} | changes}
+
+
+def calling(*calls: object, **more: object) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": list(calls), **more}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def test_messages_with_calls() -> None:
+    given = [
+        USER | {"name": "Ada"},
+        calling(made(arguments='{"a": [1, null, "\\u00e9"]}'), content=None, refusal=None, audio=None),
+        {"role": "tool", "tool_call_id": "c0", "content": [{"type": "text", "text": "fi"},
+                                                          {"type": "text", "text": "ne"}]},
+        {"role": "assistant", "content": "Good.", "reasoning_content": "Hm.", "tool_calls": []},
+        {"role": "assistant", "content": "", "tool_calls": None},
+    ]  # fmt: skip
+    kept = json.dumps(given)
+    call = made(arguments={"a": [1, None, "é"]})
+    checked = [
+        USER | {"name": "Ada"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c0", "content": "fine"},
+        {"role": "assistant", "content": "Good.", "reasoning_content": "Hm."},
+        {"role": "assistant", "content": ""},
+    ]
+    assert checked_messages(given) == checked == checked_messages(checked)
+    assert json.dumps(given) == kept
+    bare = {"function": {"name": "f", "arguments": ""}, "index": 0}
+    (message,) = checked_messages([calling(bare)])
+    assert message["tool_calls"] == [made(arguments={}) | {"id": ""}]
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "user"}, "is not of the form"), (USER | {"functions": []}, "is not of the form"),
+        ({"role": "user", "content": None}, "is not of the form"), ({"content": "x"}, "not of the form"),
+        (USER | {"content": 3}, "content is of type int"), (USER | {"name": 3}, "name is of type int"),
+        (USER | {"content": [{"type": "image_url"}]}, "content[0] is 'image_url', which this model"),
+        (USER | {"content": [{"type": "input_audio"}]}, "'input_audio'"),
+        (USER | {"content": ["x"]}, "content[0] is 'x'"),
+        (USER | {"content": [{"type": "text"}]}, "content[0].text is of type NoneType"),
+        (USER | {"tool_calls": []}, "which only an assistant makes"),
+        (calling(), "is not of the form"), (calling(content=None), "is not of the form"),
+        (calling("x"), "tool_calls[0] is not of the form"),
+        (calling(made() | {"type": "custom"}), "tool_calls[0].type is 'custom'"),
+        (calling(made() | {"id": 3}), "tool_calls[0].id is of type int"),
+        (calling(made(more=1)), "tool_calls[0].function is not of the form"),
+        (calling(made(name="a b")), "function.name is 'a b', expected 1 to 64"),
+        (calling(made(name="a" * 65)), "expected 1 to 64"),
+        (calling(made(arguments="{")), "function.arguments is not JSON: '{'"),
+        (calling(made(arguments="[" * 10**5)), "is not JSON"),
+        (calling(made(arguments="[]")), "arguments is of type list"),
+        (calling(made(arguments='{"a": NaN}')), "arguments has nan"),
+        (calling(made(arguments={"a": {1}})), "arguments has {1}"),
+        (calling(made(arguments={1: 1})), "arguments has {1: 1}"),
+        (calling(made(arguments=nested(MAX_DEPTH + 1))), "nested more than 64 deep"),
+        (calling(made(arguments={"\udcff": 1})), "is not valid Unicode"),
+        (calling(made(arguments={"a": "x" * 2**19})), "524,"),
+        (calling(*[made()] * 257), "there are 257 messages[1].tool_calls, expected 0 to 256"),
+    ],
+)  # fmt: skip
+def test_messages_that_are_refused(message: object, said: str) -> None:
+    refused(partial(checked_messages, [USER, message]), InputError, said)
+
+
+def tool(**changes: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f"} | changes}
+
+
+def test_tools() -> None:
+    assert checked_tools(None) is None and checked_tools([]) is None
+    empty = {"type": "object", "properties": {}}
+    filled = tool(description="", parameters=empty)
+    assert checked_tools((tool(strict=True), tool(name="g-1_", parameters={"a": [1]}))) == [
+        filled,
+        tool(name="g-1_", description="", parameters={"a": [1]}),
+    ]
+    assert checked_tools([tool(parameters=None)]) == [filled] == checked_tools([filled])
+    assert checked_tools([tool(parameters=nested(MAX_DEPTH))])
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ("f", "tools is of type str"), ({}, "tools is of type dict"), (3, "of type int"),
+        ([tool()] * 257, "there are 257 tools, expected 1 to 256"), ([3], "tools[0] is not of"),
+        ([{"type": "web_search"}], "tools[0] is not of the form"),
+        ([tool() | {"type": "custom"}], "tools[0].type is 'custom'"),
+        ([tool(), tool()], "tools[1].function.name is 'f' again"),
+        ([tool(name="")], "tools[0].function.name is ''"), ([tool(name=3)], "name is 3"),
+        ([tool(description=3)], "description is of type int"), ([tool(strict=1)], "strict is 1"),
+        ([tool(parameters=[])], "parameters is of type list"), ([tool(more=1)], "function is not of"),
+        ([tool(parameters=nested(MAX_DEPTH + 1))], "nested more than 64 deep; make it flatter"),
+        ([tool(description="x" * 2**19)], "the tools have 524,"),
+        ([tool(description="\udcff")], "tools[0].function.description is not valid Unicode"),
+    ],
+)  # fmt: skip
+def test_tools_that_are_refused(tools: object, said: str) -> None:
+    refused(partial(checked_tools, tools), InputError, said)
+
+
+def test_template_arguments() -> None:
+    given = {"enable_thinking": False, "effort": "low", "n": 3, "no": None}
+    assert checked_template_arguments(given) == given
+    assert checked_template_arguments(None) == {}
+    for name in ("messages", "tools", "add_generation_prompt", "a b", "", 3):
+        refused(partial(checked_template_arguments, {name: 1}), InputError, "name of a variable")
+    values: list[object] = [[], {}, 1.5]
+    for value in values:
+        refused(partial(checked_template_arguments, {"a": value}), InputError, "a is of type")
+    others: list[object] = [[], "x", 3, {f"a{n}": 1 for n in range(65)}]
+    for other in others:
+        refused(partial(checked_template_arguments, other), InputError, "at most 64 values")
+
+
+def test_every_text_can_be_asked_for() -> None:
+    value = {"a": ["b", {"c": "d"}], "e": 1, "f": None}
+    assert list(texts("t", value)) == [
+        ("a name in t", "a"), ("t.a[0]", "b"), ("a name in t.a[1]", "c"), ("t.a[1].c", "d"),
+        ("a name in t", "e"), ("a name in t", "f"),
+    ]  # fmt: skip

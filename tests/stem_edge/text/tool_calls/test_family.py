@@ -1,0 +1,88 @@
+"""Which family a chat template is of, and its calls rendered and read back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tool_families import ARGUMENTS, BY_NAME, TOOLS, call, read, template, with_markers
+
+from stem_edge.text.chat_worker import answer
+from stem_edge.text.messages import checked_messages
+from stem_edge.text.tool_calls.family import family_of
+from stem_edge.text.tool_calls.pieces import Content, Piece
+
+# What published templates write, cut down to where they differ.
+WRITTEN = [
+    ("{{- '<|tool_call>call:' + function['name'] + '{' -}}{{ '<|\"|>' + argument }}", "gemma4"),
+    ("{{ '<start_function_call>call:' }}{{ '<escape>' + argument }}", "functiongemma"),
+    ('<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args>}', "hermes"),
+    ('{{- \'<tool_call>\' }}{"name": {{ name }}, "arguments": {{ args }}}', "hermes"),
+    ("'<tool_call>\\n<function=' + name + '>\\n' '<parameter=' + k + '>\\n'", "qwen3-coder"),
+    (
+        "<|start_header_id|>{{- '{\"name\": \"' + name + '\", ' }}{{- '\"parameters\": ' }}",
+        "llama3",
+    ),
+    ("<|header_start|>{{- '{\"name\": \"' + name + '\", ' }}{{- '\"parameters\": ' }}", "llama3"),
+    (
+        "<|header_start|>[func_name1(params_name1=params_value1, ...), func_name2(params)]",
+        "pythonic",
+    ),
+    ("<start_of_turn>user [func_name1(params_name1=params_value1...)]", "pythonic"),
+    ("{{- '<|tool_call_start|>[' + calls + ']<|tool_call_end|>' }}", "lfm2"),
+    ("{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}{% endfor %}", None),
+    ("<|start_header_id|>{{ m.content }}", None),
+    ("in <tool_call> tags: '<tool_calls>[{\"name\": ' + name + ', \"arguments\": ' + args", None),
+    ("'<tool_call>' + name + '\\n<arg_key>' + k + '</arg_key>'", None),
+    ("'<seed:tool_call>\\n<function=' + name + '>\\n<parameter=' + k", None),
+    ("", None),
+]
+
+
+@pytest.mark.parametrize(("source", "name"), WRITTEN)
+def test_families_by_what_their_templates_write(source: str, name: str | None) -> None:
+    found = family_of(source)
+    assert (found and found.name) == name
+
+
+def test_markers_that_are_special_tokens() -> None:
+    source = template("gemma4")
+    tokens = ["<bos>", '<|"|>', "<|tool_call>"]
+    found = family_of(source, tokens)
+    assert found is not None and set(found.special) == {'<|"|>', "<|tool_call>"}
+    assert BY_NAME["gemma4"].special == ()
+    # Calls of these can be read without their marker, so that it may stay hidden.
+    llama = family_of(template("llama3"), ["<|python_tag|>", "<|eot_id|>"])
+    assert llama is not None and llama.special == ()
+
+
+def conversation(*calls: dict[str, Any], content: str | None) -> list[dict[str, Any]]:
+    made = [
+        {"id": f"c{n}", "type": "function", "function": {"name": "weather", "arguments": each}}
+        for n, each in enumerate(calls)
+    ]
+    return checked_messages(
+        [
+            {"role": "user", "content": "How is it?"},
+            {"role": "assistant", "content": content, "tool_calls": made},
+            {"role": "tool", "tool_call_id": "c0", "content": "fine"},
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("content", [None, "Let me see."])
+def test_a_conversation_is_rendered_and_read_back(name: str, content: str | None) -> None:
+    source = template(name)
+    family = family_of(source)
+    assert family == with_markers(name, special=False)
+    messages = conversation(ARGUMENTS, {}, content=None if family.bare else content)
+    request = {"template": source, "messages": messages, "tools": TOOLS, "tokens": {}}
+    text = answer(request | {"add_generation_prompt": False})["text"]
+    assert '"description": ""' in text  # the tools
+    pieces = read(family, text.split("<assistant>")[1].split("</assistant>")[0])
+    begin: list[Piece] = [Content(content)] if content and not family.bare else []
+    (first, told, *_) = pieces[len(begin) :]
+    assert json.loads(getattr(told, "text", "")) == ARGUMENTS
+    assert pieces == [*begin, first, told, *call(0, "", "")[2:], *call(1, "weather", "{}")]

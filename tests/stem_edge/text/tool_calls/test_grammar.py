@@ -1,0 +1,184 @@
+"""Grammars of required calls: llguidance takes them, and what they allow can be read."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import tokenizers
+from tool_families import BY_NAME, FORMS, TOOLS, WEATHER, call, read, with_markers
+
+import stem_edge
+from stem_edge.errors import InputError
+from stem_edge.text.messages import checked_tools
+from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content
+
+llguidance = pytest.importorskip("llguidance")
+DEMO = Path(stem_edge.__file__).parent / "demo_model" / "tokenizer.json"
+END = 1501
+MARKERS = sorted({mark for family in BY_NAME.values() for mark in family.markers if mark})
+
+
+@cache
+def tokenizer(special: bool) -> tuple[Any, Any]:
+    """Return the demo's tokenizer for llguidance and for us; special: markers are its tokens."""
+    told = json.loads(DEMO.read_text())
+    spare = [t for t in told["added_tokens"] if t["id"] > END]
+    for token, mark in zip(spare, MARKERS if special else (), strict=False):
+        token["content"] = mark
+    assert len(spare) >= len(MARKERS)
+    text = json.dumps(told)
+    return llguidance.LLTokenizer(text, eos_token=END), tokenizers.Tokenizer.from_str(text)
+
+
+def answers(grammar: str, special: bool, count: int) -> Iterator[str]:
+    """Yield answers at random of those that are allowed, ended as soon as that is."""
+    judge, codec = tokenizer(special)
+    closing = {
+        i for i in range(codec.get_vocab_size()) if set(codec.id_to_token(i)) & set(']})"\n>')
+    }
+    for seed in range(count):
+        chance, ids = random.Random(seed), list[int]()
+        matcher = llguidance.LLMatcher(judge, grammar, log_level=0)
+        while len(ids) < 300:
+            bias = matcher.compute_logit_bias()
+            allowed = [i for i, on in enumerate(bias) if on and i != END]
+            if matcher.is_accepting() and (not allowed or chance.random() < 0.5 or len(ids) > 100):
+                yield codec.decode(ids, skip_special_tokens=False)
+                break
+            assert allowed, matcher.get_error()
+            if chance.random() < 0.2 and (end := _end_of_text(matcher, codec)):
+                ids += end
+                assert matcher.consume_tokens(end), matcher.get_error()
+                continue
+            rather = [i for i in allowed if i in closing]
+            ids.append(chance.choice(rather if rather and chance.random() < 0.5 else allowed))
+            assert matcher.consume_token(ids[-1]), matcher.get_error()
+
+
+def _end_of_text(matcher: Any, codec: Any) -> list[int]:
+    """Return what ends a text that chance alone would hardly end, if it can come now."""
+    for end in ("\n</parameter>", '<|"|>', "<escape>"):
+        ids: list[int] = codec.encode(end, add_special_tokens=False).ids
+        if matcher.validate_tokens(ids) == len(ids):
+            return ids
+    return []
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_what_is_allowed_can_be_read(name: str, special: bool, parallel: bool) -> None:
+    family = with_markers(name, special=special)
+    grammar = family.grammar(TOOLS, parallel=parallel)
+    assert llguidance.LLMatcher.validate_grammar(grammar, tokenizer(special)[0]) == ""
+    counts = set()
+    for text in answers(grammar, special, 6):
+        pieces = read(family, text)
+        assert not any(isinstance(piece, Content) for piece in pieces), text
+        kinds = (CallBegin, CallArguments, CallEnd)
+        assert [type(piece) for piece in pieces] == [*kinds] * (len(pieces) // 3), text
+        for begin, told in zip(pieces[::3], pieces[1::3], strict=True):
+            assert isinstance(begin, CallBegin) and isinstance(told, CallArguments)
+            schema = WEATHER if begin.name == "weather" else {"maxProperties": 0}
+            jsonschema.validate(json.loads(told.text), schema)
+        counts.add(len(pieces) // 3)
+    assert counts and (parallel or counts == {1})
+    assert not parallel or not special or max(counts) > 1
+
+
+def allows(grammar: str, text: str) -> bool:
+    judge, codec = tokenizer(False)
+    matcher = llguidance.LLMatcher(judge, grammar, log_level=0)
+    ids = codec.encode(text, add_special_tokens=False).ids
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+WRITTEN = {
+    "gemma4": "<|tool_call>call:{}{{{}}}<tool_call|>",
+    "functiongemma": "<start_function_call>call:{}{{{}}}<end_function_call>",
+    "qwen3-coder": "<tool_call>\n<function={}>\n{}</function>\n</tool_call>",
+    "hermes": '<tool_call>\n{{"name": "{}", "arguments": {{{}}}}}\n</tool_call>',
+    "lfm2": "<|tool_call_start|>[{}({})]<|tool_call_end|>",
+    "pythonic": "[{}({})]",
+    "llama3": '{{"name": "{}", "parameters": {{{}}}}}',
+}
+EACH = {  # an argument, for each form: a text, a number, a choice, an object
+    "gemma4": ('city:<|"|>é "x"<|"|>', "days:3", 'unit:<|"|>C<|"|>', "deep:{x:1.5,y:null}"),
+    "functiongemma": ("city:<escape>é<escape>", "days:3", "unit:<escape>C<escape>", "deep:{x:-1}"),
+    "hermes": ('"city": "é"', '"days": 3', '"unit": "C"', '"deep": {"x": 1, "y": false}'),
+    "lfm2": ('city="é"', "days=3", 'unit="C"', 'deep={"x": 1, "y": False}'),
+    "qwen3-coder": tuple(
+        f"<parameter={name}>\n{value}\n</parameter>\n"
+        for name, value in (("city", "é\nx"), ("days", 3), ("unit", "C"), ("deep", '{"x": 1}'))
+    ),
+}
+EACH |= {"llama3": EACH["hermes"], "pythonic": EACH["lfm2"]}
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_what_a_schema_allows(name: str) -> None:
+    family = with_markers(name, special=False)
+    grammar = family.grammar(TOOLS, name="weather")
+    city, days, unit, deep = EACH[name]
+    comma = "" if name == "qwen3-coder" else "," if "gemma" in name else ", "
+
+    def allowed(*arguments: str, called: str = "weather") -> bool:
+        return allows(grammar, WRITTEN[name].format(called, comma.join(arguments)))
+
+    in_order = "gemma" in name  # they sort names
+    assert allowed(city, deep) and allowed(
+        city, days, *((deep, unit) if in_order else (unit, deep))
+    )
+    assert not allowed(city) and not allowed(deep)  # both are required
+    assert not allowed(city, days.replace("3", "three"), deep)
+    assert not allowed(city, *((deep, unit) if in_order else (unit, deep)), called="now")
+    wrong = unit.replace("C", "K")
+    assert not allowed(city, *((deep, wrong) if in_order else (wrong, deep)))
+    now = family.grammar(TOOLS, name="now")
+    assert allows(now, WRITTEN[name].format("now", "")) and not allows(now, "now")
+    assert not allows(now, WRITTEN[name].format("now", city))
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_schemas_that_are_odd(name: str) -> None:
+    def grammar(parameters: dict[str, Any]) -> str:
+        function = {"name": "f", "parameters": parameters}
+        tools = checked_tools([{"type": "function", "function": function}])
+        assert tools is not None
+        return BY_NAME[name].grammar(tools)
+
+    odd: list[dict[str, Any]] = [
+        {},
+        {"type": "object"},
+        {"properties": {"a": {"const": 'x"\\\n/é😀'}, "b": {"enum": [1, None, True, {"c": [""]}]}}},
+        {"properties": {"a": {"oneOf": [{"type": "string"}, {"type": "array"}]}}},
+        {"properties": {"a": {"allOf": [{"$ref": "#/definitions/b"}]}},
+         "definitions": {"b": {"type": "object", "properties": {"c": {"type": "null"}}}}},
+    ]  # fmt: skip
+    for parameters in odd:
+        text = grammar(parameters)
+        assert llguidance.LLMatcher.validate_grammar(text, tokenizer(False)[0]) == "", text
+        for one in answers(text, False, 2):
+            assert not any(
+                isinstance(piece, Content) for piece in read(BY_NAME[name], one, tools=None)
+            )
+    if name in ("gemma4", "lfm2"):
+        with pytest.raises(InputError, match="parameters of the tool 'f' are not a JSON Schema"):
+            grammar({"properties": {"a": {"enum": 3}}})
+
+
+def test_a_tool_that_is_not_there() -> None:
+    with pytest.raises(InputError, match="no tool 'other', expected one of: weather, now"):
+        BY_NAME["hermes"].grammar(TOOLS, name="other")
+
+
+def test_every_family_is_tested() -> None:
+    assert set(BY_NAME) == set(FORMS) == set(WRITTEN) == set(EACH)
+    assert call(0, "now", "{}") == read(BY_NAME["gemma4"], "<|tool_call>call:now{}<tool_call|>")

@@ -1,0 +1,144 @@
+"""Answers with calls, whole, in parts, and broken."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tool_families import BY_NAME, TOOLS, call, read
+
+from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content, Piece
+
+TEXTS: list[tuple[str, str, list[Piece]]] = [
+    ("hermes", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', call(0, "now", "{}")),
+    ("hermes", '<tool_call>{"arguments":{"a":1 , "b":[]},"name":"now"}</tool_call>',
+     call(0, "now", '{"a": 1, "b": []}')),
+    ("hermes", '<tool_call>{"name": "now"}', call(0, "now", "{}")),
+    ("hermes", '<tool_call>{"name":"now","arguments":"{\\"a\\": 1}"}', call(0, "now", '{"a": 1}')),
+    ("hermes", 'Hi.\n\n<tool_call>{"name":"now","arguments":{}}</tool_call>\nBye. ',
+     [Content("Hi."), *call(0, "now", "{}"), Content("\nBye. ")]),
+    ("hermes", '<tool_call>{"name":"now","arguments":{}}\n<tool_call>{"name":"now","arguments":{}}',
+     [*call(0, "now", "{}"), *call(1, "now", "{}")]),
+    ("hermes", '<tool_call>{"type": "function", "id": 3, "name":"now","arguments":{"a": "\\x41"}}',
+     call(0, "now", '{"a": "\\u0041"}')),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\\\'\\d\t", "b": [.5, 1,],}}',
+     call(0, "now", '{"a": "\'\\\\d\\t", "b": [0.5, 1]}')),
+    ("llama3", '<|python_tag|>{"name": "now", "parameters": {}}', call(0, "now", "{}")),
+    ("llama3", ' {"name": "now", "parameters": {}};\n{"name": "now", "arguments": {"a": true}}',
+     [*call(0, "now", "{}"), *call(1, "now", '{"a": true}')]),
+    ("pythonic", "[now(), weather(city='it\\'s', days=3, deep={\"x\": None})]",
+     [*call(0, "now", "{}"), *call(1, "weather", '{"city": "it\'s", "days": 3, "deep": {"x": null}}')]),
+    ("pythonic", "<|python_start|>[now(a=[True, False],)]<|python_end|>",
+     call(0, "now", '{"a": [true, false]}')),
+    ("lfm2", "Yes. <|tool_call_start|>[now()]<|tool_call_end|>", [Content("Yes."), *call(0, "now", "{}")]),
+    ("gemma4", '<|tool_call>call:now{a:<|"|>"x" <|"|>,b_c:{<|"|>d<|"|>:[1,null]},e:false}<tool_call|>',
+     call(0, "now", '{"a": "\\"x\\" ", "b_c": {"d": [1, null]}, "e": false}')),
+    ("gemma4", '<|tool_call>call:now{a: "x"}<tool_call|><|tool_call>call:now{}<tool_call|>',
+     [*call(0, "now", '{"a": "x"}'), *call(1, "now", "{}")]),
+    ("qwen3-coder",
+     ("<tool_call>\n<function=weather>\n<parameter=city>\n3\n\n</parameter>\n<parameter=days>\n"
+      "3\n</parameter>\n<parameter=any>True</parameter></function></tool_call>"),
+     call(0, "weather", '{"city": "3\\n", "days": 3, "any": true}')),
+    ("qwen3-coder", "<tool_call><function=now>\n<parameter=a>x y</parameter>\n</function>",
+     call(0, "now", '{"a": "x y"}')),
+]  # fmt: skip
+BROKEN: list[tuple[str, str, list[Piece]]] = [
+    ("hermes", '<tool_call>{"name": "n', []), ("hermes", "<tool_call>oops <tool_call", []),
+    ("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": 3}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "3"}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "now", "more": {}}</tool_call>', []),
+    ("hermes", '<tool_call>{"a": ' + "[" * 99 + "]" * 99 + "}</tool_call>", []),
+    ("hermes", '{"name": "now", "arguments": {}}', []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "b',
+     [CallBegin(0, "", "now"), CallArguments(0, '{"a": "b')]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": no}}',
+     [CallBegin(0, "", "now"), CallArguments(0, '{"a": '), Content("no}}")]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\\u12g4"}}',
+     [CallBegin(0, "", "now"), CallArguments(0, '{"a": "'), Content('\\u12g4"}}')]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {}, 3}',
+     [*call(0, "now", "{}"), Content(", 3}")]),
+    ("llama3", '{"answer": 42}', []), ("llama3", 'So: {"name": "now", "parameters": {}}', []),
+    ("llama3", "<|python_tag|>print(3)", []), ("llama3", "{name}", []),
+    ("pythonic", "[now](https://now)", []), ("pythonic", "[1] now()", []), ("pythonic", "[", []),
+    ("pythonic", "[now(3)]", [CallBegin(0, "", "now"), CallArguments(0, "{"), Content("3)]")]),
+    ("gemma4", "<|tool_call>call:now(a)<tool_call|>", []), ("gemma4", "call:now{}", []),
+    ("gemma4", "<|tool_call>call:{}", []),
+    ("qwen3-coder", "<tool_call>\n<function=other>\n</function>\n</tool_call>", []),
+    ("qwen3-coder", "<tool_call><function=now><parameter=a>1",
+     [CallBegin(0, "", "now"), CallArguments(0, '{"a": '), Content("1")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "text", "pieces"), TEXTS)
+def test_answers_with_calls(family: str, text: str, pieces: list[Piece]) -> None:
+    assert read(BY_NAME[family], text) == pieces
+
+
+@pytest.mark.parametrize(("family", "text", "pieces"), BROKEN)
+def test_what_is_broken_becomes_content(family: str, text: str, pieces: list[Piece]) -> None:
+    assert read(BY_NAME[family], text) == (pieces or [Content(text)])
+
+
+@pytest.mark.parametrize(("family", "text", "pieces"), TEXTS + BROKEN)
+def test_every_split_and_every_end_is_the_same(family: str, text: str, pieces: list[Piece]) -> None:
+    whole = read(BY_NAME[family], text)
+    assert read(BY_NAME[family], *text) == whole
+    for at in range(len(text)):
+        assert read(BY_NAME[family], text[:at], text[at:]) == whole
+        cut = read(BY_NAME[family], text[:at])
+        assert cut == read(BY_NAME[family], *text[:at])
+        for number, piece in enumerate(cut):  # what a complete call says can be read
+            if isinstance(piece, CallEnd):
+                before = cut[number - 1]
+                assert isinstance(before, CallArguments) and json.loads(before.text) is not None
+
+
+MARKS = sorted({mark for text in TEXTS for mark in (text[1][:9], text[1][-9:], text[1][9:18])})
+PARTS = st.lists(
+    st.sampled_from([*MARKS, " ", "\n", "{", "[", '"', "now", "(", "é", "<"]), max_size=8
+)
+
+
+@given(st.sampled_from(sorted(BY_NAME)), PARTS, st.data())
+def test_no_text_is_lost(family: str, parts: list[str], data: st.DataObject) -> None:
+    text = "".join(parts)
+    pieces = read(BY_NAME[family], text)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    deltas = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(BY_NAME[family], *deltas) == pieces
+    if not any(isinstance(piece, CallBegin) for piece in pieces):
+        assert pieces == ([Content(text)] if text else [])
+
+
+def test_pieces_come_as_soon_as_they_can() -> None:
+    parser = BY_NAME["hermes"].parser(TOOLS)
+    assert parser.push("Yes <tool") == [Content("Yes")]
+    assert parser.push('bar> <tool_call>{"name": "now", ') == [Content(" <toolbar>")]
+    (begin, told) = parser.push('"arguments": {"a": "b')
+    assert isinstance(begin, CallBegin) and begin.id.startswith("call_") and len(begin.id) == 29
+    assert told == CallArguments(0, '{"a": "b')
+    assert parser.push("c") == [CallArguments(0, "c")]
+    assert parser.push('"}') == [CallArguments(0, '"}'), CallEnd(0)]
+    assert parser.push("}\n</tool_call>") == [] == parser.finish()
+    assert BY_NAME["llama3"].parser(TOOLS).push("{ no") == [Content("{ no")]
+
+
+def test_without_tools_every_name_is_a_call() -> None:
+    text = '{"name": "any", "parameters": {}}'
+    assert read(BY_NAME["llama3"], text, tools=None) == call(0, "any", "{}")
+    assert read(BY_NAME["llama3"], text, tools=[]) == [Content(text)]
+
+
+def test_long_answers_take_little_time() -> None:
+    text = "<tool_call>{" * 10_000 + "x" * 100_000
+    began = time.process_time()
+    assert read(BY_NAME["hermes"], text) == [Content(text)]
+    long = json.dumps({"name": "now", "arguments": {"a": "y" * 200_000}})
+    deltas = [long[at : at + 4] for at in range(0, len(long), 4)]
+    pieces = read(BY_NAME["llama3"], *deltas)
+    assert pieces == call(0, "now", json.dumps({"a": "y" * 200_000}))
+    assert time.process_time() - began < 20  # would be minutes if it read anything twice
