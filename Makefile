@@ -6,8 +6,8 @@
 # make model   train the demo model again and put it into the package (some minutes)
 
 PYTHON ?= python3
-# A process for each core; whoever is done takes tests from another.
-PYTEST = .venv-dev/bin/pytest -q -n logical --dist worksteal
+# A process for each core, so that their libraries need no threads; whoever is done takes tests from another.
+PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 .venv-dev/bin/pytest -q -n logical --dist worksteal
 TORCH ?= torch==2.13.0
 
 # How llama-cpp-python compiles ggml here: the same everywhere, for any x86-64 of the last ten years
@@ -70,6 +70,10 @@ clean:
 	.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	touch $@
 
+# The chat page is tested in a real browser where one is there, or where root can install Debian's.
 .venv-dev/installed-all: .venv-dev/installed
 	.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev-all]"
+	command -v chromedriver || apt-get install -qq --no-install-recommends chromium chromium-driver || \
+		{ apt-get update -qq && apt-get install -qq --no-install-recommends chromium chromium-driver; } || \
+		echo "no chromium: tests of the chat page will skip"
 	touch $@

@@ -162,6 +162,10 @@ class Model:
             checked_ids(token_ids, self.config.vocab_size), skip_special_tokens=skip_special_tokens
         )
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token, which may be a part of a character; see TextCodec.token_bytes."""
+        return self._text.token_bytes(token_id)
+
     @contextmanager
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:
         """Apply edits to the calls of generate and logits inside `with model.edited(edit):`.

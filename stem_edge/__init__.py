@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.providers.provider import providers
     from stem_edge.runtime.consistency import verify_runs
     from stem_edge.runtime.first_load.safety import Safety, check_safety
+    from stem_edge.runtime.grammars.grammar import Grammar
 
 __version__ = "0.1.0"
 
@@ -66,6 +67,7 @@ __all__ = [
     "EditError",
     "ExportError",
     "Fit",
+    "Grammar",
     "InputError",
     "Measurement",
     "MemoryPlan",
@@ -120,6 +122,7 @@ _HOMES = {
     "stem_edge.runtime.backends.onnxruntime.providers.provider": ("providers",),
     "stem_edge.runtime.consistency": ("verify_runs",),
     "stem_edge.runtime.first_load.safety": ("Safety", "check_safety"),
+    "stem_edge.runtime.grammars.grammar": ("Grammar",),
     "stem_edge.bundle.table_arrays": ("open_tables",),
 }
 

@@ -3,7 +3,8 @@
 `Model.generate_many` submits requests to a Scheduler, which one thread steps. A step is one unit of
 work: a token of each running sequence, or one chunk of the prompt at the front of the queue, in turns
 where there are both. So nobody waits longer than one chunk, and which rows the next unit needs is
-known one ahead: they are read while this one computes.
+known one ahead: they are read while this one computes. A sequence that runs alone decodes as in
+`generate`, by the same Decoding (runtime/decoding.py), until another one begins.
 
 | file | has |
 |---|---|
@@ -13,6 +14,7 @@ known one ahead: they are read while this one computes.
 | prompts.py | many prompts, taken as places become free |
 
 A prompt is computed in a context of its own, as `generate` computes it, so kept prefixes serve it and
-its keys and values have the same bits. They are then copied into the batch, or their context joins
-(BackendBatch.copies). Memory of keys and values is counted by runtime/prefixes for all callers.
+its keys and values have the same bits. They are copied into the batch, or their context joins, once
+it does not run alone (BackendBatch.copies). Memory of keys and values is counted by runtime/prefixes
+for all callers.
 """

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from threading import Lock
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.grammars.gbnf import lark_of
+from stem_edge.runtime.grammars.gbnf_lark import lark_of
 from stem_edge.runtime.grammars.grammar import Grammar
-from stem_edge.runtime.grammars.lark import with_prepared_schemas
-from stem_edge.runtime.grammars.library import library, one_reason
+from stem_edge.runtime.grammars.lark import prepared_lark
+from stem_edge.runtime.grammars.library import MAX_REGEX, guarded, library, one_reason
 from stem_edge.runtime.grammars.schema import OPTIONS, place_named, prepared
-from stem_edge.runtime.grammars.vocabulary import guided_tokenizer
+from stem_edge.runtime.grammars.vocabulary import Vocabulary, vocabulary_of
 from stem_edge.runtime.text.codec import TextCodec
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
-T = TypeVar("T")
 MAX_COMPILED = 32  # grammars kept, some MB each
 MAX_SYMBOLS = 100_000  # of a grammar: more take seconds to compile
 # [256, 8]: for each byte of a mask, what is the most that the logits of its 8 tokens may be.
@@ -41,7 +40,7 @@ class Grammars:
 
     def __init__(self, codec: TextCodec, eos_ids: Collection[int], vocab_size: int) -> None:
         self._codec, self._eos_ids, self._vocab_size = codec, eos_ids, vocab_size
-        self._tokenizer: LLTokenizer | None = None
+        self._vocabulary: Vocabulary | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
@@ -52,19 +51,19 @@ class Grammars:
         malformed, that no text matches, or that would take too long.
         """
         with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = _guarded(self._guided, "the tokenizer")
-            tokenizer, compiled = self._tokenizer, self._compiled.pop(grammar, None)
+            if self._vocabulary is None:
+                self._vocabulary = guarded(self._read_vocabulary, "the tokenizer")
+            vocabulary, compiled = self._vocabulary, self._compiled.pop(grammar, None)
         if compiled is None:  # others need not wait for it
-            compiled = _guarded(lambda: _compile(grammar, tokenizer), grammar.kind)
+            compiled = guarded(lambda: _compile(grammar, vocabulary), grammar.kind)
         with self._lock:
             self._compiled[grammar] = compiled
             while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-            return Constraint(compiled.deep_copy(), tokenizer.vocab_size)
+            return Constraint(compiled.deep_copy(), vocabulary.tokens.vocab_size)
 
-    def _guided(self) -> LLTokenizer:
-        return guided_tokenizer(self._codec.json(), self._eos_ids, self._vocab_size)
+    def _read_vocabulary(self) -> Vocabulary:
+        return vocabulary_of(self._codec.json(), self._eos_ids, self._vocab_size)
 
 
 class Constraint:
@@ -86,6 +85,11 @@ class Constraint:
         """
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.size)
         self._check()
+        if not self._bits.any():
+            raise InputError(
+                "no token of this model can follow here by the grammar, because its tokenizer cannot "
+                "write the characters; allow others"
+            )
         # Two passes over tables take 40 us at 128,256 tokens; setting by a bool array takes up to 600.
         np.take(_MOST, self._bits, axis=0, out=self._most, mode="clip")
         np.minimum(logits, self._most.reshape(-1)[: logits.size], out=logits)
@@ -116,11 +120,12 @@ class Constraint:
             )
 
 
-def _compile(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+def _compile(grammar: Grammar, vocabulary: Vocabulary) -> LLMatcher:
     """Return a matcher at the beginning of a text, to copy."""
     module = library()
     limits = module.LLParserLimits(max_grammar_size=MAX_SYMBOLS, verbose_errors=False)
-    matcher: LLMatcher = module.LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
+    source = _source(grammar, vocabulary.special_ids)
+    matcher: LLMatcher = module.LLMatcher(vocabulary.tokens, source, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()  # what makes the first step slow, and may find an error
     if matcher.is_error():
@@ -128,7 +133,7 @@ def _compile(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     return matcher
 
 
-def _source(grammar: Grammar) -> str:
+def _source(grammar: Grammar, special_ids: Mapping[str, int]) -> str:
     matcher = library().LLMatcher
     match grammar.kind:
         case "json_schema":
@@ -138,11 +143,14 @@ def _source(grammar: Grammar) -> str:
             except ValueError as error:  # nested too deeply
                 raise _refusal(grammar, str(error)) from None
         case "regex":
+            if len(grammar.text) > MAX_REGEX:
+                raise InputError(
+                    f"regex has {len(grammar.text):,} characters; expected at most {MAX_REGEX:,}"
+                )
             text = matcher.grammar_from_regex(grammar.text)
-        case "gbnf":
-            text = matcher.grammar_from_lark(lark_of(grammar.text))
-        case "lark":
-            text = matcher.grammar_from_lark(with_prepared_schemas(grammar.text))
+        case "gbnf" | "lark":
+            lark = lark_of(grammar.text) if grammar.kind == "gbnf" else grammar.text
+            text = matcher.grammar_from_lark(prepared_lark(lark, special_ids))
     return str(text)
 
 
@@ -151,15 +159,3 @@ def _refusal(grammar: Grammar, reason: str) -> InputError:
     return InputError(
         f"{grammar.kind}: {one_reason(reason)}{where}; correct it, or write what it means in another way"
     )
-
-
-def _guarded(call: Callable[[], T], what: str) -> T:
-    """Return the result of a call; a panic of the library is not an Exception."""
-    try:
-        return call()
-    except (InputError, KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:
-        raise InputError(
-            f"{what}: cannot be compiled ({one_reason(str(error))}); give another"
-        ) from None

@@ -27,9 +27,9 @@ class Grammar:
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not 0 < len(self.text) <= MAX_CHARS:
+            option = {"json_schema": "schema", "regex": "regex"}.get(self.kind, "grammar")
             raise InputError(
-                f"the {self.kind} is {shown(self.text)}; expected a text of 1 to {MAX_CHARS:,} "
-                "characters"
+                f"{option} is {shown(self.text)}; expected a text of 1 to {MAX_CHARS:,} characters"
             )
 
     @classmethod

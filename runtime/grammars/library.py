@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from stem_edge.errors import InputError
 from stem_edge.text_table import printable
 
+T = TypeVar("T")
 MAX_REASON = 300  # characters; the library's messages repeat the grammar
+# Bytes of address space. The library follows references by recursion: with 8 MiB, a chain of 1,000
+# definitions ends the process; with 64, chains of 10,000 did not (MAX_LINKS is half of that).
+STACK_NBYTES = 128 << 20
+MAX_LINKS = 5_000  # references of a schema; MAX_LARK bounds rules
+# Characters: sequences of parts that may be absent take time that grows with their square; so many
+# take a second or a few.
+MAX_REGEX, MAX_LARK = 1 << 14, 1 << 15
+_starting = threading.Lock()  # because threading.stack_size is for the whole process
 
 
 def library() -> Any:
@@ -26,3 +38,32 @@ def one_reason(message: str) -> str:
     """Return a message of the library in one line, without the stack and the grammar's text."""
     message = re.split(r"<backtrace>|\n\s*\d+ \| |; following special tokens", message)[0]
     return printable(" ".join(message.split())[:MAX_REASON])
+
+
+def guarded(call: Callable[[], T], what: str) -> T:
+    """Return the result of a call that compiles, made in a thread with a large stack.
+
+    Raises InputError for a panic of the library, too, which is not an Exception.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    with _starting:
+        before = threading.stack_size(STACK_NBYTES)
+        try:
+            thread = threading.Thread(target=run, name="grammar", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    try:
+        return future.result()
+    except (InputError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        reason = one_reason(str(error))
+        raise InputError(f"{what}: cannot be compiled ({reason}); give another") from None

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from decimal import Decimal
+from math import lcm
 from typing import Any
 
 from stem_edge.errors import InputError
+from stem_edge.runtime.grammars.library import MAX_LINKS, MAX_REGEX
 from stem_edge.text_table import shown
 
 # A space, or a line break with indentation, wherever JSON allows any: models write so, and a model
@@ -23,14 +26,16 @@ _SECONDS = "^[^:]*:[0-9]{2}:[0-5]"  # without leap seconds, allowed at 23:59 UTC
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DAY = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
 _MAIL = r"^[^@]{1,64}@([^.@]{1,63}\.)*[^.@]{1,63}$"  # lengths that RFC 5321 and 1035 allow
-_COMPLETED = {
+_COMPLETED: dict[str, list[dict[str, Any]]] = {
     "date-time": [{"pattern": _SECONDS}, {"pattern": _DAY}],
     "date": [{"pattern": _DAY}],
     "time": [{"pattern": _SECONDS}],
     "email": [{"pattern": _MAIL, "maxLength": 254}],
 }
-# Remainders are states of an automaton: a million of them take 14 seconds to compile.
+# Remainders are states of an automaton, those of all multiples that are asked for together: a million
+# take 14 seconds to compile. Zeros at the end of a number cost nothing.
 MAX_MULTIPLE = 10_000
+MAX_PAIRS = 90_000  # of patterns, which takes 3 s
 
 _VALUES = ("const", "enum", "default", "example", "examples")  # not schemas
 _NAMED = (  # maps of names to schemas
@@ -46,7 +51,11 @@ def prepared(text: str) -> str:
     schema = json.loads(text)
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
-    return json.dumps(_walk(schema, "#"), ensure_ascii=False)
+    _check_totals(schema)
+    made = json.dumps(_walk(schema, "#"), ensure_ascii=False)
+    if made.count('"$ref"') > MAX_LINKS:
+        raise InputError(f"schema: has more than {MAX_LINKS:,} times $ref; write a shorter one")
+    return made
 
 
 def place_named(text: str, reason: str) -> str:
@@ -91,7 +100,13 @@ def _check(schema: dict[str, Any], where: str) -> None:
         )
     if "x-guidance" in schema:
         raise InputError(f"schema: x-guidance at {where} is no part of JSON Schema; remove it")
-    _check_multiple(schema.get("multipleOf"), where)
+    by_pattern = schema.get("patternProperties")
+    names: list[object] = list(by_pattern) if isinstance(by_pattern, dict) else []
+    patterns = [schema.get("pattern"), *names]
+    if any(isinstance(pattern, str) and len(pattern) > MAX_REGEX for pattern in patterns):
+        raise InputError(
+            f"schema: a pattern at {where} has more than {MAX_REGEX:,} characters; shorten it"
+        )
     least, required = schema.get("minProperties"), schema.get("required")
     named = len(required) if isinstance(required, list) else 0
     if isinstance(least, int) and least > named + 1:  # names that are free may be written twice
@@ -101,11 +116,23 @@ def _check(schema: dict[str, Any], where: str) -> None:
         )
 
 
-def _check_multiple(value: object, where: str) -> None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and value:
-        digits = f"{value:f}".rstrip("0").replace(".", "").lstrip("0")
-        if int(digits or "0") > MAX_MULTIPLE:
+def _check_totals(root: Any) -> None:
+    """Refuse what takes long together: multiples, and pairs of patterns, each of which is compared."""
+    multiple, pairs = 1, 0
+
+    def look(schema: dict[str, Any], where: str) -> None:
+        nonlocal multiple, pairs
+        value, patterns = schema.get("multipleOf"), schema.get("patternProperties")
+        if isinstance(value, int | float) and value > 0:
+            digits = f"{Decimal(str(value)):f}".replace(".", "").strip("0")
+            multiple = lcm(multiple, int(digits or "1"))
+        pairs += len(patterns) ** 2 if isinstance(patterns, dict) else 0
+        if multiple > MAX_MULTIPLE:
             raise InputError(
                 f"schema: multipleOf {shown(value)} at {where} takes too long to enforce; expected "
-                f"at most {MAX_MULTIPLE:,}, without regard to the decimal point"
+                f"digits of which the common multiple is at most {MAX_MULTIPLE:,}"
             )
+        if pairs > MAX_PAIRS:
+            raise InputError(f"schema: patternProperties at {where} are too many; remove some")
+
+    _walk(root, "#", look)

@@ -1,5 +1,14 @@
 """Guessing the next tokens, so that one step computes several; no guess changes a token.
 
-Which tokens to guess (`ngrams`, `draft_model`) and how many (`gate`). What is done with them is in
-generation.py, and what steps cost is measured in backends/step_costs.py.
+A guess is a token that may come next; a draft is a guess that a step computes, to verify it.
+
+| file | has |
+|---|---|
+| text_drafts.py, ngrams.py | guesses from the text so far, and the index that finds them |
+| model_drafts.py, draft_bundle.py | guesses of a smaller model, and how its bundle is loaded |
+| gate.py | how many guesses a step verifies |
+| measured.py | what steps cost, where preparing the bundle has not measured it |
+| speculation.py | what a model speculates with, and the guesses of one answer |
+
+What is done with guesses is in decoding.py; costs of steps are in backends/step_costs.py.
 """

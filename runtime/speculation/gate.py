@@ -1,4 +1,4 @@
-"""The gate: how many drafted tokens a step verifies, by what steps cost and what was right lately.
+"""The gate: how many guesses a step verifies, by what steps cost and what was right lately.
 
 It follows from the text and from recorded costs alone, not from a clock, so the same call always
 drafts the same tokens.

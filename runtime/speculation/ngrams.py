@@ -1,4 +1,4 @@
-"""Drafts from the text so far: what followed where its last tokens stood before.
+"""Guesses from the text so far: what followed where its last tokens stood before.
 
 Each pair of neighbouring tokens leads to the place where it last stood, and each place to the one
 before with the same pair. Of the latest such places, the one with the longest common past wins.

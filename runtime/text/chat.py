@@ -76,8 +76,10 @@ class Chat:
         )
 
     def _refuse_special(self, name: str, value: object) -> None:
+        tokens = self._codec.special_tokens
+        first = {token[:1] for token in tokens}  # few, while tokens can be thousands
         for where, text in texts(name, value):
-            for token in self._codec.special_tokens:
+            for token in tokens if not first.isdisjoint(text) else ():
                 if token in text:
                     raise InputError(
                         f"{printable(where)} names the special token {token!a}, which could end its "

@@ -6,6 +6,8 @@ TokenStream turns ids into text that never has to be taken back.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,23 @@ T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
 LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a whole unknown word
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of sentencepiece for one byte
 PROBED_IDS = 1 << 10  # decoded at once by probe
+
+
+def _bytes_of_chars() -> dict[str, int]:
+    """Map the characters that stand for bytes in byte-level tokens, as GPT-2 chose them.
+
+    Printable ones stand for themselves, the others for what follows U+00FF, in their order.
+    """
+    printing = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+    others = (byte for byte in range(0x100) if byte not in printing)
+    return {chr(byte): byte for byte in printing} | {
+        chr(0x100 + number): byte for number, byte in enumerate(others)
+    }
+
+
+BYTES_OF_CHARS = _bytes_of_chars()
 
 
 class TextCodec:
@@ -42,6 +60,8 @@ class TextCodec:
             raise BundleError(
                 f"{path}: not a tokenizer.json ({_reason(error)}); export the bundle again"
             ) from None
+        # Its tokens are written with a character for each byte.
+        self._byte_level = '"ByteLevel"' in json.dumps(json.loads(self._checked.json)["decoder"])
         self._checked = replace(self._checked, json="")  # drop it, since it is as large as the file
 
     @property
@@ -97,6 +117,22 @@ class TextCodec:
             return text
 
         return self._native(decoded, "these token ids")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token, which may be a part of a character; special tokens have their names.
+
+        Raises InputError for an id that is no token.
+        """
+        text = self._tokenizer.id_to_token(token_id)
+        if text is None:
+            raise InputError(f"token id {token_id} is not in the vocabulary; give another")
+        if token_id in self._tokenizer.get_added_tokens_decoder():
+            return bytes(text.encode())
+        if self._byte_level:
+            return bytes(BYTES_OF_CHARS[char] for char in text)
+        if (byte := _BYTE.fullmatch(text)) is not None:
+            return bytes([int(byte[1], 16)])
+        return bytes(text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
 
     def _native(self, call: Callable[[], T], what: str) -> T:
         """Return the result of a library call; after a panic, the tokenizer remains usable."""

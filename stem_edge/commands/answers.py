@@ -7,10 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 
+from stem_edge.commands.text_input import read_text
 from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.sampling import RANGES, SamplingParams
+from stem_edge.runtime.grammars.grammar import MAX_CHARS
+from stem_edge.runtime.sampling import RANGES, SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.stats import GenerationStats
 from stem_edge.text_table import shown, shown_lines
 
@@ -20,6 +23,7 @@ TEMPERATURE = (
     "0: the most probable token, 1: as trained (default: 0, but 1 with --top-k, --top-p or --min-p)"
 )
 MIN_P = "choose among those at least P times as probable as the best (default: 0, all)"
+PRESENCE = "above 0, tokens that the answer has are less probable; below, more (default: 0)"
 
 # Field of SamplingParams -> its short option, metavar and help.
 SAMPLING = {
@@ -29,6 +33,8 @@ SAMPLING = {
     "top_p": ("", "P", "choose among the most probable that add up to P (default: 1, all)"),
     "min_p": ("", "P", MIN_P),
     "repetition_penalty": ("", "R", "above 1, tokens seen before are less probable (default: 1)"),
+    "presence_penalty": ("", "P", PRESENCE),
+    "frequency_penalty": ("", "P", "like that, for each time that the answer has it (default: 0)"),
     "seed": ("", "S", "the same seed gives the same text"),
     "logprobs": ("", "N", "with JSON: print log probabilities of the N best"),
 }
@@ -53,13 +59,42 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         default=[],
         help="end before this text; may be repeated",
     )
+    bias = (
+        "add B, from -100 (never) to 100, to the logits of the token with this id; may be repeated"
+    )
+    group.add_argument(
+        "--logit-bias", action="append", type=_bias, metavar="ID=B", default=[], help=bias
+    )
+    form = group.add_mutually_exclusive_group()
+    schema = "answer with JSON that this file, a JSON Schema, allows"
+    form.add_argument("--schema", type=Path, metavar="FILE", help=schema)
+    form.add_argument("--regex", metavar="TEXT", help="answer with a text that matches this")
+    grammar = "answer with a text that this file allows, a grammar in Lark or GBNF"
+    form.add_argument("--grammar", type=Path, metavar="FILE", help=grammar)
 
 
 def sampling_params(args: argparse.Namespace, as_json: bool) -> SamplingParams:
     """Values of the options of add_sampling. Raises InputError."""
     if args.logprobs is not None and not as_json:
         raise InputError("--logprobs shows in JSON only; add --json")
-    return SamplingParams(**{name: getattr(args, name) for name in RANGES}, stop=args.stop)
+    options: SamplingOptions = {"stop": args.stop, "logit_bias": dict(args.logit_bias)}
+    options.update({name: getattr(args, name) for name in RANGES})  # type: ignore[typeddict-item]
+    options["regex"] = args.regex
+    if args.schema is not None:
+        options["schema"] = read_text(args.schema, "schema", MAX_CHARS)
+    if args.grammar is not None:
+        options["grammar"] = read_text(args.grammar, "grammar", MAX_CHARS)
+    return params_of(None, options)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return whole_number(token), float(bias)
+    except (ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(
+            f"expected a token id and a number like 42=-100, found {shown(text)}"
+        ) from None
 
 
 def whole_number(text: str) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.answers import add_sampling, as_object, sampling_params, write_text
 from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
+from stem_edge.commands.text_input import read_text
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
@@ -29,6 +29,7 @@ examples:
   stem-edge generate model "The capital of France is"
   stem-edge generate model "Once" -n 200 -t 0.8 --top-p 0.95 --seed 1
   stem-edge generate chat_model --chat "What is the capital of Spain?"
+  stem-edge generate model "A person as JSON: " --schema person.json
   stem-edge generate model --edit spain.edit "The capital of Spain is"
   stem-edge generate model --memory 600MB -f prompt.txt"""
 
@@ -95,17 +96,7 @@ def _prompt(args: argparse.Namespace) -> str:
         return str(given[0])
     if not given and sys.stdin.isatty():
         raise InputError('no prompt; give one like "Once upon a time", with -f FILE, or by stdin')
-    place = args.prompt_file or "stdin"
-    try:
-        with args.prompt_file.open(encoding="utf-8") if given else nullcontext(sys.stdin) as file:
-            prompt = str(file.read(MAX_PROMPT_CHARS + 1))
-    except OSError as error:
-        raise InputError(f"{place}: cannot read ({error.strerror}); give another file") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{place}: not valid UTF-8 ({error}); give the prompt as UTF-8") from None
-    if len(prompt) > MAX_PROMPT_CHARS:
-        raise InputError(f"{place}: more than {MAX_PROMPT_CHARS:,} characters; shorten the prompt")
-    return prompt
+    return read_text(args.prompt_file, "prompt", MAX_PROMPT_CHARS)
 
 
 def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, quiet: bool) -> None:

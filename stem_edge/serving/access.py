@@ -38,13 +38,13 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        self._service.compute.start()
         path, most = path_in(scope), self._service.body_nbytes
         try:
             check(self._service, path, Headers(scope=scope))
         except RefusalError as error:
             await error_response(path, error)(scope, receive, send)
             return
+        self._service.compute.start()
         await self._app(scope, _limited(receive, most), send)
 
 

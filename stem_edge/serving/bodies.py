@@ -13,9 +13,9 @@ from stem_edge.serving.refusals import RefusalError
 
 T = TypeVar("T")
 
-PLACE = re.compile(
-    r" - at `\$\.?(.*)`$"
-)  # how msgspec ends messages of what is no object's own fault
+# How messages of msgspec name a field.
+PLACE = re.compile(r" - at `\$\.?(.*)`$")
+MISSING = re.compile(r"missing required field `(.*?)`")
 
 
 async def read(request: Request, kind: type[T]) -> T:
@@ -28,7 +28,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        place = PLACE.search(str(error))
+        place = PLACE.search(str(error)) or MISSING.search(str(error))
         param = place[1] if place is not None else None
         message = PLACE.sub("", str(error))
         raise RefusalError(f"{param}: {message}" if param else message, param) from None

@@ -6,15 +6,22 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TypeVar
 
-from stem_edge.errors import StemEdgeError
+from stem_edge.errors import DeviceLostError, StemEdgeError
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.serving.jobs import Job
-from stem_edge.serving.refusals import BusyError, EndingError, FailedError, LoadingError
+from stem_edge.serving.refusals import (
+    BusyError,
+    EndingError,
+    FailedError,
+    LoadingError,
+    RefusalError,
+)
 from stem_edge.serving.reply import Reply
 
 T = TypeVar("T")
@@ -142,6 +149,10 @@ class Compute:
         if self.draining:
             raise EndingError("the server is ending; ask another, or later")
         found, most = self._loaded(), self.sequences + self._waiting
+        if more > most:
+            raise RefusalError(
+                f"{more} answers are asked for; at most {most} can run and wait here"
+            )
         if self.busy + more > most:
             raise BusyError(
                 f"{self.busy} requests run or wait, of at most {most}; try again in a moment"
@@ -151,34 +162,42 @@ class Compute:
     def _run(self) -> None:
         try:
             model = self._open_model()
+            with model if self._closes else nullcontext():
+                self._serve(model)
+        except Exception as error:  # whatever it is, /health and every request tell it
+            self.failure = error
+
+    def _serve(self, model: Model) -> None:
+        """Step until the end, and tell all that is left then."""
+        try:
             self._found = model, model.scheduler(self.sequences)
             while not self._ending:
                 self._wake.wait()
                 self._wake.clear()
                 while not self._ending and (self._found[1].busy or self._jobs):
                     self._turn(*self._found)
-        except Exception as error:  # whatever it is, /health and every request tell it
-            self.failure = error
+        except Exception as error:
+            self.failure = error  # first, so that nothing is taken on any more
         finally:
             with self._lock:
-                self.draining = self.draining or self._ending
                 self._end_all(EndingError("the server has ended before this answer did"))
-            if self._found is not None and self._closes:
-                self._found[0].close()
 
     def _turn(self, model: Model, scheduler: Scheduler) -> None:
         """Do a step of the answers and one of other work."""
         try:
             self._step(scheduler)
-        except Exception as error:  # such as a device that is lost: none of these can go on
+        except Exception as error:  # none of these can go on
             with self._lock:
                 self._end_all(error)
+                if isinstance(error, DeviceLostError):
+                    raise
                 model.engine.check_usable()
                 self._found = model, model.scheduler(self.sequences)
         if self._jobs:
-            job = self._jobs.popleft()
-            if job.step():
-                self._jobs.append(job)
+            if self._jobs[0].step():
+                self._jobs.rotate(-1)
+            else:
+                self._jobs.popleft()
 
     def _step(self, scheduler: Scheduler) -> None:
         for request, chunk in scheduler.step():
@@ -187,6 +206,8 @@ class Compute:
                 reply.push(chunk)
             if chunk.finish_reason is not None:
                 self._forget(request)
+            if isinstance(chunk.error, DeviceLostError):
+                raise chunk.error
 
     def _leave(self, reply: Reply) -> None:
         """Cancel an answer that nobody waits for; one that has ended is forgotten already."""

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from stem_edge.errors import StemEdgeError
@@ -59,7 +59,7 @@ def path_in(scope: Any) -> str:
 
 async def tell_error(request: Request, error: Exception) -> Response:
     """Respond to what a route raised."""
-    if isinstance(error, ClientLeftError):
+    if isinstance(error, ClientLeftError | ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)
     if isinstance(error, HTTPException):
         response = error_response(path_in(request.scope), _of_router(request, error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +30,7 @@ class Job:
             self._found.append(next(self._work))
         except StopIteration:
             self._set(self._found)
-        except StemEdgeError as error:
+        except Exception as error:  # ends this work alone
             self._set(error)
         else:
             return True
@@ -45,8 +45,8 @@ class Job:
         if (close := getattr(self._work, "close", None)) is not None:
             close()
 
-    def _set(self, result: list[Any] | StemEdgeError) -> None:
-        with suppress(Exception):  # nobody waits for it any more
+    def _set(self, result: list[Any] | Exception) -> None:
+        with suppress(InvalidStateError):  # nobody waits for it any more
             if isinstance(result, list):
                 self.future.set_result(result)
             else:

@@ -10,19 +10,32 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.model import Model
-from stem_edge.serving import pages, state_routes
+from stem_edge.serving import pages, state_routes, text_routes
 from stem_edge.serving.access import Access
+from stem_edge.serving.anthropic import routes as messages
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.error_bodies import tell_error
 from stem_edge.serving.metrics import Metrics
-from stem_edge.serving.openai import chat, completions, models
+from stem_edge.serving.openai import chat, completions, models, responses
 from stem_edge.serving.service import Service
 from stem_edge.serving.streams import ClientLeftError
 
-ROUTES = (*state_routes.ROUTES, *models.ROUTES, *chat.ROUTES, *completions.ROUTES, *pages.ROUTES)
+# Errors of routes; of all others the log has a traceback, too.
+TOLD = (StemEdgeError, ClientLeftError, ClientDisconnect, HTTPException, Exception)
+ROUTES = (
+    *state_routes.ROUTES,
+    *text_routes.ROUTES,
+    *models.ROUTES,
+    *chat.ROUTES,
+    *completions.ROUTES,
+    *responses.ROUTES,
+    *messages.ROUTES,
+    *pages.ROUTES,
+)
 
 
 def app(
@@ -84,9 +97,7 @@ def app(
     program = Starlette(
         routes=ROUTES,
         middleware=middleware,
-        exception_handlers=dict.fromkeys(
-            (StemEdgeError, ClientLeftError, HTTPException, Exception), tell_error
-        ),
+        exception_handlers=dict.fromkeys(TOLD, tell_error),
         lifespan=_lifespan,
     )
     program.state.service = service

@@ -36,10 +36,8 @@ class TokenTexts:
         return {"content": content, "refusal": None}
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self.of(token_id)
-        known = "\N{REPLACEMENT CHARACTER}" not in text  # a piece of a character has no text
-        nbytes = list(text.encode()) if known else None
-        return {"token": text, "logprob": _finite(logprob), "bytes": nbytes}
+        nbytes = list(self._model.token_bytes(token_id))
+        return {"token": self.of(token_id), "logprob": _finite(logprob), "bytes": nbytes}
 
     def logprobs(self, found: Sequence[TokenLogprobs | int], offset: int) -> dict[str, Any]:
         """Return log probabilities in the form of completions.

@@ -169,7 +169,7 @@ class Prepared(NamedTuple):
 
 def prepare(model: Model, turn: Turn, count: int = 1) -> Prepared:
     """Render and tokenize a turn, and make its requests. Raises InputError."""
-    tools = checked_tools(turn.tools) if turn.tool_choice != "none" else None
+    tools = offered(turn)
     ids = prompt_ids(model, turn, tools)
     if not tools:
         check_no_call(turn)
@@ -183,6 +183,16 @@ def prepare(model: Model, turn: Turn, count: int = 1) -> Prepared:
     params = with_calls(turn, family, tools)
     requests = [model.request(ids, each) for each in seeded(params, count)]
     return Prepared(requests, family, tools)
+
+
+def count_tokens(model: Model, turn: Turn) -> int:
+    """Return the number of tokens of a turn's prompt, which may be too many. Raises InputError."""
+    return len(prompt_ids(model, turn, offered(turn)))
+
+
+def offered(turn: Turn) -> list[dict[str, Any]] | None:
+    """Return the tools that the model is told of."""
+    return checked_tools(turn.tools) if turn.tool_choice != "none" else None
 
 
 def check_no_call(turn: Turn) -> None:

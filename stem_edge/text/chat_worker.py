@@ -17,6 +17,7 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -50,7 +51,7 @@ class Missing(jinja2.Undefined):
     __slots__ = ()
 
     def __str__(self) -> str:
-        if self._undefined_obj is missing:
+        if self._undefined_obj is missing or self._undefined_exception is SecurityError:
             self._fail_with_undefined_error()
         return ""
 

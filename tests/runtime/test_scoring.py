@@ -109,7 +109,10 @@ def test_a_score_hardly_depends_on_its_neighbours(model: Model) -> None:
     assert_close(Scorer(model).score(pairs), alone, pairs)
 
 
-@pytest.mark.parametrize(("kv", "reuses"), [("fp32", True), ("fp16", False), ("int8", True)])
+@pytest.mark.parametrize(
+    ("kv", "reuses"),
+    [("fp32", True), pytest.param("fp16", False, marks=pytest.mark.slow), ("int8", True)],
+)
 def test_reuse_never_shows_in_a_score(kv: KvType, reuses: bool) -> None:
     ids = [(7 * place * place + place) % 1700 + 3 for place in range(240)]
     pairs = [(ids[:count], [5, 6, 7]) for count in (40, 51, 100, 151, 222, 233)]

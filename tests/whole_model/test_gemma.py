@@ -19,6 +19,7 @@ import torch
 from conformance import stepwise
 from hf_folders import make_gemma, wrap_gemma
 from installed import DATA, add_ggml, needs_ggml
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
@@ -63,7 +64,7 @@ def reference(name: str) -> tuple[list[int], F32]:
         return data["ids"].tolist(), data["logits"]
 
 
-@pytest.mark.parametrize("slots", [None, pytest.param(8, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("slots", slow_but([None], [None, 8, 4]))
 def test_logits_are_transformers(
     name: str, bundle: Path, engine: EngineName, slots: int | None
 ) -> None:
@@ -109,7 +110,7 @@ def test_tokens_of_a_prompt_read_the_first_rows_alone(
         )
 
 
-@pytest.mark.parametrize("sizes", [[1], [16], [5, 1, 12]])
+@pytest.mark.parametrize("sizes", slow_but([[5, 1, 12]], [[1], [16], [5, 1, 12]]))
 def test_windows_that_move_often(
     name: str,
     bundle: Path,
@@ -179,7 +180,7 @@ def flat(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], F32
         return path, ids, model(torch.tensor([ids])).logits[0].numpy()
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", slow_but(["int8"], ["int8", "int4"]))
 def test_quantized_graphs_are_near_the_model(
     kind: WeightType, flat: tuple[Path, list[int], F32], tmp_path: Path
 ) -> None:
@@ -205,6 +206,7 @@ def test_quantized_graphs_are_near_the_model(
         assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least[kind, prefill]
 
 
+@pytest.mark.slow
 def test_an_export_that_ruins_the_model_is_refused_or_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,9 +229,9 @@ def test_an_export_that_ruins_the_model_is_refused_or_told(
 @pytest.mark.parametrize(
     ("weights", "tables", "least"),
     [
-        ("f16", "fp16", 0.9999),
-        ("q8_0", "int8", 0.999),
-        ("q4_0", "int4", 0.9),
+        pytest.param("f16", "fp16", 0.9999, marks=pytest.mark.slow),
+        pytest.param("q8_0", "int8", 0.999, marks=pytest.mark.slow),
+        pytest.param("q4_0", "int4", 0.9, marks=pytest.mark.slow),
         ("q4_k_m", "int8", 0.9),
     ],
 )

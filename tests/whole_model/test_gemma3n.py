@@ -13,6 +13,7 @@ import torch
 from conformance import stepwise
 from hf_folders import make_gemma3n, wrap_gemma
 from installed import DATA, needs_ggml
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.manifest import Bundle
@@ -94,7 +95,9 @@ def written(model: Any, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", slow_but(["no sparsity, wide FFNs", "odd heads, head of its own"], KINDS)
+)
 def test_logits_of_every_kind_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     model = make_gemma3n(**{"vocab_size": 310, "vocab_size_per_layer_input": 300} | KINDS[kind])
     folder = written(model, tmp_path / "checkpoint")
@@ -142,7 +145,7 @@ def dequantized(bundle: Bundle) -> dict[str, ArrayMatrix]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", slow_but(["int8"], ["int8", "int4"]))
 def test_quantized_graphs_compute_with_the_weights_they_store(
     random_model: Path, kind: WeightType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gemma_folders import logits, write_gemma
+from tiers import slow_but
 
 import stem_edge
 from stem_edge import Edit
@@ -205,7 +206,7 @@ WAYS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("options", slow_but(WAYS[:1] + WAYS[-2:-1], WAYS), ids=str)
 def test_however_rows_come(options: dict[str, Any], made: Made) -> None:
     """Prompts read the first rows of records alone, logits of every position all of them."""
     make, change = EDITS["mean of several tokens"]

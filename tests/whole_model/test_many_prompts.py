@@ -32,9 +32,16 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.8, "seed": 5}, {"top_k": 3, "seed": 2, "logprobs": 2}]
+    ("options", "exact"),
+    [
+        ({}, False),
+        ({"top_k": 3, "seed": 2, "logprobs": 2}, True),
+        pytest.param({}, True, marks=pytest.mark.slow),
+        pytest.param({"top_k": 3, "seed": 2, "logprobs": 2}, False, marks=pytest.mark.slow),
+        pytest.param({"temperature": 0.8, "seed": 5}, True, marks=pytest.mark.slow),
+        pytest.param({"temperature": 0.8, "seed": 5}, False, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("exact", [True, False])
 def test_texts_are_those_of_generate(model: Model, options: dict[str, Any], exact: bool) -> None:
     options = options | {"max_new_tokens": 24}
     expected = [list(model.generate(text, **options)) for text in TEXTS]

@@ -12,6 +12,7 @@ from architectures import SIZES, VARIANTS, write
 from conformance import CASES, CONFORMANCE
 from installed import DEMO, add_ggml
 from prefix_bits import after_prompt, check_bits
+from tiers import GGML_IS_SLOW
 
 import stem_edge
 from stem_edge.config import ModelConfig
@@ -57,6 +58,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder / "bundle"
 
 
+@pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_bits_of_long_prompts(bundle: Path, engine: EngineName) -> None:
     with stem_edge.load(bundle, engine=engine) as model:
         drawn = prompts(model.config.vocab_size - 4, LONG, 24)
@@ -104,6 +106,7 @@ def test_bits_of_every_cut(
         assert check_bits(model, drawn) > 0
 
 
+@pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_other_rows_are_not_taken_over(tiny: Path, engine: EngineName) -> None:
     ids = [(7 * place) % 290 + 3 for place in range(40)]
     others: list[Sequence[StemId]] = [

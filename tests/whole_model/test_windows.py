@@ -13,6 +13,7 @@ from architectures import SIZES, write
 from conformance import stepwise
 from hf_folders import write_gemma
 from installed import add_ggml
+from tiers import GGML_IS_SLOW
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
@@ -104,12 +105,14 @@ def test_logits_token_by_token(case: Case, model: Model) -> None:
     assert np.abs(stepwise(model, case.ids.tolist()) - case.expected).max() < case.tolerance
 
 
+@pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_logits_with_few_slots(case: Case, engine: EngineName) -> None:
     with stem_edge.load(case.path, engine=engine, slots=4) as model:
         found = model.logits(case.ids.tolist())
     assert np.abs(found - case.expected).max() < case.tolerance
 
 
+@pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_they_are_those_of_a_whole_cache(
     case: Case, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +131,7 @@ def test_they_are_those_of_a_whole_cache(
     assert shifted(windowed) and not shifted(whole)
 
 
+@pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_contexts_take_turns(case: Case, model: Model) -> None:
     contexts = [model.engine.open_context(TOKENS) for _ in range(2)]
     one, other = (
@@ -142,6 +146,7 @@ def test_contexts_take_turns(case: Case, model: Model) -> None:
     assert all(map(shifted, contexts))
 
 
+@pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_a_step_that_failed_can_be_tried_again(
     case: Case, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +178,7 @@ def test_a_step_that_failed_can_be_tried_again(
     assert shifted(context)
 
 
+@pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_scores_go_back_as_far_as_the_window_allows(case: Case, model: Model) -> None:
     """Contexts share a beginning that has left the windows, or one that they still hold."""
     ids = case.ids.tolist()

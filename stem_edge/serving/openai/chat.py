@@ -92,7 +92,7 @@ class _Stream:
         async for index, piece in merged(answers):
             if index not in begun:
                 begun.add(index)
-                yield self._chunk(index, {"role": "assistant", "content": None})
+                yield self._chunk(index, {"role": "assistant", "content": None}, first=True)
             if (data := self._of(index, piece)) is not None:
                 yield data
         if self._with_usage:
@@ -124,12 +124,14 @@ class _Stream:
         delta: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
         reason: str | None = None,
+        *,
+        first: bool = False,
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         chunk: dict[str, Any] = self._head | {"choices": [choice]}
         if self._with_usage:
             chunk["usage"] = None
-        if self._each or reason is not None:
+        if (self._each and not first) or reason is not None:
             chunk["timings"] = timings(self._service.model, self._answers.all[index].reply)
         return event(chunk)
 

@@ -18,6 +18,7 @@ UNSUPPORTED = {
     "functions": "give tools instead",
     "function_call": "give tool_choice instead",
     "web_search_options": "this server searches nothing",
+    "continue_final_message": "ask for the rest in a message of the user",
 }
 
 
@@ -37,11 +38,12 @@ class ChatBody(Options, kw_only=True):
     functions: Any = None
     function_call: Any = None
     web_search_options: Any = None
+    continue_final_message: bool | None = None
 
     def turn(self, model: Model) -> Turn:
         """Return the conversation to answer. Raises RefusalError that names the field."""
         for name, instead in UNSUPPORTED.items():
-            if getattr(self, name) is not None:
+            if getattr(self, name) not in (None, False):
                 raise RefusalError(f"{name} is not supported; {instead}", name)
         if set(self.modalities or ["text"]) != {"text"}:
             raise RefusalError("modalities: this model answers with text alone", "modalities")

@@ -2,7 +2,6 @@
 
 import { Chat } from "./chat.mjs";
 import { shownPath } from "./data/conversation.mjs";
-import { contextUsed } from "./data/figures.mjs";
 import { Library } from "./data/library.mjs";
 import { readSettings, writeSettings } from "./data/settings.mjs";
 import { Answers } from "./server/answers.mjs";
@@ -12,7 +11,7 @@ import { askedSettings, askedText } from "./view/dialogs.mjs";
 import { icon } from "./view/dom.mjs";
 import { Drawer } from "./view/drawers.mjs";
 import { connectMenu } from "./view/menu.mjs";
-import { showPanel } from "./view/panel.mjs";
+import { Overview } from "./view/overview.mjs";
 import { Sidebar } from "./view/sidebar.mjs";
 import { Status } from "./view/status.mjs";
 import { Thread } from "./view/thread.mjs";
@@ -21,7 +20,11 @@ const $ = (selector) => document.querySelector(selector);
 const ICONS = { "#show-sidebar": "menu", "#show-panel": "chart", "#settings": "settings", "#menu summary": "more",
   "#choose": "attach", "#to-end": "down", "#sidebar .close": "close", "#panel .close": "close" };
 
+// Milliseconds; mostly the model computes on the same processor, and drawing takes from its time.
+const SHOW_EVERY = 80;
+
 let settings = readSettings();
+let pending = 0;
 const client = new Client(new URL("./", location.href));
 const library = new Library();
 const answers = new Answers(client, library);
@@ -36,8 +39,14 @@ const composer = new Composer($("#composer"), {
   stop: () => chat.stop(),
 });
 const thread = new Thread($("#thread"), $("#to-end"), {
-  retry: (message) => chat.retry(message),
-  edit: (message, text) => { chat.edit(message, text); composer.focus(); },
+  retry(message) {
+    chat.retry(message);
+    thread.take();
+  },
+  edit(message, text) {
+    chat.edit(message, text);
+    thread.take();
+  },
   choose(message, action) {
     chat.choose(message);
     thread.focus(message, action);
@@ -47,58 +56,32 @@ const sidebar = new Sidebar($("#sidebar"), library, answers, (conversation) => {
   chat.open(conversation);
   drawers.forEach((drawer) => drawer.leave());
 });
+const overview = new Overview(chat, status, sidebar, composer);
 const drawers = [new Drawer($("#sidebar"), $("#show-sidebar"), 860), new Drawer($("#panel"), $("#show-panel"), 1180)];
 
-function showState() {
-  const { conversation } = chat;
-  const last = shownPath(conversation).at(-1);
-  $("#title").textContent = conversation.title || "New conversation";
-  document.title = `${conversation.title || "New conversation"} · stem-edge`;
-  $("#empty").hidden = Boolean(last);
-  $("#menu").hidden = !last;
-  composer.running(chat.runs);
-  showContext(shownPath(conversation).findLast((message) => message.timings)?.timings);
-  showPanel($("#figures"), conversation, status.props);
-  sidebar.show(conversation);
-}
-
-function showContext(timings) {
-  const most = status.props?.context_length;
-  $("#context").hidden = !(timings && most);
-  if ($("#context").hidden) return;
-  const used = contextUsed(timings);
-  $("#context meter").value = Math.min(1, used / most);
-  $("#context span").textContent = `${used.toLocaleString("en")} of ${most.toLocaleString("en")} tokens`;
-}
-
-function showModel() {
-  const { props } = status;
-  $("#model").textContent = props?.model ?? "";
-  composer.hint = chat.hasTemplate ? "Ask something" : "Begin a text";
-  $("#empty").textContent = chat.hasTemplate
-    ? "What is written here goes to the model on this server, and nowhere else."
-    : "This model has no chat template: it goes on with your text instead of answering it.";
-  showState();
+function showProblem(text) {
+  $("#file-problem").textContent = text;
 }
 
 async function askKey() {
-  const key = await askedText("This server asks for a key", "API key", "", "password");
-  if (key === null) return false;
-  client.key = key;
-  await status.check();
-  return true;
+  for (let title = "This server asks for a key"; ; title = "That key is not the server's") {
+    const key = await askedText(title, "API key", "", "password");
+    if (key === null) return false;
+    client.key = key;
+    await status.check();
+    if (status.state !== "key") return true;
+  }
 }
 
-answers.addEventListener("progress", ({ detail }) => {
-  if (detail.conversation !== chat.conversation) return;
-  thread.progress(detail.message);
-  pendingFigures ||= requestAnimationFrame(() => {
-    pendingFigures = 0;
-    showContext(detail.message.timings);
-    showPanel($("#figures"), chat.conversation, status.props);
-  });
+answers.addEventListener("progress", ({ detail: { conversation, message } }) => {
+  if (conversation !== chat.conversation) return;
+  pending ||= setTimeout(() => {
+    pending = 0;
+    if (conversation !== chat.conversation) return;
+    thread.progress(message);
+    overview.figures();
+  }, SHOW_EVERY);
 });
-let pendingFigures = 0;
 
 answers.addEventListener("end", async ({ detail: { conversation, message, error } }) => {
   const end = { done: "Answer", stopped: "Stopped answer", cut: "Cut answer", failed: "The answer failed" };
@@ -106,25 +89,28 @@ answers.addEventListener("end", async ({ detail: { conversation, message, error 
   if (error && error.name !== "AbortError") status.check();
   if (conversation !== chat.conversation) return sidebar.show();
   thread.show(conversation);
-  showState();
+  overview.show();
   if (error?.kind === "key" && (await askKey())) chat.retry(message);
 });
 
 chat.addEventListener("open", () => {
   thread.open(chat.conversation);
   history.replaceState(null, "", library.get(chat.conversation.id) ? `#${chat.conversation.id}` : "#");
-  showState();
+  overview.show();
 });
 chat.addEventListener("change", () => {
   thread.show(chat.conversation);
   history.replaceState(null, "", `#${chat.conversation.id}`);
-  showState();
+  overview.show();
 });
-library.addEventListener("change", () => {
-  $("#title").textContent = chat.conversation.title || "New conversation";
-  sidebar.show();
+library.addEventListener("change", () => overview.title());
+library.addEventListener("replace", ({ detail: id }) => {
+  if (id !== chat.conversation.id || chat.runs) return;
+  const other = library.get(id);
+  if (other) chat.open(other);
+  else chat.begin();
 });
-status.addEventListener("ready", showModel);
+status.addEventListener("ready", () => overview.model());
 status.addEventListener("key", askKey);
 
 $("#new").addEventListener("click", () => {
@@ -148,12 +134,16 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) chat.stop();
 });
 
+setInterval(() => {
+  if (chat.runs) thread.progress(shownPath(chat.conversation).at(-1)); // seconds of waiting
+}, 1000);
 for (const [selector, name] of Object.entries(ICONS)) $(selector).replaceChildren(icon(name));
-connectMenu(library, chat, (text) => { $("#file-problem").textContent = text; });
-await library.open();
-if (!library.keeps) $("#file-problem").textContent = "This browser keeps nothing here: conversations end with the page.";
+library.addEventListener("unkept", ({ detail }) => showProblem(`The browser does not keep this: ${detail}`));
+connectMenu(library, chat, showProblem);
+if (!(await library.open())) showProblem("This browser keeps nothing here: conversations end with the page.");
 const wanted = library.get(location.hash.slice(1));
-if (wanted) chat.open(wanted);
-showModel();
+if (wanted && wanted !== chat.conversation) chat.open(wanted);
+overview.show();
+overview.model();
 status.check();
 composer.focus();

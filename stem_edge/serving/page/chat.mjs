@@ -46,17 +46,18 @@ export class Chat extends EventTarget {
 
   /** Add another version of a user's message and ask for its answer. */
   edit(message, text) {
-    if (!this.runs) this.#say(message.parent, text, message.files);
+    this.stop();
+    this.#say(message.parent, text, message.files);
   }
 
   /** Ask for another answer in the place of one. */
   retry(message) {
-    if (!this.runs) this.#answer(this.conversation.messages[message.parent]);
+    this.stop();
+    this.#answer(this.conversation.messages[message.parent]);
   }
 
   /** Show another version of a message. */
   choose(message) {
-    if (this.runs) return;
     choose(this.conversation, message);
     this.#changed();
   }

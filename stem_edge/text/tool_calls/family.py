@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stem_edge.errors import InputError
-from stem_edge.text.tool_calls.forms import BracesForm, Form, JsonForm, PythonForm, TagsForm
-from stem_edge.text.tool_calls.lark import Rules
+from stem_edge.text.tool_calls.forms import BracesForm, Form, PythonForm
+from stem_edge.text.tool_calls.json_form import JsonForm
+from stem_edge.text.tool_calls.lark import Rules, referred
 from stem_edge.text.tool_calls.parser import CallParser
+from stem_edge.text.tool_calls.tags_form import TagsForm
 
 Tools = Sequence[Mapping[str, Any]]
 OPEN = ("$ref", "anyOf", "oneOf", "allOf")  # of schemas whose properties stand elsewhere
@@ -69,6 +71,10 @@ class Family:
 
     def _call(self, rules: Rules, function: Mapping[str, Any]) -> str:
         name, schema = function["name"], function.get("parameters") or {}
+        if "$ref" in schema:  # whose definitions stand beside it
+            target = referred(schema, str(schema["$ref"]))
+            others = {key: value for key, value in schema.items() if key != "$ref"}
+            schema = {**others, **(target if isinstance(target, Mapping) else {})}
         if not schema.keys() & OPEN:
             # Closed, because who describes arguments wants no others.
             schema = {"type": "object", "properties": {}, "additionalProperties": False, **schema}

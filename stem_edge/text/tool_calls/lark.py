@@ -12,11 +12,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from stem_edge.text.tool_calls.values import Syntax
+from stem_edge.text.tool_calls.values import AFTER_KEYS, Syntax
 
 Schema = Mapping[str, Any]
-# As templates write JSON, so that models see what they saw in training.
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Spaces as templates write JSON, so that models see what they saw in training; oneOf as anyOf.
+OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+OPTIONS |= {"coerce_one_of": True}
 SPECIAL = re.compile(r"<[^<>\s]+>")  # names of tokens that can stand in a grammar
 INTEGER = "/-?(0|[1-9][0-9]*)/"
 NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
@@ -27,6 +28,14 @@ KEY = "/[a-zA-Z_][a-zA-Z0-9_]*/"
 def literal(text: str) -> str:
     """Return text as it is written in a grammar."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def referred(root: Schema, reference: str) -> object:
+    """Return the schema that a reference inside of a schema means; None if there is none."""
+    schema: object = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        schema = schema.get(part) if isinstance(schema, Mapping) else None
+    return schema
 
 
 class Rules:
@@ -70,7 +79,7 @@ class Rules:
 
     def json(self, schema: Schema) -> str:
         """Return the name of a rule for JSON by a schema."""
-        return self.add(f"%json {json.dumps({**schema, 'x-guidance': SPACING})}")
+        return self.add(f"%json {json.dumps({**schema, 'x-guidance': OPTIONS})}")
 
     def text(self, start: str) -> str:
         """Return the grammar."""
@@ -109,7 +118,7 @@ class Values:
         """Return the name of a rule for the members of an object, in the order of the schema."""
         properties, required = schema.get("properties"), schema.get("required", ())
         if not isinstance(properties, Mapping) or not properties:
-            if schema.get("additionalProperties") is False or not schema.get("type"):
+            if schema.get("additionalProperties") is False:
                 return ""
             key = KEY if self._syntax.bare_keys else QUOTED
             return self._listed(f"{key} {literal(between)} {self._any()}", "*")
@@ -121,7 +130,7 @@ class Values:
         return self._in_order(each)
 
     def _key(self, name: str, between: str) -> str:
-        bare = self._syntax.bare_keys or between == "="
+        bare = (self._syntax.bare_keys or between == "=") and not AFTER_KEYS.intersection(name)
         return literal((name if bare else literal(name)) + between)
 
     def _in_order(self, members: Sequence[tuple[str, bool]]) -> str:
@@ -191,10 +200,7 @@ class Values:
     def _reference(self, reference: str) -> str:
         if reference not in self._known:
             self._known[reference] = name = self._rules.reserve()
-            schema: object = self._root
-            for part in reference.removeprefix("#").split("/")[1:]:
-                schema = schema.get(part) if isinstance(schema, Mapping) else None
-            self._rules.define(name, self.value(schema))
+            self._rules.define(name, self.value(referred(self._root, reference)))
         return self._known[reference]
 
     def _any(self) -> str:

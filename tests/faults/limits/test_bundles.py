@@ -229,7 +229,7 @@ def test_every_byte_is_hashed_in_pieces(
     assert list(results) == sorted(open_manifest(bundle).files)
     assert sum(counted) == open_manifest(bundle).nbytes
     assert (max(counted) == piece) == (piece <= WEIGHTS_NBYTES)
-    assert open_files() == before
+    assert open_files() <= before
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_file_that_fails_or_is_cut_while_it_is_hashed(
     wrong = {name: found for name, found in verify(bundle).items() if found != "ok"}
     assert list(wrong) == [BACKBONE_DATA]
     assert wrong[BACKBONE_DATA].startswith(said)
-    assert open_files() == before
+    assert open_files() <= before
 
 
 def test_a_folder_that_cannot_be_listed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_a_shard_that_cannot_be_read_while_it_is_opened(root: Path, number: int,
         watch(patch, ["pread"], Failing(at, number, for_ever=True))
         said, before = [os.strerror(number), "device"], open_files()
         refused(lambda: check_shard(grid, 1), BundleError, shard(root, 1), *said)
-        assert open_files() == before
+        assert open_files() <= before
     check_shard(grid, 1)
 
 
@@ -97,7 +97,7 @@ def test_an_interrupt_while_a_shard_is_opened_gives_it_back(root: Path) -> None:
         before = open_files()
         with pytest.raises(KeyboardInterrupt):
             grid.open_shard(0)
-        assert open_files() == before
+        assert open_files() <= before
 
 
 @pytest.mark.parametrize("piece", [1, 2 * STRIDE_OF_FLOATS, 1 << 30])
@@ -136,7 +136,7 @@ def test_a_shard_that_fails_or_is_cut_while_it_is_checked(
     monkeypatch.setattr(disk, "fill", fail)
     path = tmp_path / TABLES / "records" / "c" / "0" / "0"
     refused(lambda: check_tables(bundle), BundleError, path, said)
-    assert open_files() == before
+    assert open_files() <= before
 
 
 @pytest.mark.parametrize(

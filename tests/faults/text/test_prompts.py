@@ -143,6 +143,12 @@ OPTIONS: dict[str, tuple[list[object], str]] = {
     "top_k": ([-5, 10**10, HUGE, 1.0, "1", False, None, NAN], "0 to 2147483647"),
     "min_p": ([-0.1, 1.1, NAN, -INF, "0", True, None], "0.0 to 1.0"),
     "repetition_penalty": ([0, -1, 1e-300, 1e300, NAN, INF, -INF, "1", True, None], "0.001 to 1000.0"),
+    "presence_penalty": ([-2.1, 2.1, NAN, INF, "1", True, None], "-2.0 to 2.0"),
+    "frequency_penalty": ([-2.1, 2.1, NAN, -INF, "1", True, None], "-2.0 to 2.0"),
+    "logit_bias": ([{-1: 0}, {2**31: 0}, {1.0: 0}, {"1": 0}, {1: 101}, {1: NAN}, {1: "1"}, {1: None}, [1], None],
+                   "numbers from -100.0 to 100.0 by token id"),
+    "skip_special_tokens": ([0, 1, None, "no"], "True or False"),
+    "grammar": (["start: /a/", 1, {}, False], "a Grammar"),
     "logprobs": ([-1, 1025, 2**63, 1.0, True, "5", NAN], "0 to 1024"),
     "stop": ([["x"] * 10_000, [""], ["a", ""], ["x" * (1 << 20)], "", b"END", None, 3, [1], {"a": 1}, [["a"]]],
              "at most 64 texts of 1 to 1024 characters"),
@@ -240,9 +246,7 @@ def test_p14_every_token_masked_or_nan(logits: list[float], temperature: float) 
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["n", "best_of", "logit_bias", "grammar", "n_discard", "chat_template"]
-)
+@pytest.mark.parametrize("name", ["n", "best_of", "mirostat", "n_discard", "chat_template"])
 def test_p15_options_that_there_are_not_are_never_passed_on(model: Model, name: str) -> None:
     unknown: Any = {name: -1}
     with pytest.raises(TypeError, match=name):

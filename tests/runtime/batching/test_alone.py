@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
 from constraints import constrain
 from guessing import CHEAP, ToldSpeculation
-from toy_batches import ToyBatch, check_given_back, toy_model
+from interrupts import interrupted
+from toy_batches import ToyBatch, check_given_back, together, toy_model
 
 import stem_edge
 from stem_edge.errors import BackendError, RowReadError, StemEdgeError
@@ -144,6 +146,12 @@ def test_exact_guesses_only_where_bits_stay(tiny_bundle: Path, exact: bool, same
         for _ in model.generate_many([LONE], exact=exact, max_new_tokens=NEW):
             pass
         assert (model.stats.drafted_tokens > 0) == (same or not exact)
+        constrain(model)
+        model.speculation = None
+        grammar = Grammar("lark", "1-90 20 21 22 23")
+        for _ in model.generate_many([LONE], exact=exact, grammar=grammar):
+            pass
+        assert model.stats.drafted_tokens == (0 if exact else 4)
 
 
 @pytest.mark.parametrize("guessing", [True, False])
@@ -288,6 +296,30 @@ def test_another_waits_where_there_is_no_memory(
         check_given_back(model, backend)
 
 
+def test_kept_prompts_give_way_as_it_grows(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stem_edge.runtime.prefixes.kept.STEP_TOKENS", 8)
+    with toy_model(tiny_bundle, slots=16) as (model, backend):
+        endless: Any = {"logit_bias": dict.fromkeys(model.config.eos_ids, -100.0)}
+        new = model.plan.context_length - 20
+        told(model, LONE, endless | {"max_new_tokens": new}, wrong=1 << 30)
+        for _ in model.generate([*range(1, 80)], max_new_tokens=1):
+            pass
+        model._prefixes.make_room()
+        taken = list[int]()
+        backend.before = lambda ids: taken.append(backend.nbytes)
+        scheduler = model.scheduler(3)
+        scheduler.submit(model.request(LONE, max_new_tokens=new, **endless))
+        run(scheduler, 3)
+        assert len(model._prefixes._kept) == 1
+        run(scheduler)
+        assert not model._prefixes._kept
+        assert max(taken) <= model._prefixes.limit < backend.nbytes_of(79 + new)
+        scheduler.close()
+        check_given_back(model, backend)
+
+
 def test_where_copying_fails_it_goes_on_alone(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,3 +355,23 @@ def test_figures_of_a_request(toy: Toy) -> None:
     assert request.new_tokens == model.stats.new_tokens > 1
     assert 0 < request.prompt_seconds < 60 and 0 < request.decode_seconds < 60
     scheduler.close()
+
+
+def test_an_interrupt_anywhere_leaves_nothing_behind(tiny_bundle: Path) -> None:
+    with toy_model(tiny_bundle, slots=16, sequences=3) as (model, backend):
+        told(model, LONE, {"max_new_tokens": 8}, wrong=3)
+        expected = together(model, [LONE, OTHER], sequences=1, max_new_tokens=8)
+        at = 0
+        while interrupted(
+            lambda: together(model, [LONE, OTHER], sequences=1, max_new_tokens=8), at, within
+        ):
+            check_given_back(model, backend)
+            at += 3
+        assert at > 150
+        assert together(model, [LONE, OTHER], sequences=1, max_new_tokens=8) == expected
+
+
+def within(code: CodeType) -> bool:
+    return "tests" not in code.co_filename and (
+        "batching" in code.co_filename or code.co_filename.endswith("decoding.py")
+    )

@@ -36,10 +36,10 @@ def test_kind_and_text(made: Grammar, kind: str, text: str) -> None:
         (Grammar.of_schema, {"a": float("nan")}, "schema is not JSON"),
         (Grammar.of_schema, "[" * 100_000, "schema is not JSON"),
         (Grammar.of_schema, [1], "expected a JSON object, true or false"),
-        (Grammar.of_regex, "", "the regex is"),
-        (Grammar.of_regex, None, "the regex is None"),
+        (Grammar.of_regex, "", "^regex is"),
+        (Grammar.of_regex, None, "regex is None"),
         (Grammar.of_text, "a" * (MAX_CHARS + 1), "expected a text of 1 to"),
-        (Grammar.of_text, 3, "the lark is 3"),
+        (Grammar.of_text, 3, "grammar is 3"),
     ],
 )
 def test_refused(make: Callable[[object], Grammar], value: object, words: str) -> None:

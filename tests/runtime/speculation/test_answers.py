@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from architectures import SIZES, write
+from constraints import constrain
 from edit_oracle import swap
-from guessing import CHEAP, ToldSpeculation, answered
+from guessing import CHEAP, ToldSpeculation, answer_of, answered
 from installed import add_ggml
 from prefix_bits import after_prompt
 
@@ -20,8 +21,10 @@ from stem_edge.errors import RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.engines import ENGINES, Engine
+from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.decoding import sample_tokens
-from stem_edge.runtime.generation import Answer
+from stem_edge.runtime.generation import Answer, Chunk
+from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.sampling import SamplingParams, TokenLogprobs
 from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.stats import Recorder
@@ -250,3 +253,44 @@ def test_positions_within_a_window_can_always_be_gone_back_to(model: Model) -> N
     fresh = model.engine.open_context(700)
     *_, expected = model.engine.process(fresh, ids[: at + 1].tolist())
     assert np.abs(logits - expected).max() < 1e-3
+
+
+def test_a_lone_request_joins_another_after_any_step(bundle: Path, engine: EngineName) -> None:
+    """Its keys and values are copied with what guesses, right or wrong, have left of them."""
+    options: dict[str, Any] = {"threads": 1, "trial": False, "sequences": 4}
+    with stem_edge.load(bundle, engine=engine, **options) as model:
+        check_joining(model)
+
+
+def check_joining(model: Model) -> None:
+    other = answered(model, PROMPT[:9], max_new_tokens=6)
+    plain = answered(model, PROMPT, max_new_tokens=NEW)
+    model.speculation = ToldSpeculation(PROMPT + plain[1], 5)
+    joined = 0
+    for units in range(3, 16, 2):
+        scheduler = model.scheduler(2)
+        first = model.request(PROMPT, max_new_tokens=NEW)
+        second = model.request(PROMPT[:9], max_new_tokens=6)
+        scheduler.submit(first)
+        chunks = [chunk for _ in range(units) for _, chunk in scheduler.step()]
+        scheduler.submit(second)
+        found: dict[Request, list[Chunk]] = {first: chunks, second: []}
+        while scheduler.busy:
+            for request, chunk in scheduler.step():
+                found[request].append(chunk)
+            joined += first.decoding is None and not first.ended
+        scheduler.close()
+        assert [answer_of(found[one]) for one in (first, second)] == [plain, other]
+    assert joined > 20
+
+
+def test_tokens_without_a_choice_change_no_other(model: Model) -> None:
+    text = "10-90 4|9 20 21 22 23 24 25 26 27 28 29 30 31 32 1-250 40 41 42 50-60 1-250 70 71"
+    for seed in range(4):
+        options: dict[str, Any] = {"temperature": 2.0, "seed": seed}
+        options["grammar"] = Grammar("lark", text)
+        constrain(model, forces=False)
+        plain = answered(model, PROMPT, **options)
+        constrain(model)
+        assert answered(model, PROMPT, **options) == plain
+        assert model.stats.accepted_tokens == 16 and plain[2] == "stop"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from guessing import CHEAP
 from installed import DEMO
+from threads import run_script
 
 import stem_edge
 from stem_edge.errors import BackendError, InputError, MemoryPlanError
@@ -110,6 +111,29 @@ def test_its_memory_is_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert both.process - alone.process == taken
     with pytest.raises(MemoryPlanError):
         stem_edge.memory_plan(DEMO, alone.total + taken // 4, slots=slots, threads=1, draft=DEMO)
+
+
+# Prints the memory of a process that generated, and how much of it the plan has for all but the model.
+MEMORY = """
+import sys, stem_edge
+from stem_edge.system.memory import own_memory
+demo, draft = sys.argv[1], sys.argv[2] or None
+options = {"slots": 300, "threads": 1, "context_length": 256, "draft": draft}
+memory = stem_edge.memory_plan(demo, **options).total + 2_000_000
+with stem_edge.load(demo, memory=memory, speculate=bool(draft), **options) as model:
+    model.generate_text("The capital of France is", max_new_tokens=30)
+    assert (model.speculation is not None) == bool(draft)
+    print(own_memory(), model.plan.process)
+"""
+
+
+def test_it_takes_no_more_memory_than_the_plan_has_for_it() -> None:
+    """Compare processes with it and without."""
+    alone, both = (
+        [int(word) for word in done.stdout.split()]
+        for done in (run_script(MEMORY, DEMO, draft) for draft in ("", DEMO))
+    )
+    assert 1_000_000 < both[0] - alone[0] <= both[1] - alone[1]
 
 
 def test_it_goes_on_with_later_turns(helped: Model) -> None:

@@ -59,6 +59,7 @@ def test_what_a_template_can_use(template: str, text: str) -> None:
         ("{% extends 'x' %}", {"error": "extends of another template", "line": 1}),
         ("\n\n{{ 1 / 0 }}", {"error": "division by zero", "line": 3}),
         ("\n{{ nobody }}", {"error": "'nobody' is undefined", "line": 2}),
+        ("{{ ''.__class__ }}", 1),
         ("{{ " + "(" * 20_000 + " }}", {"error": "it is nested too deeply"}),
         ("{{ 'a' * 1048577 }}", {"error": "it makes more than 1,048,576 characters"}),
         (

@@ -21,9 +21,10 @@ function threeDigits(value) {
   return Number(value.toPrecision(3));
 }
 
-/** Tokens that the context holds after an answer: its prompt, read or remembered, and itself. */
-export function contextUsed(timings) {
-  return timings.prompt_n + (timings.cache_n ?? 0) + timings.predicted_n;
+/** Tokens that the context holds after an answer: its prompt, read or cached, and itself. */
+export function contextUsed(timings, most) {
+  // The last token of a full context is said, but was never put into it.
+  return Math.min(most, timings.prompt_n + (timings.cache_n ?? 0) + timings.predicted_n);
 }
 
 /** Share of tokens whose rows needed no read; null for a model without rows. */
@@ -39,7 +40,7 @@ export function flashPerToken({ row_hits: hits = 0, row_misses: misses = 0, flas
 /** Return [{label, value, more}], the line of figures under an answer. */
 export function figuresOf(timings) {
   const share = hitShare(timings);
-  const rate = (value) => `${formatRate(value)} tok/s`;
+  const rate = (value) => (value > 0 ? `${formatRate(value)} tok/s` : "–"); // of no token there is none
   const figures = [
     { label: "Answer", value: rate(timings.predicted_per_second), more: tokens(timings.predicted_n) },
     { label: "Prompt", value: rate(timings.prompt_per_second), more: promptTokens(timings) },
@@ -61,13 +62,13 @@ function tokens(count) {
 }
 
 function promptTokens({ prompt_n: read, cache_n: cached = 0 }) {
-  return cached ? `${tokens(read)}, ${cached.toLocaleString("en")} remembered` : tokens(read);
+  return cached ? `${tokens(read)}, ${cached.toLocaleString("en")} cached` : tokens(read);
 }
 
-/** Add what a chart shows of a moment: [seconds since the request, memory, tokens/s, flash/token]. */
-export function addSample(samples, timings, seconds) {
-  const { memory_bytes: memory = null, predicted_per_second: rate } = timings;
-  samples.push([seconds, memory, rate, flashPerToken(timings)]);
+/** Add what charts show of a moment: [seconds since the first token, memory, tokens/s, flash/token]. */
+export function addSample(samples, timings) {
+  const { predicted_ms: time, memory_bytes: memory = null, predicted_per_second: rate } = timings;
+  samples.push([time / 1000, memory, rate || null, flashPerToken(timings)]); // one token has no rate yet
   // Long answers keep every second moment, again and again, so that a conversation stays small.
   if (samples.length > MOST_SAMPLES) samples.splice(0, samples.length, ...samples.filter((_, i) => i % 2));
 }

@@ -4,23 +4,20 @@ const DATABASE = "stem-edge";
 const STORE = "conversations";
 
 export class Library extends EventTarget {
-  #database = null;
+  // A promise, because a message may be sent before it is there; null where nothing is kept.
+  #database = opened().catch(() => null);
   #all = new Map();
+  #others = new BroadcastChannel(DATABASE); // the same page in other tabs
 
-  /** Read what is kept. Without IndexedDB (some private windows) nothing is; see `keeps`. */
+  /** Read what is kept; return whether anything is (not in some private windows). */
   async open() {
-    try {
-      this.#database = await opened();
-      const kept = await settled(this.#store("readonly").getAll());
-      for (const conversation of kept) this.#all.set(conversation.id, interrupted(conversation));
-    } catch {
-      this.#database = null;
+    this.#others.onmessage = ({ data: id }) => this.#reread(id);
+    const database = await this.#database;
+    if (!database) return false;
+    for (const kept of await settled(storeOf(database, "readonly").getAll())) {
+      if (!this.#all.has(kept.id)) this.#all.set(kept.id, interrupted(kept));
     }
-  }
-
-  /** Whether conversations are there on the next visit. */
-  get keeps() {
-    return this.#database !== null;
+    return true;
   }
 
   /** Every conversation, the last changed one first. */
@@ -32,22 +29,45 @@ export class Library extends EventTarget {
     return this.#all.get(id) ?? null;
   }
 
-  /** Keep a conversation as it is now, and say that something changed. */
+  /**
+   * Keep a conversation as it is now. Events: "change" (the list is another, or a title) and "unkept"
+   * (the browser refused, mostly because its storage is full; {detail: its reason}).
+   */
   async save(conversation) {
     this.#all.set(conversation.id, conversation);
     this.dispatchEvent(new Event("change"));
-    if (this.#database) await settled(this.#store("readwrite").put(conversation));
+    await this.#write(conversation.id, (store) => store.put(conversation));
   }
 
   async remove(conversation) {
     this.#all.delete(conversation.id);
     this.dispatchEvent(new Event("change"));
-    if (this.#database) await settled(this.#store("readwrite").delete(conversation.id));
+    await this.#write(conversation.id, (store) => store.delete(conversation.id));
   }
 
-  #store(mode) {
-    return this.#database.transaction(STORE, mode).objectStore(STORE);
+  async #write(id, change) {
+    const database = await this.#database;
+    if (!database) return;
+    try {
+      await settled(change(storeOf(database, "readwrite")));
+      this.#others.postMessage(id);
+    } catch (error) {
+      this.dispatchEvent(new CustomEvent("unkept", { detail: error.message }));
+    }
   }
+
+  /** Take over what another tab kept. Event "replace": {detail: the conversation's id}. */
+  async #reread(id) {
+    const conversation = await settled(storeOf(await this.#database, "readonly").get(id));
+    if (conversation) this.#all.set(id, conversation);
+    else this.#all.delete(id);
+    this.dispatchEvent(new CustomEvent("replace", { detail: id }));
+    this.dispatchEvent(new Event("change"));
+  }
+}
+
+function storeOf(database, mode) {
+  return database.transaction(STORE, mode).objectStore(STORE);
 }
 
 /** An answer that was being written when the page was left has ended there. */

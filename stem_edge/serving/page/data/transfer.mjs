@@ -62,7 +62,8 @@ function figuresIn({ timings, samples = [] }) {
   const names = ["prompt_n", "prompt_per_second", "predicted_n", "predicted_per_second"];
   if (!names.every((name) => Number.isFinite(timings?.[name]))) return {};
   const numbers = Object.entries(timings).filter(([, value]) => Number.isFinite(value));
-  return { timings: Object.fromEntries(numbers), samples: Array.isArray(samples) ? samples : [] };
+  const whole = Array.isArray(samples) && samples.every((sample) => Array.isArray(sample) && sample[0] >= 0);
+  return { timings: Object.fromEntries(numbers), samples: whole ? samples : [] };
 }
 
 function entries(value) {

@@ -1,4 +1,4 @@
-/** Answers that are being written: at most one in a conversation, many beside each other. */
+/** Answers that are being written: one in each conversation, the others beside it. */
 
 import { addSample } from "../data/figures.mjs";
 import { readChunk } from "./request.mjs";
@@ -20,7 +20,7 @@ export class Answers extends EventTarget {
     return this.#running.has(conversation.id);
   }
 
-  /** Stop the answer of a conversation; the server is told by the connection that ends. */
+  /** Stop the answer of a conversation, if one is written; the server is told by the connection that ends. */
   stop(conversation) {
     this.#running.get(conversation.id)?.abort();
   }
@@ -41,7 +41,7 @@ export class Answers extends EventTarget {
       message.state = failure.name === "AbortError" ? "stopped" : "failed";
       message.note = failure.name === "AbortError" ? "" : failure.message;
     }
-    this.#running.delete(conversation.id);
+    if (this.#running.get(conversation.id) === stop) this.#running.delete(conversation.id);
     conversation.changed = Date.now();
     // A conversation deleted meanwhile stays deleted.
     if (this.#library.get(conversation.id)) await this.#library.save(conversation);
@@ -49,12 +49,11 @@ export class Answers extends EventTarget {
   }
 
   async #read(conversation, message, { path, body }, signal) {
-    const begin = performance.now();
-    let kept = begin;
+    let kept = performance.now();
     let finish = null;
     for await (const chunk of this.#client.stream(path, body, signal)) {
       const now = performance.now();
-      finish = readInto(message, chunk, (now - begin) / 1000) ?? finish;
+      finish = readInto(message, chunk) ?? finish;
       if (now - kept > KEEP_EVERY && this.#library.get(conversation.id)) {
         kept = now;
         this.#library.save(conversation);
@@ -71,12 +70,12 @@ export class Answers extends EventTarget {
 }
 
 /** Add a chunk to a message; return why the answer ended, if the chunk says so. */
-function readInto(message, chunk, seconds) {
+function readInto(message, chunk) {
   const { text, timings, finish } = readChunk(chunk);
   message.text += text;
   if (timings) {
     message.timings = timings;
-    addSample(message.samples, timings, seconds);
+    addSample(message.samples, timings);
   }
   return finish;
 }

@@ -10,7 +10,7 @@ export class ServerError extends Error {
   }
 }
 
-const KINDS = { 401: "key", 403: "key", 429: "busy", 503: "loading" };
+const KINDS = { 401: "key", 429: "busy", 503: "loading" };
 const KEY = "stem-edge.key";
 
 export class Client {

@@ -2,6 +2,8 @@
 
 import { contentOf } from "../data/files.mjs";
 
+const LONGEST = 1024; // tokens, because completions end after 16 if nothing is said
+
 /** Return {path, body} that ask for the answer to `messages`, the path from the first message on. */
 export function requestFor(messages, system, sampling, hasTemplate) {
   const shared = { ...sampling, stream: true, timings_per_token: true };
@@ -9,12 +11,20 @@ export function requestFor(messages, system, sampling, hasTemplate) {
     const body = { messages: chatMessages(messages, system), ...shared };
     return { path: "v1/chat/completions", body };
   }
-  return { path: "v1/completions", body: { prompt: continuedText(messages), ...shared } };
+  const body = { prompt: continuedText(messages), max_tokens: LONGEST, ...shared };
+  return { path: "v1/completions", body };
 }
 
 function chatMessages(messages, system) {
-  const head = system.trim() ? [{ role: "system", content: system }] : [];
-  return [...head, ...messages.map((message) => ({ role: message.role, content: contentOf(message) }))];
+  const chat = system.trim() ? [{ role: "system", content: system }] : [];
+  for (const message of messages) {
+    const content = contentOf(message);
+    const last = chat.at(-1);
+    // Many templates refuse two messages of a user after each other, which an answer that failed leaves.
+    if (last?.role === message.role) last.content += `\n\n${content}`;
+    else if (content) chat.push({ role: message.role, content });
+  }
+  return chat;
 }
 
 /** The whole text so far; a model without a chat template only ever goes on with it. */

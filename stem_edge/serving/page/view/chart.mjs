@@ -1,4 +1,4 @@
-/** A small line chart: one series over time, with a line for its limit. */
+/** Small drawings: a line over time with its limit, and a bar for a share. */
 
 import { h, svg } from "./dom.mjs";
 
@@ -24,6 +24,14 @@ export function chart({ name, points, limit, marks, format }) {
   drawing.append(svg("path", { class: "line", d: `M${line}` }));
   if (limit) drawing.append(svg("path", { class: "limit", d: `M0 ${y(limit)}H${WIDTH}` }));
   return h("figure", {}, drawing, axis(end, limit ? `limit ${format(limit)}` : `most ${format(most)}`));
+}
+
+/** Draw a share from 0 to 1 as a bar called `name`. (Browsers draw <meter> each in their own way.) */
+export function bar(name, share) {
+  const percent = round(100 * Math.min(1, share));
+  const said = { role: "meter", "aria-label": name, "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": percent };
+  return svg("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", class: "bar", ...said },
+    svg("rect", { width: 100, height: 6 }), svg("rect", { class: "share", width: percent, height: 6 }));
 }
 
 function axis(seconds, above) {

@@ -26,7 +26,7 @@ export function svg(tag, attributes = {}, ...children) {
 const ICONS = {
   menu: "M4 7h16M4 12h16M4 17h16",
   plus: "M12 5v14M5 12h14",
-  more: "M5 12h.01M12 12h.01M19 12h.01",
+  more: "M5 11v2h.01v-2zM12 11v2h.01v-2zM19 11v2h.01v-2z",
   chart: "M4 19V5M4 19h16M8 15l4-5 3 3 5-6",
   settings: "M4 8h8M18 8h2M4 16h2M12 16h8M15 5v6M9 13v6",
   attach: "M12 5v14M5 12h14",

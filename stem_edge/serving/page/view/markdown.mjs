@@ -4,14 +4,16 @@ import { Marked } from "../vendor/marked.esm.js";
 import DOMPurify from "../vendor/purify.es.mjs";
 import { copyFrom, h } from "./dom.mjs";
 
-const TAGS = [
-  "a", "abbr", "b", "blockquote", "br", "code", "dd", "del", "details", "div", "dl", "dt", "em", "h3", "h4", "h5",
-  "h6", "hr", "i", "ins", "kbd", "li", "mark", "ol", "p", "pre", "q", "s", "samp", "small", "span", "strong", "sub",
-  "summary", "sup", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "u", "ul", "var",
+// HTML of the model: these tags without attributes count, all else is shown as it was written.
+const INLINE = ["b", "br", "em", "i", "kbd", "mark", "s", "small", "strong", "sub", "sup", "u"];
+const BARE = new RegExp(`(</?(?:${INLINE.join("|")})\\s*/?>)`, "i");
+const BLOCKS = [
+  "a", "blockquote", "code", "del", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "table", "tbody", "td", "th",
+  "thead", "tr", "ul",
 ];
-const PLAIN = ["align", "colspan", "dir", "lang", "open", "rowspan", "start"];
+const PLAIN = ["align", "start"];
 const RULES = {
-  ALLOWED_TAGS: TAGS,
+  ALLOWED_TAGS: [...INLINE, ...BLOCKS],
   ALLOWED_ATTR: ["class", "href", "title", ...PLAIN],
   ADD_URI_SAFE_ATTR: PLAIN,
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
@@ -31,6 +33,10 @@ const marked = new Marked({
     // A picture from elsewhere would tell its host who reads what; a link waits for a click.
     image({ href, text }) {
       return `<a href="${escaped(href)}">Image: ${escaped(text || href)}</a>`;
+    },
+    html({ text, block }) {
+      const shown = text.split(BARE).map((part, i) => (i % 2 ? part : escaped(part))).join("");
+      return block ? `<p>${shown}</p>` : shown;
     },
     checkbox({ checked }) {
       return checked ? "☑ " : "☐ ";

@@ -17,6 +17,7 @@ export class MessageView {
   #foot = h("div", { class: "foot" });
   #markdown = null;
   #thoughts = null;
+  #isEdited = false; // what is being written must not be lost when an answer ends meanwhile
 
   /** actions: {retry(message), edit(message, text), choose(message)}. */
   constructor(message, actions) {
@@ -30,6 +31,7 @@ export class MessageView {
 
   /** Show the message as it is now, and its place among its versions. */
   refresh(versions) {
+    if (this.#isEdited) return;
     this.#showBody();
     this.#extra.replaceChildren(...this.#extras());
     this.#foot.replaceChildren(...this.#controls(versions));
@@ -40,11 +42,6 @@ export class MessageView {
   progress() {
     this.#showBody();
     this.#extra.replaceChildren(...this.#extras());
-  }
-
-  /** Show on the element of this message how long its prompt has been read for. */
-  waiting(seconds) {
-    if (!this.message.text) this.#extra.replaceChildren(working(`Reading the prompt, ${seconds} s`));
   }
 
   #showBody() {
@@ -62,23 +59,24 @@ export class MessageView {
 
   #showMarkdown(text) {
     const thought = THINKING.exec(text);
-    if (!this.#markdown) this.#markdown = new MarkdownView(h("div", { class: "markdown" }));
+    if (!this.#markdown) {
+      this.#markdown = new MarkdownView(h("div", { class: "markdown" }));
+      this.#body.append(this.#markdown.element);
+    }
     if (thought && !this.#thoughts) {
       this.#thoughts = new MarkdownView(h("div", { class: "markdown" }));
-      this.#body.append(h("details", {}, h("summary", {}, "Thinking"), this.#thoughts.element));
+      this.#body.prepend(h("details", {}, h("summary", {}, "Thinking"), this.#thoughts.element));
     }
     this.#thoughts?.show(thought?.[1] ?? "");
     this.#markdown.show(thought ? text.slice(thought[0].length) : text);
-    if (!this.#markdown.element.isConnected || !this.#body.contains(this.#markdown.element)) {
-      this.#body.append(this.#markdown.element);
-    }
   }
 
   #extras() {
-    const { state, note, timings, text, role } = this.message;
+    const { state, note, timings, text, role, created } = this.message;
+    const seconds = Math.round((Date.now() - created) / 1000);
     const said = note || NOTES[state];
     return [
-      state === "running" && working(text ? "Writing" : "Reading the prompt"),
+      state === "running" && working(text ? "Writing" : `Reading the prompt, ${seconds} s`),
       said && h("p", { class: `note ${state}` }, said),
       state === "done" && role === "assistant" && !text.trim() && h("p", { class: "note" }, "The answer is empty."),
       timings && figuresLine(timings),
@@ -88,7 +86,7 @@ export class MessageView {
   #controls(versions) {
     const { message } = this;
     if (message.state === "running") return [];
-    const copyButton = iconButton("copy", "Copy", () => copyFrom(copyButton, message.text));
+    const copyButton = message.text && iconButton("copy", "Copy", () => copyFrom(copyButton, message.text));
     const change = message.role === "user"
       ? iconButton("edit", "Edit", () => this.#edit(versions), { "data-action": "edit" })
       : iconButton("retry", "Retry", () => this.#actions.retry(message), { "data-action": "retry" });
@@ -109,8 +107,9 @@ export class MessageView {
   #edit(versions) {
     const area = h("textarea", { "aria-label": "Edit your message" });
     area.value = this.message.text;
-    const back = () => { this.refresh(versions); this.element.querySelector("[data-action=edit]").focus(); };
-    const send = (event) => { event.preventDefault(); this.#actions.edit(this.message, area.value); };
+    const leave = () => { this.#isEdited = false; this.refresh(versions); };
+    const back = () => { leave(); this.element.querySelector("[data-action=edit]").focus(); };
+    const send = (event) => { event.preventDefault(); leave(); this.#actions.edit(this.message, area.value); };
     const keys = (event) => {
       if (event.key === "Escape") { event.stopPropagation(); back(); }
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
@@ -120,6 +119,7 @@ export class MessageView {
       h("div", { class: "buttons" }, h("button", { type: "button", onclick: back }, "Cancel"),
         h("button", { type: "submit", class: "primary" }, "Send"))));
     this.#foot.replaceChildren();
+    this.#isEdited = true;
     area.focus();
   }
 }

@@ -2,7 +2,7 @@
 
 import { contextUsed, figuresOf, flashPerToken, formatRate, formatSize, hitShare } from "../data/figures.mjs";
 import { shownPath } from "../data/conversation.mjs";
-import { chart } from "./chart.mjs";
+import { bar, chart } from "./chart.mjs";
 import { h } from "./dom.mjs";
 
 /** Show figures of the conversation in the panel's body; props: what the server says of itself. */
@@ -20,13 +20,13 @@ function live(last, answers) {
   const figures = Object.fromEntries(figuresOf(last).map((figure) => [figure.label, figure]));
   const memory = { name: "Memory", points: series(1), limit: last.memory_limit, marks, format: formatSize };
   const rate = { name: "Answer", points: series(2), limit: null, marks, format: (v) => `${formatRate(v)} tok/s` };
-  const flash = { name: "From flash a token", points: series(3), limit: null, marks, format: formatSize };
+  const flash = { name: "From flash", points: series(3), limit: null, marks, format: (v) => `${formatSize(v)} a token` };
   return [
-    figures.Memory && tile(figures.Memory, memory),
-    tile(figures.Answer, rate),
-    tile(figures.Prompt, null),
-    hitShare(last) !== null && tile(figures["Row hits"], null, hitShare(last)),
-    flashPerToken(last) !== null && tile(figures["From flash"], flash),
+    figures.Memory && tile(figures.Memory, { drawn: memory }),
+    flashPerToken(last) !== null && tile(figures["From flash"], { drawn: flash }),
+    tile(figures.Answer, { drawn: rate }),
+    tile(figures.Prompt, { half: hitShare(last) !== null }),
+    hitShare(last) !== null && tile(figures["Row hits"], { share: hitShare(last), half: true }),
   ];
 }
 
@@ -43,19 +43,19 @@ function joined(answers) {
   return { samples, marks };
 }
 
-function tile({ label, value, more }, drawn, share = null) {
+function tile({ label, value, more }, { drawn = null, share = null, half = false }) {
   const line = h("p", { class: "value" }, h("strong", {}, value), more && h("span", {}, more));
-  const meter = share !== null && h("meter", { min: 0, max: 1, value: share, "aria-label": label });
+  const meter = share !== null && bar(label, share);
   const graph = drawn && drawn.points.length > 1 && chart(drawn);
-  return h("section", { class: "tile" }, h("h3", {}, label), line, meter, graph);
+  return h("section", { class: half ? "tile half" : "tile" }, h("h3", {}, label), line, meter, graph);
 }
 
 function context(timings, props) {
   if (!props?.context_length) return null;
-  const used = contextUsed(timings);
-  const value = `${used.toLocaleString("en")}`;
+  const used = contextUsed(timings, props.context_length);
+  const value = used.toLocaleString("en");
   const more = `of ${props.context_length.toLocaleString("en")} tokens`;
-  return tile({ label: "Context", value, more }, null, Math.min(1, used / props.context_length));
+  return tile({ label: "Context", value, more }, { share: used / props.context_length });
 }
 
 function empty() {

@@ -40,7 +40,7 @@ export class Sidebar {
       if (!groups.has(name)) groups.set(name, []);
       groups.get(name).push(this.#item(conversation));
     }
-    return [...groups].map(([name, items]) => h("section", { "aria-label": name }, h("h3", {}, name), h("ul", {}, ...items)));
+    return [...groups].map(([name, items]) => h("section", { "aria-label": name }, h("h2", {}, name), h("ul", {}, ...items)));
   }
 
   #item(conversation) {

@@ -5,7 +5,7 @@ const SELDOM = 20_000;
 
 const TEXTS = {
   loading: "The server is loading the model. This page goes on by itself.",
-  gone: "The server cannot be reached. Your conversations stay in this browser; this page tries again.",
+  gone: "The server cannot be reached. Conversations stay in this browser; the page tries again.",
 };
 
 export class Status extends EventTarget {

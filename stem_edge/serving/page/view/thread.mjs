@@ -3,7 +3,7 @@
 import { shownPath, versionsOf } from "../data/conversation.mjs";
 import { MessageView } from "./message.mjs";
 
-const NEAR = 80; // pixels from the end within which a reader is taken to be at the end
+const NEAR = 40; // pixels from the end within which a reader is taken to be at the end
 
 export class Thread {
   #element;
@@ -11,7 +11,6 @@ export class Thread {
   #toEnd;
   #views = new Map(); // by message's id
   #follows = true;
-  #frame = 0;
 
   /** element: what scrolls; toEnd: the button that goes to the end. */
   constructor(element, toEnd, actions) {
@@ -48,19 +47,11 @@ export class Thread {
     this.#stay();
   }
 
-  /** Show what an answer has so far, at most once a frame. */
+  /** Show what an answer has so far. */
   progress(message) {
-    if (this.#frame || !this.#views.has(message.id)) return;
-    this.#frame = requestAnimationFrame(() => {
-      this.#frame = 0;
-      if (message.state === "running") this.#views.get(message.id)?.progress();
-      this.#stay();
-    });
-  }
-
-  /** Show for how long an answer has been waited for. */
-  waiting(message, seconds) {
-    this.#views.get(message.id)?.waiting(seconds);
+    if (message.state !== "running") return;
+    this.#views.get(message.id)?.progress();
+    this.#stay();
   }
 
   /** Give the focus to a control of a message. */
@@ -68,6 +59,11 @@ export class Thread {
     const controls = this.#views.get(message.id)?.element;
     const wanted = controls?.querySelector(`[data-action=${action}]:not(:disabled)`);
     (wanted ?? controls?.querySelector("[data-action]:not(:disabled)"))?.focus();
+  }
+
+  /** Give the focus to the messages, when the control that had it has gone. */
+  take() {
+    this.#element.focus({ preventScroll: true });
   }
 
   /** Go to the end, and stay there. */

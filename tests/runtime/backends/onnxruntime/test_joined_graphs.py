@@ -9,6 +9,7 @@ import pytest
 from architectures import SIZES, VARIANTS, write
 from hf_folders import write_gemma
 from installed import DATA
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.manifest import Bundle
@@ -71,7 +72,7 @@ def test_the_same_bits(name: str, tmp_path: Path) -> None:
         assert all(map(np.array_equal, found, expected))
 
 
-@pytest.mark.parametrize("kv", ["fp16", "int8"])
+@pytest.mark.parametrize("kv", slow_but(["int8"], ["fp16", "int8"]))
 def test_the_same_bits_with_borrowed_keys_of_other_types(kv: KvType, tmp_path: Path) -> None:
     bundle = export(GEMMA_3N, tmp_path, "fp32")
     expected, found = (run(bundle, joined=joined, kv=kv) for joined in (False, True))

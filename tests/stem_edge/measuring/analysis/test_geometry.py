@@ -305,7 +305,10 @@ def test_activations_are_those_of_the_reference_model(
     check_activations(checkpoint, rows, tmp_path / "out", text, monkeypatch)
 
 
-@pytest.mark.parametrize(("name", "rows"), [("gemma4-wide", "fp32"), ("gemma4-text", "int8")])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("gemma4-text", "int8"), pytest.param("gemma4-wide", "fp32", marks=pytest.mark.slow)],
+)
 def test_activations_of_per_layer_embeddings_are_those_of_the_reference_model(
     name: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

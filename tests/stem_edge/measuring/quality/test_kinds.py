@@ -45,8 +45,8 @@ def costs(gemma: Path) -> KindCosts:
     ("kind", "options"),
     [
         ("down", {"bits": {"down": 4}}),
-        ("embedding", {"bits": {"embedding": 4}}),
-        ("ple_out", {"bits": {"ple_out": 4}}),
+        pytest.param("embedding", {"bits": {"embedding": 4}}, marks=pytest.mark.slow),
+        pytest.param("ple_out", {"bits": {"ple_out": 4}}, marks=pytest.mark.slow),
         ("rows", {"tables": "int4"}),
     ],
 )

@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tool_families import ARGUMENTS, BY_NAME, TOOLS, call, read, template, with_markers
 
 from stem_edge.text.chat_worker import answer
 from stem_edge.text.messages import checked_messages
 from stem_edge.text.tool_calls.family import family_of
-from stem_edge.text.tool_calls.pieces import Content, Piece
+from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content, Piece
 
 # What published templates write, cut down to where they differ.
 WRITTEN = [
@@ -86,3 +88,33 @@ def test_a_conversation_is_rendered_and_read_back(name: str, content: str | None
     (first, told, *_) = pieces[len(begin) :]
     assert json.loads(getattr(told, "text", "")) == ARGUMENTS
     assert pieces == [*begin, first, told, *call(0, "", "")[2:], *call(1, "weather", "{}")]
+
+
+MARKS = ('<|"|>', "<escape>", "</parameter>")
+TEXT = st.text(max_size=20).filter(lambda text: not any(mark in text for mark in MARKS))
+NUMBER = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+KEY = st.from_regex("[a-z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
+VALUE = st.recursive(
+    st.none() | st.booleans() | NUMBER | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEY, inner, max_size=3),
+    max_leaves=8,
+)
+GIVEN = st.fixed_dictionaries(
+    {"city": TEXT},
+    optional={"days": st.integers(), "deep": st.dictionaries(KEY, VALUE), "any": VALUE},
+)
+
+
+@given(st.sampled_from(sorted(BY_NAME)), st.lists(GIVEN, min_size=1, max_size=2), st.data())
+def test_arguments_come_back_as_they_were(
+    name: str, calls: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    if name == "qwen3-coder":  # which does not write whether a value of any type is a text
+        calls = [{k: v for k, v in each.items() if k != "any"} for each in calls]
+    request = {"template": template(name), "messages": conversation(*calls, content=None)}
+    text = answer(request | {"tokens": {}, "add_generation_prompt": False})["text"]
+    text = text.split("<assistant>", 1)[1].rsplit("</assistant>", 1)[0]
+    at = data.draw(st.integers(0, len(text)))
+    pieces = read(BY_NAME[name], text[:at], text[at:])
+    assert [type(piece) for piece in pieces] == [CallBegin, CallArguments, CallEnd] * len(calls)
+    assert [json.loads(getattr(told, "text", "")) for told in pieces[1::3]] == calls

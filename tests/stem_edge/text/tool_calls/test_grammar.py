@@ -159,6 +159,9 @@ def test_schemas_that_are_odd(name: str) -> None:
         {"type": "object"},
         {"properties": {"a": {"const": 'x"\\\n/é😀'}, "b": {"enum": [1, None, True, {"c": [""]}]}}},
         {"properties": {"a": {"oneOf": [{"type": "string"}, {"type": "array"}]}}},
+        {"properties": {"b": {"items": {}, "minLength": 1}}},
+        {"properties": {"a b": {"type": "null"}, "é:": {"const": {"=": 1}}}, "required": ["é:"]},
+        {"oneOf": [{"type": "object", "properties": {"a": {"type": "null"}}}]},
         {"properties": {"a": {"allOf": [{"$ref": "#/definitions/b"}]}},
          "definitions": {"b": {"type": "object", "properties": {"c": {"type": "null"}}}}},
     ]  # fmt: skip
@@ -169,6 +172,11 @@ def test_schemas_that_are_odd(name: str) -> None:
             assert not any(
                 isinstance(piece, Content) for piece in read(BY_NAME[name], one, tools=None)
             )
+    end = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "required": ["a"]}
+    text = grammar({"$ref": "#/$defs/e", "$defs": {"e": end, "b": {"enum": ["x", 'y"']}}})
+    for one in answers(text, False, 3):
+        (_, told, _) = read(BY_NAME[name], one, tools=None)
+        assert isinstance(told, CallArguments) and json.loads(told.text)["a"] in ("x", 'y"')
     if name in ("gemma4", "lfm2"):
         with pytest.raises(InputError, match="parameters of the tool 'f' are not a JSON Schema"):
             grammar({"properties": {"a": {"enum": 3}}})

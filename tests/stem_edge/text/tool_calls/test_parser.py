@@ -50,6 +50,7 @@ BROKEN: list[tuple[str, str, list[Piece]]] = [
     ("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "now", "arguments": 3}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "now", "arguments": "3"}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "{"}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "now", "more": {}}</tool_call>', []),
     ("hermes", '<tool_call>{"a": ' + "[" * 99 + "]" * 99 + "}</tool_call>", []),
     ("hermes", '{"name": "now", "arguments": {}}', []),

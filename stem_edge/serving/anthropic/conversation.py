@@ -1,0 +1,122 @@
+"""Anthropic's messages and tools in the form that templates of chats take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from stem_edge.serving.anthropic.body import (
+    Block,
+    Conversation,
+    Document,
+    Image,
+    Message,
+    Text,
+    Thinking,
+    Tool,
+    ToolResult,
+    ToolUse,
+)
+from stem_edge.serving.refusals import RefusalError
+
+
+def messages_of(asked: Conversation) -> list[dict[str, Any]]:
+    """Return messages as chat completions have them. Raises RefusalError for pictures and files."""
+    messages = list[dict[str, Any]]()
+    if asked.system:
+        system = asked.system if isinstance(asked.system, str) else _parts(asked.system, "system")
+        messages.append({"role": "system", "content": system})
+    names = dict[str, str]()  # of tools, by the ids of their calls
+    for number, message in enumerate(asked.messages):
+        where = f"messages[{number}].content"
+        if message.role == "user":
+            messages.extend(_of_user(message, names, where))
+        else:
+            messages.append(_of_assistant(message, names, where))
+    return messages
+
+
+def _of_user(message: Message, names: Mapping[str, str], where: str) -> Iterator[dict[str, Any]]:
+    """Results of tools come first: templates expect them right after the calls."""
+    if isinstance(message.content, str):
+        yield {"role": "user", "content": message.content}
+        return
+    rest = list[Block]()
+    for block in message.content:
+        if isinstance(block, ToolResult):
+            yield _of_result(block, names, where)
+        else:
+            rest.append(block)
+    if rest:
+        yield {"role": "user", "content": _parts(rest, where)}
+
+
+def _of_result(block: ToolResult, names: Mapping[str, str], where: str) -> dict[str, Any]:
+    content = block.content
+    told = {
+        "role": "tool",
+        "tool_call_id": block.tool_use_id,
+        "content": content if isinstance(content, str) else _parts(content, where),
+    }
+    name = names.get(block.tool_use_id)
+    return told if name is None else {**told, "name": name}
+
+
+def _of_assistant(message: Message, names: dict[str, str], where: str) -> dict[str, Any]:
+    if isinstance(message.content, str):
+        return {"role": "assistant", "content": message.content}
+    calls = [block for block in message.content if isinstance(block, ToolUse)]
+    names.update({call.id: call.name for call in calls})
+    thoughts = [block.thinking for block in message.content if isinstance(block, Thinking)]
+    rest = [block for block in message.content if not isinstance(block, ToolUse)]
+    told: dict[str, Any] = {"role": "assistant", "content": _parts(rest, where)}
+    if calls:
+        told["tool_calls"] = [_call(call) for call in calls]
+    if thoughts:  # templates show or leave out those of earlier turns
+        told["reasoning_content"] = "".join(thoughts)
+    return told
+
+
+def _call(call: ToolUse) -> dict[str, Any]:
+    arguments = msgspec.json.encode(call.input).decode()
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _parts(blocks: Sequence[Block], where: str) -> list[dict[str, str]]:
+    parts = list[dict[str, str]]()
+    for block in blocks:
+        if isinstance(block, Image | Document):
+            kind = "image" if isinstance(block, Image) else "document"
+            raise RefusalError(
+                f"{where}: {kind} input is not supported, because the model reads text only; "
+                "give its text",
+                where,
+            )
+        if isinstance(block, Text):
+            parts.append({"type": "text", "text": block.text})
+    return parts
+
+
+def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Return tools as chat completions have them. Raises RefusalError for those that run elsewhere."""
+    for number, tool in enumerate(tools):
+        if tool.type not in (None, "custom") or tool.input_schema is None:
+            raise RefusalError(
+                f"tools[{number}] ({tool.name}) is of type {tool.type or 'unknown'}, which this server "
+                "does not run; give tools with an input_schema, which the client runs",
+                f"tools[{number}].type",
+            )
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.input_schema,
+            },
+        }
+        for tool in tools
+    ]

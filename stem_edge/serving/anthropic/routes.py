@@ -1,0 +1,94 @@
+"""The paths of Anthropic's Messages interface."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from stem_edge.errors import StemEdgeError
+from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.serving.anthropic.body import Body, Conversation
+from stem_edge.serving.anthropic.message import AnswerMessage, Event, usage_of
+from stem_edge.serving.anthropic.turns import params_of, turn_of
+from stem_edge.serving.bodies import read
+from stem_edge.serving.error_bodies import anthropic_error
+from stem_edge.serving.service import service_of
+from stem_edge.serving.streams import EventStream, event, until_disconnected
+from stem_edge.serving.turn import Answering, End, Text, begin
+from stem_edge.serving.turn import Event as Piece
+from stem_edge.serving.turn import count_tokens as count_prompt
+from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
+
+
+async def messages(request: Request) -> Response:
+    """Answer a conversation."""
+    service, body = service_of(request), await read(request, Body)
+    answers = await begin(service, turn_of(body, params_of(body)))
+    message = AnswerMessage(service.name)
+    if body.stream:
+        return EventStream(_events(answers.first, message), answers, _told)
+    with answers:
+        whole = await until_disconnected(request, _whole(answers.first, message))
+    return JSONResponse(whole)
+
+
+async def count_tokens(request: Request) -> Response:
+    """Return the number of tokens that a conversation has."""
+    service, body = service_of(request), await read(request, Conversation)
+    turn = turn_of(body, SamplingParams())
+    count = await to_thread.run_sync(count_prompt, service.model, turn)
+    return JSONResponse({"input_tokens": count})
+
+
+async def _events(answering: Answering, message: AnswerMessage) -> AsyncGenerator[bytes]:
+    begun = False
+    async for piece in answering:
+        if not begun:
+            begun = True
+            for each in (message.start(_usage(answering)), {"type": "ping"}):
+                yield event(each, each["type"])
+        for each in _grown(message, piece):
+            yield event(each, each["type"])
+        if isinstance(piece, End):
+            for each in message.end(piece.reason, piece.stop, _usage(answering)):
+                yield event(each, each["type"])
+
+
+async def _whole(answering: Answering, message: AnswerMessage) -> Event:
+    async for piece in answering:
+        _grown(message, piece)
+        if isinstance(piece, End):
+            break
+    return message.whole(piece.reason, piece.stop, _usage(answering))
+
+
+def _grown(message: AnswerMessage, piece: Piece) -> Sequence[Event]:
+    match piece:
+        case Text(text) if text:
+            return message.text(text)
+        case CallBegin(_, call_id, name):
+            return message.call(call_id, name)
+        case CallArguments(_, text):
+            return message.arguments(text)
+        case CallEnd():
+            return message.stop()
+    return []
+
+
+def _usage(answering: Answering) -> dict[str, int]:
+    request = answering.reply.request
+    return usage_of(request.prompt_tokens, request.cached_tokens, request.new_tokens)
+
+
+def _told(error: StemEdgeError) -> bytes:
+    return event(anthropic_error(error), "error")
+
+
+ROUTES = (
+    Route("/v1/messages", messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+)

@@ -1,0 +1,136 @@
+"""Servers of the demo model: in a thread of their own, and held at each step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from stem_edge.runtime.batching.batch import Batch
+from stem_edge.runtime.batching.scheduler import Scheduler
+from stem_edge.runtime.engine import Engine
+from stem_edge.serving.compute import Compute
+
+SECONDS = 30.0
+
+
+def client_of(program: Starlette) -> TestClient:
+    """Return a client that asks by a name which the server has."""
+    return TestClient(program, base_url="http://localhost", raise_server_exceptions=False)
+
+
+def compute_of(program: Starlette) -> Compute:
+    """Return the compute thread of a server."""
+    compute: Compute = program.state.service.compute
+    return compute
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come true"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def listening(program: Starlette) -> Iterator[int]:
+    """Serve over a socket, from a thread of its own; yield the port."""
+    config = uvicorn.Config(program, log_level="error", http="h11", ws="none", lifespan="on")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            wait_for(lambda: server.started)
+            wait_for(lambda: compute_of(program).loaded is not None)
+            yield bound.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+class Connection:
+    """A connection of a client that sends a request and may leave at any time."""
+
+    def __init__(self, port: int, path: str, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        self._socket = socket.create_connection(("127.0.0.1", port), SECONDS)
+        self._socket.sendall(head.encode() + data)
+        self.got = b""
+
+    def read_until(self, text: bytes) -> None:
+        """Read until a text has come."""
+        while text not in self.got:
+            more = self._socket.recv(1 << 16)
+            assert more, self.got
+            self.got += more
+
+    def read_all(self) -> bytes:
+        """Read until the server ends the connection, or an answer."""
+        while not self.got.endswith((b"0\r\n\r\n", b"}")):
+            if not (more := self._socket.recv(1 << 16)):
+                break
+            self.got += more
+        return self.got
+
+    def leave(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+
+class Steps:
+    """Holds a scheduler before each step once `hold` was called, and counts what is computed."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.computed = 0  # steps of the engine
+        self._free, self._allowed = threading.Event(), threading.Semaphore(0)
+        self.waiting = threading.Event()  # set while a step is held
+        self._free.set()
+        step, single, batch = Scheduler.step, Engine.step, Batch.step
+
+        def held(scheduler: Scheduler) -> Any:
+            if not self._free.is_set():
+                self.waiting.set()
+                self._allowed.acquire()
+                self.waiting.clear()
+            return step(scheduler)
+
+        def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+            def compute(*given: Any, **named: Any) -> Any:
+                self.computed += 1
+                return call(*given, **named)
+
+            return compute
+
+        patch.setattr(Scheduler, "step", held)
+        patch.setattr(Engine, "step", counted(single))
+        patch.setattr(Batch, "step", counted(batch))
+
+    def hold(self) -> None:
+        """Let no step begin from now on."""
+        self._free.clear()
+
+    def allow(self, steps: int) -> None:
+        """Let some steps be done, and wait until the next one is held."""
+        for _ in range(steps):
+            assert self.waiting.wait(SECONDS)
+            self.waiting.clear()
+            self._allowed.release()
+        assert self.waiting.wait(SECONDS)
+
+    def release(self) -> None:
+        """Let all steps begin."""
+        self._free.set()
+        self._allowed.release()

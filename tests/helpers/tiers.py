@@ -1,0 +1,18 @@
+"""Which cases of a test run in `make test`; the others run in `make test-all` only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from installed import needs_ggml
+
+# For a test whose cases on ggml say little that others on ggml do not say.
+GGML_IS_SLOW = ["onnxruntime", pytest.param("ggml", marks=[needs_ggml, pytest.mark.slow])]
+
+
+def slow_but(fast: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
+    """Mark all cases slow but those that are named."""
+    kept = list(fast)
+    return [one if one in kept else pytest.param(one, marks=pytest.mark.slow) for one in cases]

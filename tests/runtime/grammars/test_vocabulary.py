@@ -1,0 +1,140 @@
+"""Every kind of tokenizer that a bundle can have writes what a grammar allows, or is refused."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizer_files import WORDS, added, write
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from trained_tokenizers import train_ranks, train_sp, write_ranks
+
+from stem_edge.errors import InputError
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
+from stem_edge.runtime.grammars.constraint import Grammars
+from stem_edge.runtime.grammars.grammar import Grammar
+from stem_edge.runtime.text.codec import TextCodec
+
+EXTRA = 60  # rows of the model beyond the tokenizer's ids
+
+
+def exported(kind: str, **options: Any) -> Callable[[Path], tuple[str, tuple[int, ...]]]:
+    def make(folder: Path) -> tuple[str, tuple[int, ...]]:
+        path: Path | None = folder / "tokenizer.model"
+        if kind == "sp":
+            train_sp(folder / "tokenizer.model", normalization_rule_name="identity", **options)
+        elif kind == "tiktoken":
+            write_ranks(folder / "tokenizer.model", train_ranks(400))
+        else:
+            path = None
+        made = convert_tokenizer(kind, path, add_bos=True)
+        return made.json, tuple(made.eos_ids)
+
+    return make
+
+
+def metaspace(prepend: str) -> Callable[[Path], tuple[str, tuple[int, ...]]]:
+    """Unigram pieces, of which each printable character is one, joined by a Metaspace decoder."""
+
+    def make(folder: Path) -> tuple[str, tuple[int, ...]]:
+        pieces = ["</s>", "<unk>", "\u2581", *map(chr, range(33, 127)), "\u2581a", "ab", "\n", "é"]
+        made = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=1))
+        made.normalizer = normalizers.NFC()
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
+        made.decoder = decoders.Metaspace(prepend_scheme=prepend)
+        made.add_special_tokens(["</s>", "<unk>"])
+        return made.to_str(), (0,)
+
+    return make
+
+
+KINDS = {
+    "bytes": exported("bytes"),
+    "tiktoken": exported("tiktoken"),
+    "sentencepiece": exported("sp", model_type="bpe", byte_fallback=True),
+    "unigram": exported("sp", model_type="unigram", byte_fallback=True),
+    "metaspace": metaspace("always"),
+    "metaspace, none first": metaspace("never"),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TextCodec, tuple[int, ...], int]:
+    folder = tmp_path_factory.mktemp("kind")
+    text, eos_ids = KINDS[request.param](folder)
+    (folder / "tokenizer.json").write_text(text)
+    size = Tokenizer.from_str(text).get_vocab_size() + EXTRA
+    return TextCodec(folder / "tokenizer.json", size), eos_ids, size
+
+
+def written(opened: tuple[TextCodec, tuple[int, ...], int], grammar: Grammar, seed: int) -> str:
+    """Return what random logits write, the end as soon as it is allowed; forced tokens at once."""
+    codec, eos_ids, size = opened
+    constraint = Grammars(codec, eos_ids, size).open(grammar)
+    rng, ids = np.random.default_rng(seed), list[int]()
+    while not constraint.ended:
+        forced = constraint.forced(8)
+        logits = rng.standard_normal(size).astype(np.float32)
+        logits[list(eos_ids)] += 9
+        constraint.mask(logits)
+        assert np.isneginf(logits[-EXTRA:]).all()
+        token = int(logits.argmax())
+        assert not forced or np.isfinite(logits[forced[0]])
+        if token in eos_ids:
+            break
+        for each in forced or [token]:
+            constraint.accept(each)
+            ids.append(each)
+    return codec.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("regex", [r"[a-z]{3} [0-9]{2}: (yes|no)\.", r"a b  c\nd", "[\x20-~]{9}x"])
+def test_regular_expressions(opened: tuple[TextCodec, tuple[int, ...], int], regex: str) -> None:
+    for seed in range(5):
+        text = written(opened, Grammar.of_regex(regex), seed)
+        # Decoders of pieces drop the space that their tokenizers put before a text.
+        assert re.fullmatch(regex, text) or re.fullmatch(regex, f" {text}"), text
+
+
+def test_schemas(opened: tuple[TextCodec, tuple[int, ...], int]) -> None:
+    schema = {
+        "type": "object", "required": ["a name", "b"], "additionalProperties": False,
+        "properties": {
+            "a name": {"enum": ["two  words", "é"]},
+            "b": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
+        },
+    }  # fmt: skip
+    for seed in range(5):
+        value = json.loads(written(opened, Grammar.of_schema(schema), seed))
+        assert value["a name"] in ("two  words", "é") and 2 <= len(value["b"]) <= 3
+
+
+def test_characters_that_a_tokenizer_lacks(tmp_path: Path) -> None:
+    text, eos_ids = KINDS["metaspace"](tmp_path)
+    (tmp_path / "tokenizer.json").write_text(text)
+    grammars = Grammars(TextCodec(tmp_path / "tokenizer.json"), eos_ids, 200)
+    with pytest.raises(InputError, match=r"by (the|its) grammar"):
+        constraint = grammars.open(Grammar.of_regex("ж"))
+        constraint.mask(np.zeros(200, np.float32))
+        constraint.accept(1)
+
+
+@pytest.mark.parametrize(
+    "decoder, message",
+    [(None, "joins tokens by spaces"), ({"type": "WordPiece", "prefix": "##", "cleanup": True}, "WordPiece")],
+)  # fmt: skip
+def test_tokens_without_bytes_of_their_own(tmp_path: Path, decoder: object, message: str) -> None:
+    path = write(tmp_path / "tokenizer.json", decoder=decoder)
+    with pytest.raises(InputError, match=message):
+        Grammars(TextCodec(path), (1,), 2).open(Grammar.of_regex("a"))
+
+
+def test_a_bundle_without_an_end(tmp_path: Path) -> None:
+    path = write(tmp_path / "tokenizer.json", WORDS, added_tokens=[added(2, "</s>", special=True)])
+    with pytest.raises(InputError, match="no token that ends an answer"):
+        Grammars(TextCodec(path), (), 3).open(Grammar.of_regex("a"))

@@ -1,0 +1,67 @@
+"""Options of sampling on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stem_edge.commands.answers import add_sampling, sampling_params
+from stem_edge.errors import InputError
+from stem_edge.runtime.grammars.grammar import Grammar
+from stem_edge.runtime.sampling import SamplingParams
+
+
+def parsed(*words: str) -> SamplingParams:
+    """Return what a command would generate with."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_sampling(parser.add_argument_group("choosing tokens"))
+    return sampling_params(parser.parse_args(words), as_json=True)
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("schema").write_text('{"type": "null"}')
+    Path("lark").write_text("start: /é/", encoding="utf-8")
+    Path("gbnf").write_text('root ::= "a"')
+    Path("bytes").write_bytes(b"\xff")
+    Path("empty").touch()
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        ("", {}),
+        ("--presence-penalty 0.5 --frequency-penalty -2", {"presence_penalty": 0.5, "frequency_penalty": -2}),
+        ("--logit-bias 3=-100 --logit-bias 4=1.5", {"logit_bias": {3: -100.0, 4: 1.5}}),
+        ("--schema schema", {"grammar": Grammar("json_schema", '{"type":"null"}')}),
+        ("--grammar lark", {"grammar": Grammar("lark", "start: /é/")}),
+        ("--grammar gbnf", {"grammar": Grammar("gbnf", 'root ::= "a"')}),
+        ("--regex a+ --stop b", {"grammar": Grammar("regex", "a+"), "stop": ["b"]}),
+    ],
+)  # fmt: skip
+def test_options(words: str, fields: Any) -> None:
+    assert parsed(*words.split()) == SamplingParams(**{"stop": []} | fields)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--presence-penalty 3", "presence_penalty is 3.0"),
+        ("--logit-bias 3", "expected a token id and a number like 42=-100, found '3'"),
+        ("--logit-bias a=3", "expected a token id"),
+        ("--logit-bias 3=nan", "logit_bias is"),
+        ("--regex=", "regex is ''"),
+        ("--regex a --schema schema", "not allowed with"),
+        ("--schema lark", "schema is not JSON"),
+        ("--schema none", "none: cannot read"),
+        ("--grammar bytes", "bytes: not valid UTF-8 .*; give the grammar as UTF-8"),
+        ("--grammar empty", "grammar is ''"),
+    ],
+)
+def test_refused(words: str, said: str) -> None:
+    with pytest.raises((InputError, argparse.ArgumentError), match=said):
+        parsed(*words.split())

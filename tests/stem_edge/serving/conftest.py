@@ -1,0 +1,52 @@
+"""Servers of the demo model, and of a small one that takes conversations and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from installed import DEMO, ROOT
+from llama_model import write_bundle
+from served import serving
+from servers import client_of, compute_of, wait_for
+from starlette.testclient import TestClient
+
+import stem_edge
+from stem_edge.runtime.model import Model
+from stem_edge.serving import app
+
+
+@pytest.fixture(scope="package")
+def model(tried: object) -> Iterator[Model]:
+    """The demo model, loaded."""
+    with stem_edge.load(DEMO) as model:
+        model.generate_text("a", max_new_tokens=2)  # which starts its threads
+        yield model
+
+
+@pytest.fixture(scope="package")
+def client(model: Model) -> Iterator[TestClient]:
+    """A client of a server of the demo model."""
+    program = app(model, name="demo")
+    with client_of(program) as client:
+        wait_for(lambda: compute_of(program).loaded is not None)
+        yield client
+
+
+@pytest.fixture(scope="session")
+def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of random weights with a chat template of Hermes' family."""
+    out = tmp_path_factory.mktemp("chat") / "bundle"
+    write_bundle(out, [page.read_text("utf-8") for page in sorted((ROOT / "docs").glob("*.md"))])
+    return out
+
+
+@pytest.fixture(scope="module")
+def chat_url(chat_bundle: Path) -> Iterator[str]:
+    """Address of a server of `chat_bundle`, as model "m"."""
+    with (
+        stem_edge.load(chat_bundle, context_length=1024) as model,
+        serving(app(model, name="m")) as url,
+    ):
+        yield url

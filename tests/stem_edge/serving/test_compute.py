@@ -1,0 +1,163 @@
+"""The compute thread: what it refuses, what fails there, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from servers import Connection, Steps, client_of, compute_of, listening, wait_for
+from starlette.applications import Starlette
+
+import stem_edge
+from stem_edge.errors import BundleError, DeviceLostError
+from stem_edge.runtime.batching.scheduler import Scheduler
+from stem_edge.runtime.model import Model
+from stem_edge.serving import app
+from stem_edge.serving.compute import Compute
+
+ASKED: dict[str, Any] = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    return Steps(monkeypatch)
+
+
+@pytest.fixture
+def program(model: Model) -> Starlette:
+    return app(model, sequences=1, waiting=1)
+
+
+@pytest.fixture
+def port(program: Starlette, steps: Steps) -> Iterator[int]:
+    with listening(program) as port:
+        try:
+            yield port
+        finally:
+            steps.release()
+
+
+def test_a_full_queue_is_told_when_to_come_back(
+    program: Starlette, steps: Steps, port: int
+) -> None:
+    steps.hold()
+    taken = [Connection(port, "/v1/completions", ASKED) for _ in range(2)]
+    wait_for(lambda: compute_of(program).busy == 2)
+    refused = Connection(port, "/v1/completions", ASKED).read_all()
+    assert b" 429 " in refused
+    assert b"retry-after: 1" in refused.lower()
+    assert b"rate_limit_error" in refused
+    taken[1].leave()  # which makes room at once
+    wait_for(lambda: compute_of(program).busy == 1)
+    other = Connection(port, "/v1/completions", ASKED)
+    wait_for(lambda: compute_of(program).busy == 2)
+    steps.release()
+    assert b"Paris" in taken[0].read_all()
+    assert b"Paris" in other.read_all()
+
+
+def test_more_answers_than_can_ever_wait(port: int) -> None:
+    assert b" 400 " in Connection(port, "/v1/completions", ASKED | {"n": 3}).read_all()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_answers_under_way_are_told_of_the_end(
+    program: Starlette, steps: Steps, port: int, stream: bool
+) -> None:
+    steps.hold()
+    asking = Connection(port, "/v1/completions", ASKED | {"stream": stream})
+    wait_for(lambda: compute_of(program).busy == 1)
+    compute = compute_of(program)
+    compute.drain()
+    assert b" 503 " in Connection(port, "/v1/completions", ASKED).read_all()
+    ending = threading.Thread(target=compute.end)
+    ending.start()
+    wait_for(lambda: compute._ending)
+    steps.release()
+    ending.join()
+    told = asking.read_all()
+    assert b"the server has ended" in told
+    assert (b" 503 " in told.split(b"\r\n")[0]) is not stream
+
+
+def test_answers_are_finished_while_it_drains(program: Starlette, steps: Steps, port: int) -> None:
+    steps.hold()
+    asking = Connection(port, "/v1/completions", ASKED)
+    wait_for(lambda: compute_of(program).busy == 1)
+    compute_of(program).drain()
+    with client_of(program) as client:  # another loop of the same server
+        health = client.get("/health")
+        steps.release()
+        assert b"Paris" in asking.read_all()
+    assert (health.status_code, health.json()) == (503, {"status": "ending"})
+
+
+def test_a_bundle_that_cannot_be_loaded() -> None:
+    def fail() -> Model:
+        raise BundleError("it is damaged")
+
+    program = app(fail)
+    with client_of(program) as client:
+        wait_for(lambda: compute_of(program).failure)
+        health = client.get("/health")
+        assert (health.status_code, health.json()["error"]) == (503, "it is damaged")
+        answer = client.post("/v1/completions", json=ASKED)
+        assert answer.status_code == 500
+        assert "it is damaged" in answer.json()["error"]["message"]
+
+
+def test_while_it_loads(model: Model) -> None:
+    gate = threading.Event()
+
+    def load() -> Model:
+        gate.wait(30)
+        return stem_edge.load(model.bundle.path)
+
+    program = app(load)
+    with client_of(program) as client:
+        assert client.get("/health").json() == {"status": "loading model"}
+        refused = client.post("/v1/completions", json=ASKED)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        gate.set()
+        wait_for(lambda: client.get("/health").status_code == 200)
+        loaded = compute_of(program).model
+        answer = client.post("/v1/completions", json=ASKED).json()
+        assert answer["model"] == model.bundle.path.name
+    with pytest.raises(stem_edge.InputError, match="closed"):
+        loaded.generate("a")
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"), [(DeviceLostError("the device is gone"), True), (RuntimeError("odd"), False)]
+)
+def test_a_step_that_fails(
+    model: Model, monkeypatch: pytest.MonkeyPatch, error: Exception, lost: bool
+) -> None:
+    program = app(model)
+    with client_of(program) as client:
+        wait_for(lambda: compute_of(program).loaded is not None)
+        step, calls = Scheduler.step, 0
+
+        def fail(scheduler: Scheduler) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                raise error
+            return step(scheduler)
+
+        monkeypatch.setattr(Scheduler, "step", fail)
+        failed = client.post("/v1/completions", json=ASKED)
+        assert failed.status_code == 500
+        assert str(error) in failed.json()["error"]["message"]
+        again = client.post("/v1/completions", json=ASKED)
+        assert again.status_code == (500 if lost else 200)
+        assert client.get("/health").status_code == (503 if lost else 200)
+
+
+def test_ending_without_a_beginning(model: Model) -> None:
+    compute = Compute(lambda: model, sequences=1, waiting=0, closes=False, ended=lambda reply: None)
+    compute.end()
+    compute.start()
+    assert compute.loaded is None

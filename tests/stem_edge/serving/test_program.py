@@ -1,0 +1,92 @@
+"""The server as a program: state, pages, and programs that mount it."""
+
+from __future__ import annotations
+
+import pytest
+from servers import client_of, compute_of, wait_for
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from stem_edge.runtime.model import Model
+from stem_edge.serving import app
+from stem_edge.serving.pages import PATHS
+
+ASKED = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
+
+
+def test_mounted_in_another_program(model: Model) -> None:
+    inner = app(model, api_key="secret")
+    outer = client_of(Starlette(routes=[Mount("/llm", inner)]))
+    wait_for(lambda: outer.get("/llm/health").status_code == 200)
+    assert outer.post("/llm/v1/completions", json=ASKED).status_code == 401
+    error = outer.post("/llm/v1/messages", json={}).json()
+    assert error["type"] == "error"  # in the form of Anthropic
+    done = outer.post("/llm/v1/completions", json=ASKED, headers={"x-api-key": "secret"})
+    assert done.json()["choices"][0]["text"] == model.generate_text(
+        "The capital of France is", max_new_tokens=12
+    )
+    assert outer.get("/llm/").status_code == 200
+    assert outer.get("/llm/nope", headers={"x-api-key": "secret"}).status_code == 404
+    compute_of(inner).end()
+
+
+def test_two_servers_of_one_model(model: Model) -> None:
+    programs = [app(model, name=name) for name in ("a", "b")]
+    with client_of(programs[0]) as first, client_of(programs[1]) as second:
+        wait_for(lambda: all(compute_of(program).loaded for program in programs))
+        for client in (first, second):
+            assert client.post("/v1/completions", json=ASKED).json()["model"] in "ab"
+            assert 'outcome="stop"} 1.0' in client.get("/metrics").text
+
+
+def test_props(client: TestClient, model: Model) -> None:
+    props = client.get("/props").json()
+    assert props["model"] == "demo"
+    assert props["context_length"] == model.plan.context_length
+    assert (props["has_chat_template"], props["tools"]) == (False, False)
+    assert props["slots"] == 8
+
+
+def test_metrics_count(client: TestClient) -> None:
+    def figures() -> dict[str, float]:
+        lines = client.get("/metrics").text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    before = figures()
+    usage = client.post("/v1/completions", json=ASKED).json()["usage"]
+    after = figures()
+
+    def more(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    assert more("stem_edge_prompt_tokens_total") == usage["prompt_tokens"]
+    assert more("stem_edge_new_tokens_total") == usage["completion_tokens"]
+    assert more('stem_edge_requests_total{outcome="stop"}') == 1
+    assert more("stem_edge_first_token_seconds_count") == 1
+    rows = more("stem_edge_row_hits_total") + more("stem_edge_row_misses_total")
+    assert rows >= usage["completion_tokens"]
+    assert (after["stem_edge_running"], after["stem_edge_queued"]) == (0, 0)
+    assert after['stem_edge_memory_bytes{kind="anonymous"}'] > 1e6
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_files_of_the_page(client: TestClient, path: str) -> None:
+    got = client.get(path)
+    assert got.status_code == 200
+    policy = got.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert got.headers["x-content-type-options"] == "nosniff"
+    if path.endswith("mjs"):
+        assert got.headers["content-type"].startswith("text/javascript")
+    again = client.get(path, headers={"if-none-match": got.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_there_is_a_page(client: TestClient) -> None:
+    assert client.get("/").text == client.get("/index.html").text
+    assert "<!doctype html>" in client.get("/").text
+    for path in ("/../program.py", "/%2e%2e/program.py", "/page/index.html"):
+        assert client.get(path).status_code == 404
