@@ -7,6 +7,6 @@ from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.loading import load, memory_plan
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 
 __all__ = ["Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"]

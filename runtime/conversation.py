@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.sampling import SamplingOptions, SamplingParams
+from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams
 from stem_edge.runtime.text.chat import Messages
 from stem_edge.text.messages import Object, checked_messages
 

@@ -12,12 +12,8 @@ from typing import Literal, NamedTuple, Protocol
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
-from stem_edge.runtime.sampling import (
-    SamplingParams,
-    TokenLogprobs,
-    needed_logits,
-    token_logprobs,
-)
+from stem_edge.runtime.sampling import Sampler, TokenLogprobs, needed_logits, token_logprobs
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec, TokenStream
 from stem_edge.system.memory import raise_out_of_memory
 
@@ -83,7 +79,7 @@ class Answer:
         self.seen = list(prompt)  # prompt and answer so far
         # Of the largest logits, see BackendContext.finish. A constraint may refuse any of them.
         self.top = needed_logits(params) if constraint is None else 0
-        self._sampler = params.sampler(len(prompt))
+        self._sampler = Sampler(params, len(prompt))
         self._logprobs, self._eos_ids, self._constraint = params.logprobs, eos_ids, constraint
         self._forced, self._asked = deque[int](), False  # tokens without a choice, if asked for
 

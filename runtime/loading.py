@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -16,10 +15,8 @@ from stem_edge.bundle.manifest import (
     TABLES,
     TOKENIZER,
     Bundle,
-    encode_manifest,
     open_bundle,
 )
-from stem_edge.bundle.verdicts import versions
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
 from stem_edge.runtime.backends.engines import (
@@ -42,8 +39,7 @@ from stem_edge.runtime.backends.step_costs import SIZES, StepCosts
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.prefixes.folder import FOLDER, PrefixFolder
-from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.emulated_flash import open_flash
 from stem_edge.runtime.rows.host_tier import HostTier
@@ -56,7 +52,6 @@ from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import available_memory, own_memory, raise_out_of_memory
-from stem_edge.system.user_folder import cache_folder, cpu_digest
 
 
 def load(
@@ -160,7 +155,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
         plan = _plan(bundle, chosen, loader.needs, options, drafting)
-        if options.prompt_cache and not _keeps(plan):
+        if options.prompt_cache and not can_keep(plan):
             raise InputError(
                 f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
                 f"{loader.name}; leave it out, or leave out providers"
@@ -259,9 +254,8 @@ def _assemble(
         # After opening, because that measures with how many tokens at once a device stays exact.
         chunk = min(plan.chunk_tokens, loader.step_tokens)
         engine = Engine(backend, rows, chunk, overlap=overlap, logit_tokens=plan.logit_tokens)
-        fingerprint = _fingerprint(bundle, plan, options)
-        prefixes = _prefixes(engine, plan, options, fingerprint)
-        return Model(bundle, engine, plan, text, on_close, prefixes, fingerprint)
+        prefixes = open_prefixes(bundle, engine, plan, options)
+        return Model(bundle, engine, plan, text, prefixes, on_close)
 
     if format is None:
         return model(loader.open(None), Rows())
@@ -290,35 +284,6 @@ def _assemble(
         loaded = model(backend, rows, keep)
         opened.pop_all()
     return loaded
-
-
-def _keeps(plan: MemoryPlan) -> bool:
-    """Return whether memory is provided as a context fills; others take all of theirs at once."""
-    return plan.device is None and plan.variant is None
-
-
-def _prefixes(engine: Engine, plan: MemoryPlan, options: LoadOptions, fingerprint: str) -> Prefixes:
-    keep = options.keep_prefixes and _keeps(plan)
-    folder, given = None, options.prompt_cache
-    if keep and given:
-        path = cache_folder(options.cache_dir) / FOLDER if given is True else Path(given)
-        folder = PrefixFolder(path, fingerprint)
-    return Prefixes(engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep)
-
-
-def _fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
-    """Return all that decides keys and values of token ids here, to the last bit."""
-    facts: dict[str, object] = {
-        **versions(ENGINES[plan.engine].backbone),
-        "bundle": hashlib.sha256(encode_manifest(bundle.manifest)).hexdigest(),
-        "engine": plan.engine,
-        "kv": plan.kv,
-        "processor": cpu_digest(),
-        "threads": options.cpus,
-        "prefill graph": plan.prefill,
-        "repacked": options.repack,
-    }
-    return "\n".join(f"{name}: {facts[name]}" for name in sorted(facts))
 
 
 def memory_plan(

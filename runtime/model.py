@@ -43,7 +43,7 @@ from stem_edge.runtime.lookups.row_ids import StemId, checked_ids
 from stem_edge.runtime.prefixes.conversation_file import load_messages, save_messages
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.prompts import Prompts
-from stem_edge.runtime.sampling import SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.model_drafts import Drafter
 from stem_edge.runtime.speculation.speculation import NO_GUESSES, Guesses, Speculation
@@ -72,26 +72,21 @@ class Model:
         engine: Engine,
         plan: MemoryPlan,
         text: TextCodec,
+        prefixes: Prefixes,
         on_close: Callable[[], None] | None = None,
-        prefixes: Prefixes | None = None,
-        fingerprint: str = "",
     ) -> None:
         self.bundle, self.plan = bundle, plan
         # Figures of the latest generate or logits; calls at the same time count each other's rows.
         self.stats = GenerationStats.planned(plan)
         self.engine = engine  # for callers that measure, or feed tokens themselves
-        self._text, self._on_close = text, on_close
+        self._text, self._prefixes, self._on_close = text, prefixes, on_close
         self._chat = Chat(bundle.file(TOKENIZER_CONFIG), text)
         self._open_edits = OpenEdits(engine, text, bundle.manifest.model)
         self._prompts = Prompts(text, bundle.manifest.model, plan.context_length)
         self._closed = False
-        self._fingerprint = fingerprint
         self.speculation: Speculation | None = None  # None: a step of an answer has one token
         self.exact = False  # see `load`
         self.step_costs: StepCosts | None = None  # if they are known
-        self._prefixes = prefixes or Prefixes(
-            engine, plan.context_length, plan.kv_nbytes, keeps=False
-        )
 
     @property
     def config(self) -> ModelConfig:
@@ -423,7 +418,7 @@ class Model:
         # Messages that no turn could have are kept all the same.
         with suppress(InputError):
             ids = conversation.prompt(conversation.messages)
-        save_messages(self._prefixes, Path(path), ids, conversation.messages, self._fingerprint)
+        save_messages(self._prefixes, Path(path), ids, conversation.messages)
 
     def load_conversation(self, path: str | Path) -> Conversation:
         """Return the conversation of a file; its next turn goes on from where it was, if it can.
@@ -432,7 +427,7 @@ class Model:
         for a file that is damaged or no conversation.
         """
         self.engine.check_usable()
-        return self.conversation(load_messages(self._prefixes, Path(path), self._fingerprint))
+        return self.conversation(load_messages(self._prefixes, Path(path)))
 
     def drafter(self) -> Drafter | None:
         """Return this model as one that drafts for another, which then closes it.

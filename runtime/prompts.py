@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.row_ids import check_text, checked_ids
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec, shorten
 
 

@@ -1,25 +1,22 @@
 """Choosing the next token from logits.
 
-`SamplingParams` holds what a user sets; a `Sampler` chooses the tokens of one answer by it. Greedy is
-the default and the trivial case. The filters find the few largest logits exactly without sorting the
+A `Sampler` chooses the tokens of one answer by what a user sets (sampling_params.py). Greedy is the
+default and the trivial case. The filters find the few largest logits exactly without sorting the
 vocabulary, so that a step over 128,256 logits takes well under a millisecond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Any, TypedDict, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import BackendError, InputError, UnknownOptionError
+from stem_edge.errors import BackendError
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.interface import DAMAGED
-from stem_edge.runtime.grammars.grammar import Grammar
-from stem_edge.text_table import shown
+from stem_edge.runtime.sampling_params import SamplingParams
 
 Change = Callable[[F32, Sequence[int]], None]  # of logits, by the tokens so far
 
@@ -27,156 +24,7 @@ BLOCK = 128  # logits represented by their maximum while the largest are searche
 NUCLEUS_BINS = 1 << 12  # a bin is a sixteenth of an octave, so these span 256 octaves
 NUCLEUS_SHIFT = 52 - 4  # keeps only the exponent and four bits of a float64
 SMALLEST_TEMPERATURE = 1e-30  # float32 cannot divide by less; sampling is greedy long before
-MAX_STOPS, MAX_STOP_CHARS = 64, 1024
-# Integer ends mean whole numbers only. Temperature and penalty have ends because float32 cannot
-# divide by what is beyond.
-RANGES: dict[str, tuple[float, float]] = {
-    "max_new_tokens": (1, 2**31 - 1),
-    "temperature": (0.0, 1e6),
-    "top_k": (0, 2**31 - 1),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 1e3),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "seed": (0, 2**64 - 1),
-    "logprobs": (0, 1024),
-}
-OPTIONAL = ("seed", "logprobs")
-MOST_BIAS = 100.0  # more than the logits of any two tokens differ
 MOST_NEEDED = 1024  # finding more of the largest takes a device longer than sending all logits
-
-
-class SamplingOptions(TypedDict, total=False):
-    """The fields of SamplingParams, for functions that take them as keywords.
-
-    At most one of schema (a JSON Schema, or JSON of one), regex and grammar (a text in Lark or GBNF).
-    """
-
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    stop: Sequence[str]
-    seed: int | None
-    logprobs: int | None
-    skip_special_tokens: bool
-    grammar: Grammar | str | None
-    schema: Mapping[str, Any] | bool | str | None
-    regex: str | None
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """Options for choosing tokens and for stopping. Raises InputError for values out of range."""
-
-    max_new_tokens: int = 128
-    # 0 always takes the most probable token. None: 1 with top_k, top_p or min_p, otherwise 0.
-    temperature: float | None = None
-    top_k: int = 0  # keep the k most probable tokens; 0 keeps all
-    top_p: float = 1.0  # keep the fewest tokens, most probable first, that reach this sum
-    min_p: float = 0.0  # keep tokens with at least this share of the highest probability
-    repetition_penalty: float = 1.0  # divides positive logits of tokens seen before; 1 disables it
-    # Taken off the logits of tokens that the answer has (not the prompt): once, or for each time.
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # added to logits
-    stop: Sequence[str] = ()  # one or more texts that end the generation; left out of its text
-    seed: int | None = None  # None: different each time; equal seeds give equal texts
-    logprobs: int | None = None  # report this many of the most probable tokens per step
-    skip_special_tokens: bool = True  # leave their names out of the text; the end has none anyway
-    grammar: Grammar | None = None  # texts that the answer may be
-
-    def __post_init__(self) -> None:
-        if self.temperature is None:
-            filtered = (self.top_k, self.top_p, self.min_p) != (0, 1.0, 0.0)
-            object.__setattr__(self, "temperature", 1.0 if filtered else 0.0)
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name, (least, most) in RANGES.items():
-            value = getattr(self, name)
-            if not (_in_range(value, least, most) or (value is None and name in OPTIONAL)):
-                kind = "a whole number" if isinstance(most, int) else "a number"
-                raise _refused(name, value, f"{kind} from {least} to {most}")
-        if self.top_p == 0:
-            raise _refused("top_p", self.top_p, "a number above 0, up to 1.0")
-        self._check_others()
-
-    def _check_others(self) -> None:
-        """Raise InputError for a value that is no number and not what its type says."""
-        texts = f"a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters"
-        biases = f"numbers from {-MOST_BIAS} to {MOST_BIAS} by token id"
-        for name, right, expected in (
-            ("stop", _are_texts(self.stop), texts),
-            ("logit_bias", _are_biases(self.logit_bias), biases),
-            (
-                "skip_special_tokens",
-                isinstance(self.skip_special_tokens, bool),
-                "True or False",
-            ),
-            ("grammar", isinstance(self.grammar, Grammar | None), "a Grammar"),
-        ):
-            if not right:
-                raise _refused(name, getattr(self, name), expected)
-
-    def sampler(self, prompt: int = 0) -> Sampler:
-        """Make what chooses the tokens of one answer to a prompt of so many tokens."""
-        return Sampler(self, prompt)
-
-
-def params_of(params: SamplingParams | None, options: SamplingOptions) -> SamplingParams:
-    """Return the params given, or those made of single options. Raises InputError."""
-    if params is not None and options:
-        raise InputError("give either params or single options, not both")
-    if unknown := options.keys() - SamplingOptions.__annotations__.keys():
-        known = ", ".join(SamplingOptions.__annotations__)
-        raise UnknownOptionError(f"there is no option {min(unknown)}; expected some of {known}")
-    return params or SamplingParams(**_with_grammar(options))
-
-
-def _with_grammar(options: SamplingOptions) -> dict[str, Any]:
-    """Return the fields of SamplingParams: options with the grammar that one of them may say."""
-    fields = cast("dict[str, Any]", options.copy())
-    given = {name: fields.pop(name, None) for name in ("grammar", "schema", "regex")}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise InputError(f"an answer has one grammar; give only one of {' and '.join(named)}")
-    if given["schema"] is not None:
-        return fields | {"grammar": Grammar.of_schema(given["schema"])}
-    if given["regex"] is not None:
-        return fields | {"grammar": Grammar.of_regex(given["regex"])}
-    text = given["grammar"]
-    return fields | {"grammar": Grammar.of_text(text) if isinstance(text, str) else text}
-
-
-def _in_range(value: object, least: float, most: float) -> bool:
-    """Return whether a value is a number in range: an int if the ends are, and never a bool."""
-    wanted = Integral if isinstance(most, int) else Real
-    if not isinstance(value, wanted) or isinstance(value, bool):
-        return False
-    return bool(least <= value <= most)  # type: ignore[operator]  # Real has no order
-
-
-def _are_texts(stop: object) -> bool:
-    if not isinstance(stop, Sequence) or isinstance(stop, str | bytes) or len(stop) > MAX_STOPS:
-        return False
-    return all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS for text in stop)
-
-
-def _are_biases(biases: object) -> bool:
-    return isinstance(biases, Mapping) and all(
-        _in_range(token, 0, 2**31 - 1) and _in_range(bias, -MOST_BIAS, MOST_BIAS)
-        for token, bias in biases.items()
-    )
-
-
-def _refused(name: str, value: object, expected: str) -> InputError:
-    return InputError(f"{name} is {shown(value)}; expected {expected}")
 
 
 @dataclass(frozen=True)

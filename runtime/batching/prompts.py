@@ -11,7 +11,7 @@ from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.lookups.row_ids import StemId
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 
 Prompt: TypeAlias = str | Sequence[int]
 StemIds: TypeAlias = Sequence[StemId] | None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import numpy as np
 
-from stem_edge.errors import InputError, OutOfMemoryError, StemEdgeError
+from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.batching.batch import Batch
+from stem_edge.runtime.batching.lone import Lone
 from stem_edge.runtime.batching.request import Guessing, Request
-from stem_edge.runtime.decoding import MOST
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes, in_steps
@@ -27,7 +27,7 @@ class Scheduler:
 
     Requests begin in the order of their submission, one prompt at a time, each once there is a place
     and memory: keys and values of all that run, and of a prompt until it is copied, stay within the
-    limit of `prefixes`. If nothing runs, any may begin.
+    limit of `prefixes`. If nothing runs, nor other work (`room`), any may begin.
 
     A sequence that runs alone stays in its context and guesses, as Model.generate does; a unit of work
     may then give several tokens. It joins the batch, and guesses no more, when another begins. The
@@ -53,14 +53,21 @@ class Scheduler:
     ) -> None:
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
-        self._engine, self._prefixes, self._nbytes_of = engine, prefixes, nbytes_of
-        self._record, self._length, self._guessing, self._exact = record, length, guessing, exact
+        self._engine, self._prefixes, self._record = engine, prefixes, record
+
+        def nbytes(tokens: int) -> int:
+            return nbytes_of(min(in_steps(tokens), length))
+
+        self._nbytes = nbytes  # no method, which would keep this from being freed at its end
         self._batch = Batch(engine, self.size, length, exact=not batches)
         self._queue = deque[Request]()
         self._prompt: Request | None = None  # the request whose prompt is being computed
         self._running: list[Request] = []  # in the order of their places
-        self._lone: Request | None = None  # the one that runs, while it is not in the batch
+        self._lone = Lone(engine, prefixes, nbytes, record, guessing, exact=exact)
         self._prompt_next = False  # whether the next unit is a chunk of the prompt
+        self._others = 0  # pieces of other work that have a context
+        self._others_wait = False  # whether any was refused since the last step
+        self._others_next = True  # whether they begin before a request
         self._chunks: list[tuple[Request, Chunk]] = []  # of this step
         self._closed = False
 
@@ -95,9 +102,31 @@ class Scheduler:
         """Count of requests in the queue."""
         return len(self._queue)
 
-    def spares(self, tokens: int) -> bool:
-        """Tell whether other work may take a context of so many tokens now."""
-        return not self.busy or self._prefixes.fits(self._nbytes(tokens))
+    def room(self, tokens: int) -> AbstractContextManager[None] | None:
+        """Return what other work enters while it has a context of so many tokens; None: not yet.
+
+        For the thread that steps, which asks again after a step. Where there is no memory for both,
+        other work and requests begin in turns.
+        """
+        turn = self._others_next or not self._queue
+        if turn and (self._idle or self._prefixes.fits(self._nbytes(tokens))):
+            self._others_next = False
+            return self._beside()
+        self._others_wait = True
+        return None
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        self._others += 1
+        try:
+            yield
+        finally:
+            self._others -= 1
+
+    @property
+    def _idle(self) -> bool:
+        """Tell whether nothing that is known here has a context; others may, for ever."""
+        return not self._running and self._prompt is None and not self._others
 
     @property
     def free(self) -> int:
@@ -118,13 +147,14 @@ class Scheduler:
             self._prompt_next = False
             with self._errors_of(self._prompt):
                 self._process_chunk(self._prompt)
-        elif self._lone is not None:
-            with self._errors_of(self._lone):
-                self._decode_alone(self._lone)
+        elif (lone := self._lone.request) is not None:
+            with self._errors_of(lone):
+                self._decode_alone(lone)
         elif (decode := self._next_decode()) is not None:
             self._prompt_next = self._prompt is not None
             self._decode(decode)
         self._admit()
+        self._others_wait = False
         return self._chunks
 
     def close(self) -> None:
@@ -133,7 +163,7 @@ class Scheduler:
         for request in [*self._running, self._prompt]:
             if request is not None:
                 request.end()
-        self._running, self._prompt, self._lone = [], None, None
+        self._running, self._prompt, self._lone.request = [], None, None
         while self._queue:
             self._queue.popleft().end()
         self._batch.close()
@@ -151,11 +181,14 @@ class Scheduler:
     def _admit(self) -> None:
         """Begin the request at the front of the queue, if there is room for it."""
         while self._prompt is None and self._queue and len(self._running) < self.size:
-            request, lone = self._queue[0], self._lone
+            request, lone = self._queue[0], self._lone.request
+            if self._others_wait and self._others_next:
+                return
             if not self._fits(request) or (lone is not None and not self._moved(lone)):
                 return
             self._prompt = request  # first, so that `close` finds it
             self._queue.popleft()
+            self._others_next = True
             with self._errors_of(request):
                 beside, copies = bool(self._running), self._batch.copies
                 request.begin(self._engine, self._prefixes, whole=beside and not copies)
@@ -166,20 +199,13 @@ class Scheduler:
 
     def _fits(self, request: Request) -> bool:
         """Tell whether a request can begin, once one that runs alone has joined the batch."""
-        nbytes, lone = self._nbytes(request.length), self._lone
-        if not self._running:
+        nbytes, lone = self._nbytes(request.length), self._lone.request
+        if self._idle:
             return True
-        if not self._batch.copies:
+        if not self._running or not self._batch.copies:
             return self._prefixes.fits(nbytes)
         nbytes += self._nbytes(len(request.prompt))
-        if lone is None:
-            return self._prefixes.fits(nbytes)
-        # The context of the lone one is free before the other begins.
-        nbytes = max(nbytes, self._nbytes(lone.position + MOST)) + self._nbytes(lone.length)
-        return self._prefixes.fits(nbytes, without=lone.context)
-
-    def _nbytes(self, tokens: int) -> int:
-        return self._nbytes_of(min(in_steps(tokens), self._length))
+        return self._prefixes.fits(nbytes) if lone is None else self._lone.leaves(lone, nbytes)
 
     def _process_chunk(self, request: Request) -> None:
         """Process the next chunk of a prompt; after the last one, the sequence joins the others."""
@@ -207,7 +233,7 @@ class Scheduler:
                     self._join(request)
                 else:
                     request.release()
-                    self._lone = request
+                    self._lone.request = request
                 self._running.append(request)
                 self._prompt = None
 
@@ -222,24 +248,11 @@ class Scheduler:
     def _moved(self, lone: Request) -> bool:
         """Let the sequence that runs alone join the batch; tell whether another can begin."""
         with self._errors_of(lone):
-            try:
-                if self._batch.copies:
-                    lone.reserve(self._prefixes, self._nbytes(lone.length))
-                else:
-                    self._prefixes.make_room(lone.context, lone.context.room)
-                self._join(lone)
-                self._lone = None
-            except OutOfMemoryError:  # it goes on alone
-                self._engine.check_usable()
-                lone.release()
-                return False
-        return True
+            return self._lone.move(lone, self._join, copies=self._batch.copies)
+        return True  # because it has ended
 
     def _decode_alone(self, request: Request) -> None:
-        """Process the last token of the only sequence, with what may follow it."""
-        self._prefixes.make_room(request.context, MOST)
-        decoding = request.alone(self._engine, self._record, self._guessing, exact=self._exact)
-        for sampled in decoding.step():
+        for sampled in self._lone.step(request):
             request.take(sampled)
             if not self._hand_out(request):
                 return
@@ -331,8 +344,8 @@ class Scheduler:
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
         """Take a request out, and give back what it holds."""
         place = self._running.index(request) if request in self._running else None
-        if request is self._lone:
-            self._lone = None
+        if request is self._lone.request:
+            self._lone.request = None
         elif place is not None:
             self._batch.leave(place)
         request.end(error)  # before it leaves the lists, from which `close` would end it

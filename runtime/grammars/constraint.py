@@ -14,7 +14,13 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.grammars.gbnf_lark import lark_of
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.grammars.lark import prepared_lark
-from stem_edge.runtime.grammars.library import MAX_REGEX, guarded, library, one_reason
+from stem_edge.runtime.grammars.library import (
+    MAX_REGEX,
+    PanicsRefused,
+    guarded,
+    library,
+    one_reason,
+)
 from stem_edge.runtime.grammars.schema import OPTIONS, place_named, prepared
 from stem_edge.runtime.grammars.vocabulary import Vocabulary, vocabulary_of
 from stem_edge.runtime.text.codec import TextCodec
@@ -22,8 +28,12 @@ from stem_edge.runtime.text.codec import TextCodec
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_COMPILED = 32  # grammars kept, some MB each
+MAX_COMPILED = 32  # grammars kept, 0.1 to 4 MB each if they are small
+# Characters of those kept, together: 20 to 360 bytes of memory each, so at most some 100 MB.
+MAX_COMPILED_CHARS = 1 << 18
 MAX_SYMBOLS = 100_000  # of a grammar: more take seconds to compile
+_STUCK = "the answer cannot go on by its grammar"
+_FOLLOWING = PanicsRefused(_STUCK)
 # [256, 8]: for each byte of a mask, what is the most that the logits of its 8 tokens may be.
 _MOST = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
@@ -57,10 +67,20 @@ class Grammars:
         if compiled is None:  # others need not wait for it
             compiled = guarded(lambda: _compile(grammar, vocabulary), grammar.kind)
         with self._lock:
-            self._compiled[grammar] = compiled
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-            return Constraint(compiled.deep_copy(), vocabulary.tokens.vocab_size)
+            self._keep(grammar, compiled)
+            with PanicsRefused(f"{grammar.kind}: cannot be used"):
+                return Constraint(compiled.deep_copy(), vocabulary.tokens.vocab_size)
+
+    def _keep(self, grammar: Grammar, compiled: LLMatcher) -> None:
+        """Keep a grammar in place of those whose last use is longest ago, unless it is too large."""
+        if len(grammar.text) > MAX_COMPILED_CHARS:
+            return
+        self._compiled[grammar] = compiled
+        while (
+            len(self._compiled) > MAX_COMPILED
+            or sum(len(each.text) for each in self._compiled) > MAX_COMPILED_CHARS
+        ):
+            self._compiled.popitem(last=False)
 
     def _read_vocabulary(self) -> Vocabulary:
         return vocabulary_of(self._codec.json(), self._eos_ids, self._vocab_size)
@@ -69,7 +89,8 @@ class Grammars:
 class Constraint:
     """What may follow in one answer. Use it in one thread at a time.
 
-    Every method raises InputError once the grammar has become too ambiguous to follow.
+    Every method raises InputError once the grammar has become too ambiguous to follow, and for a
+    panic of the library.
     """
 
     def __init__(self, matcher: LLMatcher, size: int) -> None:
@@ -83,8 +104,9 @@ class Constraint:
 
         The tokens that end an answer may follow where the grammar is complete.
         """
-        self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.size)
-        self._check()
+        with _FOLLOWING:
+            self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.size)
+            self._check()
         if not self._bits.any():
             raise InputError(
                 "no token of this model can follow here by the grammar, because its tokenizer cannot "
@@ -96,27 +118,31 @@ class Constraint:
 
     def accept(self, token_id: int) -> None:
         """Take the token that was chosen. Raises InputError for one that may not follow."""
-        self._matcher.consume_token(token_id)
-        self._check()
+        with _FOLLOWING:
+            self._matcher.consume_token(token_id)
+            self._check()
 
     def forced(self, most: int) -> list[int]:
         """Return tokens that must follow, at most `most`; none where there is a choice.
 
         They split the text that must follow as the tokenizer does. They are not accepted yet.
         """
-        tokens = self._matcher.compute_ff_tokens()[:most] if most > 0 and not self.ended else []
-        return tokens[: self._matcher.validate_tokens(tokens)] if tokens else []
+        if most <= 0 or self.ended:
+            return []
+        with _FOLLOWING:
+            tokens = self._matcher.compute_ff_tokens()[:most]
+            return tokens[: self._matcher.validate_tokens(tokens)] if tokens else []
 
     @property
     def ended(self) -> bool:
         """Whether nothing but the end may follow."""
-        return self._matcher.is_stopped()
+        with _FOLLOWING:
+            return self._matcher.is_stopped()
 
     def _check(self) -> None:
         if self._matcher.is_error():
             raise InputError(
-                f"the answer cannot go on by its grammar ({one_reason(self._matcher.get_error())}); "
-                "simplify the grammar"
+                f"{_STUCK} ({one_reason(self._matcher.get_error())}); simplify the grammar"
             )
 
 

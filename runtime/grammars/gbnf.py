@@ -10,14 +10,16 @@ from typing import Literal, TypeAlias
 from stem_edge.errors import InputError
 from stem_edge.text_table import shown
 
+MAX_CHARS = 1 << 17  # comments and long names count, which MAX_LARK does not see
 MAX_RULES = 1_000
 MAX_DEPTH = 100  # of parentheses
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {char: char for char in '"[]\\'}
 _CHAR = r"(?:\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[nrt\"\[\]\\])|[^\\])"
+# Possessive, so that time grows with the length alone.
 _TOKEN = re.compile(
-    r"(?P<space>\s+|\#[^\r\n]*)|(?P<rule>[\w-]+)\s*::=|(?P<name>[\w-]+)|(?P<special><[^<>\s]+>)"
-    rf'|"(?P<text>(?:(?!"){_CHAR})*)"|\[(?P<chars>(?:(?!\]){_CHAR})+)\]'
-    r"|(?P<times>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\})|(?P<sign>[.()|])",
+    r"(?P<space>\s++|\#[^\r\n]*+)|(?P<rule>[\w-]++)\s*+::=|(?P<name>[\w-]++)|(?P<special><[^<>\s]++>)"
+    rf'|"(?P<text>(?:(?!"){_CHAR})*+)"|\[(?P<chars>(?:(?!\]){_CHAR})++)\]'
+    r"|(?P<times>[*+?]|\{\s*+\d++\s*+(?:,\s*+\d*+\s*+)?+\})|(?P<sign>[.()|])",
     re.DOTALL,
 )
 _ONE_CHAR = re.compile(_CHAR, re.DOTALL)
@@ -52,6 +54,8 @@ _Tokens: TypeAlias = Iterator[tuple[str, str]]
 
 def read_gbnf(gbnf: str) -> Rules:
     """Return the rules by name, of which one is "root". Raises InputError naming what is wrong."""
+    if len(gbnf) > MAX_CHARS:
+        raise InputError(f"GBNF has {len(gbnf):,} characters; expected at most {MAX_CHARS:,}")
     rules: dict[str, list[tuple[str, str]]] = {}
     body: list[tuple[str, str]] | None = None
     for line, kind, text in _tokens(gbnf):

@@ -12,9 +12,12 @@ from stem_edge.runtime.grammars.library import MAX_LARK
 from stem_edge.runtime.grammars.schema import OPTIONS, prepared
 from stem_edge.text_table import shown
 
-# Texts, regular expressions and comments first: what is in them is neither schema nor token.
+# Texts, regular expressions and comments first: what is in them is neither schema nor token. They are
+# split as llguidance splits them, which refuses a text that is not closed in its line, and a regular
+# expression that is not closed at all. Possessive, so that time grows with the length alone.
 _PART = re.compile(
-    r'"(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\\n])+/|//[^\n]*|(?P<json>%json\s*)|(?P<token><[^<>\s\[\]]+>)'
+    r'"(?:\\.|[^"\\\n])*+"?|/(?!/)(?:\\.|[^/\\])++/?|(?://|\#)[^\n]*+'
+    r"|(?P<json>%json\s*+)|(?P<token><[^<>\s\[\]]++>)"
 )
 
 
@@ -29,6 +32,7 @@ def prepared_lark(lark: str, special_ids: Mapping[str, int]) -> str:
         written.append(lark[at : found.start()])
         size += found.end() - at
         at = found.end()
+        _check_size(size)
         if found["token"] is not None:
             written.append(f"<[{_id_of(found['token'], special_ids)}]>")
             continue
@@ -44,13 +48,16 @@ def prepared_lark(lark: str, special_ids: Mapping[str, int]) -> str:
             schema = json.loads(prepared(json.dumps(given)))
             written.append(json.dumps(schema | {"x-guidance": options}, ensure_ascii=False))
             at = end
-    size += len(lark) - at
+    _check_size(size + len(lark) - at)
+    return "".join(written) + lark[at:]
+
+
+def _check_size(size: int) -> None:
     if size > MAX_LARK:
         raise InputError(
-            f"the grammar has {size:,} characters, as Lark and without schemas; expected at most "
-            f"{MAX_LARK:,}"
+            f"the grammar has more than {MAX_LARK:,} characters, as Lark and without schemas; "
+            "write a shorter one"
         )
-    return "".join(written) + lark[at:]
 
 
 def _id_of(name: str, special_ids: Mapping[str, int]) -> int:

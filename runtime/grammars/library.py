@@ -36,14 +36,33 @@ def library() -> Any:
 
 def one_reason(message: str) -> str:
     """Return a message of the library in one line, without the stack and the grammar's text."""
-    message = re.split(r"<backtrace>|\n\s*\d+ \| |; following special tokens", message)[0]
+    message = re.split(r"<backtrace>|\n[ \t]*+\d++ \| |; following special tokens", message)[0]
     return printable(" ".join(message.split())[:MAX_REASON])
+
+
+class PanicsRefused:
+    """A context that raises InputError, which begins with `what`, for errors of the library.
+
+    Its panics are no Exceptions, so that they would end the thread in which it works.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        passed_on = (InputError, KeyboardInterrupt, SystemExit, MemoryError)
+        if error is not None and not isinstance(error, passed_on):
+            reason = one_reason(str(error))
+            raise InputError(f"{self._what} ({reason}); give another") from None
 
 
 def guarded(call: Callable[[], T], what: str) -> T:
     """Return the result of a call that compiles, made in a thread with a large stack.
 
-    Raises InputError for a panic of the library, too, which is not an Exception.
+    Raises InputError for a panic of the library, too.
     """
     future: Future[T] = Future()
 
@@ -60,10 +79,5 @@ def guarded(call: Callable[[], T], what: str) -> T:
             thread.start()
         finally:
             threading.stack_size(before)
-    try:
+    with PanicsRefused(f"{what}: cannot be compiled"):
         return future.result()
-    except (InputError, KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:
-        reason = one_reason(str(error))
-        raise InputError(f"{what}: cannot be compiled ({reason}); give another") from None

@@ -12,22 +12,20 @@ from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.text.chat import Messages
 
 
-def save_messages(
-    prefixes: Prefixes, path: Path, ids: Sequence[int], messages: Messages, fingerprint: str
-) -> None:
+def save_messages(prefixes: Prefixes, path: Path, ids: Sequence[int], messages: Messages) -> None:
     """Write messages, whose prompt has these ids. Raises InputError if that fails."""
     try:
-        prefixes.save(path, ids, json.dumps(messages), fingerprint)
+        prefixes.save(path, ids, json.dumps(messages))
     except OSError as error:
         raise InputError(
             f"{path}: cannot write ({error.strerror}); choose another place"
         ) from error
 
 
-def load_messages(prefixes: Prefixes, path: Path, fingerprint: str) -> Messages:
+def load_messages(prefixes: Prefixes, path: Path) -> Messages:
     """Read messages; their keys and values are kept. Raises InputError for any other file."""
     try:
-        text = prefixes.load(path.resolve(), fingerprint)
+        text = prefixes.load(path.resolve())
         if not text:
             raise UnusableError("it has no messages")
         messages: Messages = json.loads(text)

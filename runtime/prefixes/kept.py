@@ -94,7 +94,8 @@ class Prefixes:
 
     length: tokens of a context. limit: bytes of the KV caches of all of them, and of batches; kept
     ones give way, so that only calls at the same time exceed it. keeps: whether contexts are kept.
-    folder: gets contexts that give way, and those that are there at the end.
+    folder: gets contexts that give way, and those that are there at the end. fingerprint: all that
+    decides keys and values of token ids here.
     """
 
     def __init__(
@@ -105,8 +106,9 @@ class Prefixes:
         folder: PrefixFolder | None = None,
         *,
         keeps: bool = True,
+        fingerprint: str = "",
     ) -> None:
-        self.limit = limit
+        self.limit, self.fingerprint = limit, fingerprint
         self._engine, self._length, self._folder, self._keeps = engine, length, folder, keeps
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
         self._folder_lock = threading.RLock()
@@ -199,28 +201,33 @@ class Prefixes:
             dropped, self._kept = self._kept[::-1], []
         self._write(dropped)
 
-    def save(self, path: Path, token_ids: Sequence[int], messages: str, fingerprint: str) -> None:
+    def save(self, path: Path, token_ids: Sequence[int], messages: str) -> None:
         """Write messages with what is kept of their token ids. Raises OSError."""
         prompt = Prompt(token_ids, {}, self._engine.starts(len(token_ids)))
         best, tokens = self._borrow(prompt)
         found = None
         try:
             if best is not None:
-                found = saved_of(best.prompt, tokens, fingerprint, best.context.backend)
-            saved, arrays = found or (Saved(fingerprint, [], []), [])
+                found = saved_of(best.prompt, tokens, self.fingerprint, best.context.backend)
+            saved, arrays = found or (Saved(self.fingerprint, [], []), [])
             write_prefix(path, replace(saved, messages=messages), arrays)
         finally:
             if best is not None:
                 self._give_back(best)
 
-    def load(self, path: Path, fingerprint: str) -> str:
+    def load(self, path: Path) -> str:
         """Read messages, and keep the keys and values beside them if they are of use here.
 
         Raises UnusableError, OSError.
         """
         with PrefixFile(path) as file:
             saved = file.saved
-            if file.own and saved.token_ids and saved.fingerprint == fingerprint and self._keeps:
+            if (
+                file.own
+                and saved.token_ids
+                and saved.fingerprint == self.fingerprint
+                and self._keeps
+            ):
                 prompt = Prompt(saved.token_ids, {}, saved.starts)
                 prefix = self._lend(Prefix(prompt, self._opened(self._length)), self._length)
                 with suppress(UnusableError):

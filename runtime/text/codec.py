@@ -121,14 +121,14 @@ class TextCodec:
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of a token, which may be a part of a character; special tokens have their names.
 
-        Raises InputError for an id that is no token.
+        Ids that the tokenizer lacks have none; models have such ids, to fill their vocabulary up.
         """
         text = self._tokenizer.id_to_token(token_id)
         if text is None:
-            raise InputError(f"token id {token_id} is not in the vocabulary; give another")
+            return b""
         if token_id in self._tokenizer.get_added_tokens_decoder():
             return bytes(text.encode())
-        if self._byte_level:
+        if self._byte_level and BYTES_OF_CHARS.keys() >= set(text):
             return bytes(BYTES_OF_CHARS[char] for char in text)
         if (byte := _BYTE.fullmatch(text)) is not None:
             return bytes([int(byte[1], 16)])

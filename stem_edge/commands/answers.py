@@ -13,7 +13,7 @@ from stem_edge.commands.text_input import read_text
 from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.grammars.grammar import MAX_CHARS
-from stem_edge.runtime.sampling import RANGES, SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.sampling_params import RANGES, SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.stats import GenerationStats
 from stem_edge.text_table import shown, shown_lines
 

@@ -16,7 +16,7 @@ from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 
 MAX_PROMPT_CHARS = 64 << 20  # a limit, because stdin may have no end
 

@@ -6,7 +6,7 @@
 | service.py | what the routes share: the model, its name, the limits |
 | compute.py, jobs.py | the one thread that computes the answers of all clients, and scores of texts |
 | reply.py | the answer to one prompt, as it reaches the event loop |
-| turn.py | a conversation and its answer in no interface's form: text, calls of tools, the end |
+| turn.py, answers.py | a conversation and its answers in no interface's form: text, calls of tools, the end |
 | openai/, anthropic/ | the same in each interface's form |
 | text_routes.py, state_routes.py | tokens and templates; health, metrics, properties |
 | metrics.py, timings.py | figures of all answers, and of one |

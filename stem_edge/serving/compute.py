@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from stem_edge.errors import DeviceLostError, StemEdgeError
@@ -104,12 +104,12 @@ class Compute:
         self._wake.set()
         return replies
 
-    def spares(self, tokens: int) -> bool:
-        """Tell whether work may take a context of so many tokens beside the answers."""
-        return self._loaded()[1].spares(tokens)
+    def room(self, tokens: int) -> AbstractContextManager[None] | None:
+        """Return what work enters while it has a context of so many tokens; None: ask at its next turn."""
+        return self._loaded()[1].room(tokens)
 
-    async def compute(self, work: Iterator[T]) -> list[T]:
-        """Return what an iterator yields, each by a turn of the compute thread between steps.
+    async def compute(self, work: Iterator[T | None]) -> list[T]:
+        """Return what an iterator yields but None, each by a turn of the compute thread between steps.
 
         Cancelling this ends the work after a step under way. Errors as for submit.
         """
@@ -193,11 +193,9 @@ class Compute:
                     raise
                 model.engine.check_usable()
                 self._found = model, model.scheduler(self.sequences)
-        if self._jobs:
-            if self._jobs[0].step():
-                self._jobs.rotate(-1)
-            else:
-                self._jobs.popleft()
+        # One after the other, because each may hold a context.
+        if self._jobs and not self._jobs[0].step():
+            self._jobs.popleft()
 
     def _step(self, scheduler: Scheduler) -> None:
         for request, chunk in scheduler.step():

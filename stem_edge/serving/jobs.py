@@ -13,6 +13,7 @@ from stem_edge.errors import StemEdgeError
 class Job:
     """Work that is done a piece at a time: an iterator, of which `future` becomes a list.
 
+    It yields None where it waits, which is left out.
     The compute thread alone calls `step` and `fail`.
     """
 
@@ -27,7 +28,8 @@ class Job:
             self._close()
             return False
         try:
-            self._found.append(next(self._work))
+            if (piece := next(self._work)) is not None:
+                self._found.append(piece)
         except StopIteration:
             self._set(self._found)
         except Exception as error:  # ends this work alone

@@ -12,7 +12,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from stem_edge.errors import StemEdgeError
+from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.model import Model
 from stem_edge.serving import pages, state_routes, text_routes
 from stem_edge.serving.access import Access
@@ -62,46 +63,41 @@ def app(
     body_nbytes: of the largest request.
 
     It loads, or starts its thread, when the server starts, or if it is mounted, at the first request.
-    It ends with the server; if mounted, call `program.state.service.compute.end()`.
+    It ends with the server; if mounted, call `program.state.service.compute.end()`. Raises InputError.
     """
+    check_sequences(sequences)
+    if waiting < 0:
+        raise InputError(f"waiting is {waiting}; expected at least 0")
     metrics = Metrics()
-    opened = model if callable(model) else lambda: model
     compute = Compute(
-        opened,
+        model if callable(model) else lambda: model,
         sequences=sequences,
         waiting=waiting,
         closes=callable(model),
         ended=metrics.ended,
     )
     metrics.watch(compute)
-    service = Service(
-        compute,
-        metrics,
-        name,
-        api_key,
-        tuple(map(str.lower, hosts)),
-        tuple(origins),
-        body_nbytes,
-    )
-    middleware = [Middleware(Access, service=service)]
-    if service.origins:
-        middleware.insert(
-            0,
-            Middleware(
-                CORSMiddleware,
-                allow_origins=service.origins,
-                allow_methods=["*"],
-                allow_headers=["*"],
-            ),
-        )
+    names, others = tuple(map(str.lower, hosts)), tuple(origins)
+    service = Service(compute, metrics, name, api_key, names, others, body_nbytes)
     program = Starlette(
         routes=ROUTES,
-        middleware=middleware,
+        middleware=_middleware(service),
         exception_handlers=dict.fromkeys(TOLD, tell_error),
         lifespan=_lifespan,
     )
     program.state.service = service
     return program
+
+
+def _middleware(service: Service) -> list[Middleware]:
+    access = Middleware(Access, service=service)
+    if not service.origins:
+        return [access]
+    # First, so that pages may read refusals, too.
+    elsewhere = Middleware(
+        CORSMiddleware, allow_origins=service.origins, allow_methods=["*"], allow_headers=["*"]
+    )
+    return [elsewhere, access]
 
 
 @asynccontextmanager

@@ -88,7 +88,6 @@ LEFT_OUT = (
     LeftOut("test_chat_completion::test_return_progress", OWN),
     LeftOut("test_chat_completion::test_verbose_debug", DEBUG),
     LeftOut("test_compat_oai_responses::test_responses_with_openai_library", TEXT),
-    LeftOut("test_compat_oai_responses::test_responses_stream_with_openai_library", TEXT),
     LeftOut("test_compat_oai_responses::test_responses_stream_with_llama_telemetry", OWN),
     LeftOut("test_template::test_reasoning", NO_PLACE, r"Distill-Qwen-32B-on-<think>\n-tools2"),
     LeftOut("test_template::test_reasoning", NO_PLACE, r"Distill-Qwen-32B-auto-<think>\n-tools2"),

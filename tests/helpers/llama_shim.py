@@ -79,17 +79,17 @@ class Shim:
         if scope["type"] != "http":
             await self._server(scope, receive, send)
             return
-        asked = scope["path"]
+        asked: str = scope["path"]
         path = PATHS.get(asked, asked)
         if scope["method"] == "POST":
             body = await _read(receive)
             body = json.dumps(self._with_defaults(path, json.loads(body))).encode()
             headers = [(n, v) for n, v in scope["headers"] if n != b"content-length"]
             headers.append((b"content-length", b"%d" % len(body)))
-            scope = scope | {"headers": headers}
+            scope = {**scope, "headers": headers}
             receive = _first(body, receive)
         native = asked in NATIVE
-        await self._server(scope | {"path": path}, receive, Translated(send, native=native))
+        await self._server({**scope, "path": path}, receive, Translated(send, native=native))
 
     def _with_defaults(self, path: str, body: Any) -> Any:
         if not isinstance(body, dict) or path in ("/tokenize", "/detokenize"):
@@ -147,7 +147,7 @@ class Translated:
         body = json.dumps(told).encode()
         headers = [(n, v) for n, v in start["headers"] if n != b"content-length"]
         headers.append((b"content-length", b"%d" % len(body)))
-        await self._send(start | {"status": status, "headers": headers})
+        await self._send({**start, "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
 

@@ -27,6 +27,7 @@ NOT_RUN = (
     "stem-edge measure build/",
     "stem-edge eval exact",
     "stem-edge inspect stem_edge/",
+    "stem-edge serve ",  # until it is ended
 )
 # Skipped because these providers are not everywhere.
 ELSEWHERE = ("--providers cuda", "--providers webgpu")

@@ -6,47 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, F64, I64
-from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.sampling import (
     BLOCK,
     MOST_NEEDED,
     Sampler,
-    SamplingParams,
     apply_penalties,
     apply_repetition_penalty,
     candidates,
     needed_logits,
-    params_of,
     token_logprobs,
     top_ids,
 )
+from stem_edge.runtime.sampling_params import SamplingParams
 
 LARGE_V = 128256
 INF, NAN = float("inf"), float("nan")
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("max_new_tokens", 0, "a whole number from 1 to 2147483647"),
-        ("temperature", INF, "a number from 0.0 to 1000000.0"),
-        ("top_p", 0.0, "a number above 0, up to 1.0"),
-        ("stop", ["END", ""], "a list of at most 64 texts of 1 to 1024 characters"),
-    ],
-)
-def test_values_out_of_range_are_refused(field: str, value: Any, expected: str) -> None:
-    """The words are exactly these; tests/faults/text/test_prompts.py has more values."""
-    with pytest.raises(InputError) as caught:
-        SamplingParams(**{field: value})
-    assert str(caught.value) == f"{field} is {value!r}; expected {expected}"
-
-
-def test_the_ends_of_the_ranges_are_accepted() -> None:
-    ends = {"top_p": 1.0, "min_p": 1.0, "repetition_penalty": 1e-3, "stop": ["a"], "seed": 0}
-    params = SamplingParams(max_new_tokens=1, temperature=0, top_k=0, logprobs=0, **ends)  # type: ignore[arg-type]
-    assert (params.top_p, params.stop) == (1.0, ["a"])
 
 
 def sample(logits: F32, params: SamplingParams, count: int = 1) -> list[int]:
@@ -62,23 +37,6 @@ def test_greedy_takes_the_greatest_and_of_equals_the_first(
     logits: list[float], expected: int
 ) -> None:
     assert sample(np.array(logits, np.float32), SamplingParams()) == [expected]
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, 0.0),
-        ({"seed": 1, "repetition_penalty": 1.5}, 0.0),
-        ({"top_k": 3}, 1.0),
-        ({"top_p": 0.5}, 1.0),
-        ({"min_p": 0.1}, 1.0),
-        ({"top_k": 3, "temperature": 0.0}, 0.0),
-    ],
-)
-def test_what_chooses_among_tokens_turns_sampling_on(
-    options: dict[str, Any], expected: float
-) -> None:
-    assert SamplingParams(**options).temperature == expected
 
 
 def adversarial_logits() -> dict[str, F32]:
@@ -274,7 +232,7 @@ def test_penalties_are_for_the_answer_and_others_for_all() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_token_that_is_skipped_has_its_random_number(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=4)
-    choose, other = params.sampler(), params.sampler()
+    choose, other = Sampler(params), Sampler(params)
     logits = np.random.default_rng(0).normal(size=50).astype(np.float32)
     for at in range(40):
         if at % 3:
@@ -282,28 +240,6 @@ def test_a_token_that_is_skipped_has_its_random_number(temperature: float) -> No
         else:
             choose(logits.copy(), [])
             other.skip()
-
-
-OPTIONS: list[tuple[Any, Grammar | None]] = [
-    ({}, None),
-    ({"schema": None, "grammar": None}, None),
-    ({"schema": {"type": "null"}}, Grammar("json_schema", '{"type":"null"}')),
-    ({"schema": False}, Grammar("json_schema", "false")),
-    ({"regex": "a+"}, Grammar("regex", "a+")),
-    ({"grammar": "start: /a/"}, Grammar("lark", "start: /a/")),
-    ({"grammar": 'root ::= "a"'}, Grammar("gbnf", 'root ::= "a"')),
-    ({"grammar": Grammar("regex", "a")}, Grammar("regex", "a")),
-]
-
-
-@pytest.mark.parametrize(("options", "grammar"), OPTIONS)
-def test_grammars_of_options(options: Any, grammar: Grammar | None) -> None:
-    assert params_of(None, {"top_k": 3} | options) == SamplingParams(top_k=3, grammar=grammar)
-
-
-def test_one_grammar_at_most() -> None:
-    with pytest.raises(InputError, match="only one of grammar and regex"):
-        params_of(None, {"regex": "a", "grammar": "b"})
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 300, 301])

@@ -12,7 +12,7 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.conversation import Conversation
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.stats import GenerationStats
 
 

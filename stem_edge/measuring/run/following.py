@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.sampling import Sampler, SamplingParams
+from stem_edge.runtime.sampling import Sampler
+from stem_edge.runtime.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

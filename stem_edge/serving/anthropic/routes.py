@@ -10,7 +10,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.serving.answers import Answering, End, Text
+from stem_edge.serving.answers import Event as Piece
 from stem_edge.serving.anthropic.body import Body, Conversation
 from stem_edge.serving.anthropic.message import AnswerMessage, Event, usage_of
 from stem_edge.serving.anthropic.turns import params_of, turn_of
@@ -18,8 +20,7 @@ from stem_edge.serving.bodies import read
 from stem_edge.serving.error_bodies import anthropic_error
 from stem_edge.serving.service import service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
-from stem_edge.serving.turn import Answering, End, Text, begin
-from stem_edge.serving.turn import Event as Piece
+from stem_edge.serving.turn import begin
 from stem_edge.serving.turn import count_tokens as count_prompt
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
 
@@ -59,11 +60,11 @@ async def _events(answering: Answering, message: AnswerMessage) -> AsyncGenerato
 
 
 async def _whole(answering: Answering, message: AnswerMessage) -> Event:
+    end = End("stop", None)
     async for piece in answering:
         _grown(message, piece)
-        if isinstance(piece, End):
-            break
-    return message.whole(piece.reason, piece.stop, _usage(answering))
+        end = piece if isinstance(piece, End) else end
+    return message.whole(end.reason, end.stop, _usage(answering))
 
 
 def _grown(message: AnswerMessage, piece: Piece) -> Sequence[Event]:

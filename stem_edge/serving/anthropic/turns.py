@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stem_edge.runtime.grammars.grammar import Grammar
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.serving.anthropic.body import Body, Conversation
 from stem_edge.serving.anthropic.conversation import messages_of, tools_of
 from stem_edge.serving.refusals import RefusalError

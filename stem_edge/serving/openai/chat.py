@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from stem_edge.serving.answers import Answering, Answers, End, Event, Text, merged
 from stem_edge.serving.bodies import json_response, read
 from stem_edge.serving.error_bodies import openai_error
 from stem_edge.serving.openai.chat_body import ChatBody
@@ -17,15 +18,7 @@ from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
 from stem_edge.serving.timings import timings
 from stem_edge.serving.token_texts import TokenTexts
-from stem_edge.serving.turn import (
-    Answering,
-    Answers,
-    End,
-    Event,
-    Text,
-    begin,
-    merged,
-)
+from stem_edge.serving.turn import begin
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin
 
 

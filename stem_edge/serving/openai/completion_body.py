@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import RANGES, SamplingParams
+from stem_edge.runtime.sampling_params import RANGES, SamplingParams
 from stem_edge.serving.openai.options import Options
 from stem_edge.serving.refusals import RefusalError
 

@@ -12,8 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stem_edge.runtime.batching.request import Request as Prompted
-from stem_edge.runtime.sampling import SamplingParams, TokenLogprobs
+from stem_edge.runtime.sampling import TokenLogprobs
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.scoring import Scorer
+from stem_edge.serving.answers import Answering, Answers, End, Event, Text, merged
 from stem_edge.serving.bodies import json_response, read
 from stem_edge.serving.error_bodies import openai_error
 from stem_edge.serving.openai.completion_body import CompletionBody
@@ -21,7 +23,7 @@ from stem_edge.serving.openai.shapes import DONE, head, usage
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
 from stem_edge.serving.timings import timings
-from stem_edge.serving.turn import Answering, Answers, End, Event, Text, merged, seeded
+from stem_edge.serving.turn import seeded
 
 
 async def completions(request: Request) -> Response:
@@ -66,15 +68,19 @@ class _Asked:
         for number, logprobs in found:
             self.echoes[number].found.extend(logprobs)
 
-    def _scores(self) -> Iterator[tuple[int, list[TokenLogprobs]]]:
-        """Yield (number of the prompt, log probabilities of some tokens), from the compute thread."""
+    def _scores(self) -> Iterator[tuple[int, list[TokenLogprobs]] | None]:
+        """Yield (number of the prompt, log probabilities of some tokens), or None to wait for memory.
+
+        From the compute thread.
+        """
         scorer, compute = Scorer(self.service.model, reuse=False), self.service.compute
         for number, request in enumerate(self.requests[:: self.count]):
-            while not compute.spares(request.prompt_tokens):
-                yield number, []
+            while (room := compute.room(request.prompt_tokens)) is None:
+                yield None
             if request.prompt_tokens > 1:
-                for logprobs in scorer.text(request.prompt, self.body.logprobs or 0):
-                    yield number, logprobs
+                with room:
+                    for logprobs in scorer.text(request.prompt, self.body.logprobs or 0):
+                        yield number, logprobs
 
     def choice(
         self,

@@ -9,7 +9,7 @@ import msgspec
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.grammars.grammar import Grammar
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.serving.refusals import RefusalError
 
 MOST_ANSWERS = 128  # as OpenAI allows

@@ -12,22 +12,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.serving.answers import Answering, End, Text
+from stem_edge.serving.answers import Event as Piece
 from stem_edge.serving.bodies import read
 from stem_edge.serving.openai.responses_answer import AnswerItems, Event, usage_of
 from stem_edge.serving.openai.responses_body import Body, check_supported
 from stem_edge.serving.openai.responses_input import choice_of, grammar_of, messages_of, tools_of
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
-from stem_edge.serving.turn import (
-    Answering,
-    End,
-    Text,
-    Turn,
-    begin,
-    count_tokens,
-)
-from stem_edge.serving.turn import Event as Piece
+from stem_edge.serving.turn import Turn, begin, count_tokens
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
 
 

@@ -80,6 +80,10 @@ class Family:
             schema = {"type": "object", "properties": {}, "additionalProperties": False, **schema}
         try:
             return self.form.call(rules, name, schema)
+        except RecursionError:
+            raise InputError(
+                f"the parameters of the tool {name!a} refer to each other too deeply; make them flatter"
+            ) from None
         except (AttributeError, TypeError) as error:  # a list where an object should be, and such
             raise InputError(
                 f"the parameters of the tool {name!a} are not a JSON Schema ({error}); correct them"

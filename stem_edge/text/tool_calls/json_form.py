@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError, Reading
 from stem_edge.text.tool_calls.lark import Rules, Schema, literal
 from stem_edge.text.tool_calls.pieces import Pieces
-from stem_edge.text.tool_calls.values import JSON, read_comma, read_text, read_value
+from stem_edge.text.tool_calls.values import JSON, dumped, read_comma, read_text, read_value
 
 ARGUMENTS = ("arguments", "parameters")  # models mix them up
 BESIDE = ("id", "type")  # of no use here
@@ -83,8 +83,9 @@ def _string(text: ArrivingText) -> Reading[str]:
 
 def _object(text: str) -> str:
     try:
-        if isinstance(json.loads(text), dict):
-            return text
+        arguments = json.loads(text)
+        if isinstance(arguments, dict):
+            return dumped(arguments)
     except (ValueError, RecursionError):
         pass
     raise NoCallError

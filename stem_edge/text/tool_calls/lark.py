@@ -12,9 +12,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from stem_edge.errors import InputError
 from stem_edge.text.tool_calls.values import AFTER_KEYS, Syntax
 
 Schema = Mapping[str, Any]
+MAX_CHARS = 1 << 20  # of all rules: what a schema defines may be repeated for each argument
 # Spaces as templates write JSON, so that models see what they saw in training; oneOf as anyOf.
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 OPTIONS |= {"coerce_one_of": True}
@@ -45,6 +47,7 @@ class Rules:
         self._special = special
         self._bodies = dict[str, str]()  # by name
         self._names = dict[str, str]()  # by body
+        self._size = 0
 
     def add(self, body: str) -> str:
         """Return the name of the rule with this body."""
@@ -59,7 +62,13 @@ class Rules:
         return name
 
     def define(self, name: str, body: str) -> None:
-        """Give a reserved name its body."""
+        """Give a reserved name its body. Raises InputError if all bodies are too long together."""
+        self._size += len(body)
+        if self._size > MAX_CHARS:
+            raise InputError(
+                f"the grammar of calls of these tools has more than {MAX_CHARS:,} characters; give "
+                "fewer tools, or simpler parameters"
+            )
         self._bodies[name] = body
         self._names.setdefault(body, name)
 
@@ -97,9 +106,15 @@ class Values:
         self._rules, self._syntax, self._root = rules, syntax, root
         self._space = " " if spaced else ""
         self._known = dict[str, str]()  # names of rules by reference, "" for any value
+        self._made = dict[int, str]()  # names of rules by the id of a part of the root
 
     def value(self, schema: object) -> str:
-        """Return the name of a rule for a value."""
+        """Return the name of a rule for a value; schema: a part of the root, or None."""
+        if id(schema) not in self._made:  # references to one schema can be written in many ways
+            self._made[id(schema)] = self._value(schema)
+        return self._made[id(schema)]
+
+    def _value(self, schema: object) -> str:
         if not isinstance(schema, Mapping) or not schema:
             return self._any()
         if "$ref" in schema:
@@ -111,7 +126,8 @@ class Values:
             return self._rules.add(" | ".join(map(self.value, choices)))
         kinds = schema.get("type")
         if isinstance(kinds, list):
-            return self._rules.add(" | ".join(self.value({**schema, "type": k}) for k in kinds))
+            each = dict.fromkeys(map(str, kinds))  # once each: nested lists would multiply
+            return self._rules.add(" | ".join(self._of_type(kind, schema) for kind in each))
         return self._of_type(str(kinds or ("object" if "properties" in schema else "")), schema)
 
     def members(self, schema: Schema, between: str) -> str:
@@ -206,8 +222,6 @@ class Values:
     def _any(self) -> str:
         if "" not in self._known:
             self._known[""] = name = self._rules.reserve()
-            kinds = [{"type": kind} for kind in ("string", "number", "boolean", "null")]
-            simple = [self.value(kind) for kind in kinds]
-            nested = [self.value({"type": "array"}), self.value({"type": "object"})]
-            self._rules.define(name, " | ".join(simple + nested))
+            kinds = ("string", "number", "boolean", "null", "array", "object")
+            self._rules.define(name, " | ".join(self._of_type(kind, {}) for kind in kinds))
         return self._known[""]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stem_edge.text.tool_calls.arriving import ArrivingText, Reading
 from stem_edge.text.tool_calls.lark import Rules, Schema, literal
 from stem_edge.text.tool_calls.pieces import Pieces
-from stem_edge.text.tool_calls.values import WORDS, escaped
+from stem_edge.text.tool_calls.values import WORDS, dumped, escaped
 
 NEW_LINE = "\n"
 END_OF_PARAMETER = "</parameter>"
@@ -32,7 +32,7 @@ class TagsForm:
                 break
             yield from text.expect("<parameter=")
             key = (yield from text.until(">")).strip()
-            pieces.arguments(f"{begin}{json.dumps(key)}: ")
+            pieces.arguments(f"{begin}{dumped(key)}: ")
             yield from text.skip("\n")
             if _is_text(pieces.schema(name, key)):
                 yield from _tagged_text(text, pieces)
@@ -66,7 +66,9 @@ class TagsForm:
 
 
 def _is_text(schema: Schema) -> bool:
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else ())
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if not isinstance(choices, list):  # a schema that nobody checked
+        return False
     if choices:
         return all(isinstance(each, str) for each in choices)
     return schema.get("type") == "string"
@@ -85,6 +87,6 @@ def _json_of(value: str) -> str:
     """Return the JSON of a value whose type is not known, a text if it is nothing else."""
     value = WORDS.get(value, value)
     try:
-        return json.dumps(json.loads(value), ensure_ascii=False, allow_nan=False)
+        return dumped(json.loads(value))
     except (ValueError, RecursionError):
-        return json.dumps(value, ensure_ascii=False)
+        return dumped(value)

@@ -77,7 +77,7 @@ def read_members(
         yield from text.space()
         yield from text.expect(between)
         yield from text.space()
-        emit(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+        emit(f"{separator}{dumped(key)}: ")
         yield from read_value(text, emit, syntax, depth + 1)
         separator = ", "
         yield from read_comma(text, end)
@@ -149,6 +149,14 @@ def _read_escape(text: ArrivingText) -> Reading[str]:
     return f"\\u{code:0>4}"
 
 
+def dumped(value: object) -> str:
+    """Return a value as JSON. Raises ValueError for infinity and NaN, which JSON has not.
+
+    In ASCII, because half of a surrogate pair, which an escape can stand for, cannot be sent otherwise.
+    """
+    return json.dumps(value, allow_nan=False)
+
+
 def escaped(text: str) -> str:
     """Return text as it stands inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
@@ -158,7 +166,7 @@ def _number(text: str) -> str:
     if NUMBER.fullmatch(text):
         return text
     try:
-        return json.dumps(float(text), allow_nan=False)  # such as .5
+        return dumped(float(text))  # such as .5
     except ValueError:
         raise NoCallError from None
 

@@ -21,7 +21,8 @@ from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.runtime.lookups.row_ids import checked_ids
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import Sampler, SamplingParams
+from stem_edge.runtime.sampling import Sampler
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.text_table import shown
 
 NOT_APPLICABLE: dict[str, str] = {

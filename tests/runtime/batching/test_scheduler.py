@@ -24,7 +24,7 @@ from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 
 PROMPTS = [[5, 6, 7, start, start + 1, *range(start % 7)] for start in range(10, 250, 22)]
 NEW: dict[str, Any] = {"max_new_tokens": 9}
@@ -189,6 +189,66 @@ def test_one_too_large_to_be_copied_runs_alone_in_its_context(tiny_bundle: Path)
         assert together(model, prompts, max_new_tokens=10) == expected
         beside = [positions for tokens, positions in backend.units if len(positions) > 1]
         assert all(max(positions) < len(long) for positions in beside)
+        check_given_back(model, backend)
+
+
+def other_work(model: Model, scheduler: Scheduler, texts: int) -> Iterator[int | None]:
+    """Compute texts of a full context each; yield the number of one that is complete, or None."""
+    length = model.plan.context_length
+    ids = np.arange(length) % 100
+    for number in range(texts):
+        while (room := scheduler.room(length)) is None:
+            yield None
+        with room, model.empty_context(length) as context:
+            for _ in model.engine.process(context, ids.tolist(), ids, every=True):
+                yield None
+        del context
+        yield number
+
+
+@pytest.mark.parametrize("contexts", [1, 2, 3])
+def test_other_work_and_requests_begin_in_turns_within_the_plan(
+    tiny_bundle: Path, contexts: int
+) -> None:
+    with toy_model(tiny_bundle, slots=16, sequences=contexts) as (model, backend):
+        prompts = [[number, *range(60)] for number in range(8)]
+        new = model.plan.context_length - 80
+        endless: Any = {"logit_bias": dict.fromkeys(model.config.eos_ids, -100.0)}
+        expected = alone(model, prompts, max_new_tokens=new, **endless)
+        scheduler, taken, ends = model.scheduler(2), list[int](), list[str]()
+        requests = [model.request(prompt, max_new_tokens=new, **endless) for prompt in prompts]
+        for request in requests:
+            scheduler.submit(request)
+        work: Iterator[int | None] = other_work(model, scheduler, 5)
+        backend.before = lambda ids: taken.append(backend.nbytes)
+        found: dict[Request, list[int]] = {}
+        while scheduler.busy or len(ends) < 13:
+            for request, tokens in run(scheduler, 1).items():
+                found.setdefault(request, []).extend(tokens)
+                ends += ["request"] * request.ended
+            if isinstance(next(work, None), int):
+                ends.append("other")
+        assert [found[request] for request in requests] == expected
+        assert max(taken) <= model._prefixes.limit
+        # Neither waits for more than a few of the others.
+        assert "other" in ends[:4] and "request" in ends[:3]
+        assert ends.index("request", ends.index("other")) < 6
+        scheduler.close()
+        del work, found, request, requests
+        check_given_back(model, backend)
+
+
+def test_a_call_that_is_under_way_elsewhere_keeps_nobody_waiting(tiny_bundle: Path) -> None:
+    with toy_model(tiny_bundle, slots=16) as (model, backend):
+        expected = alone(model, PROMPTS[:2], **NEW)
+        chunks = model.generate(PROMPTS[2], max_new_tokens=model.plan.context_length - 20)
+        next(chunks)
+        scheduler = model.scheduler(2)
+        work = other_work(model, scheduler, 1)
+        assert [*islice(work, 99)][-1] == 0
+        assert together(model, PROMPTS[:2], **NEW) == dict(enumerate(expected))
+        scheduler.close()
+        chunks.close()
         check_given_back(model, backend)
 
 

@@ -2,6 +2,8 @@
 
 import re
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -68,6 +70,29 @@ def test_a_token_that_may_not_follow_is_refused() -> None:
         constraint.accept(id_of("y"))
 
 
+class Panic(BaseException):
+    """As llguidance's, no Exception."""
+
+
+class Panicking:
+    """A matcher of which every method panics."""
+
+    def __getattr__(self, name: str) -> object:
+        raise Panic(f"{name}: index out of range\n<backtrace>")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda it: it.mask(np.zeros(9, np.float32)), lambda it: it.accept(1), lambda it: it.forced(1),
+        lambda it: it.ended,
+    ],
+)  # fmt: skip
+def test_panics_are_refused(call: Callable[[Constraint], object]) -> None:
+    with pytest.raises(InputError, match=r"by its grammar \(\w+: index out of range\); give"):
+        call(Constraint(Panicking(), 9))
+
+
 def test_special_tokens_follow_only_where_a_grammar_names_them() -> None:
     anything = allowed_ids(demo_grammars().open(Grammar.of_regex("(?s:.)*")))
     assert max(anything - set(EOS_IDS)) < 1500 and len(anything) > 1400
@@ -123,7 +148,7 @@ def test_lark_with_a_schema() -> None:
         (Grammar.of_regex("(" * 10_000 + ")" * 10_000), "regex"),
         (Grammar.of_regex("[a-z]*" * 1000), "regex: "),
         (Grammar.of_regex("[a-z]*" * 5000), "regex has 30,000 characters"),
-        (Grammar.of_text("start: " + '"a"? ' * 10_000), "the grammar has 50,007 characters"),
+        (Grammar.of_text("start: " + '"a"? ' * 10_000), "has more than 32,768 characters"),
         (Grammar.of_text("start: a"), "lark: "),
         (Grammar.of_text("x: 'a'"), "lark: "),
         (Grammar.of_text("start: " + "(" * 5000 + '"a"' + ")" * 5000), "lark: .*deep"),
@@ -135,6 +160,33 @@ def test_what_cannot_be_compiled_is_refused(grammar: Grammar, message: str) -> N
     with pytest.raises(InputError, match=message) as caught:
         demo_grammars().open(grammar)
     assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
+
+
+# Texts of which a part is long and then does not end as it should, at the largest sizes allowed.
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * (1 << 16), "a" * (1 << 20), ("a" + " " * 99) * 10_000, 'root ::= "a"{1,' + " " * (1 << 16),
+        'root ::= "a"{' + "1" * (1 << 16), "root ::= a" + " \n" * (1 << 16), 'root ::= "' + "\\n" * (1 << 16),
+        'start: "' + '\\"' * (1 << 14), "start: /" + "\\/" * (1 << 14), "start: " + "<a" * (1 << 14),
+        "start: a" + "\n" * (1 << 14) + "@", "start: " + "%json {}" * (1 << 16),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_takes_little_time_to_find(text: str) -> None:
+    demo_grammars().open(Grammar.of_regex("a"))  # reads the vocabulary
+    began = time.process_time()
+    with pytest.raises(InputError):
+        demo_grammars().open(Grammar.of_text(text))
+    assert time.process_time() - began < 1.5  # several to hours if anything was read repeatedly
+
+
+@pytest.mark.parametrize(
+    "hidden", ['"a" # it"s <x>\n', "/a\n/ ", '"\\"" ', '"a" // it"s\n', '/\\/"/ ']
+)
+def test_schemas_in_lark_are_found_behind_anything(hidden: str) -> None:
+    schema = '%json {"minProperties": 9}'
+    with pytest.raises(InputError, match="minProperties 9"):
+        demo_grammars().open(Grammar.of_text(f'start: {hidden}{schema} | /b/ "c"'))
 
 
 def test_long_chains_of_rules() -> None:
@@ -151,19 +203,32 @@ def test_a_grammar_without_an_end_stops_the_answer() -> None:
         allows(Grammar.of_text('start: "a" start'), "aaaa")
 
 
-def test_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled, compiling = [], module._compile
+# Most grammars kept and characters of them, what is asked for, and what is compiled for that.
+@pytest.mark.parametrize(
+    ("count", "chars", "asked", "compiled"),
+    [
+        (2, 99, "a a b a c a b", "a b c b"),
+        (9, 3, "a b c d a d", "a b c d a"),
+        (9, 3, "a b xy a b a xyz xyz a", "a b xy a b xyz a"),
+        (9, 3, "a b c wxyz wxyz a b c", "a b c wxyz wxyz"),
+    ],
+)
+def test_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, count: int, chars: int, asked: str, compiled: str
+) -> None:
+    made, compiling = list[str](), module._compile
 
-    def count(grammar: Grammar, vocabulary: object) -> object:
-        compiled.append(grammar.text)
+    def counting(grammar: Grammar, vocabulary: object) -> object:
+        made.append(grammar.text)
         return compiling(grammar, vocabulary)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "_compile", count)
-    monkeypatch.setattr(module, "MAX_COMPILED", 2)
+    monkeypatch.setattr(module, "_compile", counting)
+    monkeypatch.setattr(module, "MAX_COMPILED", count)
+    monkeypatch.setattr(module, "MAX_COMPILED_CHARS", chars)
     grammars = Grammars(demo_codec(), EOS_IDS, VOCAB_SIZE)
-    for text in ("a", "a", "b", "a", "c", "a", "b"):
-        assert allowed_ids(grammars.open(Grammar.of_regex(text))) == {id_of(text)}
-    assert compiled == ["a", "b", "c", "b"]
+    for text in asked.split():
+        assert id_of(text[0]) in allowed_ids(grammars.open(Grammar.of_regex(text)))
+    assert made == compiled.split()
 
 
 def test_many_threads() -> None:

@@ -75,6 +75,7 @@ def test_special_tokens() -> None:
         ("root ::= []", "cannot read"),
         (r'root ::= "\UFFFFFFFF"', "no character FFFFFFFF"),
         (r"root ::= [\uD800]", "no character D800"),
+        ('root ::= "a"' + " " * (1 << 17), "GBNF has 131,084 characters; expected at most 131,072"),
     ],
 )
 def test_what_is_wrong_is_named(gbnf: str, message: str) -> None:

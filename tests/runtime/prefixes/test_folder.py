@@ -239,7 +239,7 @@ def test_prompt_caches_that_cannot_be(options: Any, said: str) -> None:
 def test_an_accelerator_has_no_prompt_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_keeps", lambda plan: False)
+    monkeypatch.setattr(loading, "can_keep", lambda plan: False)
     with pytest.raises(InputError, match="prompt_cache keeps prompts that"):
         stem_edge.load(DEMO, prompt_cache=tmp_path / "p")
 
@@ -250,11 +250,11 @@ def test_what_keys_and_values_depend_on(tiny: Path, tmp_path: Path) -> None:
     choices: list[Any] = [{}, {"kv": "fp16"}, {"threads": 1}]
     for options in choices:
         with stem_edge.load(bundle, **{"threads": 2, "kv": "fp32"} | options) as model:
-            fingerprints.add(model._fingerprint)
+            fingerprints.add(model._prefixes.fingerprint)
             if len(fingerprints) == 1:  # another bundle in its place changes nothing
                 (bundle / "manifest.json").rename(tmp_path / "manifest.json")
                 model.save_conversation(tmp_path / "talk", model.conversation())
                 (tmp_path / "manifest.json").rename(bundle / "manifest.json")
                 with PrefixFile(tmp_path / "talk") as file:
-                    assert file.saved.fingerprint == model._fingerprint
+                    assert file.saved.fingerprint == model._prefixes.fingerprint
     assert len(fingerprints) == 3

@@ -25,7 +25,8 @@ from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.decoding import sample_tokens
 from stem_edge.runtime.generation import Answer, Chunk
 from stem_edge.runtime.grammars.grammar import Grammar
-from stem_edge.runtime.sampling import SamplingParams, TokenLogprobs
+from stem_edge.runtime.sampling import TokenLogprobs
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.stats import Recorder
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,24 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     path = tmp_path_factory.mktemp("text") / "tokenizer.json"
     tokenizer.save(str(path))
     return TextCodec(path)
+
+
+def test_bytes_of_byte_level_tokens(codec: TextCodec) -> None:
+    assert [codec.token_bytes(byte) for byte in range(256)] == [bytes([b]) for b in range(256)]
+    assert [codec.token_bytes(i) for i in PIECE_IDS.values()] == PIECES
+    assert [codec.token_bytes(i) for i in (SPECIAL, ADDED)] == [b"<|end|>", b"<tool>"]
+    assert codec.token_bytes(999) == b""
+
+
+def test_bytes_of_tokens_with_spaces_and_byte_fallback(tmp_path: Path) -> None:
+    pieces = ["<unk>", "<0xE2>", "\u2581a", "b\u2581", "é"]
+    model = models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    codec = TextCodec(tmp_path / "tokenizer.json")
+    found = [codec.token_bytes(token) for token in range(len(pieces))]
+    assert found == [b"<unk>", b"\xe2", b" a", b"b ", "é".encode()]
 
 
 @pytest.mark.parametrize(

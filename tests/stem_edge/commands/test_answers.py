@@ -11,7 +11,7 @@ import pytest
 from stem_edge.commands.answers import add_sampling, sampling_params
 from stem_edge.errors import InputError
 from stem_edge.runtime.grammars.grammar import Grammar
-from stem_edge.runtime.sampling import SamplingParams
+from stem_edge.runtime.sampling_params import SamplingParams
 
 
 def parsed(*words: str) -> SamplingParams:

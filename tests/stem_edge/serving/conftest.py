@@ -21,7 +21,7 @@ from stem_edge.serving import app
 def model(tried: object) -> Iterator[Model]:
     """The demo model, loaded."""
     with stem_edge.load(DEMO) as model:
-        model.generate_text("a", max_new_tokens=2)  # which starts its threads
+        model.generate_text(list(range(5, 200)), max_new_tokens=9)  # which starts its threads
         yield model
 
 

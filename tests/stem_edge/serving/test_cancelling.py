@@ -21,6 +21,7 @@ LONG: dict[str, Any] = {
     "seed": 1,
     "grammar": 'root ::= ("a " | "b ")+',  # so that it does not end by itself
 }
+PROMPT = list(range(5, 205))  # of several steps
 TEXT = "The capital of France is"
 
 
@@ -49,18 +50,41 @@ def left(program: Starlette, count: int) -> bool:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-@pytest.mark.parametrize("done", [1, 3], ids=["in its prompt", "in its answer"])
+@pytest.mark.parametrize("done", [1, 4], ids=["in its prompt", "in its answer"])
 def test_who_leaves_costs_a_step(
     program: Starlette, steps: Steps, port: int, stream: bool, done: int, model: Model
 ) -> None:
     model.forget_prefixes()
     steps.hold()
-    leaving = Connection(port, "/v1/completions", LONG | {"stream": stream, "prompt": TEXT * 9})
+    leaving = Connection(port, "/v1/completions", LONG | {"stream": stream, "prompt": PROMPT})
     steps.allow(done)
-    wait_for(lambda: left(program, 1))
+    [request] = compute_of(program)._replies
+    assert request.prompt_computed is (done > 2)
     before = steps.computed
     leaving.leave()
     wait_for(lambda: left(program, 0))
+    steps.release()
+    wait_for(lambda: not compute_of(program)._found[1].busy)  # type: ignore[index]
+    assert steps.computed - before <= 1
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"max_tokens": 200, "messages": [{"role": "user", "content": TEXT}]}),
+        ("/v1/responses", {"max_output_tokens": 200, "input": TEXT}),
+    ],
+)
+def test_who_leaves_is_not_answered_in_any_interface(
+    program: Starlette, steps: Steps, port: int, stream: bool, path: str, body: dict[str, Any]
+) -> None:
+    steps.hold()
+    leaving = Connection(port, path, body | {"stream": stream})
+    wait_for(lambda: left(program, 1))
+    leaving.leave()
+    wait_for(lambda: left(program, 0))
+    before = steps.computed
     steps.release()
     wait_for(lambda: not compute_of(program)._found[1].busy)  # type: ignore[index]
     assert steps.computed - before <= 1

@@ -31,7 +31,9 @@ PAIRS = [
 @pytest.fixture(scope="module")
 def inside() -> Iterator[StemEdgeLM]:
     with StemEdgeLM(DEMO) as inside:
-        inside.model.generate_text("a", max_new_tokens=2)  # which starts its threads
+        inside.model.generate_text(
+            list(range(5, 200)), max_new_tokens=9
+        )  # which starts its threads
         yield inside
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -180,6 +181,41 @@ def test_schemas_that_are_odd(name: str) -> None:
     if name in ("gemma4", "lfm2"):
         with pytest.raises(InputError, match="parameters of the tool 'f' are not a JSON Schema"):
             grammar({"properties": {"a": {"enum": 3}}})
+
+
+NESTED: dict[str, Any] = {"type": "string"}
+for _ in range(12):
+    NESTED = {"type": ["array", "array", "object"], "items": NESTED, "properties": {"x": NESTED}}
+WIDE = {"properties": {f"p{number}": {"type": "integer"} for number in range(3000)}}
+
+
+LONG, DEEP = "has more than 1,048,576 characters", "refer to each other too deeply"
+
+
+# Properties, and how they are refused, by family.
+@pytest.mark.parametrize(
+    ("properties", "refused"),
+    [
+        ({"a": NESTED}, {}),
+        ({f"a{n}": {"$ref": f"{n}/$defs/wide"} for n in range(1000)}, {"qwen3-coder": LONG}),
+        ({f"a{n}": {"type": "integer", "minimum": n} for n in range(1000)}, {"qwen3-coder": LONG}),
+        ({"a": {"$ref": "#/$defs/d0"}}, {"gemma4": DEEP, "lfm2": DEEP}),
+    ],
+)
+def test_large_grammars_are_made_soon_or_refused(
+    properties: dict[str, Any], refused: dict[str, str]
+) -> None:
+    chain = {f"d{n}": {"type": "array", "items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(999)}
+    parameters = {"type": "object", "properties": properties, "$defs": chain | {"wide": WIDE}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    began = time.process_time()
+    for name in ("gemma4", "qwen3-coder", "lfm2"):  # the others are made as one of these is
+        if name in refused:
+            with pytest.raises(InputError, match=refused[name]):
+                BY_NAME[name].grammar(tools)
+        else:
+            assert BY_NAME[name].grammar(tools)
+    assert time.process_time() - began < 3  # minutes if anything was made repeatedly
 
 
 def test_a_tool_that_is_not_there() -> None:

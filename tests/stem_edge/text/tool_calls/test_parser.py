@@ -26,6 +26,10 @@ TEXTS: list[tuple[str, str, list[Piece]]] = [
      call(0, "now", '{"a": "\\u0041"}')),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\\\'\\d\t", "b": [.5, 1,],}}',
      call(0, "now", '{"a": "\'\\\\d\\t", "b": [0.5, 1]}')),
+    ("hermes", '<tool_call>{"name":"now","arguments":{"\\ud800": "\\ud800"}}',
+     call(0, "now", '{"\\ud800": "\\ud800"}')),
+    ("hermes", '<tool_call>{"name":"now","arguments":"{\\"\\ud800\\": \\"\\\\ud800\\"}"}',
+     call(0, "now", '{"\\ud800": "\\ud800"}')),
     ("llama3", '<|python_tag|>{"name": "now", "parameters": {}}', call(0, "now", "{}")),
     ("llama3", ' {"name": "now", "parameters": {}};\n{"name": "now", "arguments": {"a": true}}',
      [*call(0, "now", "{}"), *call(1, "now", '{"a": true}')]),
@@ -44,6 +48,10 @@ TEXTS: list[tuple[str, str, list[Piece]]] = [
      call(0, "weather", '{"city": "3\\n", "days": 3, "any": true}')),
     ("qwen3-coder", "<tool_call><function=now>\n<parameter=a>x y</parameter>\n</function>",
      call(0, "now", '{"a": "x y"}')),
+    ("qwen3-coder", '<tool_call><function=now>\n<parameter=é>["\\ud800", 1e999]</parameter>\n</function>',
+     call(0, "now", '{"\\u00e9": "[\\"\\\\ud800\\", 1e999]"}')),
+    ("qwen3-coder", '<tool_call><function=now>\n<parameter=a>["\\ud800"]</parameter>\n</function>',
+     call(0, "now", '{"a": ["\\ud800"]}')),
 ]  # fmt: skip
 BROKEN: list[tuple[str, str, list[Piece]]] = [
     ("hermes", '<tool_call>{"name": "n', []), ("hermes", "<tool_call>oops <tool_call", []),
@@ -51,6 +59,7 @@ BROKEN: list[tuple[str, str, list[Piece]]] = [
     ("hermes", '<tool_call>{"name": "now", "arguments": 3}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "now", "arguments": "3"}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "now", "arguments": "{"}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": NaN}"}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "now", "more": {}}</tool_call>', []),
     ("hermes", '<tool_call>{"a": ' + "[" * 99 + "]" * 99 + "}</tool_call>", []),
     ("hermes", '{"name": "now", "arguments": {}}', []),
@@ -77,6 +86,7 @@ BROKEN: list[tuple[str, str, list[Piece]]] = [
 @pytest.mark.parametrize(("family", "text", "pieces"), TEXTS)
 def test_answers_with_calls(family: str, text: str, pieces: list[Piece]) -> None:
     assert read(BY_NAME[family], text) == pieces
+    assert [getattr(piece, "text", "").encode() for piece in pieces]  # can be sent
 
 
 @pytest.mark.parametrize(("family", "text", "pieces"), BROKEN)
@@ -132,6 +142,19 @@ def test_without_tools_every_name_is_a_call() -> None:
     text = '{"name": "any", "parameters": {}}'
     assert read(BY_NAME["llama3"], text, tools=None) == call(0, "any", "{}")
     assert read(BY_NAME["llama3"], text, tools=[]) == [Content(text)]
+
+
+@pytest.mark.parametrize(
+    "schema", [{"enum": 5}, {"enum": {"x": 1}}, {"type": {}}, {"const": []}, 5]
+)
+def test_schemas_that_nobody_checked(schema: object) -> None:
+    parameters = {"type": "object", "properties": {"a": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for name, text in (
+        ("qwen3-coder", "<tool_call><function=f><parameter=a>x</parameter></function></tool_call>"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x"}}</tool_call>'),
+    ):
+        assert read(BY_NAME[name], text, tools=tools) == call(0, "f", '{"a": "x"}')
 
 
 def test_long_answers_take_little_time() -> None:

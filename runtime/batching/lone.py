@@ -1,0 +1,66 @@
+"""A sequence that runs alone, until another one begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from stem_edge.errors import OutOfMemoryError
+from stem_edge.runtime.batching.request import Guessing, Request
+from stem_edge.runtime.decoding import MOST
+from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.generation import Sampled
+from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.stats import Recorder
+
+
+class Lone:
+    """Decodes `request`, if there is one, in its context and with guesses, as Model.generate does.
+
+    nbytes: bytes of keys and values of so many tokens. record, exact: see Decoding.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prefixes: Prefixes,
+        nbytes: Callable[[int], int],
+        record: Recorder,
+        guessing: Guessing,
+        *,
+        exact: bool,
+    ) -> None:
+        self.request: Request | None = None
+        self._engine, self._prefixes, self._nbytes = engine, prefixes, nbytes
+        self._record, self._guessing, self._exact = record, guessing, exact
+
+    def step(self, request: Request) -> Iterator[Sampled]:
+        """Process the token chosen last, with what may follow it; yield those chosen."""
+        self._prefixes.make_room(request.context, MOST)
+        decoding = request.alone(self._engine, self._record, self._guessing, exact=self._exact)
+        return decoding.step()
+
+    def leaves(self, request: Request, nbytes: int) -> bool:
+        """Tell whether a context of so many bytes fits once it has been copied into a batch.
+
+        Its own is free before the other begins.
+        """
+        nbytes = max(nbytes, self._nbytes(request.position + MOST)) + self._nbytes(request.length)
+        return self._prefixes.fits(nbytes, without=request.context)
+
+    def move(self, request: Request, join: Callable[[Request], None], *, copies: bool) -> bool:
+        """Let it join a batch; False if there is no memory for that, and it goes on alone.
+
+        copies: whether the batch takes memory of its own.
+        """
+        try:
+            if copies:
+                request.reserve(self._prefixes, self._nbytes(request.length))
+            else:
+                self._prefixes.make_room(request.context, request.context.room)
+            join(request)
+            self.request = None
+        except OutOfMemoryError:
+            self._engine.check_usable()
+            request.release()
+            return False
+        return True

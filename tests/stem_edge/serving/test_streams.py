@@ -1,0 +1,66 @@
+"""Streams over sockets: kept open while nothing comes, read slowly, and many at once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from servers import Connection, Steps, compute_of, listening, wait_for
+from starlette.applications import Starlette
+
+from stem_edge.runtime.model import Model
+from stem_edge.serving import app, streams
+
+ASKED = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture
+def program(model: Model) -> Starlette:
+    return app(model, waiting=50)
+
+
+@pytest.fixture
+def port(program: Starlette) -> Iterator[int]:
+    with listening(program) as port:
+        yield port
+
+
+def test_comments_while_nothing_comes(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.05)
+    steps = Steps(monkeypatch)
+    steps.hold()
+    waiting = Connection(port, "/v1/completions", ASKED | {"stream": True})
+    waiting.read_until(b"\r\n:\n\n\r\n")
+    steps.release()
+    got = waiting.read_all()
+    assert b"Par" in got
+    assert b"data: [DONE]\n\n" in got
+
+
+def test_a_slow_reader_holds_nobody_up(program: Starlette, port: int, model: Model) -> None:
+    body = ASKED | {
+        "max_tokens": 200,
+        "n": 8,
+        "stream": True,
+        "grammar": 'root ::= ("a " | "b ")+',
+    }
+    slow = Connection(port, "/v1/completions", body)
+    time.sleep(0.2)
+    other = Connection(port, "/v1/completions", ASKED)
+    assert b"Paris" in other.read_all()
+    wait_for(lambda: compute_of(program).busy == 0)  # though it has read nothing
+    assert b"data: [DONE]\n\n" in slow.read_all()
+
+
+@pytest.mark.slow
+def test_200_connections_at_once(program: Starlette, port: int, model: Model) -> None:
+    text = model.generate_text("The capital of France is", max_new_tokens=12).encode()
+    everybody = [Connection(port, "/v1/completions", ASKED) for _ in range(200)]
+    answers = [connection.read_all() for connection in everybody]
+    counts = Counter(answer.split(b" ", 2)[1] for answer in answers)
+    assert counts.keys() <= {b"200", b"429"}
+    assert counts[b"200"] >= 58  # which can run or wait
+    assert all(text in answer for answer in answers if b" 200 " in answer)
+    wait_for(lambda: compute_of(program).busy == 0)
