@@ -1,0 +1,292 @@
+"""Ask a server thousands of times, leave it in every way, and check its answers and what it holds.
+
+    python tools/soak_server.py [BUNDLE] --requests 10000
+    python tools/soak_server.py BUNDLE --requests 2000 --json
+
+Starts `stem-edge serve --exact`, so that each answer has the tokens that it has alone. Requests are of
+both OpenAI interfaces, streamed and not, greedy and sampled, with stop texts and schemas. A third is left: before the
+answer, in its midst, or by closing half of the connection; some clients read slowly, and some send what is no
+request. Every answer that is not left must be the one in process. Exit status 1 if one is not, if memory
+grows by 2 MiB or more in 10,000 requests, or if the later half of them sees more threads or open files
+than the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+import stem_edge
+from stem_edge.commands.demo import demo_bundle
+from stem_edge.measuring.memory.kinds import FileKinds, open_reader
+from stem_edge.runtime import Model
+
+HOST = "127.0.0.1"
+CASES = 48  # different requests, whose answers are known
+CLIENTS = 12  # at a time
+SAMPLES = 40  # spread evenly over the soak
+WARM_UP = 0.3  # share of the samples left out, because some memory is allocated once and kept
+MAX_SLOPE = 2 << 20  # bytes per 10,000 requests
+SECONDS = 120.0  # for an answer
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "maximum": 9}},
+    "required": ["n"],
+}
+BROKEN = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",
+    b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 3\r\n\r\n{}}",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999999999\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
+    b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 9,
+    b"\r\n" * 100,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request and the text that answers it."""
+
+    path: str
+    body: dict[str, Any]
+    text: str
+
+
+def cases(model: Model, count: int, seed: int) -> list[Case]:
+    """Make requests, and answer them in process."""
+    rng = np.random.default_rng(seed)
+    found = list[Case]()
+    for number in range(count):
+        prompt = rng.integers(0, model.config.vocab_size, int(rng.integers(1, 24))).tolist()
+        options: dict[str, Any] = {"temperature": 0, "seed": number}
+        if number % 3 == 1:
+            options |= {"temperature": 0.8, "top_p": 0.9}
+        if number % 5 == 2:
+            options |= {"stop": ["e", "\n\n"]}
+        tokens = int(rng.integers(1, 33))
+        schema = SCHEMA if number % 8 == 7 else None
+        given = {"schema": schema} if schema else {}
+        text = model.generate_text(prompt, max_new_tokens=tokens, **options, **given)
+        body = {"prompt": prompt, "max_tokens": tokens, **options}
+        if schema:
+            form = {"name": "n", "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
+        found.append(Case("/v1/completions", body, text))
+    return found
+
+
+@contextmanager
+def served(
+    bundle: Path, sequences: int, options: list[str]
+) -> Iterator[tuple[int, psutil.Process]]:
+    """Start a server; yield its port and process."""
+    with socket.create_server((HOST, 0)) as free:
+        port = int(free.getsockname()[1])
+    command = [sys.executable, "-m", "stem_edge", "serve", str(bundle), "--port", str(port)]
+    command += ["--exact", "--sequences", str(sequences), "--queue", "1000", *options]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            with (
+                suppress(OSError),
+                urllib.request.urlopen(f"http://{HOST}:{port}/health") as answer,
+            ):
+                if answer.status == 200:
+                    break
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("the server does not start")
+            time.sleep(0.1)
+        yield port, psutil.Process(server.pid)
+    finally:
+        server.terminate()
+        server.wait(SECONDS)
+
+
+class Client:
+    """Asks one request after the other, and counts how they ended."""
+
+    def __init__(self, port: int, known: list[Case], seed: int, counts: Counter[str]) -> None:
+        self._port, self._known, self._counts = port, known, counts
+        self._rng = np.random.default_rng(seed)
+
+    async def ask(self) -> None:
+        """Ask once, and end it in a random way."""
+        ways = ["whole", "leave", "half-close", "slow", "broken"]
+        way = str(self._rng.choice(ways, p=[0.61, 0.3, 0.04, 0.03, 0.02]))
+        reader, writer = await asyncio.open_connection(HOST, self._port)
+        try:
+            if way == "broken":
+                await self._broken(reader, writer)
+                found = "refused"
+            else:
+                async with asyncio.timeout(SECONDS):
+                    found = await self._answered(reader, writer, way)
+            self._counts[found] += 1
+        except (ConnectionError, TimeoutError) as error:
+            self._counts[f"{way}: {type(error).__name__}"] += 1
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _answered(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str
+    ) -> str:
+        case = self._known[int(self._rng.integers(len(self._known)))]
+        stream = bool(self._rng.integers(2))
+        body = json.dumps(case.body | {"stream": stream}).encode()
+        head = f"POST {case.path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+        head += f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        if way == "half-close":
+            writer.write_eof()
+        if way == "leave":
+            await asyncio.sleep(float(self._rng.exponential(0.02)))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(int(self._rng.integers(1, 900))), 0.05)
+            return "left"
+        data = b""
+        while piece := await reader.read(64 if way == "slow" else 65_536):
+            data += piece
+            if way == "slow":
+                await asyncio.sleep(0.01)
+        if way == "half-close" and not data:
+            return "left"  # a server may take this for a client that is gone
+        return "right" if _text(data, stream) == case.text else "WRONG"
+
+    async def _broken(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(BROKEN[int(self._rng.integers(len(BROKEN)))])
+        with suppress(ConnectionError, TimeoutError):
+            await writer.drain()
+            await asyncio.wait_for(reader.read(100), 0.2)
+
+
+def _text(data: bytes, stream: bool) -> str | None:
+    head, _, body = data.partition(b"\r\n\r\n")
+    if b" 200 " not in head.split(b"\r\n")[0]:
+        return None
+    if b"chunked" in head.lower():
+        body = _unchunked(body)
+    if not stream:
+        return str(json.loads(body)["choices"][0]["text"])
+    events = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: {")]
+    choices = [json.loads(event)["choices"] for event in events]
+    return "".join(one[0]["text"] for one in choices if one)
+
+
+def _unchunked(body: bytes) -> bytes:
+    found = b""
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        found, body = found + body[: int(size, 16)], body[int(size, 16) + 2 :]
+    return found
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the server holds after some requests."""
+
+    requests: int
+    memory: int  # bytes, anonymous and in swap
+    threads: int
+    files: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Ends of all requests, and growth."""
+
+    counts: dict[str, int]
+    samples: list[Sample]
+    seconds: float
+    slope: float  # bytes per 10,000 requests, without the warm-up
+    more_threads: int
+    more_files: int
+
+    @property
+    def good(self) -> bool:
+        """Tell whether all answers are right, and nothing grows."""
+        right = set(self.counts) <= {"right", "left", "refused"}
+        return right and self.slope < MAX_SLOPE and self.more_threads <= 0 and self.more_files <= 0
+
+    def line(self) -> str:
+        """Return a report of one line."""
+        ends = ", ".join(f"{count:,} {end}" for end, count in sorted(self.counts.items()))
+        return (
+            f"{sum(self.counts.values()):,} requests in {self.seconds:.0f} s: {ends}; memory "
+            f"{self.samples[-1].memory / 2**20:.1f} MiB, {self.slope / 2**20:+.2f} MiB per 10,000; "
+            f"threads {self.more_threads:+d}, open files {self.more_files:+d}: "
+            + ("good" if self.good else "NOT GOOD")
+        )
+
+
+async def soak(port: int, server: psutil.Process, known: list[Case], requests: int) -> Verdict:
+    """Ask so often, by several clients at a time."""
+    counts, samples, started = Counter[str](), list[Sample](), time.monotonic()
+    clients = [Client(port, known, number, counts) for number in range(CLIENTS)]
+    for done in range(0, requests, (each := max(1, requests // SAMPLES))):
+
+        async def some(client: Client, amount: int) -> None:
+            for _ in range(amount):
+                await client.ask()
+
+        share = [each // CLIENTS + (number < each % CLIENTS) for number in range(CLIENTS)]
+        await asyncio.gather(*map(some, clients, share))
+        await asyncio.sleep(0.3)  # until connections are closed
+        samples.append(_sample(server, done + each))
+    kept = samples[int(WARM_UP * len(samples)) :]
+    at, memory = [one.requests for one in kept], [one.memory for one in kept]
+    slope = float(np.polyfit(at, memory, 1)[0]) * 10_000 if len(kept) > 1 else 0.0
+    # Worker threads come and go with the load, so the highest counts are compared.
+    early, late = kept[: (len(kept) + 1) // 2], kept[len(kept) // 2 :]
+    more = (
+        max(one.threads for one in late) - max(one.threads for one in early),
+        max(one.files for one in late) - max(one.files for one in early),
+    )
+    return Verdict(dict(counts), samples, time.monotonic() - started, slope, *more)
+
+
+def _sample(server: psutil.Process, requests: int) -> Sample:
+    memory = open_reader(server.pid, FileKinds(Path(), ())).totals().unevictable
+    return Sample(requests, memory, server.num_threads(), server.num_fds())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bundle", nargs="?", type=Path, default=demo_bundle())
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=1, help="threads of the backbone (1)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(arguments)
+    with stem_edge.load(args.bundle, threads=args.threads, exact=True) as model:
+        known = cases(model, CASES, args.seed)
+    options = ["--threads", str(args.threads)]
+    with served(args.bundle, args.sequences, options) as (port, server):
+        verdict = asyncio.run(soak(port, server, known, args.requests))
+    print(json.dumps(asdict(verdict)) if args.json else verdict.line())
+    return 0 if verdict.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
