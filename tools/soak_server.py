@@ -81,7 +81,7 @@ def cases(model: Model, count: int, seed: int) -> list[Case]:
             options |= {"stop": ["e", "\n\n"]}
         tokens = int(rng.integers(1, 33))
         schema = SCHEMA if number % 8 == 7 else None
-        given = {"schema": schema} if schema else {}
+        given: dict[str, Any] = {"schema": schema} if schema else {}
         text = model.generate_text(prompt, max_new_tokens=tokens, **options, **given)
         body = {"prompt": prompt, "max_tokens": tokens, **options}
         if schema:
