@@ -61,7 +61,7 @@ class Page:
 
     def all(self, selector: str) -> list[WebElement]:
         """Every element that a selector finds."""
-        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+        return list(self.browser.find_elements(By.CSS_SELECTOR, selector))
 
     def click(self, selector: str) -> None:
         """Click an element."""
@@ -109,7 +109,7 @@ class Page:
 
     def problems(self) -> list[str]:
         """What the console said since the last call, violations of the policy included."""
-        return [entry["message"] for entry in self.browser.get_log("browser")]  # type: ignore[no-untyped-call]
+        return [entry["message"] for entry in self.browser.get_log("browser")]
 
     def names(self) -> list[tuple[str, str]]:
         """Role and name of every control that a screen reader finds."""
