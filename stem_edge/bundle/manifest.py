@@ -34,7 +34,7 @@ from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.store import TableFormat
+from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat
 from stem_edge.tables.token_index import INDEX
 from stem_edge.units import MAX_SIZE
 
@@ -159,6 +159,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
     path: Path
     manifest: Manifest
+    tables: str | None = None  # URL of the table store whose shards are not in the folder
 
     def file(self, name: str) -> Path:
         """Path of one file of the bundle."""
@@ -170,23 +171,32 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
 
 
-def open_bundle(path: str | Path) -> Bundle:
+def open_bundle(path: str | Path, tables: str | None = None) -> Bundle:
     """Open a bundle: check its manifest, and that every file is there in its exact size.
 
-    Raises BundleError. Checksums are left to `verify`, because hashing gigabytes at every start
+    tables: URL of its table store, as fsspec takes it, if the folder lacks the shards. Raises
+    BundleError. Checksums are left to `verify`, because hashing gigabytes at every start
     would take too long.
     """
     root = Path(path)
     manifest = open_manifest(root)
     folders = PlainFolders(root)
     for name, entry in manifest.files.items():
+        if tables is not None and is_shard(name):
+            continue
         folders.check(root / name)
         check_file(root / name, entry.nbytes)
         # Their readers would refuse larger ones, but only after all of it was hashed.
         if entry.nbytes > (most := MAX_SMALL_NBYTES.get(name, MAX_SIZE)):
             raise damaged(root / name, f"{entry.nbytes} bytes found, expected at most {most}")
     _check_backbones(root, manifest)
-    return Bundle(root, manifest)
+    return Bundle(root, manifest, tables)
+
+
+def is_shard(name: str) -> bool:
+    """Return whether a file of a bundle holds records, unlike descriptions and index."""
+    arrays = (f"{TABLES}/{array}/c/" for array in (RECORDS, RARE_RECORDS))
+    return name.startswith(tuple(arrays))
 
 
 def _check_backbones(root: Path, manifest: Manifest) -> None:
