@@ -15,7 +15,11 @@ from stem_edge.runtime.model import Model
 
 
 def batch(
-    input: str | Path, output: str | Path, model: Model | None = None, *, answers: Answers | None = None
+    input: str | Path,
+    output: str | Path,
+    model: Model | None = None,
+    *,
+    answers: Answers | None = None,
 ) -> None:
     """Answer the rows of a file into another.
 
@@ -25,8 +29,7 @@ def batch(
         assert model is not None
         answers = partial(answer, model)
     with Path(output).open("ab") as file:
-        for result in answers(_rows(Path(input))):
-            file.write(result.data + b"\n")
+        file.writelines(result.data + b"\n" for result in answers(_rows(Path(input))))
 
 
 def _rows(path: Path) -> Iterator[Row]:
