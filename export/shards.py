@@ -46,10 +46,9 @@ class Shards:
     shard_nbytes: int
     version: str = __version__
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that writing a shard takes, beside what the process has."""
-        return self._writer(self.folder, {}).nbytes
+    def nbytes(self, threads: int) -> int:
+        """Return the memory that writing a shard takes, beside what the process has."""
+        return self._writer(self.folder, {}, threads).nbytes
 
     def open(self) -> Mapping[int, Matrix]:
         """Open the tables of the checkpoint for `write`.
@@ -75,10 +74,10 @@ class Shards:
             source = merge_lora(source, self.lora)
         return source.tables
 
-    def write(self, name: str, tables: Mapping[int, Matrix]) -> Step:
+    def write(self, name: str, tables: Mapping[int, Matrix], threads: int = 1) -> Step:
         """Write a shard. tables: as `open` returned them. Raises CheckpointError, OSError."""
         root = self.folder / PARTS / uuid4().hex
-        work = dict(self._writer(root, tables).shards())[name]
+        work = dict(self._writer(root, tables, threads).shards())[name]
 
         def write(meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
             written = work(meter, advance).items()
@@ -88,8 +87,8 @@ class Shards:
         disk.remove_tree(root)
         return step
 
-    def _writer(self, root: Path, tables: Mapping[int, Matrix]) -> TableWriter:
-        return TableWriter(root, self.plan, tables, 1, self.shard_nbytes)
+    def _writer(self, root: Path, tables: Mapping[int, Matrix], threads: int) -> TableWriter:
+        return TableWriter(root, self.plan, tables, threads, self.shard_nbytes)
 
     def _place(self, name: Path, written: Path) -> Path:
         path = self.folder / TABLES / name
