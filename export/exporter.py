@@ -159,7 +159,7 @@ def export_with(
     """Export a checkpoint as export_bundle does, with its keywords as one object."""
     if options.add and elsewhere is not None:
         raise ExportError(
-            "add writes no tables, which are all that other machines could share; leave out ray"
+            "elsewhere (--ray) shares the writing of tables, and add writes none; leave it out"
         )
     if options.add:
         check_base(out, force=options.force)

@@ -101,5 +101,5 @@ def test_a_machine_that_does_not_see_the_same_files_says_so(
 
 
 def test_adding_a_backbone_has_nothing_to_share(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="writes no tables"):
+    with pytest.raises(ExportError, match="add writes none"):
         stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", add=True, elsewhere=Machines())
