@@ -31,6 +31,7 @@ from stem_edge.errors import (
 )
 
 if TYPE_CHECKING:
+    from stem_edge.batches.batch import Batch, batch
     from stem_edge.bundle.checksums import verify
     from stem_edge.bundle.manifest import open_bundle
     from stem_edge.bundle.mmap_store import MmapStore
@@ -61,6 +62,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
     "BackendError",
+    "Batch",
     "BundleError",
     "CheckpointError",
     "Chunk",
@@ -85,6 +87,7 @@ __all__ = [
     "SamplingParams",
     "StemEdgeError",
     "UnknownOptionError",
+    "batch",
     "bench",
     "check_safety",
     "compare_edits",
@@ -111,6 +114,7 @@ __all__ = [
 
 # Module -> public names that it provides.
 _HOMES = {
+    "stem_edge.batches.batch": ("Batch", "batch"),
     "stem_edge.bundle.manifest": ("open_bundle",),
     "stem_edge.bundle.checksums": ("verify",),
     "stem_edge.cluster.batches": ("ray_answers",),
