@@ -11,7 +11,8 @@ from queue import Empty, SimpleQueue
 
 from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
-from stem_edge.batches.run import Answers, Settings, answer
+from stem_edge.batches.run import answer
+from stem_edge.batches.settings import Answers, Settings
 from stem_edge.cluster.memory import on_machine, planned_nbytes
 from stem_edge.cluster.sharing import Work, share
 from stem_edge.runtime import Model, load
@@ -64,8 +65,10 @@ class Answering:
 
     def __init__(self, model: Model, settings: Settings) -> None:
         self._model, self._settings = model, settings
-        self._rows, self._asked = SimpleQueue[Row](), dict[int, Future[Result]]()
-        threading.Thread(target=self._run, name="stem-edge-answers", daemon=True).start()
+        self._rows = SimpleQueue[Row | None]()  # None: end
+        self._asked = dict[int, Future[Result]]()  # by lines of rows
+        self._thread = threading.Thread(target=self._run, name="stem-edge-answers", daemon=True)
+        self._thread.start()
 
     def __call__(self, row: Row) -> Result:
         """Wait for the answer to a row."""
@@ -73,20 +76,26 @@ class Answering:
         self._rows.put(row)
         return found.result()
 
+    def close(self) -> None:
+        """End the thread."""
+        self._rows.put(None)
+        self._thread.join()
+
     def _run(self) -> None:
-        while True:
+        while (first := self._rows.get()) is not None:
             try:
-                for result in answer(self._model, self._now(self._rows.get()), self._settings):
+                for result in answer(self._model, self._now(first), self._settings):
                     self._asked.pop(result.line).set_result(result)
             except BaseException as error:
                 while self._asked:
                     self._asked.popitem()[1].set_exception(error)
 
-    def _now(self, first: Row) -> Iterator[Row]:
+    def _now(self, row: Row | None) -> Iterator[Row]:
         """Yield the rows that are here; waiting for more would hold those that are being answered."""
-        yield first
-        while True:
+        while row is not None:
+            yield row
             try:
-                yield self._rows.get_nowait()
+                row = self._rows.get_nowait()
             except Empty:
                 return
+        self._rows.put(None)

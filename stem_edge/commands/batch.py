@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
 from stem_edge.batches.batch import Batch, BatchKeywords, batch, split
+from stem_edge.cluster.batches import ray_answers
 from stem_edge.commands.answers import add_sampling, sampling_options
 from stem_edge.commands.loading import add_loading, loading_options
-from stem_edge.errors import InputError
+from stem_edge.commands.ray import add_ray
 from stem_edge.units import format_rate
 
 if TYPE_CHECKING:
@@ -56,11 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--retry-errors", action="store_true", help=retry)
     name = "name of the model in results of OpenAI's form (default: that of the folder)"
     add("--name", help=name)
-    ray = (
-        "compute on the machines of a Ray cluster (default of ADDRESS: the one that this machine "
-        "belongs to, or else one of its own); needs stem-edge[ray]"
-    )
-    add("--ray", nargs="?", const="", metavar="ADDRESS", help=ray)
+    add_ray(parser, "answer rows on all machines of a cluster, which share the disk of BUNDLE")
     add("--json", action="store_true", help="print figures as one JSON object at the end")
     add("-q", "--quiet", action="store_true", help="print neither progress nor figures")
     add_sampling(parser.add_argument_group("choosing tokens, where a row does not say"))
@@ -106,12 +103,6 @@ def report(found: Batch) -> str:
 
 
 def _ray_answers(args: argparse.Namespace, options: BatchKeywords) -> Answers:
-    """Return what computes on a cluster. Raises InputError where Ray is missing."""
-    try:
-        from stem_edge.cluster.batches import ray_answers
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "ray":
-            raise
-        raise InputError("--ray needs Ray; install it with: pip install 'stem-edge[ray]'") from None
+    """Return what computes on a cluster."""
     loading, settings = split(options, args.name)
-    return ray_answers(args.bundle, loading, settings, args.ray or None)
+    return ray_answers(args.bundle, loading, settings, args.ray)
