@@ -14,6 +14,8 @@ import pytest
 import stem_edge
 from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
+from stem_edge.batches.run import answer
+from stem_edge.batches.settings import Settings
 from stem_edge.errors import InputError
 from stem_edge.runtime.model import Model
 
@@ -169,6 +171,17 @@ def test_sampled_rows_repeat(model: Model, written: Written) -> None:
     assert len(set(first.values())) == 4  # each id has a seed of its own
     assert texts(sequences=1, seed=1) != first
     assert texts(sequences=1, seed=1)["own"] == first["own"]
+
+
+def test_answers_do_not_tell_which_rows_ran_beside_them(model: Model) -> None:
+    prompts = "The capital of Italy is", "What is the currency of Oman?", "Cuba lies in"
+    data = [json.dumps({"prompt": prompt, "id": prompt}).encode() for prompt in prompts]
+    rows = [Row(json.loads(each)["id"], 1, each) for each in data]
+    settings = Settings({"max_new_tokens": 24})
+    together = {each.id: json.loads(each.data)["text"] for each in answer(model, rows, settings)}
+    for row in rows:
+        (alone,) = answer(model, [row], settings)
+        assert json.loads(alone.data)["text"] == together[row.id]
 
 
 def test_each_row_once_however_often_it_goes_on(written: Written, tmp_path: Path) -> None:
