@@ -105,8 +105,9 @@ def split(options: BatchKeywords, name: str | None = None) -> tuple[LoadKeywords
     given = cast("dict[str, Any]", options.copy())
     sampling = {key: given.pop(key) for key in SamplingOptions.__annotations__ if key in given}
     seed, sequences = sampling.pop("seed", 0), given.get("sequences")
-    loading = given | {"sequences": sequences or 1}
-    settings = Settings(cast(SamplingOptions, sampling), seed, sequences or SEQUENCES, name)
+    loading = given | {"sequences": 1 if sequences is None else sequences}
+    together = SEQUENCES if sequences is None else sequences
+    settings = Settings(cast(SamplingOptions, sampling), seed, together, name)
     return cast(LoadKeywords, loading), settings
 
 

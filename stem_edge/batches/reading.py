@@ -21,9 +21,9 @@ PIECE = 1 << 20  # bytes that are looked at at once for ends of lines
 PARQUET = ".parquet"
 
 
-def is_parquet(path: Path | None) -> bool:
-    """Tell whether a path is that of a table, by its name. path: None for stdin."""
-    return path is not None and path.suffix.lower() == PARQUET
+def is_parquet(path: Path) -> bool:
+    """Tell whether a path is that of a table, by its name."""
+    return path.suffix.lower() == PARQUET
 
 
 def count_rows(path: Path | None, column: str | None = None) -> int | None:
@@ -45,7 +45,10 @@ def read_rows(path: Path | None, column: str | None = None) -> Iterator[Row]:
     path: a file of JSON lines, or of parquet with the column of prompts; None: lines of stdin. Empty
     lines are no rows. An id that an earlier row has is wrong. Raises InputError, also for no rows.
     """
-    found = parquet.read_rows(path, column) if is_parquet(path) else _lines(path)
+    if path is not None and is_parquet(path):
+        found = parquet.read_rows(path, column)
+    else:
+        found = _lines(path)
     seen, row = Keys(), None
     for row in found:
         if seen.add(row.key):

@@ -25,7 +25,7 @@ def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) 
     """
     settings = settings or Settings()
     tasks = Tasks(model, settings)
-    return _Run(model.scheduler(settings.sequences), tasks).results(iter(rows))
+    return _Run(model.scheduler(settings.sequences, steady=True), tasks).results(iter(rows))
 
 
 class _Run:

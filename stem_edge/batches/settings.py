@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
+from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.sampling_params import SamplingOptions, params_of
 
 # What computes a batch: takes rows as it needs them, and yields a result for each, in any order.
@@ -34,6 +35,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raise InputError for what no row could have."""
+        check_sequences(self.sequences)
         params_of(None, {**self.options, "seed": self.seed})
 
     def seed_of(self, row: Row) -> int | None:

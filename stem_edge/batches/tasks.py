@@ -122,11 +122,10 @@ class Tasks:
         request = self._model.request(prompt, params)
 
         def finish(answers: Sequence[Whole], tokens: int) -> Result:
-            fields = {"text": answers[0].text, "finish_reason": answers[0].reason}
-            fields |= {"usage": usage([request])}
-            if (found := answers[0].logprobs) is not None:
-                fields["logprobs"] = [asdict(each) for each in found]
-            return plain(row, fields, tokens)
+            text, found = answers[0], answers[0].logprobs
+            fields = {"text": text.text, "finish_reason": text.reason, "usage": usage([request])}
+            logprobs = {} if found is None else {"logprobs": [asdict(each) for each in found]}
+            return plain(row, fields | logprobs, tokens)
 
         return Task(row, [request], finish, openai=False)
 
@@ -135,10 +134,10 @@ class Tasks:
         own = {name: value for name, value in given.items() if value is not None}
         if "logit_bias" in own:
             own["logit_bias"] = biases(own["logit_bias"])
-        others = self._settings.options.items()
+        others: dict[str, Any] = {**self._settings.options}
         if any(name in own for name in GRAMMARS):
-            others = [(name, value) for name, value in others if name not in GRAMMARS]
-        return params_of(None, cast(SamplingOptions, dict(others) | own))
+            others = {name: value for name, value in others.items() if name not in GRAMMARS}
+        return params_of(None, cast(SamplingOptions, others | own))
 
     def _of_openai(self, row: Row) -> Task:
         asked = decoded(row.data, _Request)
