@@ -50,4 +50,4 @@ def test_a_killed_node_changes_nothing(nodes: Nodes, text: Path) -> None:
 
     expected = stem_edge.evaluate(DEMO, text, window=32)
     assert stem_edge.evaluate(DEMO, text, window=32, elsewhere=killing) == expected
-    assert len(seen) == len({*seen}) > 20
+    assert len(seen) == len({*seen}) > 6
