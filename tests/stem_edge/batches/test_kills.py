@@ -27,7 +27,7 @@ def prompts(count: int) -> list[dict[str, object]]:
         place, some = chance.choice(PLACES), chance.choices(words, k=chance.randint(1, 30))
         prompt = chance.choice([f"The capital of {place} is", f"{place} lies in", " ".join(some)])
         sampled = {} if number % 3 else {"temperature": 0.8}
-        return {"id": number, "prompt": prompt, "max_new_tokens": chance.randint(2, 40)} | sampled
+        return {"id": number, "prompt": prompt, "max_new_tokens": chance.randint(2, 16)} | sampled
 
     return [row(number) for number in range(count)]
 
