@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -34,14 +35,18 @@ def prompts(count: int) -> list[dict[str, object]]:
 
 def run(source: Path, output: Path, kill_at: int | None = None) -> int:
     """Run the command, and kill it once so many results are there; return how many are."""
-    command = [sys.executable, "-m", "stem_edge", "batch", source, output, "--bundle", DEMO, "-q"]
-    process = subprocess.Popen(list(map(str, command)))
+    process = subprocess.Popen(_command(source, output))
     while kill_at is not None and process.poll() is None and _count(output) < kill_at:
         time.sleep(0.002)
     if kill_at is not None:
         process.kill()
     assert process.wait(600) == (0 if kill_at is None else -9)
     return _count(output)
+
+
+def _command(source: Path, output: Path) -> list[str]:
+    command = [sys.executable, "-m", "stem_edge", "batch", source, output, "--bundle", DEMO, "-q"]
+    return list(map(str, command))
 
 
 def _count(output: Path) -> int:
@@ -52,6 +57,24 @@ def _texts(output: Path) -> dict[int, str]:
     found = [json.loads(line) for line in output.read_bytes().splitlines()]
     assert Counter(each["id"] for each in found).most_common(1)[0][1] == 1
     return {each["id"]: each["text"] for each in found}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_writes_what_is_complete(written: Callable[..., Path], tmp_path: Path) -> None:
+    source, output = written(*prompts(300)), tmp_path / "out"
+    process = subprocess.Popen(_command(source, output), stderr=subprocess.PIPE, text=True)
+    while _count(output) < 20 and process.poll() is None:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert (
+        told
+        == f"stem-edge: interrupted; {output} has what is complete, and the same command goes on\n"
+    )
+    assert 20 <= len(_texts(output)) == _count(output) < 300
+    assert output.read_bytes().endswith(b"\n")
 
 
 @pytest.mark.slow
