@@ -17,7 +17,9 @@ from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import SEQUENCES, Answers, Settings
+from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import InputError, UnknownOptionError
+from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.options import LoadKeywords
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.model import Model
@@ -69,7 +71,7 @@ def batch(
     column: of the prompts in a parquet file; its column "id" has their ids.
     retry_errors: answer rows whose results are errors again.
     name: of the model in results of OpenAI's form; default: that of the bundle's folder.
-    answers: what computes instead of a model here, such as stem_edge.cluster.batches.ray_answers.
+    answers: what computes instead of a model here, such as stem_edge.ray_answers.
     options: fields of SamplingParams, of plain rows that do not have their own; and, for a path,
         keywords of stem_edge.load. sequences: most answers that are computed together; default 8, if
         memory allows. seed: by which each sampled row without a seed has its own; default 0, so
@@ -79,7 +81,7 @@ def batch(
     differs from run to run; exact=True computes the bits of lone answers. Raises InputError, and what
     stem_edge.load raises; what is complete is in the output then, too.
     """
-    loading, settings = split(options, name)
+    loading, settings = split(options, name, None if isinstance(model, Model) else model)
     if (model is None) == (answers is None):
         raise InputError("give either a model or answers")
     source, target = None if str(input) == STDIN else Path(input), Path(output)
@@ -96,8 +98,13 @@ def batch(
         )
 
 
-def split(options: BatchKeywords, name: str | None = None) -> tuple[LoadKeywords, Settings]:
-    """Return keywords of stem_edge.load, and what holds for all rows. Raises InputError."""
+def split(
+    options: BatchKeywords, name: str | None = None, bundle: str | Path | None = None
+) -> tuple[LoadKeywords, Settings]:
+    """Return keywords of stem_edge.load, for a bundle, and what holds for all rows.
+
+    Raises InputError, BundleError.
+    """
     if unknown := options.keys() - BatchKeywords.__annotations__.keys():
         raise UnknownOptionError(
             f"there is no option {min(unknown)}; see stem_edge.load and stem_edge.SamplingParams"
@@ -105,10 +112,17 @@ def split(options: BatchKeywords, name: str | None = None) -> tuple[LoadKeywords
     given = cast("dict[str, Any]", options.copy())
     sampling = {key: given.pop(key) for key in SamplingOptions.__annotations__ if key in given}
     seed, sequences = sampling.pop("seed", 0), given.get("sequences")
-    loading = given | {"sequences": 1 if sequences is None else sequences}
     together = SEQUENCES if sequences is None else sequences
     settings = Settings(cast(SamplingOptions, sampling), seed, together, name)
-    return cast(LoadKeywords, loading), settings
+    if sequences is None:
+        given["sequences"] = 1 if bundle is None else _contexts(bundle, options)
+    return cast(LoadKeywords, given), settings
+
+
+def _contexts(bundle: str | Path, options: BatchKeywords) -> int:
+    """Return the full contexts that SEQUENCES short answers take, as memory is counted for them."""
+    length = options.get("context_length") or open_bundle(bundle).manifest.model.max_context
+    return max(1, -(-SEQUENCES * STEP_TOKENS // max(length, STEP_TOKENS)))
 
 
 def _check(source: Path | None, target: Path, column: str | None) -> None:

@@ -104,5 +104,5 @@ def report(found: Batch) -> str:
 
 def _ray_answers(args: argparse.Namespace, options: BatchKeywords) -> Answers:
     """Return what computes on a cluster."""
-    loading, settings = split(options, args.name)
+    loading, settings = split(options, args.name, args.bundle)
     return ray_answers(args.bundle, loading, settings, args.ray)
