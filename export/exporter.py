@@ -259,9 +259,9 @@ def _shards(
     return Shards(
         names=[name for name, _ in writer.shards() if name not in journal.steps],
         subject=journal.subject,
-        folder=job.folder.resolve(),
-        checkpoint=job.source.path.resolve(),
-        lora=None if lora is None else Path(lora).resolve(),
+        folder=job.folder.absolute(),
+        checkpoint=job.source.path.absolute(),  # its name tells what a link is
+        lora=None if lora is None else Path(lora).absolute(),
         files=files,
         plan=plan,
         shard_nbytes=writer.shard_nbytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import pytest
 
 NODE = {
@@ -34,6 +35,11 @@ class Nodes:
     def kill(self) -> None:
         """Kill all processes of a node, as when its power is cut."""
         self._cluster.remove_node(next(iter(self._cluster.worker_nodes)), allow_graceful=False)
+
+    def kill_process(self) -> None:
+        """Kill a process that works on a piece, as when memory is short; its node goes on."""
+        below = psutil.Process().children(recursive=True)
+        next(each for each in below if "ray::Worker" in "".join(each.cmdline())).kill()
 
     def end(self) -> None:
         """End all processes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -87,8 +87,12 @@ def test_results_are_those_of_one_machine(
 
 
 @pytest.mark.slow
-def test_rows_of_a_killed_node_are_answered_by_others(
-    nodes: Nodes, tmp_path: Path, expected: list[tuple[str, str]]
+@pytest.mark.parametrize("kill", [Nodes.kill, Nodes.kill_process])
+def test_rows_of_what_is_killed_are_answered_again(
+    nodes: Nodes,
+    tmp_path: Path,
+    expected: list[tuple[str, str]],
+    kill: Callable[[Nodes], None],
 ) -> None:
     seen = list[Result]()
 
@@ -96,7 +100,7 @@ def test_rows_of_a_killed_node_are_answered_by_others(
         settings = Settings({"max_new_tokens": 8}, sequences=2)  # so that most rows wait here
         for found in stem_edge.ray_answers(DEMO, {}, settings, nodes.address)(given):
             if not seen:
-                nodes.kill()
+                kill(nodes)
             seen.append(found)
             yield found
 
