@@ -47,7 +47,7 @@ class Batch:
 
     def step_or_errors(
         self, step: Step, positions: Sequence[int], following: Step | None, *, top: int
-    ) -> list[F32 | StemEdgeError]:
+    ) -> list[F32 | Exception]:
         """Process a token of each sequence; return logits [V] of each, or why it has none.
 
         Arguments as for `step`. After an error of all of them, each is tried alone. Raises InputError
@@ -59,13 +59,13 @@ class Batch:
             self._engine.check_usable()
             if len(positions) == 1:
                 return [error]
-        found: list[F32 | StemEdgeError] = []
+        found: list[F32 | Exception] = []
         for place, position in enumerate(positions):
             one = Step(step.token_ids[[place]], step.stem_ids[[place]], 1)
             try:
                 # Copied, because the next one overwrites them.
                 found.append(self.step(one, [position], first=place, top=top)[0].copy())
-            except StemEdgeError as error:
+            except (StemEdgeError, MemoryError) as error:
                 self._engine.check_usable()
                 found.append(error)
         return found

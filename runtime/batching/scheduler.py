@@ -272,7 +272,7 @@ class Scheduler:
         self._record.decoded(time.perf_counter() - started, records=records)
         for request, logits in zip(running, found, strict=True):
             with self._errors_of(request):
-                if isinstance(logits, StemEdgeError):
+                if isinstance(logits, Exception):
                     raise logits
                 self._choose(request, logits)
         if self._prompt is None:
