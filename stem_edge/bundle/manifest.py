@@ -277,7 +277,8 @@ def _no_bundle(root: Path) -> BundleError:
     elif working.is_dir():
         said = "its export is not finished; run stem-edge export again"
     else:
-        said = "no such bundle folder; give the folder of an export"
+        file = ", but a file" if root.is_file() else ""
+        said = f"no such bundle folder{file}; give the folder of an export"
     return BundleError(f"{root}: {said}")
 
 
