@@ -45,7 +45,8 @@ from stem_edge.runtime.rows.emulated_flash import open_flash
 from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
 from stem_edge.runtime.rows.slots import Slots
-from stem_edge.runtime.rows.store import ReadMode, open_store
+from stem_edge.runtime.rows.shards import ReadMode
+from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import expected_records, fill, keep_counts
 from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
 from stem_edge.runtime.speculation.measured import measured

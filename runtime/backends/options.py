@@ -13,7 +13,7 @@ from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.context_choice import contexts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
-from stem_edge.runtime.rows.store import READ_MODES, ReadMode
+from stem_edge.runtime.rows.shards import READ_MODES, ReadMode
 from stem_edge.system.memory import usable_cpus
 from stem_edge.text_table import shown
 from stem_edge.units import parse_size

@@ -13,7 +13,7 @@ from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.options import DeviceKeywords, LoadKeywords, Speculate
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
-from stem_edge.runtime.rows.store import READ_MODES
+from stem_edge.runtime.rows.shards import READ_MODES
 
 
 def add_loading(group: argparse._ActionsContainer) -> None:

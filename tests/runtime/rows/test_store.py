@@ -16,7 +16,8 @@ from stores import flip_bit, ids, write_store
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.files import disk, plain_files
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.store import ReadMode, open_store
+from stem_edge.runtime.rows.shards import ReadMode
+from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables import shards
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
@@ -159,7 +160,7 @@ def test_interrupted_read_does_not_keep_the_store_from_closing(
     """An interrupt's traceback keeps the frames of the read alive, and what they point to."""
 
     def interrupt(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_name == "_fill" and event == "return":
+        if frame.f_code.co_name == "fill" and event == "return":
             raise KeyboardInterrupt
         return interrupt
 
