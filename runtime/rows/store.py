@@ -29,7 +29,7 @@ from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.emulated_flash import EmulatedFlash
 from stem_edge.runtime.rows.remote import RemoteShards
-from stem_edge.runtime.rows.shards import Fill, Piece, ReadMode, ShardFiles, Shards, Traffic
+from stem_edge.runtime.rows.shards import Fill, Piece, ReadMode, ShardFiles, Shards
 from stem_edge.system.memory import own_pages
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store
@@ -67,21 +67,23 @@ class RowStore:
         self.tokens = tables.format.tokens  # count of tokens that have a record
         self.index = tables.index  # token -> record; None: the record of its own number
         self.bytes_read = 0  # from flash: records and their checksums, since opening
-        # All shards of all arrays in order, and the number of each one's first record.
-        self._grids, self._starts, first = list[tuple[int, ShardGrid]](), list[int](), 0
+        self.traffic = shards.traffic  # over a network; None if the shards are on flash
+        # All shards of all arrays in order, with the bytes of a record's first rows, and of a whole
+        # one with checksums; and the number of each one's first record.
+        self._grids, self._starts, first = (
+            list[tuple[int, ShardGrid, tuple[int, int]]](),
+            list[int](),
+            0,
+        )
         for array, grid in enumerate(tables.grids):
+            sizes = self._nbytes(grid, whole=False), grid.stride
             for shard in range(grid.shards):
-                self._grids.append((array, grid))
+                self._grids.append((array, grid, sizes))
                 self._starts.append(first)
                 first += grid.shard_records(shard)
         self._pool: ThreadPoolExecutor | None = None
         if not hasattr(os, "posix_fadvise"):
             self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="stem-edge-read")
-
-    @property
-    def traffic(self) -> Traffic | None:
-        """What came over a network; None if the shards are on flash."""
-        return self._shards.traffic
 
     def records_of(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Numbers [T] of the records that hold the rows of tokens [T]."""
@@ -106,13 +108,13 @@ class RowStore:
         flags = [True] * len(numbers) if whole is None else whole.tolist()
         jobs = list(map(self._job, numbers.tolist(), flags, buffers))
         pieces = [job.piece for job in jobs]
-        read_one = partial(self._read_one, self._shards.ahead(pieces))
+        fill = self._shards.ahead(pieces)
         if self._pool is not None and len(jobs) > 1:
-            list(self._pool.map(read_one, jobs))
+            list(self._pool.map(partial(self._read_one, fill), jobs))
         else:
             for job in jobs:
-                read_one(job)
-        nbytes = sum(piece.nbytes for piece in pieces)
+                self._read_one(fill, job)
+        nbytes = sum([piece.nbytes for piece in pieces])
         if self._flash is not None:
             self._flash.wait(started, len(jobs), nbytes)
         self.bytes_read += nbytes if self.traffic is None else 0
@@ -127,9 +129,9 @@ class RowStore:
                 f"record {number} is not in 0..{self.layout.records - 1}; give numbers of this store"
             )
         shard = bisect_right(self._starts, number) - 1
-        array, grid = self._grids[shard]
-        offset = (number - self._starts[shard]) * grid.stride
-        return _Job(number, array, grid, Piece(shard, offset, self._nbytes(grid, whole=whole)), buffer)
+        array, grid, sizes = self._grids[shard]
+        offset = (number - self._starts[shard]) * sizes[True]
+        return _Job(number, array, grid, Piece(shard, offset, sizes[whole]), buffer)
 
     def _read_one(self, fill: Fill, job: _Job) -> None:
         """Fill the buffer with a record."""

@@ -41,7 +41,9 @@ class RangeServer:
 
 
 @contextmanager
-def serving(root: Path, latency: float = 0.0, bandwidth: float = float("inf")) -> Iterator[RangeServer]:
+def serving(
+    root: Path, latency: float = 0.0, bandwidth: float = float("inf")
+) -> Iterator[RangeServer]:
     """Serve a folder until the block ends."""
     state = RangeServer(root, latency, bandwidth)
 

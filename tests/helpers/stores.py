@@ -13,7 +13,6 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.slots import ArraySlots
-from stem_edge.runtime.rows.shards import ShardFiles
 from stem_edge.runtime.rows.store import Flags, RowStore
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
@@ -30,7 +29,7 @@ class MemoryStore(RowStore):
         self.tokens, self.index = layout.records, None
         self.reads: list[list[int]] = []
         self.bytes_read, self.splits = 0, False
-        self._shards = ShardFiles((), "pread")
+        self.traffic = None
         self.closed = False
 
     def before(self, numbers: I64) -> None:

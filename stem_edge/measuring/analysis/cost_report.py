@@ -48,10 +48,16 @@ class CostReport:
 
 
 def cost_report(
-    path: str | Path, context_length: int | None, text: str | Path | None
+    path: str | Path,
+    context_length: int | None,
+    text: str | Path | None,
+    tables: str | None = None,
 ) -> CostReport:
-    """Count the costs of a bundle. Raises BundleError, InputError."""
-    bundle = open_bundle(path)
+    """Count the costs of a bundle, whose shards may be at the URL `tables`.
+
+    Raises BundleError, InputError.
+    """
+    bundle = open_bundle(path, tables)
     model, tables = bundle.manifest.model, bundle.manifest.table_format
     if not model.plain:
         raise InputError(
