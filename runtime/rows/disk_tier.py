@@ -169,4 +169,6 @@ def parse_tier(asked: int | str) -> int:
     try:
         return parse_size(asked)
     except InputError as error:
-        raise InputError(f"disk_tier: {error}, or 0 for none") from error
+        raise InputError(
+            f"disk_tier is {asked!r}; expected a size like 1GB, or 0 for none"
+        ) from error

@@ -38,6 +38,7 @@ PAUSE_SECONDS = 0.2  # before the second; doubled before each further one, and v
 TIMEOUT_SECONDS = 20.0  # of a request, where fsspec can end one
 # Statuses of HTTP that may pass; others below 500 last.
 PASSING = (408, 425, 429)
+BEYOND = 416  # the status for a range behind a file's end, where other file systems give no bytes
 LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError, ImportError)
 
 
@@ -150,6 +151,10 @@ class RemoteShards:
         try:
             path = f"{self._root}/{self._shards[shard][0]}"
             found: bytes = self._files.cat_file(path, start=start, end=stop, **limit)
+        except Exception as error:
+            if getattr(error, "status", None) != BEYOND:
+                raise
+            found = b""
         finally:
             with self._lock:
                 self.traffic.requests += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -11,9 +12,11 @@ from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.disk_tier import DiskTier
 from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.shards import READ_MODES, ReadMode
 from stem_edge.runtime.rows.slots import ArraySlots
-from stem_edge.runtime.rows.store import Flags, RowStore
+from stem_edge.runtime.rows.store import Flags, RowStore, open_store
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
@@ -127,3 +130,24 @@ def write_store(
         write_index(root, index)
     (root / "zarr.json").write_bytes(encode_metadata(group_metadata(format)))
     return format
+
+
+def open_way(
+    root: Path, format: TableFormat, way: str, prompt_rows: int = 0
+) -> RowStore | DiskTier:
+    """Open a table store in one of the ways that records are read.
+
+    way: pread, mmap; far: its shards through fsspec; memory: these in fsspec's memory; tier: far, with
+    a disk tier of five records.
+    """
+    if way in READ_MODES:
+        return open_store(root, format, cast(ReadMode, way), prompt_rows=prompt_rows)
+    url = str(root)
+    if way == "memory":
+        from fsspec.implementations.memory import MemoryFileSystem
+
+        url = f"memory://{root.name}"
+        for path in root.glob("*/c/*/0"):
+            MemoryFileSystem().pipe(f"/{root.name}/{path.relative_to(root)}", path.read_bytes())
+    store = open_store(root, format, prompt_rows=prompt_rows, url=url)
+    return DiskTier(store, root / "cache" / "five.rows", 5) if way == "tier" else store
