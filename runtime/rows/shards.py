@@ -53,7 +53,10 @@ class Shards(Protocol):
     """Bytes of the shards of a table store. Several threads may read at once."""
 
     advice: Advice
-    traffic: Traffic | None  # None: they are on flash
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What came over a network; None if they are on flash."""
 
     def name(self, shard: int) -> str:
         """Name a shard in messages."""

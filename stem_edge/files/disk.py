@@ -90,7 +90,7 @@ def update(path: Path) -> int:
 def lock(descriptor: int) -> bool:
     """Take a file for this process until it is closed; False if another process has it."""
     try:
-        if os.name == "nt":
+        if sys.platform == "win32":
             import msvcrt
 
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.disk_tier import DiskTier
 from stem_edge.runtime.rows.prefetch import Prefetcher
-from stem_edge.runtime.rows.shards import READ_MODES, ReadMode
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import Flags, RowStore, open_store
 from stem_edge.tables.rows import RecordLayout
@@ -22,6 +21,8 @@ from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
 from stem_edge.tables.token_index import INDEX, encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata
+
+Way: TypeAlias = Literal["pread", "mmap", "far", "memory", "tier"]
 
 
 class MemoryStore(RowStore):
@@ -133,15 +134,15 @@ def write_store(
 
 
 def open_way(
-    root: Path, format: TableFormat, way: str, prompt_rows: int = 0
+    root: Path, format: TableFormat, way: Way, prompt_rows: int = 0
 ) -> RowStore | DiskTier:
     """Open a table store in one of the ways that records are read.
 
     way: pread, mmap; far: its shards through fsspec; memory: these in fsspec's memory; tier: far, with
     a disk tier of five records.
     """
-    if way in READ_MODES:
-        return open_store(root, format, cast(ReadMode, way), prompt_rows=prompt_rows)
+    if way == "pread" or way == "mmap":
+        return open_store(root, format, way, prompt_rows=prompt_rows)
     url = str(root)
     if way == "memory":
         from fsspec.implementations.memory import MemoryFileSystem

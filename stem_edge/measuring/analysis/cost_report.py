@@ -58,7 +58,7 @@ def cost_report(
     Raises BundleError, InputError.
     """
     bundle = open_bundle(path, tables)
-    model, tables = bundle.manifest.model, bundle.manifest.table_format
+    model, format = bundle.manifest.model, bundle.manifest.table_format
     if not model.plain:
         raise InputError(
             f"{bundle.path}: costs are counted for STEM layers, which this model does not have; "
@@ -74,7 +74,7 @@ def cost_report(
     curve = []
     if text is not None:
         ids = read_ids(Path(text), bundle, special=False)
-        curve = usage_curve(ids, model, tables.mean_record_nbytes if tables else 0)
+        curve = usage_curve(ids, model, format.mean_record_nbytes if format else 0)
     return CostReport(
         bundle=bundle,
         context_length=context_length,

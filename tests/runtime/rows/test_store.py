@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from stores import flip_bit, ids, open_way, write_store
+from stores import Way, flip_bit, ids, open_way, write_store
 
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.files import disk, plain_files
@@ -41,7 +41,7 @@ WAYS: list[tuple[ReadMode, str]] = [
 ]
 every_way = pytest.mark.parametrize(("reads", "system"), WAYS)
 # What holds for tables elsewhere, too.
-FAR = [(way, "linux") for way in ("far", "memory", "tier")]
+FAR: list[tuple[Way, str]] = [("far", "linux"), ("memory", "linux"), ("tier", "linux")]
 everywhere = pytest.mark.parametrize(("reads", "system"), [*WAYS, *FAR])
 
 
@@ -69,7 +69,7 @@ def shard_of(root: Path, token: int) -> tuple[Path, int]:
 
 
 @everywhere
-def test_records_are_what_was_written(reads: str, system: str, written: U8, tmp_path: Path) -> None:
+def test_records_are_what_was_written(reads: Way, system: str, written: U8, tmp_path: Path) -> None:
     with closing(open_way(tmp_path, FORMAT, reads)) as store:
         read = [store.read(ids(*tokens)) for tokens in ORDERS]
     for found, tokens in zip(read, ORDERS, strict=True):  # they outlive the store
@@ -93,7 +93,7 @@ def test_advice_that_the_system_refuses_fails_no_read(
 @pytest.mark.parametrize(("reads", "system"), [*WAYS, *FAR[:2]])
 @pytest.mark.parametrize("token", [-1, V, 2**40])
 def test_id_outside_of_the_vocabulary_is_refused(
-    reads: str, system: str, token: int, written: U8, tmp_path: Path
+    reads: Way, system: str, token: int, written: U8, tmp_path: Path
 ) -> None:
     with closing(open_way(tmp_path, FORMAT, reads)) as store:
         for asked in (ids(token), ids(0, token, 1)):
@@ -224,7 +224,7 @@ def mixed(tmp_path: Path) -> U8:
 
 
 @everywhere
-def test_rare_records_are_widened(reads: str, system: str, mixed: U8, tmp_path: Path) -> None:
+def test_rare_records_are_widened(reads: Way, system: str, mixed: U8, tmp_path: Path) -> None:
     with closing(open_way(tmp_path, MIXED, reads)) as store:
         for numbers in ORDERS:
             assert np.array_equal(store.read(ids(*numbers)), mixed[numbers])
@@ -247,7 +247,7 @@ def test_rare_records_count_their_stored_bytes(
 @pytest.mark.parametrize(("reads", "system"), [*WAYS, ("far", "linux"), ("tier", "linux")])
 @pytest.mark.parametrize("number", [2, 5, 10])
 def test_damage_in_either_array_is_reported(
-    reads: str, system: str, number: int, mixed: U8, tmp_path: Path
+    reads: Way, system: str, number: int, mixed: U8, tmp_path: Path
 ) -> None:
     array, row = ("records", number) if number < 5 else ("rare_records", number - 5)
     stride = (LAYOUT if number < 5 else RARE).record_nbytes + 4
@@ -283,7 +283,7 @@ def split(tmp_path: Path) -> tuple[TableFormat, U8]:
 
 @pytest.mark.parametrize(("reads", "system"), [*WAYS, *FAR[:2]])
 def test_the_first_rows_of_a_record_are_read_alone(
-    reads: str, system: str, split: tuple[TableFormat, U8], tmp_path: Path
+    reads: Way, system: str, split: tuple[TableFormat, U8], tmp_path: Path
 ) -> None:
     format, records = split
     first, numbers = PROMPT_ROWS * SPLIT.row_nbytes, [0, 4, 5, 10]
