@@ -58,7 +58,9 @@ from stem_edge.system.memory import available_memory, own_memory, raise_out_of_m
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.store import TableFormat
 
-FAR_BATCH = 32  # records to begin with that are read at a time from tables elsewhere
+# Of tables elsewhere: records that are read at a time to begin with, which is as many as are under way
+# at once; memory of threads, connections and answers (measured); and of a record in the tier's map.
+FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 8_000_000, 32
 
 
 def load(
@@ -152,10 +154,7 @@ def load(
 
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
-    if bundle.tables is not None:
-        open_url(bundle.tables)  # first, because the memory plan counts what it imports
-    elif options.disk_tier is not None:
-        raise InputError("disk_tier is for tables that are elsewhere; give tables, or leave it out")
+    _check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     verdict = None
@@ -250,7 +249,7 @@ def _plan(
     needs_at: context length -> needs; keeps the last one. drafting: bytes taken by _drafting's bundle.
     """
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
-    room = own_memory() + drafting, available_memory() - drafting
+    room = own_memory() + drafting + _far_nbytes(bundle), available_memory() - drafting
 
     def plan_at(context: int) -> MemoryPlan:
         return plan_memory(bundle.path, needs_at(context), ask, *room)
@@ -301,6 +300,25 @@ def _assemble(
     return loaded
 
 
+def _check_tables(bundle: Bundle, options: LoadOptions) -> None:
+    """Find what reads tables elsewhere, before memory is planned, which counts what that imports.
+
+    Raises InputError.
+    """
+    if bundle.tables is not None:
+        open_url(bundle.tables)
+    elif options.disk_tier is not None:
+        raise InputError("disk_tier is for tables that are elsewhere; give tables, or leave it out")
+
+
+def _far_nbytes(bundle: Bundle) -> int:
+    """Return the bytes that reading tables elsewhere takes beside records wanted by a step."""
+    layout = bundle.manifest.tables
+    if bundle.tables is None or layout is None:
+        return 0
+    return FAR_NBYTES + 3 * FAR_BATCH * layout.record_nbytes + FAR_RECORD_NBYTES * layout.records
+
+
 def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> RowStore | DiskTier:
     """Open the table store, with a disk tier if its shards are elsewhere."""
     rows, flash = bundle.manifest.model.prompt_rows, open_flash(options.emulate_flash)
@@ -329,6 +347,7 @@ def memory_plan(
     """
     options = LoadOptions(memory=memory, context_length=context_length, **others)
     bundle = open_bundle(path, options.tables)
+    _check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)

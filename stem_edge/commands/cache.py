@@ -170,12 +170,15 @@ def _bundle(root: Path, path: Path) -> tuple[str, str]:
     if verdict is None:
         return "", "damaged"
     of = f"{verdict.bundle} on {verdict.engine}" + (", bad" if verdict.reason else "")
-    try:
-        records = Records(open_bundle(verdict.bundle), verdict.engine, root)
-    except BundleError:
+    opened = False
+    for tables in (None, ""):  # with its shards, and as if they were elsewhere
+        with suppress(BundleError):
+            records = Records(open_bundle(verdict.bundle, tables), verdict.engine, root)
+            opened = True
+            if path in (records.verdict_file, records.place_file):
+                return of, ""
+    if not opened:
         return of, "its bundle is gone or damaged"
-    if path in (records.verdict_file, records.place_file):
-        return of, ""
     return of, f"made for another bundle, {verdict.engine}, tokenizers, stem-edge or processor"
 
 
