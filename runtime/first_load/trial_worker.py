@@ -42,7 +42,8 @@ def measure_prefill(bundle: Bundle, say: Say) -> float | None:
     """Return the divergence of the prefill graph from those that decode here, in nats.
 
     None if the bundle has no probe of it (stem_edge.bundle.prefill_check), or if rows cannot be
-    read, because reading them in use raises a better error.
+    read, because reading them in use raises a better error. Of tables elsewhere, that is raised here:
+    they may be back soon, and the result would stay.
     """
     ids, format = np.array(probe_tokens(bundle.manifest), np.int64), bundle.manifest.table_format
     rows: U8 | None = None
@@ -50,7 +51,8 @@ def measure_prefill(bundle: Bundle, say: Say) -> float | None:
         return None
     if format is not None:
         root, url = bundle.file(TABLES), bundle.tables
-        with contextlib.suppress(RowReadError), open_store(root, format, url=url) as store:
+        passes = (RowReadError,) if url is None else ()
+        with contextlib.suppress(*passes), open_store(root, format, url=url) as store:
             rows = store.read(store.records_of(ids))
         if rows is None:
             return None

@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 import re
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -71,6 +70,7 @@ class RemoteShards:
         self._checks: dict[int, Future[None]] = {}  # shards that were used, or are being tried
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(THREADS, "stem-edge-remote")
+        self._closing = threading.Event()
 
     def name(self, shard: int) -> str:
         return f"{self._url}/{self._shards[shard][0]}"
@@ -130,8 +130,9 @@ class RemoteShards:
     def _read(self, wanted: _Range) -> bytes:
         """Read a range, fewer bytes only at the shard's end. Raises RowReadError."""
         for attempt in range(TRIES):
-            if attempt:
-                time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
+            pause = PAUSE_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+            if attempt and self._closing.wait(pause):
+                break
             try:
                 found = self._request(wanted, repeated=attempt > 0)
             except Exception as error:  # of any kind, as each protocol has its own
@@ -171,6 +172,8 @@ class RemoteShards:
         """Nothing is kept here."""
 
     def close(self) -> None:
+        """Wait for requests under way, which are not repeated then."""
+        self._closing.set()
         self._pool.shutdown(cancel_futures=True)
 
 

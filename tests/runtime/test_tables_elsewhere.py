@@ -11,6 +11,7 @@ from installed import DEMO
 from range_server import RangeServer, serving
 
 import stem_edge
+from stem_edge import load
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, InputError, RowReadError
@@ -36,7 +37,7 @@ def server() -> Iterator[RangeServer]:
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    with stem_edge.load(DEMO) as model:
+    with load(DEMO) as model:
         return model.generate_text(PROMPT)
 
 
@@ -48,7 +49,7 @@ def test_a_tier_of_a_twentieth_of_the_records_gives_the_same_text(
     tier = layout.records // 20 * file_slot_nbytes(layout)
     read, hits = [], []
     for _ in range(2):
-        with stem_edge.load(
+        with load(
             here,
             tables=server.url,
             disk_tier=tier,
@@ -76,12 +77,11 @@ def test_a_tier_of_a_twentieth_of_the_records_gives_the_same_text(
 def test_other_ways_to_load_give_the_same_text(
     here: Path, text: str, options: dict[str, object]
 ) -> None:
-    with stem_edge.load(here, tables=str(DEMO / TABLES), **options) as model:  # type: ignore[arg-type]
+    with load(here, tables=str(DEMO / TABLES), **options) as model:  # type: ignore[arg-type]
         assert model.generate_text(PROMPT) == text
 
 
 def test_what_does_not_go_together_is_refused(here: Path, server: RangeServer) -> None:
-    load = stem_edge.load
     refused(lambda: load(here), BundleError, "records")
     refused(lambda: load(DEMO, disk_tier="1GB"), InputError, "disk_tier")
     refused(lambda: load(here, tables=server.url, emulate_flash="ufs2"), InputError, "tables")
@@ -92,7 +92,7 @@ def test_what_does_not_go_together_is_refused(here: Path, server: RangeServer) -
 
 def test_a_place_without_the_tables_is_named(here: Path, server: RangeServer) -> None:
     url = f"{server.url}/not"
-    with stem_edge.load(here, tables=url, disk_tier=0) as model:
+    with load(here, tables=url, disk_tier=0) as model:
         refused(lambda: model.generate_text(PROMPT), RowReadError, f"{url}/records/c/", "no such")
 
 
@@ -107,6 +107,7 @@ def test_commands_say_where_the_tables_are(
     command_refused(capsys, ["verify", here, "--runs", "--tables", server.url], "--tables")
 
 
+@pytest.mark.slow
 def test_verify_leaves_the_shards_out_and_says_so(
     here: Path, server: RangeServer, tmp_path: Path
 ) -> None:
@@ -116,3 +117,14 @@ def test_verify_leaves_the_shards_out_and_says_so(
     assert f"not 1 shards at {server.url}" in found.checked
     assert not any("/c/" in name for name in found.files)
     assert server.requests
+
+
+@pytest.mark.slow
+def test_tables_out_of_reach_leave_no_verdict(
+    here: Path, server: RangeServer, tmp_path: Path
+) -> None:
+    """Otherwise the graph for prompts would stay unused after they are back."""
+    url = f"{server.url}/not"
+    refused(lambda: load(here, tables=url, cache_dir=tmp_path), RowReadError, url)
+    with load(here, tables=server.url, cache_dir=tmp_path) as model:
+        assert not model.plan.prefill_refused
