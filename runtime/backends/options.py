@@ -12,8 +12,9 @@ from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.context_choice import contexts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
+from stem_edge.runtime.rows.disk_tier import parse_tier
 from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
-from stem_edge.runtime.rows.store import READ_MODES, ReadMode
+from stem_edge.runtime.rows.shards import READ_MODES, ReadMode
 from stem_edge.system.memory import usable_cpus
 from stem_edge.text_table import shown
 from stem_edge.units import parse_size
@@ -57,6 +58,8 @@ class MoreKeywords(_DeviceLimits, total=False):
     cache_dir: Folder
     trial: bool
     emulate_flash: FlashName | None
+    tables: str | None
+    disk_tier: int | str | None
     keep_prefixes: bool
     prompt_cache: Literal[True] | Folder
     speculate: Speculate
@@ -105,6 +108,8 @@ class LoadOptions:
     cache_dir: Folder = None
     trial: bool = True
     emulate_flash: FlashName | None = None
+    tables: str | None = None
+    disk_tier: int | str | None = None
     keep_prefixes: bool = True
     prompt_cache: Literal[True] | Folder = None
     speculate: Speculate = "auto"
@@ -144,6 +149,18 @@ class LoadOptions:
             if size is not None:
                 parse_size(size)
         open_flash(self.emulate_flash)
+        self._check_tables()
+
+    def _check_tables(self) -> None:
+        if self.disk_tier is not None:
+            parse_tier(self.disk_tier)
+        if self.tables is None:
+            return
+        if self.emulate_flash is not None or self.reads != "pread":
+            raise InputError(
+                "emulate_flash and reads are for tables in the bundle's folder; leave them out with "
+                "tables elsewhere"
+            )
 
     @property
     def cpus(self) -> int:

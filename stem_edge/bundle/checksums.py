@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, open_manifest
+from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, is_shard, open_manifest
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import (
@@ -32,10 +32,14 @@ def tables_hash(files: Mapping[str, FileEntry]) -> str:
 
 
 def verify(
-    path: str | Path, progress: Callable[[int], object] = lambda nbytes: None
+    path: str | Path,
+    progress: Callable[[int], object] = lambda nbytes: None,
+    *,
+    shards: bool = True,
 ) -> dict[str, str]:
     """Hash every file of a bundle and return file -> "ok" or what is wrong.
 
+    shards: False leaves out those of the tables, which then must be elsewhere.
     `progress` is called with the number of bytes just hashed. Raises BundleError when the bundle
     cannot be opened at all.
     """
@@ -45,6 +49,7 @@ def verify(
     results = {
         name: _verify_file(folders, root / name, entry, progress)
         for name, entry in sorted(manifest.files.items())
+        if shards or not is_shard(name)
     }
     known = {MANIFEST, *manifest.files}
     return results | dict.fromkeys(sorted(_names(root) - known), "not part of the bundle")

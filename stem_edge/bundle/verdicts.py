@@ -33,6 +33,7 @@ from stem_edge.bundle.manifest import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     Bundle,
+    is_shard,
 )
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
@@ -101,6 +102,8 @@ class Records:
         """
         files = self.bundle.manifest.files
         tables = [name for name in files if name.startswith(f"{TABLES}/")]
+        if self.bundle.tables is not None:
+            tables = [name for name in tables if not is_shard(name)]
         small = sum(files[name].nbytes for name in tables) <= HASHED_TABLES_NBYTES
         return self.native_files() + (tables if small else [])
 

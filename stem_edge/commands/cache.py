@@ -2,6 +2,7 @@
 
     prepared/<key>/    prepared.json and graphs rearranged for one processor and onnxruntime
     counts/<key>.npy   how often each token was used with one bundle
+    tier/<key>.rows    records of tables that are elsewhere, and in <key>.map what it holds
     ggml/<key>.json    verdict: this library of ggml computes what it should (stem_edge.ggml.check)
     trials/<key>.json  verdict: this bundle loads, or why it does not (stem_edge.bundle.verdicts)
     places/<key>.json  verdict: the files at this path are those of the bundle's manifest
@@ -33,6 +34,7 @@ from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished
+from stem_edge.runtime.rows.disk_tier import TIER
 from stem_edge.runtime.rows.warm import COUNTS
 from stem_edge.system.user_folder import cache_folder, cpu_digest
 from stem_edge.units import format_size
@@ -114,8 +116,9 @@ def entries(root: Path) -> Iterator[Entry]:
             of, stale = record.bundle, _stale(record)
             of += ", refused" if record.refused else ""
         yield Entry(path=folder, kind=prepared.FOLDER, nbytes=nbytes, of=of, stale=stale)
-    for path in sorted((root / COUNTS).glob("*.npy")):
-        yield Entry(path=path, kind=COUNTS, nbytes=path.stat().st_size, of="", stale="")
+    for kind, pattern in ((COUNTS, "*.npy"), (TIER, "*.*")):
+        for path in sorted((root / kind).glob(pattern)):
+            yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of="", stale="")
     judged = {ggml_check.FOLDER: _library, TRIALS: _bundle, PLACES: _bundle}
     for kind, judge in judged.items():
         for path in sorted((root / kind).glob("*")):
@@ -167,12 +170,15 @@ def _bundle(root: Path, path: Path) -> tuple[str, str]:
     if verdict is None:
         return "", "damaged"
     of = f"{verdict.bundle} on {verdict.engine}" + (", bad" if verdict.reason else "")
-    try:
-        records = Records(open_bundle(verdict.bundle), verdict.engine, root)
-    except BundleError:
+    opened = False
+    for tables in (None, ""):  # with its shards, and as if they were elsewhere
+        with suppress(BundleError):
+            records = Records(open_bundle(verdict.bundle, tables), verdict.engine, root)
+            opened = True
+            if path in (records.verdict_file, records.place_file):
+                return of, ""
+    if not opened:
         return of, "its bundle is gone or damaged"
-    if path in (records.verdict_file, records.place_file):
-        return of, ""
     return of, f"made for another bundle, {verdict.engine}, tokenizers, stem-edge or processor"
 
 

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     as_json = args.json or args.json_lines
     params = sampling_params(args, as_json)
-    edits = open_edits(open_bundle(args.bundle), args.edit) if args.edit else []
+    edits = open_edits(open_bundle(args.bundle, args.tables), args.edit) if args.edit else []
     prompt = _prompt(args)
     with load(args.bundle, **loading_options(args)) as model, model.edited(*edits):
         check_grammar(model, params, args)

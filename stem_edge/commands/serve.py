@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--queue is {args.queue}; expected at least 0")
     if args.sequences is not None:
         check_sequences(args.sequences)
-    open_bundle(args.bundle)  # refused before anything listens
+    open_bundle(args.bundle, args.tables)  # refused before anything listens
     options = loading_options(args)
     options["sequences"] = args.sequences or 1
     with listen(args.host, args.port) as listening:

@@ -78,6 +78,45 @@ def append(path: Path) -> int:
     return os.open(path, _APPEND)
 
 
+def update(path: Path) -> int:
+    """Open a file of this user alone for reading and writing at any place; make it if it is not there."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY | _CAREFUL, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegularError(path)
+    return descriptor
+
+
+def lock(descriptor: int) -> bool:
+    """Take a file for this process until it is closed; False if another process has it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def resize(descriptor: int, nbytes: int) -> None:
+    """Cut a file, or lengthen it by zeros that take no space where the file system can."""
+    os.ftruncate(descriptor, nbytes)
+
+
+def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+    """Write the data from `offset` on; returns the bytes written, which may be fewer."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, offset)
+    with _seek_lock:  # as in pread
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.write(descriptor, data)
+
+
 def write(descriptor: int, data: memoryview) -> int:
     """Write the data; returns the bytes written, which may be fewer."""
     return os.write(descriptor, data)
@@ -204,12 +243,21 @@ def read_file(path: Path, limit: int) -> bytes:
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     """Write all of the data."""
     view = memoryview(data)
-    rest = view.cast("B") if view.nbytes else memoryview(b"")
+    _write_rest(view, lambda rest, done: write(descriptor, rest))
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write all of the data from `offset` on."""
+    _write_rest(data, lambda rest, done: pwrite(descriptor, rest, offset + done))
+
+
+def _write_rest(data: memoryview, write_some: Callable[[memoryview, int], int]) -> None:
+    rest, done = data.cast("B") if data.nbytes else memoryview(b""), 0
     while rest:
-        count = write(descriptor, rest)
+        count = write_some(rest, done)
         if not count:  # otherwise this would never end
             raise OSError(errno.EIO, "the device takes no more bytes and gives no reason")
-        rest = rest[count:]
+        rest, done = rest[count:], done + count
 
 
 def remove_tree(path: Path) -> None:

@@ -23,6 +23,7 @@ from stem_edge.edit_files.file import encode_edit, read_edit
 from stem_edge.export.tensor_files.safetensors import open_tensors
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.export.tensor_files.torch import load_tensors
+from stem_edge.runtime.rows.shards import ShardFiles
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.zarr_json import parse_json
@@ -82,7 +83,8 @@ def _store(path: Path) -> None:
         if ".." not in name and not name.startswith("/"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(content)
-    with RowStore(open_table_store(root)) as store:
+    tables = open_table_store(root)
+    with RowStore(tables, ShardFiles(tables.grids, "pread")) as store:
         store.read(np.arange(min(store.layout.records, 16)))
 
 

@@ -76,7 +76,8 @@ def bench(
 
     Raises InputError, BackendError, and what loading raises.
     """
-    opened, given = open_bundle(bundle), LoadOptions(**options)
+    given = LoadOptions(**options)
+    opened = open_bundle(bundle, given.tables)
     work_load = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
     settings = replace(
         settings_of(opened, given, work_load.source, work_load.tokens, rounds),

@@ -147,7 +147,8 @@ def measure(
 
     Raises what load raises, InputError, and MemoryPlanError if the bundle cannot run on the device.
     """
-    opened, given = open_bundle(bundle), LoadOptions(**options)
+    given = LoadOptions(**options)
+    opened = open_bundle(bundle, given.tables)
     if not 0 < interval <= LONGEST_INTERVAL:
         raise InputError(
             f"interval is {interval} seconds; expected more than 0, at most {LONGEST_INTERVAL:g}"

@@ -60,7 +60,8 @@ def bench_sequences(
 
     Raises InputError, BackendError, and what loading raises.
     """
-    opened, given = open_bundle(bundle), LoadOptions(**options)
+    given = LoadOptions(**options)
+    opened = open_bundle(bundle, given.tables)
     wanted = sorted({1, *counts})
     if wanted[0] < 1:
         raise InputError(f"sequences has {wanted[0]}; expected numbers from 1 on")

@@ -78,7 +78,8 @@ def bench_speculation(
 
     Raises InputError, BackendError, and what loading raises.
     """
-    opened, given = open_bundle(bundle), LoadOptions(**options)
+    given = LoadOptions(**options)
+    opened = open_bundle(bundle, given.tables)
     tasks = read_tasks(opened, text, prompt_tokens, new_tokens, given.context_length)
     tokens = max(task.tokens for task in tasks)
     source = "four kinds of text inside this package" if text is None else source_of(text)

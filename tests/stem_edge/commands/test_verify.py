@@ -190,7 +190,7 @@ def test_a_stray_file_whose_name_cannot_be_printed(
 
 
 def test_a_bundle_that_cannot_be_opened(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(root: Path) -> None:
+    def refuse(root: Path, tables: str | None) -> None:
         raise BundleError(f"{root}: not what it says; export it again")
 
     monkeypatch.setattr(safety, "open_bundle", refuse)
