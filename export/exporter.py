@@ -51,6 +51,7 @@ from stem_edge.export.quantization.calibration import (
 )
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS, VOCABULARY_TOKENS
+from stem_edge.export.shards import Elsewhere, Shards, write_elsewhere
 from stem_edge.export.tables import TableWriter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.ggml.check import checked_ggml
@@ -95,6 +96,7 @@ def export_bundle(
     force: bool = False,
     threads: int | None = None,
     progress: bool | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Bundle:
     """Export a checkpoint of any known trainer (checkpoints/readers.py) to a bundle in `out`.
 
@@ -135,17 +137,30 @@ def export_bundle(
         checkpoint.
     force: replace an existing bundle; it stays whole until the new one is.
     progress: show a progress bar on stderr. Default: if that is a terminal.
+    elsewhere: has the shards of the tables written by other processes, as stem_edge.ray_shards does
+        on a cluster; the bytes are the same.
 
     An export that was killed continues where it stopped when it is started again. Raises
     CheckpointError, ExportError, with engine "gguf" BackendError if ggml is not installed, with add
     BundleError; `out` is then unchanged.
     """
-    given = {name: value for name, value in locals().items() if name not in ("checkpoint", "out")}
-    return export_with(checkpoint, Path(out), ExportOptions(**given))
+    given = dict(locals())
+    for name in ("checkpoint", "out", "elsewhere"):
+        del given[name]
+    return export_with(checkpoint, Path(out), ExportOptions(**given), elsewhere)
 
 
-def export_with(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bundle:
+def export_with(
+    checkpoint: str | Path,
+    out: Path,
+    options: ExportOptions,
+    elsewhere: Elsewhere | None = None,
+) -> Bundle:
     """Export a checkpoint as export_bundle does, with its keywords as one object."""
+    if options.add and elsewhere is not None:
+        raise ExportError(
+            "elsewhere (--ray) shares the writing of tables, and add writes none; leave it out"
+        )
     if options.add:
         check_base(out, force=options.force)
     check_apart(out, [checkpoint, options.lora])
@@ -167,11 +182,17 @@ def export_with(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bu
         folder, base = work.path, open_base(out, source, converted) if options.add else None
         job = _make_job(folder, source, converted, options, text_ids, base, ggml)
         own = [out, folder, folder.with_name(folder.name + LOCK)]
-        journal = Journal(folder, _subject(job, sources.used([source.path, options.lora], own)))
+        used = sources.used([source.path, options.lora], own)
+        journal = Journal(folder, _subject(job, used))
         done = sum(entry.nbytes for entry in journal.files().values())
         work.needed_nbytes = max(0, job.nbytes - done)
         check_free(out, work.needed_nbytes)
         with Progress(job.total, "exporting", options.progress) as bar:
+            bar.advance(journal.progress)
+            if elsewhere is not None and job.tables is not None:
+                bar.describe("exporting tables elsewhere")
+                shards = _shards(job, job.tables, journal, used)
+                write_elsewhere(elsewhere, shards, journal, bar.advance)
             _run(job, journal, bar)
         sources.check([source.path, *options.files], own)
     bundle = open_bundle(out)
@@ -218,7 +239,6 @@ def _subject(job: Job, files: object) -> str:
 
 def _run(job: Job, journal: Journal, bar: Progress) -> None:
     """Run the steps that are not finished yet, compare, and write the manifest."""
-    bar.advance(journal.progress)
     bar.describe("computing with the checkpoint")
     ids = probe_ids(job.text_ids, job.converted, job.source.config.max_context)
     expected, peaks = observe(job.source, ids, _texts_of_peaks(job))
@@ -229,6 +249,23 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     manifest = accept(job, journal, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
     journal.close()
+
+
+def _shards(
+    job: Job, plan: TablePlan, journal: Journal, files: Mapping[Path, tuple[int, ...]]
+) -> Shards:
+    """Describe the shards that are not finished yet. files: as Sources.used returns."""
+    lora, writer = job.options.lora, TableWriter(job.folder / TABLES, plan, {}, 1)
+    return Shards(
+        names=[name for name, _ in writer.shards() if name not in journal.steps],
+        subject=journal.subject,
+        folder=job.folder.resolve(),
+        checkpoint=job.source.path.resolve(),
+        lora=None if lora is None else Path(lora).resolve(),
+        files=files,
+        plan=plan,
+        shard_nbytes=writer.shard_nbytes,
+    )
 
 
 def _texts_of_peaks(job: Job) -> list[list[int]]:
@@ -259,8 +296,8 @@ def _steps(
     if isinstance(format, BackboneFormat):
         yield from OnnxBackbone(job, peaks, tell).steps()
     if job.base is None and job.tables is not None:
-        tables, threads = job.source.tables, job.options.cpus
-        yield from TableWriter(job.folder / TABLES, job.tables, tables, threads).steps()
+        root, cpus = job.folder / TABLES, job.options.cpus
+        yield from TableWriter(root, job.tables, job.source.tables, cpus).steps()
     if isinstance(format, GgufFormat):  # last, because the file holds a hash of the tables
         yield "backbone", partial(write_backbone, job, format, journal.files, tell)
 

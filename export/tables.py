@@ -37,15 +37,26 @@ class TableWriter:
     """Writer of one table store into the folder `root`, file by file."""
 
     def __init__(
-        self, root: Path, plan: TablePlan, tables: Mapping[int, Matrix], threads: int
+        self,
+        root: Path,
+        plan: TablePlan,
+        tables: Mapping[int, Matrix],
+        threads: int,
+        shard_nbytes: int | None = None,
     ) -> None:
         self._root, self._plan, self._tables, self._threads = root, plan, tables, threads
-        arrays = plan.format.arrays().items()
-        self._grids = [_make_grid(root / n, l, plan.prompt_rows) for n, l in arrays]
+        self.shard_nbytes, self._grids = shard_nbytes or SHARD_NBYTES, list[ShardGrid]()
+        for name, layout in plan.format.arrays().items():
+            grid = _make_grid(root / name, layout, plan.prompt_rows, self.shard_nbytes)
+            self._grids.append(grid)
 
     def steps(self) -> list[tuple[str, WriteStep]]:
         """Return the name and function of each step."""
-        steps: list[tuple[str, WriteStep]] = [("tables", lambda meter, progress: self._describe())]
+        return [("tables", lambda meter, progress: self._describe()), *self.shards()]
+
+    def shards(self) -> list[tuple[str, WriteStep]]:
+        """Return the name and function of the steps that write shards, in any order."""
+        steps: list[tuple[str, WriteStep]] = []
         first = 0
         for grid in self._grids:
             for shard in range(grid.shards):
@@ -53,6 +64,12 @@ class TableWriter:
                 steps.append((f"{grid.root.name} {shard}", write))
             first += grid.layout.records
         return steps
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that writing a shard takes, beside what the process has."""
+        pieces = [4 * grid.layout.row_width * len(grid.layout.layers) for grid in self._grids]
+        return 4 * max(PIECE_NBYTES, *pieces) * (self._threads + 1)
 
     def _describe(self) -> dict[Path, FileEntry]:
         """Write every zarr.json, and the token index."""
@@ -96,9 +113,9 @@ class TableWriter:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _make_grid(root: Path, layout: RecordLayout, prompt_rows: int) -> ShardGrid:
-    """Divide an array into shards of about SHARD_NBYTES, and its records into pieces."""
-    per_shard = max(1, min(layout.records, SHARD_NBYTES // layout.record_nbytes))
+def _make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
+    """Divide an array into shards of about so many bytes, and its records into pieces."""
+    per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))
 
 

@@ -244,10 +244,13 @@ class Model(ModelText):
         )
         return texts(many)
 
-    def scheduler(self, sequences: int = 8, *, exact: bool | None = None) -> Scheduler:
+    def scheduler(
+        self, sequences: int = 8, *, exact: bool | None = None, steady: bool = False
+    ) -> Scheduler:
         """Make a scheduler, for callers that step it themselves and submit what `request` makes.
 
-        Model.stats has the figures of all its requests. Raises InputError, OutOfMemoryError.
+        steady: round answers alike whether others run or not, so that none guesses. Model.stats has
+        the figures of all its requests. Raises InputError, OutOfMemoryError.
         """
         check_sequences(sequences)
         footprint = footprint_of(self.bundle.manifest, ENGINES[self.plan.engine].backbone)
@@ -265,6 +268,7 @@ class Model(ModelText):
             length=self.plan.context_length,
             exact=exact,
             batches=same_bits or not exact,
+            steady=steady and not exact,
         )
 
     def request(

@@ -31,10 +31,14 @@ from stem_edge.errors import (
 )
 
 if TYPE_CHECKING:
+    from stem_edge.batches.batch import Batch, batch
     from stem_edge.bundle.checksums import verify
     from stem_edge.bundle.manifest import open_bundle
     from stem_edge.bundle.mmap_store import MmapStore
     from stem_edge.bundle.table_arrays import open_tables
+    from stem_edge.cluster.batches import ray_answers
+    from stem_edge.cluster.evaluation import ray_scores
+    from stem_edge.cluster.exports import ray_shards
     from stem_edge.edit_files.file import Edit, read_edit
     from stem_edge.editing.compare import Comparison, compare_edits
     from stem_edge.editing.making import make_edit, make_row_edit
@@ -58,6 +62,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
     "BackendError",
+    "Batch",
     "BundleError",
     "CheckpointError",
     "Chunk",
@@ -82,6 +87,7 @@ __all__ = [
     "SamplingParams",
     "StemEdgeError",
     "UnknownOptionError",
+    "batch",
     "bench",
     "check_safety",
     "compare_edits",
@@ -98,6 +104,9 @@ __all__ = [
     "open_bundle",
     "open_tables",
     "providers",
+    "ray_answers",
+    "ray_scores",
+    "ray_shards",
     "read_edit",
     "verify",
     "verify_runs",
@@ -105,8 +114,12 @@ __all__ = [
 
 # Module -> public names that it provides.
 _HOMES = {
+    "stem_edge.batches.batch": ("Batch", "batch"),
     "stem_edge.bundle.manifest": ("open_bundle",),
     "stem_edge.bundle.checksums": ("verify",),
+    "stem_edge.cluster.batches": ("ray_answers",),
+    "stem_edge.cluster.evaluation": ("ray_scores",),
+    "stem_edge.cluster.exports": ("ray_shards",),
     "stem_edge.edit_files.file": ("Edit", "read_edit"),
     "stem_edge.editing.compare": ("Comparison", "compare_edits"),
     "stem_edge.editing.making": ("make_edit", "make_row_edit"),

@@ -29,10 +29,11 @@ PICKLES = (".bin", ".ckpt", ".pkl", ".pickle")
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Open a checkpoint of any known trainer. Raises CheckpointError."""
-    return note_zero_tables(_read(Path(path)))
+    return note_zero_tables(open_checkpoint(Path(path)))
 
 
-def _read(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a checkpoint as read_checkpoint does, but read no tables for its notes."""
     if not path.exists():
         raise CheckpointError(
             f"{path}: no such checkpoint; give a folder or file that training wrote"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stem_edge.errors import CheckpointError, ExportError
@@ -54,6 +54,11 @@ class Sources:
                     f"{file}: was {'removed' if after is None else 'changed'} during the export; "
                     "nothing was written: wait until training or copying has ended, and export again"
                 )
+
+
+def changed(files: Mapping[Path, tuple[int, ...]]) -> Path | None:
+    """Return a file that is not here as Sources.used returned it; None if all are."""
+    return next((f for f, before in files.items() if (_state(f) or ())[:2] != before), None)
 
 
 def _real(paths: Sequence[str | Path | None]) -> list[Path]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,12 @@ NAME = "export.journal"
 MAX_NBYTES = 1 << 26
 
 
+class Header(msgspec.Struct):
+    """First line of the journal."""
+
+    subject: str  # digest of all that changes the bundle's bytes
+
+
 class Step(msgspec.Struct, kw_only=True):
     """Line of the journal: a finished step."""
 
@@ -39,13 +46,37 @@ class Step(msgspec.Struct, kw_only=True):
     progress: int  # source bytes that it read, counted as float32
 
 
+def run_step(folder: Path, name: str, write: WriteStep, progress: Advance) -> Step:
+    """Run a step that writes into `folder`."""
+    meter, seen = ErrorMeter(), [0]
+
+    def advance(nbytes: int) -> None:
+        seen.append(nbytes)  # not added up here, because `+=` of several threads loses some
+        progress(nbytes)
+
+    files = write(meter, advance)
+    entries = {path.relative_to(folder).as_posix(): entry for path, entry in files.items()}
+    return Step(name=name, files=entries, totals=meter.totals(), progress=sum(seen))
+
+
+def read_subject(folder: Path) -> str | None:
+    """Return what the journal in a folder says is exported there; None if there is no journal."""
+    try:
+        first = disk.read_file(folder / NAME, MAX_NBYTES).splitlines()[:1]
+    except OSError:
+        return None
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(first[0], type=Header).subject if first else None
+    return None
+
+
 class Journal:
     """Steps of the export in `folder`, those of an earlier run included."""
 
     def __init__(self, folder: Path, subject: str) -> None:
-        self.folder, self.steps = folder, dict[str, Step]()
+        self.folder, self.subject, self.steps = folder, subject, dict[str, Step]()
         self._path = folder / NAME
-        header = msgspec.json.encode({"subject": subject}) + b"\n"
+        header = msgspec.json.encode(Header(subject)) + b"\n"
         self._read(header)
         self._report()
         self._remove_unfinished()
@@ -59,20 +90,14 @@ class Journal:
 
     def run(self, name: str, write: WriteStep, progress: Advance) -> None:
         """Run a step and record it, unless an earlier run has finished it."""
-        if name in self.steps:
-            return
-        meter, seen = ErrorMeter(), [0]
+        if name not in self.steps:
+            self.record(run_step(self.folder, name, write, progress))
 
-        def advance(nbytes: int) -> None:
-            seen.append(nbytes)  # not added up here, because `+=` of several threads loses some
-            progress(nbytes)
-
-        files = write(meter, advance)
-        entries = {p.relative_to(self.folder).as_posix(): entry for p, entry in files.items()}
-        step = Step(name=name, files=entries, totals=meter.totals(), progress=sum(seen))
-        self._sync_names(files)
+    def record(self, step: Step) -> None:
+        """Add a step that is finished, here or on another machine that writes to this folder."""
+        self._sync_names(self.folder / name for name in step.files)
         self._append(msgspec.json.encode(step) + b"\n")
-        self.steps[name] = step
+        self.steps[step.name] = step
 
     def files(self) -> dict[str, FileEntry]:
         """Path in the bundle -> entry, for the files of all finished steps."""

@@ -18,10 +18,15 @@ class Batch:
 
     exact: each sequence runs in its own context, one after the other, so that its logits have the bits
     that they have alone; default: as the backend does it fastest.
+    steady: compute a single sequence beside an empty one, so that its bits do not tell whether others
+    run: kernels round a step of one otherwise than steps of several. It takes another place.
     """
 
-    def __init__(self, engine: Engine, size: int, length: int, *, exact: bool = False) -> None:
-        self._engine = engine
+    def __init__(
+        self, engine: Engine, size: int, length: int, *, exact: bool = False, steady: bool = False
+    ) -> None:
+        self._engine, self._count, self._padded = engine, 0, False
+        self._empty = engine.open_context(1) if steady else None
         self._backend: BackendBatch = (
             PlainBatch()
             if exact
@@ -35,15 +40,27 @@ class Batch:
 
     def close(self) -> None:
         """Give back all sequences; takes no lock. A step under way in another thread is completed."""
-        self._backend = PlainBatch()
+        self._backend, self._empty = PlainBatch(), None
 
     def join(self, context: Context, tokens: int) -> None:
         """Add a sequence in the next place, with what a context has of its first tokens."""
-        self._engine.in_turn(lambda: self._backend.join(context.backend, tokens))
+
+        def run() -> None:
+            self._unpad()
+            self._backend.join(context.backend, tokens)
+            self._count += 1
+
+        self._engine.in_turn(run)
 
     def leave(self, place: int) -> None:
         """Remove a sequence; the last one moves to its place."""
-        self._engine.in_turn(lambda: self._backend.leave(place))
+
+        def run() -> None:
+            self._unpad()
+            self._backend.leave(place)
+            self._count -= 1
+
+        self._engine.in_turn(run)
 
     def step_or_errors(
         self, step: Step, positions: Sequence[int], following: Step | None, *, top: int
@@ -85,13 +102,29 @@ class Batch:
         all are fetched together, a record once. The next step overwrites the logits. When it raises,
         sequences can be stepped again, together or one by one.
         """
-        rows = self._engine.rows
+        rows, count = self._engine.rows, len(positions)
 
         def run() -> F32:
-            self._backend.begin(first, step.token_ids, np.array(positions, np.int64))
-            slots = rows.fetch(step.stem_ids, len(step.stem_ids))
+            token_ids, stem_ids, places = step.token_ids, step.stem_ids, np.array(positions)
+            if self._pad():
+                token_ids, stem_ids = token_ids.repeat(2), stem_ids.repeat(2)
+                places = np.array([*positions, 0])
+            self._backend.begin(first, token_ids, places.astype(np.int64))
+            slots = rows.fetch(stem_ids, len(stem_ids))
             if following is not None:
                 rows.submit(following.stem_ids, following.logits)
-            return self._backend.finish(slots, top)
+            return self._backend.finish(slots, top)[:count]
 
         return self._engine.in_turn(run)
+
+    def _pad(self) -> bool:
+        """Let the empty sequence join a single one; tell whether it is there."""
+        if self._empty is not None and self._count == 1 and not self._padded:
+            self._backend.join(self._empty.backend, 0)
+            self._padded = True
+        return self._padded
+
+    def _unpad(self) -> None:
+        if self._padded:
+            self._padded = False
+            self._backend.leave(1)

@@ -36,7 +36,8 @@ class Scheduler:
 
     nbytes_of: bytes of keys and values of so many tokens. length: most tokens of a sequence. record:
     counts tokens and times. batches: compute several in a step, or else each by itself. exact: see
-    Decoding. Raises OutOfMemoryError.
+    Decoding. steady: let also one that runs alone run in the batch, as far as memory allows, so that
+    its tokens do not tell whether others ran; see Batch. Raises OutOfMemoryError.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Scheduler:
         length: int,
         exact: bool = False,
         batches: bool = True,
+        steady: bool = False,
     ) -> None:
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
@@ -60,7 +62,8 @@ class Scheduler:
             return nbytes_of(min(in_steps(tokens), length))
 
         self._nbytes = nbytes  # no method, which would keep this from being freed at its end
-        self._batch = Batch(engine, self.size, length, exact=not batches)
+        self._steady = steady and batches and self.size > 1
+        self._batch = Batch(engine, self.size, length, exact=not batches, steady=self._steady)
         self._queue = deque[Request]()
         self._prompt: Request | None = None  # the request whose prompt is being computed
         self._running: list[Request] = []  # in the order of their places
@@ -233,10 +236,16 @@ class Scheduler:
                 if self._running:
                     self._join(request)
                 else:
-                    request.release()
-                    self._lone.request = request
+                    self._begin_alone(request)
                 self._running.append(request)
                 self._prompt = None
+
+    def _begin_alone(self, request: Request) -> None:
+        request.release()
+        self._lone.request = request
+        copies = self._batch.copies
+        if self._steady and (not copies or self._lone.leaves(request, 0)):
+            self._lone.move(request, self._join, copies=copies)
 
     def _join(self, request: Request) -> None:
         """Let a sequence go on in the batch, for which there is memory."""

@@ -79,6 +79,11 @@ def sampling_params(args: argparse.Namespace, as_json: bool) -> SamplingParams:
     """Values of the options of add_sampling. Raises InputError."""
     if args.logprobs is not None and not as_json:
         raise InputError("--logprobs shows in JSON only; add --json")
+    return params_of(None, sampling_options(args))
+
+
+def sampling_options(args: argparse.Namespace) -> SamplingOptions:
+    """Values of the options of add_sampling, as keywords of generate. Raises InputError."""
     options: SamplingOptions = {"stop": args.stop, "logit_bias": dict(args.logit_bias)}
     options.update({name: getattr(args, name) for name in RANGES})  # type: ignore[typeddict-item]
     options["regex"] = args.regex
@@ -90,7 +95,7 @@ def sampling_params(args: argparse.Namespace, as_json: bool) -> SamplingParams:
             text = read_text(path, name, MAX_CHARS)
             with _file_named(path):
                 options["grammar"] = make(text)
-    return params_of(None, options)
+    return options
 
 
 def check_grammar(model: Model, params: SamplingParams, args: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stem_edge.bundle.manifest import open_bundle
+from stem_edge.cluster.evaluation import ray_scores
 from stem_edge.commands.arguments import own_command
 from stem_edge.commands.loading import (
     add_engine,
@@ -19,6 +20,7 @@ from stem_edge.commands.loading import (
     changed_options,
     device_options,
 )
+from stem_edge.commands.ray import add_ray
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.measuring.planning.candidates import is_bundle, open_checkpoint
@@ -99,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     memory = "RAM limit, reference included, like 600MB (default: half of the free RAM)"
     add("--memory", metavar="SIZE", help=memory)
     add_threads(parser)
+    add_ray(parser, "score on all machines of a cluster, which share the disk of BUNDLE")
     add("--json", action="store_true", help="print a JSON list with an object for each")
 
 
@@ -124,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
             prefill_graph=args.prefill_graph,
             memory=args.memory,
             threads=args.threads,
+            elsewhere=None if args.ray is None else ray_scores(args.ray),
             **device_options(args),
         )
         for bundle in args.bundles

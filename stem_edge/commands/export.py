@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 from stem_edge.bundle.manifest import TOKEN_COUNTS, WORKING, Bundle
+from stem_edge.cluster.exports import ray_shards
 from stem_edge.commands.arguments import BACKBONE_FOR, own_command
 from stem_edge.commands.bundle_report import bundle_table
 from stem_edge.commands.loading import add_threads
+from stem_edge.commands.ray import add_ray
 from stem_edge.errors import ExportError
 from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.exporter import export_with
@@ -77,6 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "greater; it is measured on a few tokens, of the calibration text if there is one",
     )
     add_threads(parser)
+    shards = (
+        "write the tables on all machines of a cluster, which share the disk of CHECKPOINT and OUT"
+    )
+    add_ray(parser, shards)
     parser.add_argument("--force", action="store_true", help="replace OUT if it is a bundle")
 
 
@@ -191,10 +197,12 @@ def _add_tables(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.engine == LLAMA:
         return _run_dense(args)
-    given = {name: value for name, value in vars(args).items() if name not in ("checkpoint", "out")}
+    others = ("checkpoint", "out", "ray")
+    given = {name: value for name, value in vars(args).items() if name not in others}
     options = ExportOptions(**given)  # its fields must have the names of the options
+    elsewhere = None if args.ray is None else ray_shards(args.ray)
     try:
-        bundle = export_with(args.checkpoint, Path(args.out), options)
+        bundle = export_with(args.checkpoint, Path(args.out), options, elsewhere)
     except KeyboardInterrupt:
         out = Path(args.out)
         kept = out.with_name(WORKING + out.name)

@@ -37,6 +37,7 @@ COMMANDS = {
     "generate": "continue a text with a bundle",
     "chat": "talk with a bundle, or send it a message a line",
     "serve": "serve a bundle to programs by OpenAI's interface, and to people by a page",
+    "batch": "answer the prompts of a file into another, each once",
     "inspect": "show what a bundle is made of",
     "verify": "check that a bundle is safe to load, or that all ways of running it agree",
     "edit": "change what a model knows: let tokens look up other tokens' rows",

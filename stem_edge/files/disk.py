@@ -122,6 +122,26 @@ def write(descriptor: int, data: memoryview) -> int:
     return os.write(descriptor, data)
 
 
+def truncate(descriptor: int, nbytes: int) -> None:
+    """Cut an open file to its first bytes."""
+    os.ftruncate(descriptor, nbytes)
+
+
+def lock(descriptor: int) -> bool:
+    """Keep an open file for this process until it is closed; False if another one has it.
+
+    Always True on Windows, which has no such locks.
+    """
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 def fsync(descriptor: int) -> None:
     """Return once the file's bytes are on the medium.
 

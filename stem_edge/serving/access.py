@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stem_edge.serving import pages
-from stem_edge.serving.error_bodies import error_response, path_in
+from stem_edge.serving.error_responses import error_response, path_in
 from stem_edge.serving.refusals import (
     HostRefusedError,
     KeyRefusedError,

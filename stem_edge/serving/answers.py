@@ -31,35 +31,23 @@ class End(NamedTuple):
 AnswerEvent: TypeAlias = Text | CallBegin | CallArguments | CallEnd | End
 
 
-class Answering:
-    """The answer to a turn, under way; leaving the context manager early cancels it.
+class AnswerEvents:
+    """Makes events of the chunks of one answer. parser: of calls in it; None if there can be none."""
 
-    parser: of calls in it; None if there can be none.
-    """
+    def __init__(self, parser: CallParser | None) -> None:
+        self._parser, self._called = parser, False
 
-    def __init__(self, reply: Reply, parser: CallParser | None) -> None:
-        self.reply = reply
-        self._parser = parser
+    def push(self, chunk: Chunk) -> Iterator[AnswerEvent]:
+        """Yield what a chunk has, `End` as the last of all."""
+        for event in self._pieces(chunk):
+            if isinstance(event, CallBegin | CallEnd):
+                self._called = isinstance(event, CallEnd)  # one may break off, even after others
+            yield event
+        if chunk.finish_reason is not None:
+            reason: Literal["stop", "tool_calls"] = "tool_calls" if self._called else "stop"
+            yield End("length" if chunk.finish_reason == "length" else reason, chunk.stop)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.reply.close()
-
-    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
-        """Yield events, `End` as the last. Raises the error that ended the answer."""
-        called = False
-        async for chunk in self.reply:
-            for event in self._events(chunk):
-                if isinstance(event, CallBegin | CallEnd):
-                    called = isinstance(event, CallEnd)  # a call may break off, even after others
-                yield event
-            if chunk.finish_reason is not None:
-                reason: Literal["stop", "tool_calls"] = "tool_calls" if called else "stop"
-                yield End("length" if chunk.finish_reason == "length" else reason, chunk.stop)
-
-    def _events(self, chunk: Chunk) -> Iterator[AnswerEvent]:
+    def _pieces(self, chunk: Chunk) -> Iterator[AnswerEvent]:
         if self._parser is None:
             if chunk.text or chunk.logprobs:
                 yield Text(chunk.text, chunk.logprobs)
@@ -71,6 +59,59 @@ class Answering:
             pieces += self._parser.finish()
         for piece in pieces:
             yield Text(piece.text) if isinstance(piece, Content) else piece
+
+
+class Whole:
+    """An answer that is collected until its end."""
+
+    def __init__(self) -> None:
+        self.text, self.reason = "", ""
+        self.calls = list[dict[str, str]]()  # id, name and arguments of each
+        self.logprobs: list[TokenLogprobs] | None = None  # if asked for
+
+    def add(self, event: AnswerEvent) -> None:
+        """Take the next event."""
+        match event:
+            case Text(more, found):
+                self.text += more
+                if found is not None:
+                    self.logprobs = [*(self.logprobs or ()), *found]
+            case CallBegin(_, id_, name):
+                self.calls.append({"id": id_, "name": name, "arguments": ""})
+            case CallArguments(number, more):
+                self.calls[number]["arguments"] += more
+            case End(ended, _):
+                self.reason = ended
+
+
+class Answering:
+    """The answer to a turn, under way; leaving the context manager early cancels it.
+
+    parser: of calls in it; None if there can be none.
+    """
+
+    def __init__(self, reply: Reply, parser: CallParser | None) -> None:
+        self.reply = reply
+        self._events = AnswerEvents(parser)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reply.close()
+
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        """Yield events, `End` as the last. Raises the error that ended the answer."""
+        async for chunk in self.reply:
+            for event in self._events.push(chunk):
+                yield event
+
+    async def whole(self) -> Whole:
+        """Return the answer once it has ended. Raises the error that ended it."""
+        found = Whole()
+        async for event in self:
+            found.add(event)
+        return found
 
 
 class Answers(ExitStack):

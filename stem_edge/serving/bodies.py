@@ -1,4 +1,4 @@
-"""Bodies of requests and responses: JSON, of the fields that an interface has."""
+"""Bodies of requests: JSON, of the fields that an interface has."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from typing import TypeVar
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
 from stem_edge.serving.refusals import RefusalError
 
@@ -16,11 +14,6 @@ T = TypeVar("T")
 # How messages of msgspec name a field.
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 MISSING = re.compile(r"missing required field `(.*?)`")
-
-
-async def read(request: Request, kind: type[T]) -> T:
-    """Return the body of a request as a struct. Raises RefusalError that names the field."""
-    return decoded(await request.body(), kind)
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
@@ -36,8 +29,3 @@ def decoded(body: bytes, kind: type[T]) -> T:
         raise RefusalError(f"the body is not JSON: {error}") from None
     except RecursionError:
         raise RefusalError("the body is nested too deeply") from None
-
-
-def json_response(data: object) -> Response:
-    """Return a response of JSON."""
-    return Response(msgspec.json.encode(data), media_type="application/json")

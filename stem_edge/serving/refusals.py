@@ -1,12 +1,15 @@
-"""What is refused, with its status in HTTP; each interface gives it its own form."""
+"""What is refused, with its status in HTTP, and errors in the form of each interface."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from stem_edge.errors import InputError, StemEdgeError
 
 log = logging.getLogger(__name__)
+# Where the two interfaces have other names for the same.
+ANTHROPIC_KINDS = {"server_error": "api_error", "unavailable_error": "overloaded_error"}
 
 
 class RefusalError(StemEdgeError):
@@ -98,3 +101,17 @@ def kind_of(error: StemEdgeError) -> str:
     if isinstance(error, RefusalError):
         return error.kind
     return RefusalError.kind if isinstance(error, InputError) else FailedError.kind
+
+
+def openai_error(error: StemEdgeError) -> dict[str, Any]:
+    """Return the body of an error in OpenAI's form, which an event of a stream has, too."""
+    param = error.param if isinstance(error, RefusalError) else None
+    body = {"message": str(error), "type": kind_of(error), "param": param, "code": None}
+    return {"error": body}
+
+
+def anthropic_error(error: StemEdgeError) -> dict[str, Any]:
+    """Return the body of an error in Anthropic's form, which an event of a stream has, too."""
+    kind = kind_of(error)
+    body = {"type": ANTHROPIC_KINDS.get(kind, kind), "message": str(error)}
+    return {"type": "error", "error": body}

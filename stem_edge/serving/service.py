@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import cast
 
@@ -11,13 +10,9 @@ from starlette.requests import HTTPConnection
 
 from stem_edge.runtime.model import Model
 from stem_edge.serving.compute import Compute
+from stem_edge.serving.dates import unix_time
 from stem_edge.serving.metrics import Metrics
 from stem_edge.serving.token_texts import TokenTexts
-
-
-def unix_time() -> int:
-    """Return the date as seconds since 1970. It may jump, so no duration is taken from it."""
-    return int(datetime.now(UTC).timestamp())
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stem_edge.runtime.model import Model
-from stem_edge.serving.bodies import json_response, read
+from stem_edge.serving.http import json_response, read
 from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.service import service_of
 

@@ -6,16 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from anyio import to_thread
-
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.serving.answers import Answering, Answers
 from stem_edge.serving.params import check_grammar
 from stem_edge.serving.refusals import RefusalError
-from stem_edge.serving.service import Service
 from stem_edge.text.messages import checked_messages, checked_tools
 from stem_edge.text.tool_calls.family import Family
 from stem_edge.text.tool_calls.parser import CallParser
@@ -35,17 +31,6 @@ class Turn:
     tool_name: str | None = None  # the only one that may be called, and must be
     parallel: bool = True  # whether several calls are allowed
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-async def begin(service: Service, turn: Turn, count: int = 1) -> Answers:
-    """Queue a turn, `count` times with seeds that follow each other; enter the result at once.
-
-    Raises InputError for a turn that the model cannot take, and what Compute.submit raises.
-    """
-    service.compute.check(count)
-    prepared = await to_thread.run_sync(prepare, service.model, turn, count)
-    replies = service.compute.submit(prepared.requests)
-    return Answers([Answering(reply, prepared.parser()) for reply in replies])
 
 
 class Prepared(NamedTuple):

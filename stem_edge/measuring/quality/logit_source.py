@@ -66,31 +66,32 @@ class Reference(NamedTuple):
     memory: int | str | None  # what it leaves of the limit
 
 
+def check_reference(path: Path, bundle: Bundle, task: Task) -> None:
+    """Raise InputError if a reference's distributions cannot be compared with a bundle's."""
+    if is_bundle(path):
+        _check_bundle(open_bundle(path), bundle, task)
+    else:
+        _check_vocabulary(path, open_checkpoint(path).config, bundle)
+
+
 def open_reference(
     stack: ExitStack,
     path: Path,
-    bundle: Bundle,
-    task: Task,
+    window: int,
     memory: int | str | None,
     threads: int | None,
     progress: bool | None,
     engine: EngineChoice,
 ) -> Reference:
-    """Open a reference, which is closed with the stack.
-
-    Raises InputError if its distributions cannot be compared with those of the bundle.
-    """
+    """Open a reference, which is closed with the stack."""
     if not is_bundle(path):
-        checkpoint = open_checkpoint(path)
-        _check_vocabulary(path, checkpoint.config, bundle)
-        return Reference(partial(checkpoint_logits, checkpoint), None, memory)
-    _check_bundle(open_bundle(path), bundle, task)
+        return Reference(partial(checkpoint_logits, open_checkpoint(path)), None, memory)
     limit = None if memory is None else parse_size(memory)
     model = load(
         path,
         None if limit is None else limit // 2,
         threads,
-        context_length=task.window,
+        context_length=window,
         engine=engine,
         prefill_graph=False,
         warm_start=False,

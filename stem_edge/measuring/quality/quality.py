@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Unpack
@@ -20,19 +19,21 @@ from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
 from stem_edge.edit_files.file import Edit
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KvChoice
-from stem_edge.measuring.quality.logit_source import bundle_logits, open_reference
+from stem_edge.measuring.quality.logit_source import check_reference
 from stem_edge.measuring.quality.scores import (
     Documents,
-    Logits,
+    Scored,
     Scores,
+    Task,
+    join,
     make_task,
+    parts,
     read_text,
-    score,
 )
+from stem_edge.measuring.quality.scoring import Done, Score, Scoring, Ways, score_here
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
-from stem_edge.runtime import load
-from stem_edge.runtime.backends.options import DeviceKeywords, EngineChoice
+from stem_edge.runtime.backends.options import DeviceKeywords, EngineChoice, LoadKeywords
 from stem_edge.runtime.text.codec import TextCodec
 
 # Tokens shown around one that was predicted badly.
@@ -121,6 +122,7 @@ def evaluate(
     memory: int | str | None = None,
     threads: int | None = None,
     progress: bool | None = None,
+    elsewhere: Score | None = None,
     **device: Unpack[DeviceKeywords],
 ) -> Quality:
     """Score every token of a text but the first with a bundle.
@@ -142,6 +144,8 @@ def evaluate(
     prefill_graph: with onnxruntime, measure the graph for prompts instead of those that decode.
     memory: limit of loading, a reference included (see load). Logits of some tokens and, for a
         checkpoint, the arrays of a window come on top.
+    elsewhere: has windows scored by other processes, as stem_edge.ray_scores does on a cluster; the
+        figures are the same, to the digit, on machines of one kind.
     device: providers, provider_libraries, device_memory, host_slots as in stem_edge.load, for the
         bundle; `against` runs on the CPU.
 
@@ -151,37 +155,28 @@ def evaluate(
     opened = open_bundle(bundle)
     _check(opened, worst, edits, prefill_graph=prefill_graph)
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
-    with ExitStack() as stack:
-        reference = None
-        if against is not None:
-            reference = open_reference(
-                stack, Path(against), opened, task, memory, threads, progress, against_engine
-            )
-            memory = reference.memory
-        model = load(
-            bundle,
-            memory,
-            threads,
-            context_length=task.window,
-            engine=engine,
-            prefill_graph=prefill_graph,
-            repack=repack,
-            kv=kv,
-            warm_start=False,
-            progress=progress,
-            **device,
-        )
-        stack.enter_context(model)
-        stack.enter_context(model.edited(*edits))
-        bar = stack.enter_context(Progress(task.documents.nbytes, f"scoring {bundle}", progress))
-        sources: list[Logits] = [partial(bundle_logits, model)]
-        sources += [reference.logits] if reference else []
-        scores, nats = score(task, sources, bar.advance)
+    reference = None if against is None else Path(against)
+    if reference is not None:
+        check_reference(reference, opened, task)
+    keywords: LoadKeywords = {
+        "memory": memory,
+        "threads": threads,
+        "context_length": task.window,
+        "engine": engine,
+        "prefill_graph": prefill_graph,
+        "repack": repack,
+        "kv": kv,
+        "warm_start": False,
+        "progress": progress,
+        **device,
+    }
+    scoring = Scoring(bundle, keywords, task.window, tuple(edits), reference, against_engine)
+    ways, (scores, nats) = _score(scoring, task, elsewhere or score_here)
     documents, likelihood = task.documents, float(scores[0].likelihood.mean())
     divergence = None
     if reference is not None:
         named = _worst(opened, documents, scores, nats, worst)
-        divergence = _divergence(str(against), reference.engine, scores, nats, named)
+        divergence = _divergence(str(against), ways.reference_engine, scores, nats, named)
     bits = -likelihood * documents.predicted / math.log(2)
     return Quality(
         bundle=str(bundle),
@@ -192,7 +187,7 @@ def evaluate(
         window=task.window,
         window_asked=task.window_asked,
         stride=task.stride,
-        engine=model.plan.engine,
+        engine=ways.engine,
         prefill_graph=prefill_graph,
         edits=len(edits),
         ids_sha256=sha256(repr(documents.token_ids).encode()).hexdigest(),
@@ -202,6 +197,25 @@ def evaluate(
         bits_per_character=bits / documents.characters,
         divergence=divergence,
     )
+
+
+def _score(scoring: Scoring, task: Task, run: Score) -> tuple[Ways, Scored]:
+    """Score all parts of a text, with a progress bar. Raises InputError for parts unlike others."""
+    found, documents, progress = list[Done](), task.documents, scoring.keywords.get("progress")
+    count, title = documents.predicted, f"scoring {scoring.bundle}"
+    with Progress(documents.nbytes, title, progress) as bar:
+
+        def advance(tokens: int) -> None:
+            bar.advance(tokens * documents.nbytes // count)
+
+        with closing(run(scoring, parts(task), advance)) as done:
+            found = sorted(done, key=lambda each: each.number)
+    if len(ways := {each.ways for each in found}) > 1:
+        raise InputError(
+            f"{scoring.bundle}: machines computed in different ways ({', '.join(map(str, ways))}), so "
+            "figures would not be those of one of them; give memory and engine, which then hold for all"
+        )
+    return ways.pop(), join([each.scored for each in found])
 
 
 def _check(bundle: Bundle, worst: int, edits: Sequence[Edit], *, prefill_graph: bool) -> None:

@@ -131,6 +131,25 @@ def windows(tokens: int, window: int, stride: int) -> list[Window]:
     return [Window(*each) for each in zip(starts, stops, [0, *stops], strict=False)]
 
 
+class Part(NamedTuple):
+    """A window of a document, which is scored apart from all others."""
+
+    token_ids: list[int]  # tokens in the window, and the one after the last of them
+    first: int  # first position that counts
+
+    @property
+    def predicted(self) -> int:
+        """Number of tokens that are predicted."""
+        return len(self.token_ids) - 1 - self.first
+
+
+def parts(task: Task) -> Iterator[Part]:
+    """Yield the windows of all documents, in the order of the text."""
+    for ids in task.documents.token_ids:
+        for start, stop, first in windows(len(ids), task.window, task.stride):
+            yield Part(ids[start : stop + 1], first - start)
+
+
 @dataclass(frozen=True)
 class Scores:
     """Predictions of a model, in the order of the text."""
@@ -140,37 +159,45 @@ class Scores:
     top_probability: F64
 
 
-def score(
-    task: Task, sources: Sequence[Logits], advance: Callable[[int], object]
-) -> tuple[list[Scores], F64]:
-    """Score all tokens but the first of each document; `advance` is called with bytes done.
+class Scored(NamedTuple):
+    """Scores of each source, and what two of them differ by."""
 
-    Return the scores of each source, and KL(second source || first) in nats at each token, which is
-    empty for a single source.
-    """
-    documents, at = task.documents, 0
-    count, nbytes = documents.predicted, documents.nbytes
-    scores = [Scores(np.zeros(count), np.zeros(count, np.int64), np.zeros(count)) for _ in sources]
-    divergence = np.zeros(count if len(sources) > 1 else 0)
-    for ids in documents.token_ids:
-        for window in windows(len(ids), task.window, task.stride):
-            came = np.array(ids[window.first + 1 : window.stop + 1])
-            shown, skip = ids[window.start : window.stop], window.first - window.start
-            for logits in side_by_side([source(shown, skip) for source in sources]):
-                said = [log_softmax(piece) for piece in logits]
-                rows = np.arange(len(logits[0]))
-                span = slice(at, at + len(rows))
-                for each, log_probabilities in zip(scores, said, strict=True):
-                    top = log_probabilities.argmax(axis=1)
-                    each.likelihood[span] = log_probabilities[rows, came[: len(rows)]]
-                    each.top[span] = top
-                    each.top_probability[span] = np.exp(log_probabilities[rows, top])
-                if len(said) > 1:
-                    divergence[span] = kullback_leibler(said[1], said[0])
-                came = came[len(rows) :]
-                advance(nbytes * span.stop // count - nbytes * at // count)
-                at = span.stop
-    return scores, divergence
+    scores: list[Scores]
+    divergence: F64  # KL(second source || first) in nats at each token; empty for a single source
+
+
+def score(part: Part, sources: Sequence[Logits], advance: Callable[[int], object]) -> Scored:
+    """Score the tokens of a part; `advance` is called with the number of tokens just done."""
+    found, at = list[Scored](), part.first + 1
+    for logits in side_by_side([source(part.token_ids[:-1], part.first) for source in sources]):
+        came = np.array(part.token_ids[at : at + len(logits[0])])
+        found.append(_score_piece(logits, came))
+        advance(len(came))
+        at += len(came)
+    return join(found)
+
+
+def _score_piece(logits: Sequence[F32], came: I64) -> Scored:
+    """Score tokens [n] by the logits [n, V] of each source."""
+    rows, scores = np.arange(len(came)), []
+    said = [log_softmax(piece) for piece in logits]
+    for each in said:
+        top = each.argmax(axis=1)
+        scores.append(Scores(each[rows, came], top, np.exp(each[rows, top])))
+    return Scored(scores, kullback_leibler(said[1], said[0]) if len(said) > 1 else np.zeros(0))
+
+
+def join(found: Sequence[Scored]) -> Scored:
+    """Put what was scored apart behind one another."""
+    scores = [
+        Scores(
+            np.concatenate([each.likelihood for each in source]),
+            np.concatenate([each.top for each in source]),
+            np.concatenate([each.top_probability for each in source]),
+        )
+        for source in zip(*(each.scores for each in found), strict=True)
+    ]
+    return Scored(scores, np.concatenate([each.divergence for each in found]))
 
 
 def side_by_side(streams: Sequence[Iterator[F32]]) -> Iterator[list[F32]]:

@@ -15,11 +15,11 @@ from stem_edge.serving.answers import AnswerEvent, Answering, End, Text
 from stem_edge.serving.anthropic.body import Body, Conversation
 from stem_edge.serving.anthropic.message import AnswerMessage, Event, usage_of
 from stem_edge.serving.anthropic.turns import sampling_of, turn_of
-from stem_edge.serving.bodies import read
-from stem_edge.serving.error_bodies import anthropic_error
+from stem_edge.serving.begin import begin
+from stem_edge.serving.http import read
+from stem_edge.serving.refusals import anthropic_error
 from stem_edge.serving.service import service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
-from stem_edge.serving.turn import begin
 from stem_edge.serving.turn import count_tokens as count_prompt
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
 

@@ -9,16 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stem_edge.serving.answers import AnswerEvent, Answering, Answers, End, Text, merged
-from stem_edge.serving.bodies import json_response, read
-from stem_edge.serving.error_bodies import openai_error
+from stem_edge.serving.answers import AnswerEvent, Answers, End, Text, merged
+from stem_edge.serving.begin import begin
+from stem_edge.serving.http import json_response, read
+from stem_edge.serving.openai.chat_answer import completion
 from stem_edge.serving.openai.chat_body import ChatBody
 from stem_edge.serving.openai.shapes import DONE, head, usage
+from stem_edge.serving.refusals import openai_error
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
 from stem_edge.serving.timings import timings
-from stem_edge.serving.token_texts import TokenTexts
-from stem_edge.serving.turn import begin
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin
 
 
@@ -38,38 +38,10 @@ async def chat(request: Request) -> Response:
 
 async def _whole(service: Service, answers: Answers) -> dict[str, Any]:
     """Return all answers as one object."""
-    texts = service.token_texts
-    choices = [await _choice(texts, index, each) for index, each in enumerate(answers.all)]
+    found = [await each.whole() for each in answers.all]
     requests = [answering.reply.request for answering in answers.all]
-    return head(service, "chatcmpl", "chat.completion") | {
-        "choices": choices,
-        "usage": usage(requests, len(requests)),
-        "timings": timings(service.model, answers.first.reply),
-    }
-
-
-async def _choice(texts: TokenTexts, index: int, answering: Answering) -> dict[str, Any]:
-    text, calls, logprobs, reason = "", list[dict[str, Any]](), None, ""
-    async for piece in answering:
-        match piece:
-            case Text(more, found):
-                text += more
-                if found is not None:
-                    logprobs = [*(logprobs or ()), *found]
-            case CallBegin(_, id_, name):
-                function = {"name": name, "arguments": ""}
-                calls.append({"id": id_, "type": "function", "function": function})
-            case CallArguments(number, more):
-                calls[number]["function"]["arguments"] += more
-            case End(ended, _):
-                reason = ended
-    message = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
-    return {
-        "index": index,
-        "message": message | ({"tool_calls": calls} if calls else {}),
-        "logprobs": None if logprobs is None else texts.chat_logprobs(logprobs),
-        "finish_reason": reason,
-    }
+    body = completion(service.name, found, requests, service.token_texts)
+    return body | {"timings": timings(service.model, answers.first.reply)}
 
 
 class _Stream:
@@ -77,7 +49,7 @@ class _Stream:
 
     def __init__(self, service: Service, answers: Answers, *, with_usage: bool, each: bool) -> None:
         self._service, self._answers, self._each = service, answers, each
-        self._head = head(service, "chatcmpl", "chat.completion.chunk")
+        self._head = head(service.name, "chatcmpl", "chat.completion.chunk")
         self._with_usage = with_usage
 
     async def events(self) -> AsyncGenerator[bytes]:

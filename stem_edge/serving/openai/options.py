@@ -93,7 +93,7 @@ class Options(msgspec.Struct):
             "top_p": self.top_p and max(self.top_p, SMALLEST_TOP_P),
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
-            "logit_bias": None if self.logit_bias is None else _biases(self.logit_bias),
+            "logit_bias": None if self.logit_bias is None else biases(self.logit_bias),
             "seed": None if self.seed is None else self.seed % 2**64,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "top_k": self.top_k and max(self.top_k, 0),  # -1: off, as vLLM says
@@ -133,7 +133,8 @@ class Options(msgspec.Struct):
         return grammar_of(name, make, given) if given else None
 
 
-def _biases(given: Mapping[str, float]) -> dict[int, float]:
+def biases(given: Mapping[str, float]) -> dict[int, float]:
+    """Return biases by token id, which are texts in JSON. Raises RefusalError."""
     if wrong := [key for key in given if not key.isdecimal() or len(key) > MOST_DIGITS]:
         raise RefusalError(f"logit_bias has {wrong[0][:80]!a}; expected token ids", "logit_bias")
     return {int(key): value for key, value in given.items()}

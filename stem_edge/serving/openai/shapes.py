@@ -8,19 +8,22 @@ from typing import Any
 
 import stem_edge
 from stem_edge.runtime.batching.request import Request
-from stem_edge.serving.service import Service, unix_time
+from stem_edge.serving.dates import unix_time
 
 FINGERPRINT = f"b{stem_edge.__version__}"
 DONE = b"data: [DONE]\n\n"
 
 
-def head(service: Service, prefix: str, kind: str) -> dict[str, Any]:
-    """Return the fields with which an answer begins, and every chunk of a stream."""
+def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
+    """Return the fields with which an answer begins, and every chunk of a stream.
+
+    name: of the model.
+    """
     return {
         "id": f"{prefix}-{secrets.token_hex(12)}",
         "object": kind,
         "created": unix_time(),
-        "model": service.name,
+        "model": name,
         "system_fingerprint": FINGERPRINT,
     }
 

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app, streams
-from stem_edge.serving.answers import Answering
+from stem_edge.serving.answers import AnswerEvents
 
 ASKED = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
 
@@ -65,10 +65,10 @@ def test_an_answer_that_cannot_be_read_ends_the_stream(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(answering: Answering, chunk: Chunk) -> NoReturn:
+    def fail(events: AnswerEvents, chunk: Chunk) -> NoReturn:
         raise TypeError("a secret")
 
-    monkeypatch.setattr(Answering, "_events", fail)
+    monkeypatch.setattr(AnswerEvents, "push", fail)
     asking = Connection(port, "/v1/completions", ASKED | {"stream": True, "n": count})
     asking.read_until(b"the server failed")
     assert b"secret" not in asking.read_all()

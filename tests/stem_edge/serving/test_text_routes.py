@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
 from stem_edge.serving import text_routes
-from stem_edge.serving.bodies import json_response
+from stem_edge.serving.http import json_response
 
 
 def post(url: str, path: str, **body: Any) -> httpx2.Response:

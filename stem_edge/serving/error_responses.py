@@ -15,7 +15,8 @@ from stem_edge.serving.refusals import (
     MethodRefusedError,
     NotFoundError,
     RefusalError,
-    kind_of,
+    anthropic_error,
+    openai_error,
     public,
     status_of,
 )
@@ -23,22 +24,6 @@ from stem_edge.serving.streams import ClientLeftError
 
 MESSAGES = "/v1/messages"  # and below: Anthropic's interface
 CLIENT_LEFT = 499  # as nginx calls it; nobody sees it but a log
-# Where the two interfaces have other names for the same.
-ANTHROPIC_KINDS = {"server_error": "api_error", "unavailable_error": "overloaded_error"}
-
-
-def openai_error(error: StemEdgeError) -> dict[str, Any]:
-    """Return the body of an error in OpenAI's form, which an event of a stream has, too."""
-    param = error.param if isinstance(error, RefusalError) else None
-    body = {"message": str(error), "type": kind_of(error), "param": param, "code": None}
-    return {"error": body}
-
-
-def anthropic_error(error: StemEdgeError) -> dict[str, Any]:
-    """Return the body of an error in Anthropic's form, which an event of a stream has, too."""
-    kind = kind_of(error)
-    body = {"type": ANTHROPIC_KINDS.get(kind, kind), "message": str(error)}
-    return {"type": "error", "error": body}
 
 
 def error_response(path: str, error: StemEdgeError) -> Response:

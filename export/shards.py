@@ -1,0 +1,113 @@
+"""Shards of a table store as work for other processes, which see the same disk.
+
+The process that runs the export hands out names of shards and alone writes the journal. Whoever
+writes a shard does so below PARTS and then gives it its name, so that a process may be killed, or be
+taken for dead and go on: another one writes the same bytes under the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+from uuid import uuid4
+
+from stem_edge import __version__
+from stem_edge.bundle.manifest import TABLES, FileEntry
+from stem_edge.errors import CheckpointError, ExportError
+from stem_edge.export.checkpoints.lora import merge_lora
+from stem_edge.export.checkpoints.readers import open_checkpoint
+from stem_edge.export.checkpoints.sources import changed
+from stem_edge.export.job.job import Advance
+from stem_edge.export.job.journal import Journal, Step, read_subject, run_step
+from stem_edge.export.job.table_plan import TablePlan
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.tables import TableWriter
+from stem_edge.files import disk
+from stem_edge.numerics.matrix import Matrix
+
+PARTS = "parts"  # folder of the working folder
+SHARED = "every machine must see it under the same path: put it on a shared disk"
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Shards to be written for an export that another process runs; it can be pickled."""
+
+    names: Sequence[str]
+    subject: str  # of the journal in the folder
+    folder: Path  # where the export writes
+    checkpoint: Path
+    lora: Path | None
+    files: Mapping[Path, tuple[int, ...]]  # of checkpoint and adapter, as Sources.used returns them
+    plan: TablePlan
+    shard_nbytes: int
+    version: str = __version__
+
+    def nbytes(self, threads: int) -> int:
+        """Return the memory that writing a shard takes, beside what the process has."""
+        return self._writer(self.folder, {}, threads).nbytes
+
+    def open(self) -> Mapping[int, Matrix]:
+        """Open the tables of the checkpoint for `write`.
+
+        Raises CheckpointError and ExportError if this process does not see the files of the one
+        that runs the export.
+        """
+        if self.version != __version__:
+            raise ExportError(
+                f"stem-edge {__version__} is installed here, and {self.version} where the export "
+                "runs; install one version on every machine"
+            )
+        if read_subject(self.folder) != self.subject:
+            raise ExportError(
+                f"{self.folder}: not seen here with the files of the export that runs; {SHARED}"
+            )
+        if (file := changed(self.files)) is not None:
+            raise CheckpointError(
+                f"{file}: missing here, or another than where the export runs; {SHARED}"
+            )
+        source = open_checkpoint(self.checkpoint)
+        if self.lora is not None:
+            source = merge_lora(source, self.lora)
+        return source.tables
+
+    def write(self, name: str, tables: Mapping[int, Matrix], threads: int = 1) -> Step:
+        """Write a shard. tables: as `open` returned them. Raises CheckpointError, OSError."""
+        root = self.folder / PARTS / uuid4().hex
+        work = dict(self._writer(root, tables, threads).shards())[name]
+
+        def write(meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:
+            written = work(meter, advance).items()
+            return {self._place(path.relative_to(root), path): entry for path, entry in written}
+
+        step = run_step(self.folder, name, write, lambda nbytes: None)
+        disk.remove_tree(root)
+        return step
+
+    def _writer(self, root: Path, tables: Mapping[int, Matrix], threads: int) -> TableWriter:
+        return TableWriter(root, self.plan, tables, threads, self.shard_nbytes)
+
+    def _place(self, name: Path, written: Path) -> Path:
+        path = self.folder / TABLES / name
+        disk.make_folders(path.parent)
+        disk.rename(written, path)
+        return path
+
+
+# Has shards written by other processes; yields the steps in any order, as they are done.
+Elsewhere: TypeAlias = Callable[[Shards], Generator[Step]]
+
+
+def write_elsewhere(
+    elsewhere: Elsewhere, shards: Shards, journal: Journal, advance: Advance
+) -> None:
+    """Have shards written by other processes, and record each as it is done."""
+    with closing(elsewhere(shards)) as done:
+        for step in done:
+            journal.record(step)
+            advance(step.progress)
+    if (parts := shards.folder / PARTS).is_dir():  # of processes that were killed
+        disk.remove_tree(parts)

@@ -1,0 +1,156 @@
+"""The file of results: all that a batch keeps, and its only writer."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+from stem_edge.batches.keys import Keys
+from stem_edge.batches.results import Result, known
+from stem_edge.errors import InputError
+from stem_edge.files import disk
+
+SYNC_SECONDS = 5.0  # whose results may be lost when the power goes; they are computed again
+BEGIN = b'{"id":'  # of each line
+MAX_LINE_NBYTES = 1 << 30  # so that what is no file of results is not read into memory
+
+
+class Output:
+    """Results appended to a file, each once; what it has already is done.
+
+    A last line without an end is dropped: the process that wrote it was killed. retry_errors: drop
+    lines of errors, too. Other processes cannot write it meanwhile. Raises InputError, as `append` and
+    `close` do.
+    """
+
+    def __init__(self, path: Path, *, retry_errors: bool = False) -> None:
+        self.path = path
+        self.errors = 0  # lines that are errors
+        self._keys, self._synced = Keys(), time.monotonic()
+        with self._explained():
+            self._file = _open(path)
+            try:
+                whole = self._read()
+                if retry_errors and self.errors:
+                    self._drop_errors()
+                elif whole < disk.size(self._file):
+                    disk.truncate(self._file, whole)
+            except BaseException:
+                disk.close(self._file)
+                raise
+
+    def __contains__(self, key: bytes) -> bool:
+        """Tell whether a row, by its key, is done."""
+        return key in self._keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def append(self, result: Result) -> bool:
+        """Write a result; False if there is one of this row."""
+        if result.key in self._keys:
+            return False
+        with self._explained():
+            disk.write_all(self._file, result.data + b"\n")
+            self._keys.add(result.key)
+            self.errors += result.failed
+            if time.monotonic() - self._synced > SYNC_SECONDS:
+                disk.fsync(self._file)
+                self._synced = time.monotonic()
+        return True
+
+    def close(self) -> None:
+        """Return once all results are on the disk."""
+        with self._explained():
+            try:
+                disk.fsync(self._file)
+            finally:
+                disk.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self) -> int:
+        """Note the rows that have results; return the bytes of whole lines."""
+        whole = 0
+        for line, is_error, key in _results(self.path):
+            whole += len(line)
+            self.errors += is_error
+            self._keys.add(key)
+        return whole
+
+    def _drop_errors(self) -> None:
+        """Put a file without errors into the place of this one."""
+        path = self.path.resolve()  # the file itself, if it is a link
+        beside = path.parent / f".{secrets.token_hex(8)}.tmp"
+        self._keys, self.errors = Keys(), 0
+        copy = disk.create(beside)
+        try:
+            disk.lock(copy)
+            for line, is_error, key in _results(path):
+                if not is_error:
+                    disk.write_all(copy, line)
+                    self._keys.add(key)
+            disk.fsync(copy)
+            disk.rename(beside, path)
+        except BaseException:
+            disk.close(copy)
+            with suppress(OSError):
+                disk.remove(beside)
+            raise
+        disk.close(self._file)
+        self._file = copy
+        disk.sync_folder(path.parent)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"{self.path}: cannot write results ({error.strerror or error}); once it can be written, "
+                "the same batch goes on"
+            ) from error
+
+
+def _open(path: Path) -> int:
+    """Open a file for appending, and keep it for this process. Raises InputError, OSError."""
+    with suppress(FileExistsError):
+        disk.close(disk.create(path))
+    if not stat.S_ISREG(path.stat().st_mode):  # before it is opened, which may wait for ever
+        raise InputError(
+            f"{path}: not a regular file; results need one, from which a batch goes on"
+        )
+    file = disk.append(path)
+    # A batch that retries errors has put another file into the place of one that is not locked any more.
+    if not disk.lock(file) or not os.path.samestat(os.fstat(file), path.stat()):
+        disk.close(file)
+        raise InputError(f"{path}: another batch writes it; wait for it, or choose another output")
+    return file
+
+
+def _results(path: Path) -> Iterator[tuple[bytes, bool, bytes]]:
+    """Yield (line, whether it is an error, key) of whole lines. Raises InputError for other files."""
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_NBYTES):
+            number += 1
+            is_cut = not line.endswith(b"\n")
+            if is_cut and line.startswith(BEGIN[: len(line)]):
+                return
+            try:
+                key, is_error = known(line)
+            except ValueError:
+                raise InputError(
+                    f"{path}: line {number} is no result of a batch; choose another output"
+                ) from None
+            yield line, is_error, key

@@ -1,0 +1,84 @@
+"""The rows of a file, as they are read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+from stem_edge.batches import parquet
+from stem_edge.batches.keys import Keys
+from stem_edge.batches.rows import Row, named
+from stem_edge.errors import InputError
+from stem_edge.files.strict_json import BOM
+from stem_edge.text_table import shown
+
+MAX_ROW_NBYTES = 16 << 20  # as requests of the server
+PIECE = 1 << 20  # bytes that are looked at at once for ends of lines
+PARQUET = ".parquet"
+
+
+def is_parquet(path: Path) -> bool:
+    """Tell whether a path is that of a table, by its name."""
+    return path.suffix.lower() == PARQUET
+
+
+def count_rows(path: Path | None, column: str | None = None) -> int | None:
+    """Return the number of rows, empty lines among them; None of stdin. Raises InputError."""
+    if path is None:
+        return None
+    if is_parquet(path):
+        return parquet.count_rows(path, column)
+    with _opened(path) as file:
+        count, last = 0, b"\n"
+        while piece := file.read(PIECE):
+            count, last = count + piece.count(b"\n"), piece[-1:]
+    return count + (last != b"\n")
+
+
+def read_rows(path: Path | None, column: str | None = None) -> Iterator[Row]:
+    """Yield the rows of a file as they are read, those that are wrong among them.
+
+    path: a file of JSON lines, or of parquet with the column of prompts; None: lines of stdin. Empty
+    lines are no rows. An id that an earlier row has is wrong. Raises InputError, also for no rows.
+    """
+    if path is not None and is_parquet(path):
+        found = parquet.read_rows(path, column)
+    else:
+        found = _lines(path)
+    seen, row = Keys(), None
+    for row in found:
+        if seen.add(row.key):
+            yield row
+        else:
+            wrong = f"an earlier row has the id {shown(row.id)}; give each row its own"
+            yield replace(row, id=None, wrong=wrong)
+    if row is None:
+        raise InputError(f"{path or 'stdin'}: has no rows; give one JSON object a line")
+
+
+def _lines(path: Path | None) -> Iterator[Row]:
+    with nullcontext(sys.stdin.buffer) if path is None else _opened(path) as file:
+        number = 0
+        while line := file.readline(MAX_ROW_NBYTES + 1):
+            number += 1
+            if len(line) > MAX_ROW_NBYTES and not line.endswith(b"\n"):
+                while not line.endswith(b"\n") and (line := file.readline(PIECE)):
+                    pass
+                yield Row(None, number, b"", f"longer than {MAX_ROW_NBYTES:,} bytes; shorten it")
+                continue
+            line = line.removeprefix(BOM).strip() if number == 1 else line.strip()
+            if line:
+                yield named(line, number)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot read the rows ({error.strerror}); give another file"
+        ) from None

@@ -1,0 +1,80 @@
+"""Rows to results on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from stem_edge.batches.results import Result
+from stem_edge.batches.rows import Row
+from stem_edge.batches.settings import Answers, Settings
+from stem_edge.batches.tasks import Task, Tasks
+from stem_edge.errors import DeviceLostError
+from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.batching.scheduler import Scheduler
+from stem_edge.runtime.model import Model
+
+__all__ = ["Answers", "Settings", "answer"]
+
+
+def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) -> Iterator[Result]:
+    """Yield a result for each row, in the order of their completion.
+
+    Rows are taken as places become free, so they may be of any number, but nothing decodes while it
+    waits for the next one. What is wrong with a row makes its result an error; what ends the model,
+    such as a lost device, is raised.
+    """
+    settings = settings or Settings()
+    tasks = Tasks(model, settings)
+    return _Run(model.scheduler(settings.sequences, steady=True), tasks).results(iter(rows))
+
+
+class _Run:
+    """Rows in the places of a scheduler."""
+
+    def __init__(self, scheduler: Scheduler, tasks: Tasks) -> None:
+        self._scheduler, self._tasks = scheduler, tasks
+        self._running = dict[Request, Task]()
+
+    def results(self, rows: Iterator[Row]) -> Iterator[Result]:
+        """Yield the results; close the scheduler at the end."""
+        scheduler, more = self._scheduler, True
+        try:
+            while more or scheduler.busy:
+                while more and scheduler.free > 0:
+                    row = next(rows, None)
+                    more = row is not None
+                    if row is not None and (result := self._begin(row)) is not None:
+                        yield result
+                yield from self._step()
+        finally:
+            scheduler.close()
+
+    def _begin(self, row: Row) -> Result | None:
+        """Queue the requests of a row; return its result if it has none."""
+        task = self._tasks.task(row)
+        if isinstance(task, Result):
+            self._scheduler.check_usable()  # otherwise every row would be refused
+            return task
+        for request in task.requests:
+            self._running[request] = task
+            self._scheduler.submit(request)
+        return None if task.requests else task.result()
+
+    def _step(self) -> Iterator[Result]:
+        """Do a unit of work; yield the results that it completes."""
+        for request, chunk in self._scheduler.step():
+            task = self._running.get(request)
+            if isinstance(chunk.error, DeviceLostError):
+                raise chunk.error
+            result = None if task is None else task.push(request, chunk)
+            if chunk.finish_reason is not None:
+                self._running.pop(request, None)
+            if result is not None and task is not None:
+                self._forget(task)
+                yield result
+
+    def _forget(self, task: Task) -> None:
+        """End the requests of a task that have not ended, as after an error of one."""
+        for request in task.requests:
+            if self._running.pop(request, None) is not None:
+                self._scheduler.cancel(request)

@@ -1,0 +1,101 @@
+"""Batches on a cluster: rows are answered by a loaded model on each machine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from stem_edge.batches.results import Result
+from stem_edge.batches.rows import Row
+from stem_edge.batches.run import answer
+from stem_edge.batches.settings import Answers, Settings
+from stem_edge.cluster.memory import on_machine, planned_nbytes
+from stem_edge.cluster.sharing import Work, share
+from stem_edge.runtime import Model, load
+from stem_edge.runtime.backends.options import LoadKeywords
+
+# Rows that a machine has, for each sequence that it decodes at a time: there must be some that wait
+# when several end together, because those that come later join only once all others have ended.
+ROWS_PER_SEQUENCE = 3
+
+
+def ray_answers(
+    bundle: str | Path,
+    keywords: LoadKeywords | None = None,
+    settings: Settings | None = None,
+    address: str = "auto",
+) -> Answers:
+    """Return what has rows answered on a cluster, for `answers` of stem_edge.batch.
+
+    keywords: of stem_edge.load. address: "auto" for the cluster that runs here, its host:port, or
+    "local" for this machine alone. The bundle must be on a disk that every machine has under the same
+    path, or be named as on the hub, from which each machine then fetches it once.
+    """
+    return partial(_answers, bundle, keywords or {}, settings or Settings(), address)
+
+
+def _answers(
+    bundle: str | Path,
+    keywords: LoadKeywords,
+    settings: Settings,
+    address: str,
+    rows: Iterable[Row],
+) -> Generator[Result]:
+    nbytes = planned_nbytes(bundle, keywords)
+    work = Work(
+        partial(_open, bundle, keywords, settings),
+        lambda cpus: nbytes,
+        at_once=ROWS_PER_SEQUENCE * settings.sequences,
+    )
+    return share(address, work, rows)
+
+
+def _open(
+    bundle: str | Path, keywords: LoadKeywords, settings: Settings, cpus: int
+) -> Callable[[Row], Result]:
+    return Answering(load(bundle, **on_machine(keywords, cpus)), settings)
+
+
+class Answering:
+    """A model that answers rows of several threads together, in one of its own."""
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        self._model, self._settings = model, settings
+        self._rows = SimpleQueue[Row | None]()  # None: end
+        self._asked = dict[int, Future[Result]]()  # by lines of rows
+        self._thread = threading.Thread(target=self._run, name="stem-edge-answers", daemon=True)
+        self._thread.start()
+
+    def __call__(self, row: Row) -> Result:
+        """Wait for the answer to a row."""
+        found = self._asked[row.line] = Future[Result]()
+        self._rows.put(row)
+        return found.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._rows.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (first := self._rows.get()) is not None:
+            try:
+                for result in answer(self._model, self._now(first), self._settings):
+                    self._asked.pop(result.line).set_result(result)
+            except BaseException as error:
+                while self._asked:
+                    self._asked.popitem()[1].set_exception(error)
+
+    def _now(self, row: Row | None) -> Iterator[Row]:
+        """Yield the rows that are here; waiting for more would hold those that are being answered."""
+        while row is not None:
+            yield row
+            try:
+                row = self._rows.get_nowait()
+            except Empty:
+                return
+        self._rows.put(None)

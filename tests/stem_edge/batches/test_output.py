@@ -1,0 +1,106 @@
+"""The file of results: what is cut is dropped, nothing else is lost, one process writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faulty_disk import CHANGES, Failing, watch
+
+from stem_edge.batches.keys import Keys
+from stem_edge.batches.output import Output
+from stem_edge.batches.results import Result, known
+from stem_edge.errors import InputError
+
+LINES = [b'{"id":"a","text":"1"}\n', b'{"id":2,"line":2,"error":{"message":"no"}}\n']
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        (b"", 0),
+        (LINES[0], 1),
+        (LINES[0] + LINES[1][:-1], 1),  # even what lacks its end alone
+        (LINES[0] + LINES[1][:3], 1),
+        (LINES[1][:1], 0),
+        (b"".join(LINES), 2),
+    ],
+)
+def test_a_cut_line_is_dropped(data: bytes, kept: int, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(data)
+    with Output(path) as found:
+        assert len(found) == kept
+        assert found.append(Result("new", 3, b'{"id":"new"}'))
+        assert not found.append(Result("new", 3, b'{"id":"again"}'))
+    assert path.read_bytes() == b"".join(LINES[:kept]) + b'{"id":"new"}\n'
+
+
+@pytest.mark.parametrize("data", [b"text", b"text\n", b"{}\n", LINES[0] + b"\0\0\n" + LINES[1]])
+def test_other_files_stay_as_they_are(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="is no result of a batch"):
+        Output(path)
+    assert path.read_bytes() == data
+
+
+def test_errors_are_dropped_to_be_tried_again(tmp_path: Path) -> None:
+    path, link = tmp_path / "out", tmp_path / "link"
+    path.write_bytes(b"".join(LINES) + LINES[0][:5])
+    link.symlink_to(path)
+    with Output(link, retry_errors=True) as found:
+        assert (len(found), found.errors) == (1, 0)
+        with pytest.raises(InputError, match="another batch writes it"):
+            Output(path)
+        found.append(Result(2, 2, b'{"id":2,"text":""}'))
+    assert path.read_bytes() == LINES[0] + b'{"id":2,"text":""}\n'
+    assert link.is_symlink()
+
+
+def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
+    with Output(tmp_path / "out"), pytest.raises(InputError, match="another batch writes it"):
+        Output(tmp_path / "out")
+    Output(tmp_path / "out").close()
+
+
+@pytest.mark.parametrize("at", range(10))
+def test_a_failing_disk_loses_no_result(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"".join(LINES))
+    with monkeypatch.context() as patch:
+        failing = Failing(at, 28)
+        watch(patch, CHANGES, failing)
+        try:
+            with Output(path, retry_errors=True) as found:
+                found.append(Result("b", 3, b'{"id":"b"}'))
+        except InputError as error:
+            assert "cannot write results (No space left on device)" in str(error)
+        assert failing.failed == (at < 9), failing.count.names
+    with Output(path) as found:
+        assert b'"a"' in found
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "is_error"),
+    [
+        (b'{"id":"a","text":""}', b'"a"', False),
+        (b'{"id":"a","line":4,"error":{}}', b'"a"', True),
+        (b'{"id":null,"line":4,"error":{}}', b"line 4", True),
+        (b'{"id":"r","custom_id":"a","response":{"status_code":200},"error":null}', b'"a"', False),
+        (b'{"id":"r","custom_id":"a","response":{"status_code":400},"error":null}', b'"a"', True),
+    ],
+)
+def test_lines_tell_their_rows(line: bytes, key: bytes, is_error: bool) -> None:
+    assert known(line) == (key, is_error)
+
+
+def test_keys_are_a_set() -> None:
+    keys, numbers = Keys(), [b"%d" % number for number in range(5000)]
+    assert all(keys.add(each) for each in numbers)
+    assert not any(keys.add(each) for each in numbers)
+    assert all(each in keys for each in numbers)
+    assert not any(b"x" + each in keys for each in numbers)
+    assert len(keys) == 5000

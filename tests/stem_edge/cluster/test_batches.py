@@ -1,0 +1,113 @@
+"""Batches on a cluster: the results of one machine, each once, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from installed import DEMO
+from ray_nodes import Nodes
+
+import stem_edge
+from stem_edge import BundleError, InputError, StemEdgeError
+from stem_edge.batches.results import Result
+from stem_edge.batches.rows import Row
+from stem_edge.batches.settings import Settings
+from stem_edge.cluster.batches import Answering
+from stem_edge.commands.main import main
+
+ROWS = 60
+# The bits of lone answers, because which rows meet in a step differs from run to run.
+OPTIONS: dict[str, Any] = {"exact": True, "progress": False}
+SETTINGS = Settings({"max_new_tokens": 8})
+
+
+def rows(count: int = ROWS) -> list[Row]:
+    prompts = [f"The capital of country {n} is" for n in range(count)]
+    made = [json.dumps({"id": str(n), "prompt": each}).encode() for n, each in enumerate(prompts)]
+    return [Row(str(n), n + 1, data) for n, data in enumerate(made)]
+
+
+def write_rows(path: Path) -> Path:
+    path.write_bytes(b"".join(row.data + b"\n" for row in rows()))
+    return path
+
+
+def results(path: Path) -> list[str]:
+    return sorted(path.read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Results of one machine."""
+    folder = tmp_path_factory.mktemp("here")
+    out = folder / "out.jsonl"
+    stem_edge.batch(write_rows(folder / "in.jsonl"), out, DEMO, **OPTIONS, max_new_tokens=8)
+    assert len({*results(out)}) == ROWS
+    return results(out)
+
+
+def test_rows_of_several_threads_are_answered_together() -> None:
+    with stem_edge.load(DEMO, **OPTIONS) as model, ThreadPoolExecutor(12) as threads:
+        answering = Answering(model, SETTINGS)
+        found = list(threads.map(answering, rows(30)))
+        answering.close()
+    assert [each.line for each in found] == [row.line for row in rows(30)]
+    assert all(json.loads(each.data)["text"] for each in found)
+
+
+def test_what_ends_the_model_ends_every_row() -> None:
+    with stem_edge.load(DEMO, **OPTIONS) as model:
+        answering = Answering(model, SETTINGS)
+    with pytest.raises(InputError, match="closed"):
+        answering(rows(1)[0])
+    answering.close()
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(StemEdgeError, match=r"pip install 'stem-edge\[ray\]'"):
+        list(stem_edge.ray_answers(DEMO)(rows(1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 3])
+def test_results_are_those_of_one_machine(
+    nodes: Nodes, tmp_path: Path, expected: list[str], count: int
+) -> None:
+    nodes.set(count)
+    out, given = tmp_path / "out.jsonl", write_rows(tmp_path / "in.jsonl")
+    arguments = ["batch", str(given), str(out), "--bundle", str(DEMO), "--exact", "-n", "8"]
+    assert main([*arguments, f"--ray={nodes.address}"]) == 0
+    assert results(out) == expected
+
+
+@pytest.mark.slow
+def test_rows_of_a_killed_node_are_answered_by_others(
+    nodes: Nodes, tmp_path: Path, expected: list[str]
+) -> None:
+    seen = list[Result]()
+
+    def killing(given: Iterable[Row]) -> Generator[Result]:
+        settings = Settings({"max_new_tokens": 8}, sequences=2)  # so that most rows wait here
+        for found in stem_edge.ray_answers(DEMO, {"exact": True}, settings, nodes.address)(given):
+            if not seen:
+                nodes.kill()
+            seen.append(found)
+            yield found
+
+    out = tmp_path / "out.jsonl"
+    stem_edge.batch(write_rows(tmp_path / "in.jsonl"), out, answers=killing, progress=False)
+    assert len(seen) == ROWS
+    assert results(out) == expected
+
+
+@pytest.mark.slow
+def test_an_error_of_loading_is_raised_here(nodes: Nodes, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="no such"):
+        list(stem_edge.ray_answers(tmp_path / "none", address=nodes.address)(rows(1)))

@@ -1,0 +1,68 @@
+"""Exports on a cluster: the bytes of one machine, also if a node is killed in the midst."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from exports import contents
+from ray_nodes import Nodes
+
+import stem_edge
+from stem_edge import ExportError, StemEdgeError
+from stem_edge.commands.main import main
+from stem_edge.export.job.journal import Step
+from stem_edge.export.shards import Shards
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stem_edge.export.tables.SHARD_NBYTES", 2000)
+
+
+def test_the_bytes_are_those_of_one_machine(
+    nodes: Nodes, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "here")
+    arguments = [str(tiny_checkpoint), str(tmp_path / "there"), f"--ray={nodes.address}"]
+    assert main(["export", *arguments]) == 0
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_a_killed_node_changes_nothing(nodes: Nodes, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    done = list[str]()
+
+    def killing(shards: Shards) -> Generator[Step]:
+        for step in stem_edge.ray_shards(nodes.address)(shards):
+            if not done:
+                nodes.kill()
+            done.append(step.name)
+            yield step
+
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "here")
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "there", elsewhere=killing)
+    assert len(done) == len({*done}) > 20
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_an_error_of_a_worker_is_raised_here(
+    nodes: Nodes, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    def elsewhere(shards: Shards) -> Generator[Step]:
+        (shards.folder / "export.journal").unlink()  # as on a disk that is not shared
+        yield from stem_edge.ray_shards(nodes.address)(shards)
+
+    with pytest.raises(ExportError, match="not seen here") as caught:
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", elsewhere=elsewhere)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_cluster_is_an_error(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(StemEdgeError, match="cannot connect"):
+        stem_edge.export_bundle(
+            tiny_checkpoint, tmp_path / "out", elsewhere=stem_edge.ray_shards("127.0.0.1:1")
+        )
