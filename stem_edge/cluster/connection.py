@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ from stem_edge.files.strict_json import one_line
 from stem_edge.system.memory import usable_cpus
 from stem_edge.text_table import shown
 
-LOCAL = "local"
+AUTO, LOCAL = "auto", "local"
+ANSWER_SECONDS = 10
 # Of a cluster that lives as long as the command: rows, results and descriptions of work are small.
 LOCAL_STORE_NBYTES = 128 << 20
 
@@ -63,12 +65,20 @@ def _start(ray: Any, address: str) -> None:
                 **quiet,
             )
         else:
+            if address != AUTO:
+                _check_listens(address)  # because Ray itself tries for minutes
             ray.init(address, **quiet)
-    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise StemEdgeError(
             f"ray {shown(address)}: cannot connect ({one_line(error)}); give the host:port of a "
             "cluster that ray start --head began, auto for the one on this machine, or local"
         ) from error
+
+
+def _check_listens(address: str) -> None:
+    """Raise OSError or ValueError unless something listens at host:port."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
 
 
 @contextmanager

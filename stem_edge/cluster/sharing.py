@@ -58,13 +58,22 @@ class Worker(Generic[T, R]):
 
 
 def share(address: str, work: Work[T, R], pieces: Iterable[T]) -> Generator[R]:
-    """Yield the result of each piece as it is done, in any order.
+    """Yield the result of each piece as it is done, in any order; return once a machine is ready.
 
     address: as for `connect`. Raises what `work` raises, and StemEdgeError if no machine is left.
     """
+    shared = _share(address, work, pieces)
+    next(shared)
+    return shared
+
+
+def _share(address: str, work: Work[T, R], pieces: Iterable[T]) -> Generator[Any]:
+    """Yield None when a machine is ready, and then the results."""
     with connect(address) as ray, own_errors(ray):
         machines = _Machines(ray, work, iter(pieces))
         try:
+            machines.begin()
+            yield None
             yield from machines.results()
         finally:
             machines.end()
@@ -81,6 +90,12 @@ class _Machines(Generic[T, R]):
         self._starting = {actor.ready.remote(): actor for actor in self._actors}
         self._room, self._calls = dict[Any, int](), dict[Any, tuple[Any, T]]()
         self._last: BaseException | None = None
+
+    def begin(self) -> None:
+        """Wait until a machine is ready."""
+        while self._starting and not self._room:
+            for call in self._wait():
+                self._begin(call)
 
     def results(self) -> Generator[R]:
         """Yield the result of each piece."""

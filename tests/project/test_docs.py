@@ -29,8 +29,8 @@ NOT_RUN = (
     "stem-edge inspect stem_edge/",
     "stem-edge serve ",  # until it is ended
 )
-# Skipped because these providers are not everywhere.
-ELSEWHERE = ("--providers cuda", "--providers webgpu")
+# Skipped because these providers, and clusters, are not everywhere.
+ELSEWHERE = ("--providers cuda", "--providers webgpu", "--ray", "ray start")
 
 
 def blocks(page: Path, language: str) -> list[str]:

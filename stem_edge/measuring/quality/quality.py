@@ -168,9 +168,10 @@ def evaluate(
         "kv": kv,
         "warm_start": False,
         "progress": progress,
-        **device,
     }
-    scoring = Scoring(bundle, keywords, task.window, tuple(edits), reference, against_engine)
+    scoring = Scoring(
+        bundle, {**keywords, **device}, task.window, tuple(edits), reference, against_engine
+    )
     ways, (scores, nats) = _score(scoring, task, elsewhere or score_here)
     documents, likelihood = task.documents, float(scores[0].likelihood.mean())
     divergence = None

@@ -18,22 +18,36 @@ from stem_edge.measuring.quality.scoring import Advance, Done, Scoring
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("options", [{}, {"lines": True}, {"against": DEMO, "kv": "int8"}])
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A text of several pieces of work."""
+    monkeypatch.setattr("stem_edge.cluster.evaluation.GROUP_TOKENS", 64)
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join([TEXT] * 9))
+    return path
+
+
+@pytest.mark.parametrize(
+    "options", [{"window": 32}, {"lines": True, "against": DEMO, "kv": "int8"}]
+)
 def test_the_figures_are_those_of_one_machine(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+    nodes: Nodes, text: Path, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("stem_edge.cluster.evaluation.GROUP_TOKENS", 64)  # several groups
-    text, groups = tmp_path / "text.txt", list[Done]()
-    text.write_text("\n".join([TEXT] * 3))
+    expected = stem_edge.evaluate(DEMO, text, **options)
+    elsewhere = stem_edge.ray_scores(nodes.address)
+    assert stem_edge.evaluate(DEMO, text, **options, elsewhere=elsewhere) == expected
+
+
+def test_a_killed_node_changes_nothing(nodes: Nodes, text: Path) -> None:
+    seen = list[int]()
 
     def killing(scoring: Scoring, parts: Iterable[Part], advance: Advance) -> Generator[Done]:
         for done in stem_edge.ray_scores(nodes.address)(scoring, parts, advance):
-            if not groups:
+            if not seen:
                 nodes.kill()
-            groups.append(done)
+            seen.append(done.number)
             yield done
 
-    options |= {"window": 32, "progress": False}
-    expected = stem_edge.evaluate(DEMO, text, **options)
-    assert stem_edge.evaluate(DEMO, text, **options, elsewhere=killing) == expected
-    assert len(groups) > 3
+    expected = stem_edge.evaluate(DEMO, text, window=32)
+    assert stem_edge.evaluate(DEMO, text, window=32, elsewhere=killing) == expected
+    assert len(seen) == len({*seen}) > 6

@@ -60,9 +60,10 @@ def test_an_error_of_a_worker_is_raised_here(
     assert "\n" not in str(caught.value)
 
 
-def test_no_cluster_is_an_error(tiny_checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "head"])
+def test_no_cluster_is_an_error(tiny_checkpoint: Path, tmp_path: Path, address: str) -> None:
     pytest.importorskip("ray")
     with pytest.raises(StemEdgeError, match="cannot connect"):
         stem_edge.export_bundle(
-            tiny_checkpoint, tmp_path / "out", elsewhere=stem_edge.ray_shards("127.0.0.1:1")
+            tiny_checkpoint, tmp_path / "out", elsewhere=stem_edge.ray_shards(address)
         )
