@@ -29,6 +29,7 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError, StemEdgeError
+from stem_edge.files import disk
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.engines import is_installed
 from stem_edge.runtime.first_load.trial import try_first
@@ -146,7 +147,7 @@ def _is_harmless(path: Path) -> bool:
     """Return whether a file beside the bundle's own is a plain file and not executable."""
     suffixes = {suffix.lower() for suffix in PurePosixPath(path.name).suffixes}
     with contextlib.suppress(OSError):  # raised if the file has been removed meanwhile
-        mode = path.lstat().st_mode
+        mode = disk.status(path).st_mode
         # Windows has no such bits, so there only suffixes tell.
         executable = os.name == "posix" and mode & 0o111
         return stat.S_ISREG(mode) and not executable and not suffixes & CODE

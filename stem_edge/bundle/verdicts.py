@@ -76,7 +76,7 @@ class Records:
         root = cache_folder(cache_dir)
         try:
             data = disk.read_file(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES)
-            stats = [(name, bundle.file(name).lstat()) for name in (MANIFEST, *self.hashed_files())]
+            stats = [(name, disk.status(bundle.file(name))) for name in (MANIFEST, *self.hashed_files())]
         except OSError as error:
             raise damaged(bundle.path, f"cannot read ({error.strerror})") from error
         sha256 = hashlib.sha256(data).hexdigest()
