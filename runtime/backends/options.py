@@ -56,6 +56,7 @@ class MoreKeywords(_DeviceLimits, total=False):
     warm_start: bool
     cache_dir: Folder
     trial: bool
+    tables_later: bool
     emulate_flash: FlashName | None
     keep_prefixes: bool
     prompt_cache: Literal[True] | Folder
@@ -104,6 +105,7 @@ class LoadOptions:
     warm_start: bool = True
     cache_dir: Folder = None
     trial: bool = True
+    tables_later: bool = False
     emulate_flash: FlashName | None = None
     keep_prefixes: bool = True
     prompt_cache: Literal[True] | Folder = None

@@ -24,6 +24,7 @@ from stem_edge.bundle.manifest import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     Bundle,
+    bundle_folder,
     open_bundle,
     open_manifest,
 )
@@ -67,7 +68,7 @@ def check_safety(
     cache_dir: where the verdict of the trial is kept. progress: show a bar on stderr. Raises
     BundleError if there is no such folder.
     """
-    root = Path(path)
+    root = bundle_folder(path, progress=progress)
     try:
         manifest = open_manifest(root)
     except BundleError as error:

@@ -27,6 +27,7 @@ from stem_edge.editing.report import (
     list_table,
 )
 from stem_edge.errors import InputError
+from stem_edge.hub.fetch import pinned
 from stem_edge.units import format_size, parse_numbers
 
 DESCRIPTION = """\
@@ -114,7 +115,8 @@ def _add_comparing(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check_options(args)
-    bundle = open_bundle(args.bundle)
+    args.bundle = pinned(args.bundle)
+    bundle = open_bundle(args.bundle, tables_later=args.tables_later)
     if args.compare is not None:
         _compare(args, bundle)
     elif args.list:

@@ -21,7 +21,8 @@ from stem_edge.commands.loading import (
 )
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
-from stem_edge.measuring.planning.candidates import is_bundle, open_checkpoint
+from stem_edge.hub.fetch import pinned
+from stem_edge.measuring.planning.candidates import is_bundle, model_folder, open_checkpoint
 from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.text_table import printable, table, wrapped
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--max-kl is a bound for --kinds; add that, or leave it out")
     found = [
         evaluate(
-            bundle,
+            bundle := pinned(each),
             args.text,
             lines=args.lines,
             window=args.window,
@@ -126,14 +127,14 @@ def run(args: argparse.Namespace) -> int:
             threads=args.threads,
             **device_options(args),
         )
-        for bundle in args.bundles
+        for each in args.bundles
     ]
     print(json.dumps([asdict(each) for each in found], indent=1) if args.json else report(found))
     return 0
 
 
 def _run_kinds(args: argparse.Namespace) -> int:
-    paths = [Path(name) for name in args.bundles]
+    paths = [model_folder(name) for name in args.bundles]
     if given := [name for name in changed_options(args, add_arguments) if name not in FOR_KINDS]:
         raise InputError(
             f"{', '.join(given)}: for bundles, and --kinds is for checkpoints; leave one out"

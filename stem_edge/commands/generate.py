@@ -14,6 +14,7 @@ from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_op
 from stem_edge.commands.text_input import read_text
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
+from stem_edge.hub.fetch import pinned
 from stem_edge.runtime import load
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
@@ -65,9 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     as_json = args.json or args.json_lines
     params = sampling_params(args, as_json)
-    edits = open_edits(open_bundle(args.bundle), args.edit) if args.edit else []
-    prompt = _prompt(args)
-    with load(args.bundle, **loading_options(args)) as model, model.edited(*edits):
+    prompt, options = _prompt(args), loading_options(args)
+    bundle, edits = args.bundle, []
+    if args.edit:
+        opened = open_bundle(bundle := pinned(bundle), tables_later=args.tables_later)
+        edits = open_edits(opened, args.edit)
+    with load(bundle, **options) as model, model.edited(*edits):
         ids = _prompt_ids(model, prompt, args.chat, args.special_tokens_in_text)
         if as_json:
             _print_json(model, ids, params, lines=args.json_lines)

@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
 from stem_edge.errors import InputError
+from stem_edge.hub.fetch import pinned
 from stem_edge.progress import show_status
 from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import check_sequences
@@ -83,12 +84,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--queue is {args.queue}; expected at least 0")
     if args.sequences is not None:
         check_sequences(args.sequences)
-    open_bundle(args.bundle)  # refused before anything listens
-    options = loading_options(args)
+    options, bundle = loading_options(args), pinned(args.bundle)
+    open_bundle(bundle, tables_later=args.tables_later)  # refused before anything listens
     options["sequences"] = args.sequences or 1
     with listen(args.host, args.port) as listening:
         program = app(
-            lambda: load(args.bundle, **options),
+            lambda: load(bundle, **options),
             name=args.name,
             sequences=args.sequences or SEQUENCES,
             waiting=args.queue,

@@ -90,7 +90,9 @@ class FileKinds:
 
     def kind(self, path: str) -> FileKind:
         """Return the kind of a mapped file."""
-        if any(_inside(path, shown) for shown in self._tables):  # first, because the tables lie in the bundle's folder, too
+        if any(
+            _inside(path, shown) for shown in self._tables
+        ):  # first, because the tables lie in the bundle's folder, too
             return "tables"
         if any(_inside(path, shown) for shown in self._backbone):
             return "backbone"

@@ -20,6 +20,7 @@ from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
 from stem_edge.edit_files.file import Edit
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KvChoice
+from stem_edge.measuring.planning.candidates import model_folder
 from stem_edge.measuring.quality.logit_source import bundle_logits, open_reference
 from stem_edge.measuring.quality.scores import (
     Documents,
@@ -155,7 +156,14 @@ def evaluate(
         reference = None
         if against is not None:
             reference = open_reference(
-                stack, Path(against), opened, task, memory, threads, progress, against_engine
+                stack,
+                model_folder(against),
+                opened,
+                task,
+                memory,
+                threads,
+                progress,
+                against_engine,
             )
             memory = reference.memory
         model = load(
