@@ -21,6 +21,7 @@ from stem_edge.errors import (
     DeviceLostError,
     EditError,
     ExportError,
+    HubError,
     InputError,
     MemoryPlanError,
     MissingOperatorsError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from stem_edge.bundle.checksums import verify
     from stem_edge.bundle.manifest import open_bundle
     from stem_edge.bundle.mmap_store import MmapStore
+    from stem_edge.bundle.push import push
     from stem_edge.bundle.table_arrays import open_tables
     from stem_edge.edit_files.file import Edit, read_edit
     from stem_edge.editing.compare import Comparison, compare_edits
@@ -68,6 +70,7 @@ __all__ = [
     "ExportError",
     "Fit",
     "Grammar",
+    "HubError",
     "InputError",
     "Measurement",
     "MemoryPlan",
@@ -98,6 +101,7 @@ __all__ = [
     "open_bundle",
     "open_tables",
     "providers",
+    "push",
     "read_edit",
     "verify",
     "verify_runs",
@@ -107,6 +111,7 @@ __all__ = [
 _HOMES = {
     "stem_edge.bundle.manifest": ("open_bundle",),
     "stem_edge.bundle.checksums": ("verify",),
+    "stem_edge.bundle.push": ("push",),
     "stem_edge.edit_files.file": ("Edit", "read_edit"),
     "stem_edge.editing.compare": ("Comparison", "compare_edits"),
     "stem_edge.editing.making": ("make_edit", "make_row_edit"),

@@ -17,7 +17,7 @@ from stem_edge.export.checkpoints.hugging_face import CONFIG
 from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_files
 from stem_edge.hub.asking import UnreachableError
-from stem_edge.hub.fetch import HubFile, Snapshot, fetch, open_snapshot
+from stem_edge.hub.fetch import Snapshot, fetch, open_snapshot
 from stem_edge.hub.names import hub_name
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -39,15 +39,14 @@ def checkpoint_folder(path: str | Path, progress: bool | None = None) -> Path:
         return Path(path)
     snapshot = open_snapshot(name, progress)
     try:
-        listing = snapshot.listing()
+        files = needed(snapshot.listing, snapshot)
     except UnreachableError:
         if not any((snapshot.folder / file).is_file() for file in FORMS):
             raise
         return snapshot.folder  # its reader says if something is missing
-    files = needed(listing, snapshot)
-    _fetch(snapshot, files, listing)
+    _fetch(snapshot, files)
     if INDEX in files:
-        _fetch(snapshot, sorted(indexed_files(snapshot.folder)), listing)
+        _fetch(snapshot, sorted(indexed_files(snapshot.folder)))
     return snapshot.folder
 
 
@@ -86,12 +85,13 @@ def _matching(files: set[str], patterns: Iterable[str]) -> list[str]:
     )
 
 
-def _fetch(snapshot: Snapshot, files: list[str], listing: dict[str, HubFile]) -> None:
+def _fetch(snapshot: Snapshot, files: list[str]) -> None:
     """Fetch files; those of more than some megabytes have hashes on the hub, which are compared."""
+    listing = snapshot.listing
     hashed = {
         file: Expected(listing[file].nbytes, listing[file].blob)
         for file in files
         if file in listing and SHA256.fullmatch(listing[file].blob)
     }
-    fetch(snapshot, files, listing)
+    fetch(snapshot, files)
     fetch_checked(snapshot, hashed)

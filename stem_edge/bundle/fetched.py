@@ -20,7 +20,7 @@ from stem_edge.errors import BundleError, HubError, InputError
 from stem_edge.files import disk
 from stem_edge.files.hashes import sha256_of
 from stem_edge.files.whole_file import write_whole
-from stem_edge.hub.fetch import HubFile, Snapshot, fetch, remove
+from stem_edge.hub.fetch import Snapshot, fetch, remove
 from stem_edge.progress import Progress
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder
 
@@ -54,16 +54,14 @@ class CheckedFiles(msgspec.Struct, forbid_unknown_fields=True):
 def fetch_checked(snapshot: Snapshot, files: Mapping[str, Expected]) -> None:
     """Fetch files that are not in the cache, and check all of them. Raises HubError, BundleError."""
     if snapshot.lacking(files):
-        listing = snapshot.listing()
-        _check_sizes(snapshot, files, listing)
-        fetch(snapshot, files, listing)
+        _check_sizes(snapshot, files)
+        fetch(snapshot, files)
     check(snapshot, files)
 
 
-def _check_sizes(
-    snapshot: Snapshot, files: Mapping[str, Expected], listing: Mapping[str, HubFile]
-) -> None:
+def _check_sizes(snapshot: Snapshot, files: Mapping[str, Expected]) -> None:
     """Raise HubError for a file that cannot be right, before its first byte."""
+    listing = snapshot.listing
     for file, expected in files.items():
         if file in listing and listing[file].nbytes != expected.nbytes:
             raise HubError(

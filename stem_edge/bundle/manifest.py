@@ -218,12 +218,11 @@ def bundle_folder(
         return Path(path)
     snapshot = open_snapshot(name, progress)
     if snapshot.lacking([MANIFEST]):
-        listing = snapshot.listing()
-        if MANIFEST not in listing:
+        if MANIFEST not in snapshot.listing:
             raise BundleError(
                 f"{name}: not a bundle, it has no {MANIFEST}; make one with: stem-edge export {name} OUT"
             )
-        fetch(snapshot, [MANIFEST], listing)
+        fetch(snapshot, [MANIFEST])
     try:
         manifest = open_manifest(snapshot.folder)
     except BundleError:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,9 @@ class Snapshot:
         """Return those of the files that are not in the folder yet."""
         return [file for file in files if not (self.folder / file).exists()]
 
-    def listing(self) -> dict[str, HubFile]:
-        """Ask the hub for the names and sizes of all files of this commit. Raises HubError."""
+    @cached_property
+    def listing(self) -> Mapping[str, HubFile]:
+        """All files of this commit by name; the hub is asked once. Raises HubError."""
         with asking(self.name):
             info = hub_api().model_info(
                 self.name.repository, revision=self.name.revision, files_metadata=True
@@ -133,7 +135,7 @@ def _kept_commit(ref: Path) -> str | None:
     return None
 
 
-def fetch(snapshot: Snapshot, files: Collection[str], listing: Mapping[str, HubFile]) -> None:
+def fetch(snapshot: Snapshot, files: Collection[str]) -> None:
     """Fetch the files that are not in the snapshot's folder yet. Raises HubError.
 
     Goes on after cut connections until several tries in a row have completed no file.
@@ -141,6 +143,7 @@ def fetch(snapshot: Snapshot, files: Collection[str], listing: Mapping[str, HubF
     missing = snapshot.lacking(files)
     if not missing:
         return
+    listing = snapshot.listing
     if absent := [file for file in missing if file not in listing]:
         raise HubError(
             f"{snapshot.name}: has no file {absent[0]}, nor {len(absent) - 1} others that are needed; "
@@ -152,7 +155,7 @@ def fetch(snapshot: Snapshot, files: Collection[str], listing: Mapping[str, HubF
     while missing:
         try:
             with asking(snapshot.name):
-                _download(snapshot, files, listing)
+                _download(snapshot, files)
             missing = []
         except UnreachableError:
             left = snapshot.lacking(files)
@@ -163,12 +166,12 @@ def fetch(snapshot: Snapshot, files: Collection[str], listing: Mapping[str, HubF
             time.sleep(PAUSE_SECONDS * 2 ** (tries - 1))
 
 
-def _download(snapshot: Snapshot, files: Collection[str], listing: Mapping[str, HubFile]) -> None:
+def _download(snapshot: Snapshot, files: Collection[str]) -> None:
     from huggingface_hub import snapshot_download
 
     # Each name is compared with each pattern, and there may be thousands of both, so the fewer are
     # written: most often a README is all that is not wanted.
-    others = [escape(file) for file in listing.keys() - set(files)]
+    others = [escape(file) for file in snapshot.listing.keys() - set(files)]
     wanted = [escape(file) for file in files] if len(files) < len(others) else None
     snapshot_download(
         snapshot.name.repository,

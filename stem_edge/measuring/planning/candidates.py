@@ -46,7 +46,7 @@ def model_folder(path: str | Path) -> Path:
     if name is None:
         return Path(path)
     snapshot = open_snapshot(name)
-    if not snapshot.lacking([MANIFEST]) or MANIFEST in snapshot.listing():
+    if not snapshot.lacking([MANIFEST]) or MANIFEST in snapshot.listing:
         return bundle_folder(str(snapshot.name))
     with _extra(path):
         from stem_edge.export.checkpoints.fetched import checkpoint_folder
