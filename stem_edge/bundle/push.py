@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,21 +75,23 @@ def push(
 
 @contextmanager
 def _quiet(progress: bool | None) -> Iterator[None]:
-    """Let the hub's library show its bars on a terminal only."""
+    """Let the hub's library show its bars on a terminal only, and no warnings about itself."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,
         enable_progress_bars,
     )
 
-    if are_progress_bars_disabled() or (progress is not False and sys.stderr.isatty()):
-        yield
-        return
-    disable_progress_bars()
+    hide = not are_progress_bars_disabled() and (progress is False or not sys.stderr.isatty())
+    if hide:
+        disable_progress_bars()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
     finally:
-        enable_progress_bars()
+        if hide:
+            enable_progress_bars()
 
 
 def _make(target: HubName, *, private: bool) -> None:

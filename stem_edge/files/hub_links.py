@@ -47,7 +47,8 @@ def _shared(blob: Path) -> Path | None:
 
 
 def _target(link: Path) -> str:
-    return str(link.readlink()).replace(os.sep, "/")
+    # Not Path.readlink, which leaves out parts of the text.
+    return os.readlink(link).replace(os.sep, "/")  # noqa: PTH115
 
 
 def _is_folder(path: Path) -> bool:

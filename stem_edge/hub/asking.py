@@ -11,13 +11,20 @@ from stem_edge.errors import HubError
 from stem_edge.hub.names import HubName
 
 LOG_IN = "log in with: hf auth login"
+NETWORK = "check the network, or fetch it where there is one"
+OTHER_CACHE = "free some space, or set HF_HUB_CACHE to another folder"
+TRANSPORTS = ("httpx", "httpx2", "httpcore", "requests")  # below versions of huggingface_hub
 SERVER_ERROR = 500  # HTTP status from which on the hub is at fault, perhaps for a moment
 BUSY = (408, 429)
 LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE)
 
 
 class UnreachableError(HubError):
-    """The hub does not answer, or the connection was cut: trying again may help."""
+    """The hub does not answer, or not now."""
+
+
+class CutError(UnreachableError):
+    """A connection was cut; trying again at once may help."""
 
 
 def endpoint() -> str | None:
@@ -28,52 +35,53 @@ def endpoint() -> str | None:
 @contextmanager
 def asking(name: HubName) -> Iterator[None]:
     """Turn errors of huggingface_hub, which concern this model, into HubError."""
-    from huggingface_hub import errors
-
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise HubError(f"{name}: {_said(error)}; ask for access there, and {LOG_IN}") from error
-    except errors.RepositoryNotFoundError as error:
-        said = f"no such model on the hub, or a private one ({_said(error)})"
-        raise HubError(f"{name}: {said}; check its name, or {LOG_IN}") from error
-    except errors.RevisionNotFoundError as error:
-        said = f"no such revision of this model ({_said(error)})"
-        raise HubError(f"{name}: {said}; give a branch, a tag or a commit that it has") from error
-    except errors.HfHubHTTPError as error:
-        status, said = error.response.status_code, _said(error)
-        if status >= SERVER_ERROR or status in BUSY:
-            raise UnreachableError(
-                f"{name}: the hub answers {status} ({said}); try later"
-            ) from error
-        raise HubError(f"{name}: the hub answers {status} ({said}); {LOG_IN}") from error
-    except OSError as error:
-        if error.errno in LOCAL:
-            where = error.filename or "the hub's cache"
-            raise HubError(
-                f"{where}: cannot be written ({error.strerror}); free some space, or set HF_HUB_CACHE "
-                "to another folder"
-            ) from error
-        raise _unreachable(name, error) from error
     except Exception as error:
-        if not _is_transport(error):
+        if (explained := _explained(name, error)) is None:
             raise
-        raise _unreachable(name, error) from error
+        raise explained from error
 
 
-def _is_transport(error: Exception) -> bool:
-    """Return whether the HTTP library of huggingface_hub, which changes, raised an error."""
-    return type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "requests")
+def _explained(name: HubName, error: BaseException) -> HubError | None:
+    """Return an error of the hub's library as ours; None if it is none of the hub's."""
+    from huggingface_hub import errors
+
+    match error:
+        case errors.GatedRepoError():
+            return HubError(f"{name}: {_said(error)}; ask for access there, and {LOG_IN}")
+        case errors.RepositoryNotFoundError():
+            said = f"no such model on the hub, or a private one ({_said(error)})"
+            return HubError(f"{name}: {said}; check its name, or {LOG_IN}")
+        case errors.RevisionNotFoundError():
+            said = f"no such revision of this model ({_said(error)})"
+            return HubError(f"{name}: {said}; give a branch, a tag or a commit that it has")
+        case errors.HfHubHTTPError():
+            return _status(name, error.response.status_code, _said(error))
+        case errors.LocalEntryNotFoundError():  # it has tried some times itself
+            found = error.__cause__ and _explained(name, error.__cause__)
+            return found or UnreachableError(
+                f"{name}: cannot be fetched ({_said(error)}); {NETWORK}"
+            )
+        case errors.OfflineModeIsEnabled():
+            return UnreachableError(f"{name}: HF_HUB_OFFLINE is set; {NETWORK}")
+        case OSError() if error.errno in LOCAL:
+            where = error.filename or "the hub's cache"
+            return HubError(f"{where}: cannot be written ({error.strerror}); {OTHER_CACHE}")
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in TRANSPORTS:
+        said = _one_line(str(error) or type(error).__name__)
+        return CutError(f"{name}: cannot be fetched ({said}); {NETWORK}")
+    return None
 
 
-def _unreachable(name: HubName, error: Exception) -> UnreachableError:
-    said = _one_line(str(error) or type(error).__name__)
-    return UnreachableError(
-        f"{name}: cannot be fetched ({said}); check the network, or fetch it where there is one"
-    )
+def _status(name: HubName, status: int, said: str) -> HubError:
+    told = f"{name}: the hub answers {status} ({said})"
+    if status >= SERVER_ERROR or status in BUSY:
+        return UnreachableError(f"{told}; try later")
+    return HubError(f"{told}; {LOG_IN}")
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """Return the hub's own words, without the addresses that the library puts before them."""
     said = getattr(error, "server_message", None) or str(error).strip().splitlines()[-1]
     return _one_line(said)

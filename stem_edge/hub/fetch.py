@@ -25,7 +25,7 @@ from stem_edge.errors import HubError
 from stem_edge.files import disk
 from stem_edge.files.hub_links import BLOBS, COMMIT, SNAPSHOTS
 from stem_edge.files.whole_file import write_whole
-from stem_edge.hub.asking import UnreachableError, asking, endpoint
+from stem_edge.hub.asking import CutError, UnreachableError, asking, endpoint
 from stem_edge.hub.names import HubName, hub_name
 from stem_edge.progress import tell
 from stem_edge.units import format_size
@@ -157,7 +157,7 @@ def fetch(snapshot: Snapshot, files: Collection[str]) -> None:
             with asking(snapshot.name):
                 _download(snapshot, files)
             missing = []
-        except UnreachableError:
+        except CutError:
             left = snapshot.lacking(files)
             tries = tries + 1 if len(left) == len(missing) else 1
             if tries >= TRIES or not left:

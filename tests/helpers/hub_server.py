@@ -20,8 +20,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
 
 PIECE_NBYTES = 1 << 16
 LFS_FROM = 1000  # bytes; smaller files are blobs of git
@@ -368,6 +371,27 @@ def _entry(file: str, blob: Blob) -> dict[str, Any]:
     lfs = {"size": blob.nbytes, "oid": blob.sha256, "pointerSize": 130}
     found = {"type": "file", "path": file, "size": blob.nbytes, "oid": blob.oid}
     return found | ({"lfs": lfs} if blob.sha256 else {})
+
+
+def impatient(patch: pytest.MonkeyPatch) -> None:
+    """Let nobody wait before another try, and small files be what large ones are."""
+    from huggingface_hub import constants, file_download
+    from huggingface_hub.utils import _http
+
+    from stem_edge.hub import fetch
+
+    for module in (file_download, _http):
+        patch.setattr(module, "time", SimpleNamespace(sleep=lambda s: None, time=time.time))
+    patch.setattr(fetch, "PAUSE_SECONDS", 0.0)
+    # What is short of a piece is lost when the connection is cut.
+    patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 12)
+
+
+def cache_of(name: str) -> Path:
+    """Return the folder of a model in the hub's cache."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
 
 
 NAME, REVISION = r"(?P<name>[^/]+/[^/]+)", r"(?P<revision>[^/]+)"
