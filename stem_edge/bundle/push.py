@@ -76,7 +76,7 @@ def push(
 @contextmanager
 def _quiet(progress: bool | None) -> Iterator[None]:
     """Let the hub's library show its bars on a terminal only, and no warnings about itself."""
-    from huggingface_hub.utils import (
+    from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
         disable_progress_bars,
         enable_progress_bars,

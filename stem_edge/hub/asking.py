@@ -59,10 +59,9 @@ def _explained(name: HubName, error: BaseException) -> HubError | None:
         case errors.HfHubHTTPError():
             return _status(name, error.response.status_code, _said(error))
         case errors.LocalEntryNotFoundError():  # it has tried some times itself
-            found = error.__cause__ and _explained(name, error.__cause__)
-            return found or UnreachableError(
-                f"{name}: cannot be fetched ({_said(error)}); {NETWORK}"
-            )
+            if error.__cause__ and (found := _explained(name, error.__cause__)):
+                return found
+            return UnreachableError(f"{name}: cannot be fetched ({_said(error)}); {NETWORK}")
         case errors.OfflineModeIsEnabled():
             return UnreachableError(f"{name}: HF_HUB_OFFLINE is set; {NETWORK}")
         case OSError() if error.errno in LOCAL:

@@ -31,6 +31,7 @@ from stem_edge.progress import tell
 from stem_edge.units import format_size
 
 MAIN = "main"
+WORKERS = 4  # files at a time, each of which takes some 60 MB of memory
 TRIES = 5  # in a row that complete no file
 PAUSE_SECONDS = 1.0  # before the second try; twice as long before each further one
 UNFINISHED = re.compile(r"(.+)\.[0-9a-f]{8}\.incomplete")
@@ -180,6 +181,7 @@ def _download(snapshot: Snapshot, files: Collection[str]) -> None:
         endpoint=endpoint(),
         allow_patterns=wanted,
         ignore_patterns=None if wanted else others,
+        max_workers=WORKERS,
         tqdm_class=_SilentBar if snapshot.progress is False else _Bar,
         library_name="stem-edge",
         library_version=__version__,

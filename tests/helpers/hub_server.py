@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -205,9 +205,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Find a commit and its files; answers if there is none."""
         model = self.hub.models.get(name)
         if model is None:
-            return self._refuse(401, "Repository not found", "RepoNotFound")
+            self._refuse(401, "Repository not found", "RepoNotFound")
+            return None
         if (sha := model.find(revision)) is None:
-            return self._refuse(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+            self._refuse(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+            return None
         return sha, model.commits[sha]
 
     def info(self, name: str, revision: str = "main") -> None:
@@ -395,7 +397,7 @@ def cache_of(name: str) -> Path:
 
 
 NAME, REVISION = r"(?P<name>[^/]+/[^/]+)", r"(?P<revision>[^/]+)"
-ROUTES = {
+ROUTES: dict[str, Callable[..., None]] = {
     f"/api/models/{NAME}": _Handler.info,
     f"/api/models/{NAME}/revision/(?P<revision>.+)": _Handler.info,
     f"/api/models/{NAME}/tree/{REVISION}": _Handler.tree,

@@ -25,6 +25,7 @@ from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.hub import fetch
+from stem_edge.hub.names import HubName
 
 NAME = "acme/model"
 SHARD = f"{TABLES}/records/c/0/0"
@@ -80,7 +81,7 @@ def test_what_was_checked_is_not_hashed_again(
     assert hub.url  # still there
     with pytest.raises(BundleError, match=rf"{SHARD}: sha256 is .* deleted from the cache"):
         fetched.check(
-            fetch.Snapshot(fetch.HubName(NAME, opened.path.name), opened.path),
+            fetch.Snapshot(HubName(NAME, opened.path.name), opened.path),
             {SHARD: fetched.Expected(len(data), "0" * 64)},
         )
     assert not blob.exists() and not (opened.path / SHARD).is_symlink()

@@ -27,11 +27,11 @@ class GraphSource(NamedTuple):
 
     name: str
     data: bytes
-    bundle: Path
     folder: Path
+    bundle: Path | None = None  # for messages, if the weight files lie elsewhere, in a hub's cache
 
     def __str__(self) -> str:
-        return f"{self.bundle} ({self.name})"
+        return f"{self.bundle or self.folder} ({self.name})"
 
 
 def cpu_graphs(
@@ -84,7 +84,7 @@ def graph_source(bundle: Bundle, name: str, graph: Graph) -> GraphSource:
     files = {tensor.file for tensor in graph.tensors.values() if tensor.file}
     places = {file: _place(bundle.file(file)) for file in files}
     if all(place == bundle.file(file) for file, place in places.items()):
-        return GraphSource(name, encode(graph), bundle.path, bundle.path)
+        return GraphSource(name, encode(graph), bundle.path)
     weights = Path(os.path.commonpath([place.parent for place in places.values()]))
     moved = {
         key: replace(tensor, file=places[tensor.file].relative_to(weights).as_posix())
@@ -92,7 +92,7 @@ def graph_source(bundle: Bundle, name: str, graph: Graph) -> GraphSource:
         else tensor
         for key, tensor in graph.tensors.items()
     }
-    return GraphSource(name, encode(replace(graph, tensors=moved)), bundle.path, weights)
+    return GraphSource(name, encode(replace(graph, tensors=moved)), weights, bundle.path)
 
 
 def _place(path: Path) -> Path:
