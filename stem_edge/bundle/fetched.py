@@ -77,7 +77,7 @@ def check(snapshot: Snapshot, files: Mapping[str, Expected]) -> None:
     """
     folder = str(snapshot.folder.resolve())
     path = _list_file(folder)
-    known = _read(path, folder)
+    known = _known(path, folder)
     found = {file: _mark(snapshot.folder / file, files[file]) for file in files}
     new = [file for file, mark in found.items() if mark is None or known.get(file) != mark]
     if not new:
@@ -125,12 +125,16 @@ def _list_file(folder: str) -> Path | None:
     return None
 
 
-def _read(path: Path | None, folder: str) -> dict[str, Mark]:
+def read_checked(path: Path) -> CheckedFiles | None:
+    """Read one of the lists; None if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        if path is not None:
-            found = msgspec.json.decode(disk.read_file(path, MAX_LIST_NBYTES), type=CheckedFiles)
-            return found.files if found.folder == folder else {}
-    return {}
+        return msgspec.json.decode(disk.read_file(path, MAX_LIST_NBYTES), type=CheckedFiles)
+    return None
+
+
+def _known(path: Path | None, folder: str) -> dict[str, Mark]:
+    found = None if path is None else read_checked(path)
+    return found.files if found is not None and found.folder == folder else {}
 
 
 def _keep(path: Path | None, checked: CheckedFiles) -> None:

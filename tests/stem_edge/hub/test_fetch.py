@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hub_server import PIECE_NBYTES, Blob, HubServer, Model, cache_of
@@ -24,8 +25,10 @@ from stem_edge.bundle.manifest import MANIFEST, TABLES, open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
 from stem_edge.graph.decode import BACKBONE_DATA
+from stem_edge.graph.formats import EngineName
 from stem_edge.hub import fetch
 from stem_edge.hub.names import HubName
+from stem_edge.system.user_folder import cache_folder
 
 NAME = "acme/model"
 SHARD = f"{TABLES}/records/c/0/0"
@@ -277,6 +280,37 @@ def demo(hub: HubServer) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"reads": "mmap", "resident": True}, {"repack": True}])
+def test_engines_read_the_cache(
+    hub: HubServer, tiny: Path, engine: EngineName, options: dict[str, Any]
+) -> None:
+    if "repack" in options and engine != "ggml":
+        return
+    hub.add(NAME, tiny)
+    tokens = []
+    for path in (tiny, f"hf:{NAME}"):
+        with stem_edge.load(path, engine=engine, trial=True, **options) as model:
+            chunks = model.generate([1, 2, 3], max_new_tokens=8)
+            tokens.append([token for chunk in chunks for token in chunk.token_ids])
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.slow
+def test_workers_get_the_folder(
+    demo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["measure", demo, "-n", "2", "--prompt-tokens", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    folder = str(open_bundle(demo).path)
+    assert found["bundle"] == folder
+    (text := tmp_path / "text").write_text("The capital of Spain is Madrid.")
+    assert main(["eval", demo, str(text), "--against", demo, "--json"]) == 0
+    assert main(["fit", demo, "--bandwidth", "17GB", "--json"]) == 0
+    assert main(["inspect", demo, "--memory", "600MB"]) == 0
+    assert main(["verify", demo, "--runs"]) == 0
+
+
+@pytest.mark.slow
 def test_commands_take_names(demo: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", demo, "Once", "-n", "2", "--no-prepare", "--reads", "mmap"]) == 0
     assert main(["generate", str(DEMO), "Once", "-n", "2", "--no-prepare"]) == 0
@@ -311,3 +345,25 @@ def test_models_of_the_hub_are_private(hub: HubServer) -> None:
     hub.models[NAME] = Model()
     with pytest.raises(HubError, match="no such revision"):
         open_bundle(f"hf:{NAME}")
+
+
+def test_lists_of_checked_files_are_kept_and_removed(
+    hub: HubServer, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add(NAME, bundle)
+    path = open_bundle(f"hf:{NAME}").path
+    capsys.readouterr()
+
+    def listed() -> list[tuple[str, str]]:
+        assert main(["cache", "--json"]) == 0
+        entries = json.loads(capsys.readouterr().out)["entries"]
+        return [(each["of"], each["stale"]) for each in entries if each["kind"] == "checked"]
+
+    assert listed() == [(str(path), "")]
+    shutil.rmtree(cache_of(NAME))
+    assert listed() == [(str(path), "its model is gone")]
+    (lost,) = cache_folder(None).glob("checked/*.json")
+    lost.write_text("{")
+    assert listed() == [("", "damaged")]
+    open_bundle(f"hf:{NAME}")
+    assert listed() == [(str(path), "")]
