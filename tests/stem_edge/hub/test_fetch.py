@@ -299,12 +299,12 @@ def test_engines_read_the_cache(
 def test_workers_get_the_folder(
     demo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["measure", demo, "-n", "2", "--prompt-tokens", "4", "--json"]) == 0
+    assert main(["measure", demo, "--new-tokens", "2", "--prompt-tokens", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     folder = str(open_bundle(demo).path)
     assert found["bundle"] == folder
     (text := tmp_path / "text").write_text("The capital of Spain is Madrid.")
-    assert main(["eval", demo, str(text), "--against", demo, "--json"]) == 0
+    assert main(["eval", demo, "--text", str(text), "--against", demo, "--json"]) == 0
     assert main(["fit", demo, "--bandwidth", "17GB", "--json"]) == 0
     assert main(["inspect", demo, "--memory", "600MB"]) == 0
     assert main(["verify", demo, "--runs"]) == 0
