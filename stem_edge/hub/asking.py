@@ -11,7 +11,7 @@ from stem_edge.errors import HubError
 from stem_edge.hub.names import HubName
 
 LOG_IN = "log in with: hf auth login"
-NETWORK = "check the network, or fetch it where there is one"
+NETWORK = "check the network, and try again"
 OTHER_CACHE = "free some space, or set HF_HUB_CACHE to another folder"
 TRANSPORTS = ("httpx", "httpx2", "httpcore", "requests")  # below versions of huggingface_hub
 SERVER_ERROR = 500  # HTTP status from which on the hub is at fault, perhaps for a moment
@@ -61,7 +61,7 @@ def _explained(name: HubName, error: BaseException) -> HubError | None:
         case errors.LocalEntryNotFoundError():  # it has tried some times itself
             if error.__cause__ and (found := _explained(name, error.__cause__)):
                 return found
-            return UnreachableError(f"{name}: cannot be fetched ({_said(error)}); {NETWORK}")
+            return UnreachableError(f"{name}: is not in the cache ({_said(error)}); {NETWORK}")
         case errors.OfflineModeIsEnabled():
             return UnreachableError(f"{name}: HF_HUB_OFFLINE is set; {NETWORK}")
         case OSError() if error.errno in LOCAL:
@@ -69,8 +69,9 @@ def _explained(name: HubName, error: BaseException) -> HubError | None:
             return HubError(f"{where}: cannot be written ({error.strerror}); {OTHER_CACHE}")
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in TRANSPORTS:
         said = _one_line(str(error) or type(error).__name__)
-        return CutError(f"{name}: cannot be fetched ({said}); {NETWORK}")
-    return None
+        return CutError(f"{name}: the connection to the hub failed ({said}); {NETWORK}")
+    # Uploads wrap what was raised in their threads.
+    return error.__cause__ and _explained(name, error.__cause__)
 
 
 def _status(name: HubName, status: int, said: str) -> HubError:

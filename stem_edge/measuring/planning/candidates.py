@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from stem_edge.bundle.manifest import MANIFEST, bundle_folder
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType, WeightType
+from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import open_snapshot
 from stem_edge.hub.names import hub_name
 from stem_edge.runtime.backends.engines import engine_names
@@ -46,7 +47,10 @@ def model_folder(path: str | Path) -> Path:
     if name is None:
         return Path(path)
     snapshot = open_snapshot(name)
-    if not snapshot.lacking([MANIFEST]) or MANIFEST in snapshot.listing:
+    there = not snapshot.lacking([MANIFEST])
+    with suppress(UnreachableError):  # then its readers use what is there
+        there = there or MANIFEST in snapshot.listing
+    if there:
         return bundle_folder(str(snapshot.name))
     with _extra(path):
         from stem_edge.export.checkpoints.fetched import checkpoint_folder

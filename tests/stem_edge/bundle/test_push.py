@@ -117,9 +117,18 @@ def test_damage_is_not_spread(hub: HubServer, bundle: Path) -> None:
     assert not hub.requests
 
 
-@pytest.mark.parametrize(("status", "part"), [(403, "answers 403"), (503, "try later")])
-def test_what_the_hub_refuses_is_told(hub: HubServer, bundle: Path, status: int, part: str) -> None:
-    hub.faults.status["/api/repos/create"] = status
+@pytest.mark.parametrize(
+    ("place", "status", "part"),
+    [
+        ("/api/repos/create", 403, "answers 403"),
+        ("/api/repos/create", 503, "try later"),
+        ("/objects/", 403, r"answers 403 \(something is wrong here"),  # in a thread of the library
+    ],
+)
+def test_what_the_hub_refuses_is_told(
+    hub: HubServer, bundle: Path, place: str, status: int, part: str
+) -> None:
+    hub.faults.status[place] = status
     with pytest.raises(HubError, match=part):
         push(bundle, NAME)
 
