@@ -66,12 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     as_json = args.json or args.json_lines
     params = sampling_params(args, as_json)
-    prompt, options = _prompt(args), loading_options(args)
     bundle, edits = args.bundle, []
     if args.edit:
         opened = open_bundle(bundle := pinned(bundle), tables_later=args.tables_later)
         edits = open_edits(opened, args.edit)
-    with load(bundle, **options) as model, model.edited(*edits):
+    prompt = _prompt(args)
+    with load(bundle, **loading_options(args)) as model, model.edited(*edits):
         ids = _prompt_ids(model, prompt, args.chat, args.special_tokens_in_text)
         if as_json:
             _print_json(model, ids, params, lines=args.json_lines)
