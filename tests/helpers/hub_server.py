@@ -218,9 +218,13 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [_sibling(file, blob, "blobs" in self.query) for file, blob in files.items()]
             self._json({"id": name, "sha": sha, "siblings": siblings, "private": False, "tags": []})
 
-    def tree(self, name: str, revision: str) -> None:
+    def tree(self, name: str, revision: str, folder: str = "") -> None:
         if found := self._model(name, revision):
-            self._json([_entry(file, blob) for file, blob in found[1].items()])
+            inside = {file: blob for file, blob in found[1].items() if file.startswith(folder)}
+            if not inside:
+                self._refuse(404, f"{folder} does not exist", "EntryNotFound")
+                return
+            self._json([_entry(file, blob) for file, blob in inside.items()])
 
     def file(self, name: str, revision: str, file: str) -> None:
         if not (found := self._model(name, revision)):
@@ -401,6 +405,7 @@ ROUTES: dict[str, Callable[..., None]] = {
     f"/api/models/{NAME}": _Handler.info,
     f"/api/models/{NAME}/revision/(?P<revision>.+)": _Handler.info,
     f"/api/models/{NAME}/tree/{REVISION}": _Handler.tree,
+    f"/api/models/{NAME}/tree/{REVISION}/(?P<folder>.+)": _Handler.tree,
     f"/api/models/{NAME}/branch/(?P<branch>.+)": _Handler.branch,
     f"/api/models/{NAME}/preupload/{REVISION}": _Handler.preupload,
     f"/api/models/{NAME}/commit/{REVISION}": _Handler.commit,

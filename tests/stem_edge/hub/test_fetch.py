@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fsspec.core import url_to_fs
 from hub_server import PIECE_NBYTES, Blob, HubServer, Model, cache_of
 from huggingface_hub import constants
 from installed import DEMO
@@ -367,3 +368,21 @@ def test_lists_of_checked_files_are_kept_and_removed(
     assert listed() == [("", "damaged")]
     open_bundle(f"hf:{NAME}")
     assert listed() == [(str(path), "")]
+
+
+def test_tables_that_come_later_are_read_through_fsspec(
+    hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, bundle)
+    tables = open_bundle(f"hf:{NAME}", tables_later=True).tables
+    assert tables is not None
+    # As HF_ENDPOINT does in a new process.
+    usual = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + usual)
+    files, root = url_to_fs(tables, skip_instance_cache=True)
+    data = (bundle / SHARD).read_bytes()
+    assert files.cat_file(f"{root}/records/c/0/0", start=8, end=40) == data[8:40]
+    hub.requests.clear()
+    assert files.cat_file(f"{root}/records/c/0/0", start=len(data) - 4, end=len(data)) == data[-4:]
+    assert len(hub.requests) == 1
