@@ -61,7 +61,9 @@ COMPARING = ("edit", "top", "plot")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument(
+        "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     _add_making(parser.add_argument_group("making an edit"))
     instead = parser.add_argument_group("other actions").add_mutually_exclusive_group()

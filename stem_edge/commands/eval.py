@@ -65,7 +65,12 @@ SNIPPET = 24  # characters of text on either side, in the table of worst tokens
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("bundles", metavar="BUNDLE", nargs="+", help="folder that stem-edge export wrote")
+    add(
+        "bundles",
+        metavar="BUNDLE",
+        nargs="+",
+        help="folder that stem-edge export wrote, or hf:org/name",
+    )
     add("--text", type=Path, required=True, metavar="FILE", help="text to predict, in UTF-8")
     document = "take every line as a document: begin with an empty context, end with end-of-text"
     add("--lines", action="store_true", help=document)

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ]
     parser.epilog = EPILOG + "\n".join(table(devices, "lrrrl"))
     add = parser.add_argument
-    add("path", metavar="BUNDLE|CHECKPOINT", help="what to plan for")
+    add("path", metavar="BUNDLE|CHECKPOINT", help="what to plan for, a path or hf:org/name")
     memory = "what the program may take, like 1GB (default: what is free)"
     add("--memory", metavar="SIZE", help=memory)
     add("--device", metavar="NAME", help="plan for a device listed below, not this machine")

@@ -49,7 +49,7 @@ room for N full contexts."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
     add("--name", help="name of the model for clients (default: that of the folder)")
     where = parser.add_argument_group("where and for whom").add_argument
     host = "address to listen on (default: 127.0.0.1, which only this machine reaches)"
