@@ -75,6 +75,8 @@ def load(
 ) -> Model:
     """Load a bundle.
 
+    path: its folder, or its name on a model hub: hf:org/name, or hf:org/name@revision with a branch, a
+        tag or a commit. It is fetched into the hub's own cache, hashed, and loaded from there.
     memory: limit on the anonymous memory and swap of this process, in bytes or like "600MB"; the row
         cache gets what everything else leaves. Default: half of what the machine and its cgroups
         leave free, with a row cache of up to 256 MiB.
@@ -116,6 +118,7 @@ def load(
         cache folder.
     trial: load a bundle that is new on this machine in a limited process first, and remember the
         result, so that a file that crashes native code raises an error instead.
+    tables_later: leave the tables of a bundle on a hub there, and read rows of them when they are used.
     emulate_flash: delay reads like slower flash: "nvme", "ufs4", "ufs2", "emmc" or "sdcard".
     tables: URL of the bundle's folder tables.zarr, as fsspec takes it (https://, s3://, a path), if its
         shards are there instead of in the bundle.
@@ -135,9 +138,9 @@ def load(
         memory counts within `memory`.
     exact: compute several tokens, or sequences, in a step only where preparing found that each gets
         the bits of a step of its own, so that tokens are those of plain decoding in any case.
-    progress: show a progress bar on stderr while preparing. Default: if stderr is a terminal.
+    progress: show a progress bar on stderr while fetching and preparing. Default: if stderr is a terminal.
 
-    Raises BundleError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
+    Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
     """
     options = LoadOptions(
         memory=memory,
@@ -148,14 +151,21 @@ def load(
         **more,
     )
     try:
-        return _load(open_bundle(path, options.tables), options)
+        return _load(_open(path, options), options)
     except MemoryError as error:
         advice = "load with a lower memory or a smaller context_length, or free some memory"
         raise_out_of_memory(error, "to load the model", advice)
 
 
-def _load(bundle: Bundle, options: LoadOptions) -> Model:
+def _open(path: str | Path, options: LoadOptions) -> Bundle:
+    bundle = open_bundle(
+        path, options.tables, tables_later=options.tables_later, progress=options.progress
+    )
     _check_tables(bundle, options)
+    return bundle
+
+
+def _load(bundle: Bundle, options: LoadOptions) -> Model:
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     verdict = None
@@ -347,8 +357,7 @@ def memory_plan(
     an accelerator, it is that of the first variant of the graphs that `load` would try.
     """
     options = LoadOptions(memory=memory, context_length=context_length, **others)
-    bundle = open_bundle(path, options.tables)
-    _check_tables(bundle, options)
+    bundle = _open(path, options)
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)

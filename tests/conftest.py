@@ -24,6 +24,7 @@ from stem_edge.ggml.library import Ggml, library_path, open_ggml
 from stem_edge.graph.formats import EngineName
 
 if TYPE_CHECKING:
+    from hub_server import HubServer
     from tiny_exports import Exports
 
 State: TypeAlias = list[tuple[str, int, int]] | None  # of a folder: what is in it, sizes and times
@@ -231,3 +232,26 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A model hub of our own, and an empty cache, for this process and those that it starts."""
+    from hub_server import HubServer, impatient
+    from huggingface_hub import constants
+
+    home = tmp_path / "huggingface"
+    for name, value in (
+        ("HF_HOME", str(home)),
+        ("HF_TOKEN", "hf_of_tests"),
+        ("HF_HUB_DISABLE_XET", "1"),  # which is spoken with other servers
+        ("HF_HUB_DISABLE_TELEMETRY", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+    impatient(monkeypatch)
+    with HubServer().running() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server

@@ -57,6 +57,7 @@ class MoreKeywords(_DeviceLimits, total=False):
     warm_start: bool
     cache_dir: Folder
     trial: bool
+    tables_later: bool
     emulate_flash: FlashName | None
     tables: str | None
     disk_tier: int | str | None
@@ -107,6 +108,7 @@ class LoadOptions:
     warm_start: bool = True
     cache_dir: Folder = None
     trial: bool = True
+    tables_later: bool = False
     emulate_flash: FlashName | None = None
     tables: str | None = None
     disk_tier: int | str | None = None

@@ -24,12 +24,14 @@ from stem_edge.bundle.manifest import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     Bundle,
+    bundle_folder,
     is_shard,
     open_bundle,
     open_manifest,
 )
 from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError, StemEdgeError
+from stem_edge.files import disk
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.engines import is_installed
 from stem_edge.runtime.first_load.trial import try_first
@@ -72,7 +74,7 @@ def check_safety(
     its tables, if their shards are elsewhere; they are then left out, and the result says so. Raises
     BundleError if there is no such folder.
     """
-    root = Path(path)
+    root = bundle_folder(path, progress=progress)
     try:
         manifest = open_manifest(root)
     except BundleError as error:
@@ -156,7 +158,7 @@ def _is_harmless(path: Path) -> bool:
     """Return whether a file beside the bundle's own is a plain file and not executable."""
     suffixes = {suffix.lower() for suffix in PurePosixPath(path.name).suffixes}
     with contextlib.suppress(OSError):  # raised if the file has been removed meanwhile
-        mode = path.lstat().st_mode
+        mode = disk.status(path).st_mode
         # Windows has no such bits, so there only suffixes tell.
         executable = os.name == "posix" and mode & 0o111
         return stat.S_ISREG(mode) and not executable and not suffixes & CODE

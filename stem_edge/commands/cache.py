@@ -5,6 +5,7 @@
     tier/<key>.rows    records of tables that are elsewhere, and in <key>.map what it holds
     ggml/<key>.json    verdict: this library of ggml computes what it should (stem_edge.ggml.check)
     trials/<key>.json  verdict: this bundle loads, or why it does not (stem_edge.bundle.verdicts)
+    checked/<key>.json files of a model on a hub that have the right hashes
     places/<key>.json  verdict: the files at this path are those of the bundle's manifest
     prefixes/<key>-<key>.safetensors  keys and values of a prompt (runtime/prefixes)
 
@@ -25,6 +26,7 @@ import msgspec
 import onnxruntime as ort
 
 from stem_edge import __version__
+from stem_edge.bundle.fetched import CHECKED, read_checked
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.bundle.verdicts import PLACES, TRIALS, Records, read_verdict
 from stem_edge.commands.loading import add_cache_dir
@@ -42,7 +44,7 @@ from stem_edge.units import format_size
 DESCRIPTION = """\
 List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts
 of used tokens, which warm the row cache, verdicts on installed versions of ggml and on bundles
-that were tried before they were loaded, and prompts (--prompt-cache without DIR). All of it can be
+that were tried before they were loaded, lists of files from hubs with the right hashes, and prompts (--prompt-cache without DIR). All of it can be
 removed: what is needed is made again. Prompts in a DIR and saved conversations are not listed.
 
 An entry is old if another onnxruntime, ggml or processor made it, if it is damaged, or if its
@@ -124,6 +126,13 @@ def entries(root: Path) -> Iterator[Entry]:
         for path in sorted((root / kind).glob("*")):
             of, stale = judge(root, path)
             yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of=of, stale=stale)
+    for path in sorted((root / CHECKED).glob("*.json")):
+        checked = read_checked(path)
+        of = "" if checked is None else checked.folder
+        stale = "" if Path(of).is_dir() else "its model is gone"
+        if checked is None:
+            stale = "damaged"
+        yield Entry(path=path, kind=CHECKED, nbytes=path.stat().st_size, of=of, stale=stale)
     yield from _prefixes(root / PREFIXES)
 
 

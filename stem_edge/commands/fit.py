@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 from stem_edge.commands.loading import add_engine, add_kv, add_sequences, add_tables, add_threads
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
-from stem_edge.measuring.planning.candidates import is_bundle
+from stem_edge.measuring.planning.candidates import is_bundle, model_folder
 from stem_edge.measuring.planning.fit import Fit, fit
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES, PROFILES
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ]
     parser.epilog = EPILOG + "\n".join(table(devices, "lrrrl"))
     add = parser.add_argument
-    add("path", metavar="BUNDLE|CHECKPOINT", help="what to plan for")
+    add("path", metavar="BUNDLE|CHECKPOINT", help="what to plan for, a path or hf:org/name")
     memory = "what the program may take, like 1GB (default: what is free)"
     add("--memory", metavar="SIZE", help=memory)
     add("--device", metavar="NAME", help="plan for a device listed below, not this machine")
@@ -74,13 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    shown, args.path = args.path, model_folder(args.path)
     fits = fit(**{name: value for name, value in vars(args).items() if name != "json"})
     if args.json:
         print(json.dumps([to_dict(one) for one in fits], indent=1))
     else:
         asked = "" if args.engine == "auto" else args.engine
-        path = args.path if args.tables is None else f"{args.path} --tables {args.tables}"
-        print(report_table(fits, path, bundle=is_bundle(Path(args.path)), engine=asked))
+        path = shown if args.tables is None else f"{shown} --tables {args.tables}"
+        print(report_table(fits, path, bundle=is_bundle(args.path), engine=asked))
     return 0
 
 

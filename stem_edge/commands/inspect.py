@@ -50,7 +50,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    bundle = "folder that stem-edge export wrote"
+    bundle = "folder that stem-edge export wrote, or hf:org/name"
     parser.add_argument("bundle", metavar="BUNDLE", nargs="?", help=bundle)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     instead = parser.add_mutually_exclusive_group()

@@ -137,6 +137,8 @@ def _add_rows(group: argparse._ActionsContainer) -> None:
     add("--no-overlap", dest="overlap", action="store_false", help=overlap)
     warm = "begin with an empty row cache, and do not count which tokens are used"
     add("--no-warm-start", dest="warm_start", action="store_false", help=warm)
+    later = "leave the tables of a bundle on a hub (hf:org/name) there, and read rows when they are used"
+    add("--tables-later", action="store_true", help=later)
     flash = "delay reads as this kind of flash would, for comparisons"
     add("--emulate-flash", choices=FLASH_NAMES, help=flash)
     add_tables(group)

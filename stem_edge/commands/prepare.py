@@ -30,7 +30,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument(
+        "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
+    )
     add_cache_dir(parser)
     add_threads(parser)
     add_kv(parser)

@@ -19,6 +19,7 @@ from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
 from stem_edge.commands.text_input import read_text
 from stem_edge.errors import InputError
+from stem_edge.hub.fetch import pinned
 from stem_edge.progress import show_status
 from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import check_sequences
@@ -51,7 +52,7 @@ room for N full contexts."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
     add("--name", help="name of the model for clients (default: that of the folder)")
     where = parser.add_argument_group("where and for whom").add_argument
     host = "address to listen on (default: 127.0.0.1, which only this machine reaches)"
@@ -91,12 +92,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--queue is {args.queue}; expected at least 0")
     if args.sequences is not None:
         check_sequences(args.sequences)
-    open_bundle(args.bundle, args.tables)  # refused before anything listens
-    options = loading_options(args)
+    options, bundle = loading_options(args), pinned(args.bundle)
+    open_bundle(bundle, args.tables, tables_later=args.tables_later)  # before anything listens
     options["sequences"] = args.sequences or 1
     with listen(args.host, args.port) as listening:
         program = app(
-            lambda: load(args.bundle, **options),
+            lambda: load(bundle, **options),
             name=args.name,
             sequences=args.sequences or SEQUENCES,
             waiting=args.queue,

@@ -27,7 +27,9 @@ The exit status is 0 if all is right, and 1 if not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument(
+        "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
+    )
     parser.add_argument(
         "--runs",
         action="store_true",

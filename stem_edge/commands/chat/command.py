@@ -32,7 +32,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
     add("--system", metavar="TEXT", help="system message, which comes before all others")
     add("--json", action="store_true", help="print a JSON object for each answer")
     amount = parser.add_mutually_exclusive_group()

@@ -21,7 +21,7 @@ from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.memory.device_profiles import Device, find_device
-from stem_edge.measuring.planning.candidates import is_bundle, of_checkpoint
+from stem_edge.measuring.planning.candidates import is_bundle, model_folder, of_checkpoint
 from stem_edge.measuring.planning.hit_rates import (
     from_counts,
     record_ids,
@@ -136,7 +136,7 @@ def fit(
     Raises MemoryPlanError, which names the least that is needed, if nothing fits; InputError,
     BundleError, CheckpointError.
     """
-    root = Path(path)
+    root = model_folder(path)
     bundle = open_bundle(root, tables) if is_bundle(root) else None
     if bundle is None:
         footprints = of_checkpoint(root, engine)
