@@ -6,9 +6,10 @@
     python tools/scale/scale.py machines IDS.int32
     python tools/scale/scale.py phones IDS.int32 --other OTHER.int32
     python tools/scale/scale.py cluster IDS.int32
+    python tools/scale/scale.py check IDS.int32 --bundle BUNDLE
 
 IDS are files of little-endian int32 token ids of real text. `shapes` only computes; the others also
-simulate the runtime's row cache on the ids. Prints Markdown, or JSON with --json. docs/scale.md says
+simulate the runtime's row cache on the ids, and `check` measures. Prints Markdown, or JSON with --json. docs/scale.md says
 what the figures mean, which are assumed, and where they are wrong.
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from scale_check import check
 from scale_fleets import cluster, phones
 from scale_machines import caches, machines
 from scale_shapes import SHARES, shapes
@@ -47,6 +49,7 @@ COMMANDS: dict[str, tuple[Callable[..., Table], Callable[[Arguments], Table]]] =
         cluster,
         lambda args: cluster(text_of(args), args.share, args.nodes, args.sequences, args.context),
     ),
+    "check": (check, lambda args: check(args.bundle, read_texts(args.ids))),
 }
 
 
@@ -66,6 +69,8 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument("--context", type=int, default=1024, help="tokens of a sequence")
     if command == "phones":
         parser.add_argument("--day", type=int, default=20_000, help="tokens of a user's day")
+    if command == "check":
+        parser.add_argument("--bundle", type=Path, required=True, help="a bundle with tables")
     if command == "cluster":
         parser.add_argument("--sequences", type=int, default=64, help="at a time on a node")
         parser.add_argument("--nodes", type=int, default=1000)

@@ -31,8 +31,8 @@ def phones(ids: I64, other: I64, day: int, context: int) -> Table:
     rows are chosen. After that, the rule of the row cache decides which are kept.
     """
     table = Table(
-        "model", "layers with rows", "rows kept", "on flash, GB", "all tables, GB", "hit rate, first day",
-        "last day", "MB, first day", "last day", "wait, ms a token", "decode step, ms",
+        "model", "layers with rows", "rows kept", "kept, GB", "all tables, GB", "first day: hit rate",
+        "first day: MB", "last day: hit rate", "last day: MB", "wait, ms a token", "decode step, ms",
         "a million phones, TB a day",
     )  # fmt: skip
     counts = count_tokens(other, VOCABULARY)
@@ -53,14 +53,17 @@ def _kept(
     away = replace(ON_PHONE, tables=MOBILE)
     step = step_of(away, sizes, context, no_reads(), 0).seconds
     wait = step_of(away, sizes, context, days[-1], 0).rows
+    first, last = days
     return (
         kept * sizes.tables_nbytes / 1e9,
         sizes.tables_nbytes / 1e9,
-        *(reads.hit_rate for reads in days),
-        *(nbytes / 1e6 for nbytes in fetched),
+        first.hit_rate,
+        fetched[0] / 1e6,
+        last.hit_rate,
+        fetched[1] / 1e6,
         1e3 * wait,
         1e3 * step,
-        1e6 * fetched[-1] / 1e12,
+        1e6 * fetched[1] / 1e12,
     )
 
 

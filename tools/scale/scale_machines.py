@@ -15,7 +15,7 @@ from scale_text import F64, Reads, Text
 
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.graph.kv import KvType
-from stem_edge.measuring.memory.device_profiles import DEVICES
+from stem_edge.measuring.memory.device_profiles import DEVICES, Device
 from stem_edge.measuring.planning.rates import WEIGHTS_SHARE, derived_rates
 from stem_edge.measuring.planning.timing import Rates
 from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashProfile
@@ -24,6 +24,9 @@ NVME, DRIVES = PROFILES["nvme"], 4
 RAID = FlashProfile(DRIVES * NVME.bandwidth, NVME.latency, DRIVES * NVME.depth)
 HOST = FlashProfile(50e9, 20e-6, 64)  # PCIe 5.0 x16 has 64 GB/s each way; the rest is assumed
 GPU_LAYER_SECONDS = 20e-6  # assumed
+# Bytes a second at which one thread of the runtime takes records out of the page cache, checks them and
+# puts them into slots, as `scale.py check` measured it. It reads them one after the other.
+ROWS_RATE = 2e9
 
 
 @dataclass(frozen=True)
@@ -48,15 +51,26 @@ class Machine:
 
 
 PHONE, LAPTOP = DEVICES["phone-12gb"], DEVICES["laptop-16gb"]
+# Multiplications and additions a second of one core in steps of 8 and 16 tokens, on average: 102 and
+# 105 tok/s on two cores without AMX, in docs/results.md.
+CORE_FLOPS = 0.1e12
+
+
 # Memory of the server: 12 channels of DDR5-4800. Of the GPU: what is published of the H100 SXM, and
-# half of its dense bf16 speed. Speeds of products on processors are assumed.
+# half of its dense bf16 speed.
+def on_device(name: str, device: Device, cache: int) -> Machine:
+    """Describe a device that `stem-edge fit` knows."""
+    flops, tables = device.cpus * CORE_FLOPS, PROFILES[device.flash]
+    return Machine(name, device.memory, device.bandwidth, flops, tables, cache)
+
+
 GPU = Machine(
     "H100, rows in host memory", 80_000_000_000, 3.35e12, 0.5 * 989e12, HOST, 8_000_000_000, "fp16",
     gpu=True,
 )  # fmt: skip
-ON_PHONE = Machine("phone", PHONE.memory, PHONE.bandwidth, 0.3e12, PROFILES["ufs4"], 256_000_000)
-ON_LAPTOP = Machine("laptop", LAPTOP.memory, LAPTOP.bandwidth, 1e12, NVME, 1_000_000_000)
-SERVER = Machine("server", 256_000_000_000, 12 * 38.4e9, 10e12, RAID, 8_000_000_000)
+ON_PHONE = on_device("phone", PHONE, 256_000_000)
+ON_LAPTOP = on_device("laptop", LAPTOP, 1_000_000_000)
+SERVER = Machine("server", 256_000_000_000, 12 * 38.4e9, 64 * CORE_FLOPS, RAID, 8_000_000_000)
 RUNS: tuple[tuple[Machine, tuple[str, ...], tuple[int, ...]], ...] = (  # models, sequences
     (ON_PHONE, ("1B", "3B"), (1,)),
     (ON_LAPTOP, ("3B", "8B"), (1, 8)),
@@ -108,22 +122,30 @@ def step_of(machine: Machine, footprint: Footprint, context: int, reads: Reads, 
     compute = 2 * model.active_parameters * batch / machine.flops
     kv = batch * footprint.kv_read_nbytes(context) / rates.kv
     layers = model.n_layers * rates.layer_seconds
-    # Layers before the first row are computed while the rows of the step are read.
-    early = model.stem_layers[0] / model.n_layers * (max(weights, compute) + kv + layers)
-    arrive = arrival(machine.tables, read_nbytes(footprint), reads)
+    rows = float(arrival(machine.tables, read_nbytes(footprint), reads).mean())
     memory = footprint.backbone_nbytes + batch * footprint.kv_nbytes(context) + cache
-    return Step(weights, compute, kv, layers, float(np.maximum(0, arrive - early).mean()), memory)
+    return Step(weights, compute, kv, layers, rows, memory)
 
 
 def arrival(flash: FlashProfile, nbytes: int, reads: Reads) -> F64:
-    """Return the seconds until the records of each step have arrived, as emulated flash delays them."""
+    """Return the seconds until the records of each step are in their slots.
+
+    They come as emulated flash delays them. Nothing else happens meanwhile: the step has begun, and
+    a prepared backbone computes it in one run.
+    """
     rounds = -(-reads.read // flash.depth)
-    return np.asarray(flash.latency * rounds + reads.read * (nbytes / flash.bandwidth), np.float64)
+    each = nbytes / flash.bandwidth + nbytes / ROWS_RATE
+    return np.asarray(flash.latency * rounds + reads.read * each, np.float64)
 
 
-def tables_allow(flash: FlashProfile, nbytes: int, reads: Reads) -> float:
-    """Return the tokens a second that reading rows would allow if nothing else took time."""
-    return 1 / (reads.read_per_token * (flash.latency / flash.depth + nbytes / flash.bandwidth))
+def device_allows(flash: FlashProfile, nbytes: int, reads: Reads) -> float:
+    """Return the tokens a second that a device could read rows for, with all its queue in use."""
+    return 1 / (reads.read_per_token * max(flash.latency / flash.depth, nbytes / flash.bandwidth))
+
+
+def runtime_allows(nbytes: int, reads: Reads) -> float:
+    """Return the tokens a second that the runtime could take rows for, if they were in memory."""
+    return ROWS_RATE / (reads.read_per_token * nbytes)
 
 
 def slots_in(footprint: Footprint, cache: int) -> int:
@@ -150,8 +172,8 @@ def machines(text: Text, share: Share, context: int) -> Table:
     """Time of decode steps on one machine, and what limits them."""
     table = Table(
         "machine", "model", "sequences", "memory, GB", "distinct rows a step",
-        "no cache: rows, % of time", "rows alone allow, tok/s", "cache: hit rate", "rows, % of time",
-        "tok/s", "limit",
+        "no cache: device allows, tok/s", "runtime allows, tok/s", "no cache: rows, % of time",
+        "cache: hit rate", "cache: rows, % of time", "tok/s", "limit",
     )  # fmt: skip
     for machine, models, batches in RUNS:
         for name in models:
@@ -170,8 +192,9 @@ def _run(
     return (
         step.memory / 1e9,
         every.distinct_per_step,
+        device_allows(machine.tables, read_nbytes(sizes), every),
+        runtime_allows(read_nbytes(sizes), every),
         100 * bare.rows / bare.seconds,
-        tables_allow(machine.tables, read_nbytes(sizes), every),
         reads.hit_rate,
         100 * step.rows / step.seconds,
         batch / step.seconds,

@@ -5,6 +5,7 @@ Sizes come from the code that exports and loads: the same weight plan, record la
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Literal, get_args
 
@@ -19,6 +20,7 @@ from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.store import TableFormat
 
 Share = Literal["1/3", "1/2", "full"]
+KINDS: tuple[ExportTables, ...] = ("int8", "mixed", "fp16")  # of rows
 SHARES: tuple[Share, ...] = get_args(Share)
 # Values that share a scale, in rows and in matrices: the exporter's defaults.
 GROUP, INT4_GROUP = 128, 32
@@ -60,9 +62,7 @@ def sizes_of(name: str, share: Share | None, rows: ExportTables = "int8") -> Foo
     share: None for the dense twin.
     """
     model = model_of(name, share) if share else model_of(name, "full").dense_twin()
-    backbone = BackboneFormat(
-        weights="int4", head="int4", block_size=GROUP, prefill=True, kv_peaks=True
-    )
+    backbone = BackboneFormat(weights="int4", head="int4", block_size=GROUP, kv_peaks=True)
     return expected_footprint(
         model, backbone, tables_of(model, rows) if model.stem_layers else None
     )
@@ -93,19 +93,17 @@ def read_nbytes(footprint: Footprint) -> int:
     return footprint.table_format.mean_record_nbytes + CRC_NBYTES
 
 
-def shapes() -> Table:
+def shapes(names: Iterable[str] = SHAPES) -> Table:
     """Sizes of each shape, with tables in a share of its layers."""
     table = Table(
         "model", "layers with rows", "parameters, B", "in tables, B", "a step reads, GB", "dense, GB",
-        "tables int8, GB", "int4, GB", "fp16, GB", "record int8, kB", "record / step, %",
+        "tables int8, GB", "mixed, GB", "fp16, GB", "record int8, kB", "record / step, %",
     )  # fmt: skip
-    for name in SHAPES:
+    for name in names:
         dense = sizes_of(name, None)
         for share in SHARES:
             model, sizes = model_of(name, share), sizes_of(name, share)
-            stored = [
-                sizes_of(name, share, rows).tables_nbytes for rows in ("int8", "int4", "fp16")
-            ]
+            stored = [tables_of(model, rows).nbytes() for rows in KINDS]
             record = read_nbytes(sizes)
             table.add(
                 name,

@@ -10,7 +10,7 @@ Cell: TypeAlias = str | int | float
 
 
 class Table:
-    """Rows of cells, with a heading for each column that says its unit."""
+    """Rows of cells, with a heading of its own for each column, which says the unit."""
 
     def __init__(self, *headings: str) -> None:
         self.headings = headings

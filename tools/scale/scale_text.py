@@ -5,7 +5,7 @@ Runs the runtime's own RowCache on token ids, a step of one token of each sequen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -119,7 +119,7 @@ class Text:
         return run_cache(steps, slots).part(len(steps) // 2)
 
 
-def hits(ids: I64, other: I64) -> Table:
+def hits(ids: I64, other: I64, slots: Sequence[int] = SLOTS) -> Table:
     """Hit rates by slots: a whole text from nothing, and conversations from counts of another text."""
     counts = count_tokens(other, VOCABULARY)
     table = Table(
@@ -128,13 +128,13 @@ def hits(ids: I64, other: I64) -> Table:
     )  # fmt: skip
     starts = range(0, len(ids) - CONVERSATION + 1, CONVERSATION)
     pieces = [in_step(ids[at : at + CONVERSATION], 1) for at in starts]
-    for slots in SLOTS:
-        whole = run_cache(in_step(ids, 1), slots)
-        run = partial(run_cache, slots=slots)
+    for count in slots:
+        whole = run_cache(in_step(ids, 1), count)
+        run = partial(run_cache, slots=count)
         rates = [
             [run(piece, counts=known).hit_rate for piece in pieces] for known in (None, counts)
         ]
         means = [sum(found) / len(found) for found in rates]
         second = whole.part(len(ids) // 2).hit_rate
-        table.add(slots, 100 * slots / VOCABULARY, whole.hit_rate, second, *means)
+        table.add(count, 100 * count / VOCABULARY, whole.hit_rate, second, *means)
     return table
