@@ -12,19 +12,9 @@ import pytest
 import scale
 from scale_check import check
 from scale_fleets import KEPT, PLACEMENTS, cluster, phones
-from scale_machines import (
-    GPU,
-    ON_PHONE,
-    ROWS_RATE,
-    RUNS,
-    arrival,
-    device_allows,
-    machines,
-    runtime_allows,
-    slots_in,
-    step_of,
-)
+from scale_machines import GPU, ON_PHONE, RUNS, machines
 from scale_shapes import SHAPES, SHARES, model_of, read_nbytes, shapes, sizes_of, stem_layers
+from scale_steps import ROWS_RATE, arrival, device_allows, runtime_allows, slots_in, step_of
 from scale_tables import Table
 from scale_text import Reads, Text, hits, in_step, no_reads, run_cache
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from scale_machines import GPU, HOST, ON_PHONE, RAID, slots_in, step_of
+from scale_machines import GPU, HOST, ON_PHONE, RAID
 from scale_shapes import VOCABULARY, Share, read_nbytes, sizes_of
+from scale_steps import slots_in, step_of
 from scale_tables import Cell, Table
 from scale_text import Reads, Text, in_step, no_reads, run_cache
 
