@@ -49,7 +49,7 @@ COMMANDS: dict[str, tuple[Callable[..., Table], Callable[[Arguments], Table]]] =
         cluster,
         lambda args: cluster(text_of(args), args.share, args.nodes, args.sequences, args.context),
     ),
-    "check": (check, lambda args: check(args.bundle, read_texts(args.ids))),
+    "check": (check, lambda args: check(args.bundle, read_texts(args.ids), args.slots)),
 }
 
 
@@ -71,6 +71,7 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument("--day", type=int, default=20_000, help="tokens of a user's day")
     if command == "check":
         parser.add_argument("--bundle", type=Path, required=True, help="a bundle with tables")
+        parser.add_argument("--slots", type=int, default=1282, help="of the row cache")
     if command == "cluster":
         parser.add_argument("--sequences", type=int, default=64, help="at a time on a node")
         parser.add_argument("--nodes", type=int, default=1000)

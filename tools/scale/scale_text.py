@@ -32,9 +32,14 @@ WIDTH = 16  # values of the rows in these caches, because only which of them are
 class Reads:
     """Records that each step looks up and reads."""
 
-    batch: int  # tokens of a step
+    tokens: I64  # [steps]
     distinct: I64  # [steps]
     read: I64  # [steps]
+
+    @property
+    def batch(self) -> int:
+        """Sequences that decode together, with a token of each in a step."""
+        return int(self.tokens.max())
 
     @property
     def hit_rate(self) -> float:
@@ -44,7 +49,7 @@ class Reads:
     @property
     def read_per_token(self) -> float:
         """Records read for a token, on average."""
-        return float(self.read.sum() / max(1, len(self.read) * self.batch))
+        return float(self.read.sum() / max(1, self.tokens.sum()))
 
     @property
     def distinct_per_step(self) -> float:
@@ -53,12 +58,12 @@ class Reads:
 
     def part(self, start: int, stop: int | None = None) -> Reads:
         """Return the steps from `start` on, before `stop`."""
-        return Reads(self.batch, self.distinct[start:stop], self.read[start:stop])
+        return Reads(*(each[start:stop] for each in (self.tokens, self.distinct, self.read)))
 
 
 def no_reads() -> Reads:
     """Return a step of one token whose row is in the cache."""
-    return Reads(1, np.ones(1, np.int64), np.zeros(1, np.int64))
+    return Reads(*np.array([[1], [1], [0]]))
 
 
 def read_texts(files: Iterable[Path]) -> I64:
@@ -66,39 +71,39 @@ def read_texts(files: Iterable[Path]) -> I64:
     return np.concatenate([np.fromfile(file, "<i4").astype(np.int64) for file in files])
 
 
-def in_step(ids: I64, batch: int) -> I64:
-    """Cut a text into `batch` pieces that decode together: ids [steps, batch]."""
+def in_step(ids: I64, batch: int) -> list[I64]:
+    """Cut a text into `batch` pieces that decode together: the ids of each step."""
     steps = len(ids) // batch
-    return ids[: steps * batch].reshape(batch, steps).T
+    return list(ids[: steps * batch].reshape(batch, steps).T)
 
 
 def run_cache(
-    ids: I64, slots: int, counts: Counts | None = None, records: int = VOCABULARY
+    steps: Sequence[I64], slots: int, counts: Counts | None = None, records: int = VOCABULARY
 ) -> Reads:
-    """Run a cache of so many slots on ids [steps, batch].
+    """Run a cache of so many slots on the ids of each step.
 
     slots: 0 for no cache, where a step reads each of its records once. counts: uses of another text,
     which fill the cache first.
     """
-    batch = ids.shape[1]
-    distinct = np.array([len(np.unique(step)) for step in ids], np.int64)
+    tokens = np.array([len(step) for step in steps], np.int64)
+    distinct = np.array([len(np.unique(step)) for step in steps], np.int64)
     if slots == 0:
-        return Reads(batch, distinct, distinct)
+        return Reads(tokens, distinct, distinct)
     layout = make_layout(records, (0,), ((WIDTH,),), "int8", WIDTH)
     # More slots than records are never filled; fewer than a step needs cannot hold its rows.
-    slots = min(max(slots, batch), records)
+    slots = min(max(slots, int(tokens.max())), records)
     cache = RowCache(ArraySlots(layout, slots))
     rows = np.zeros((slots, layout.record_nbytes), np.uint8)
     if counts is not None and len(best := np.sort(cache.expect_counts(counts))):
         cache.install(best, rows[: len(best)], best)
-    read = np.zeros(len(ids), np.int64)
-    for number, step in enumerate(ids):
+    read = np.zeros(len(steps), np.int64)
+    for number, step in enumerate(steps):
         cache.use(step)
         missing = cache.missing(step)
         if len(missing):
             cache.install(missing, rows[: len(missing)], step)
         read[number] = len(missing)
-    return Reads(batch, distinct, read)
+    return Reads(tokens, distinct, read)
 
 
 class Text:
