@@ -133,6 +133,8 @@ def test_machines_phones_and_a_cluster() -> None:
     assert len(rows) == 2 * len(PLACEMENTS)
     for row, placement in zip(rows, PLACEMENTS * 2, strict=True):
         assert (float(row["all nodes: network, GB/s"]) > 0) == placement.far
+    faster = cluster(text, "full", 10, 4, 64, rate=100 * ROWS_RATE).records()
+    assert float(faster[0]["a node: tok/s"]) > float(rows[0]["a node: tok/s"])
 
 
 @pytest.mark.slow

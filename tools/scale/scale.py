@@ -25,6 +25,7 @@ from scale_check import check
 from scale_fleets import cluster, phones
 from scale_machines import caches, machines
 from scale_shapes import SHARES, shapes
+from scale_steps import ROWS_RATE
 from scale_tables import Table
 from scale_text import Text, hits, read_texts
 
@@ -47,7 +48,9 @@ COMMANDS: dict[str, tuple[Callable[..., Table], Callable[[Arguments], Table]]] =
     ),
     "cluster": (
         cluster,
-        lambda args: cluster(text_of(args), args.share, args.nodes, args.sequences, args.context),
+        lambda args: cluster(
+            text_of(args), args.share, args.nodes, args.sequences, args.context, args.rows_rate
+        ),
     ),
     "check": (check, lambda args: check(args.bundle, read_texts(args.ids), args.slots)),
 }
@@ -75,6 +78,8 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     if command == "cluster":
         parser.add_argument("--sequences", type=int, default=64, help="at a time on a node")
         parser.add_argument("--nodes", type=int, default=1000)
+        what = "bytes a second of rows that the runtime takes (default: as measured)"
+        parser.add_argument("--rows-rate", type=float, default=ROWS_RATE, help=what)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from scale_machines import GPU, HOST, ON_PHONE, RAID
 from scale_shapes import VOCABULARY, Share, read_nbytes, sizes_of
-from scale_steps import slots_in, step_of
+from scale_steps import ROWS_RATE, slots_in, step_of
 from scale_tables import Cell, Table
 from scale_text import Reads, Text, in_step, no_reads, run_cache
 
@@ -89,8 +89,13 @@ PLACEMENTS = (
 )
 
 
-def cluster(text: Text, share: Share, nodes: int, sequences: int, context: int) -> Table:
-    """What a cluster of nodes with a GPU each reads and sends, by the place of its tables."""
+def cluster(
+    text: Text, share: Share, nodes: int, sequences: int, context: int, rate: float = ROWS_RATE
+) -> Table:
+    """What a cluster of nodes with a GPU each reads and sends, by the place of its tables.
+
+    rate: bytes of rows a second that the runtime of a node takes.
+    """
     table = Table(
         "model", "tables", "rows on GPU, GB", "tables on a node, GB", "hit rate", "rows, % of time",
         "a node: tok/s", "records/s", "rows, GB/s", "network, Gbit/s", "all nodes: network, GB/s",
@@ -99,7 +104,7 @@ def cluster(text: Text, share: Share, nodes: int, sequences: int, context: int) 
         sizes = sizes_of(name, share)
         for placement in PLACEMENTS:
             reads = text.reads(sequences, slots_in(sizes, placement.cache))
-            there = replace(GPU, tables=placement.source)
+            there = replace(GPU, tables=placement.source, rows_rate=rate)
             step = step_of(there, sizes, context, reads, placement.cache)
             speed = sequences / step.seconds
             records = speed * reads.read_per_token

@@ -31,8 +31,8 @@ def on_device(name: str, device: Device, cache: int) -> Machine:
 # Memory of the server: 12 channels of DDR5-4800. Of the GPU: what is published of the H100 SXM, and
 # half of its dense bf16 speed.
 GPU = Machine(
-    "H100, rows in host memory", 80_000_000_000, 3.35e12, 0.5 * 989e12, HOST, 8_000_000_000, "fp16",
-    gpu=True,
+    "H100, rows in host memory", 80_000_000_000, 3.35e12, 0.5 * 989e12, HOST, 8_000_000_000,
+    kv="fp16", gpu=True,
 )  # fmt: skip
 ON_PHONE = on_device("phone", PHONE, 256_000_000)
 ON_LAPTOP = on_device("laptop", LAPTOP, 1_000_000_000)

@@ -19,9 +19,9 @@ from stem_edge.measuring.planning.timing import Rates
 from stem_edge.runtime.rows.emulated_flash import FlashProfile
 
 GPU_LAYER_SECONDS = 20e-6  # assumed
-# Bytes a second at which one thread of the runtime takes records out of the page cache, checks them and
-# puts them into slots, as `scale.py check` measured it. It reads them one after the other.
-ROWS_RATE = 2e9
+# Bytes a second at which the runtime takes several records out of the page cache, checks them and puts
+# them into slots, one after the other, as `scale.py check` measured it.
+ROWS_RATE = 1.6e9
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Machine:
     flops: float  # multiplications and additions a second that matrix products reach
     tables: FlashProfile
     cache: int  # bytes of the row cache
+    rows_rate: float = ROWS_RATE
     kv: KvType = "fp32"
     gpu: bool = False
 
@@ -86,19 +87,20 @@ def step_of(machine: Machine, footprint: Footprint, context: int, reads: Reads, 
     compute = 2 * model.active_parameters * batch / machine.flops
     kv = batch * footprint.kv_read_nbytes(context) / rates.kv
     layers = model.n_layers * rates.layer_seconds
-    rows = float(arrival(machine.tables, read_nbytes(footprint), reads).mean())
+    nbytes = read_nbytes(footprint)
+    rows = float(arrival(machine.tables, nbytes, reads, machine.rows_rate).mean())
     memory = footprint.backbone_nbytes + batch * footprint.kv_nbytes(context) + cache
     return Step(weights, compute, kv, layers, rows, memory)
 
 
-def arrival(flash: FlashProfile, nbytes: int, reads: Reads) -> F64:
+def arrival(flash: FlashProfile, nbytes: int, reads: Reads, rate: float = ROWS_RATE) -> F64:
     """Return the seconds until the records of each step are in their slots.
 
-    They come as emulated flash delays them. Nothing else happens meanwhile: the step has begun, and
+    They come as emulated flash delays them, and the runtime takes `rate` bytes of them a second. Nothing else happens meanwhile: the step has begun, and
     a prepared backbone computes it in one run.
     """
     rounds = -(-reads.read // flash.depth)
-    each = nbytes / flash.bandwidth + nbytes / ROWS_RATE
+    each = nbytes / flash.bandwidth + nbytes / rate
     return np.asarray(flash.latency * rounds + reads.read * each, np.float64)
 
 
