@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,8 @@ from scale_tables import Table
 from scale_text import Reads, run_cache
 
 from stem_edge import load
-from stem_edge.bundle.footprint import expected_footprint, footprint_of
-from stem_edge.bundle.manifest import TABLES, Manifest, open_bundle
+from stem_edge.bundle.footprint import Footprint, expected_footprint, footprint_of
+from stem_edge.bundle.manifest import TABLES, FileEntry, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.measuring.planning.rates import WEIGHTS_SHARE, measure_rates
@@ -38,38 +38,47 @@ def check(bundle: Path, ids: I64, slots: int) -> Table:
     manifest = opened.manifest
     if manifest.backbone is None or manifest.table_format is None:
         raise InputError(f"{bundle}: expected a bundle for onnxruntime with tables")
+    computed = expected_footprint(manifest.model, manifest.backbone, manifest.table_format)
     table = Table("", "computed", "found")
-    add_sizes(table, manifest)
-    read, write = row_rates(opened.file(TABLES), manifest.table_format, ids)
-    table.add("reading and checking records in the page cache, GB/s", "", read / 1e9)
-    table.add("putting them into slots, GB/s", "", write / 1e9)
-    table.add("both, GB/s", ROWS_RATE / 1e9, 1 / (1 / read + 1 / write) / 1e9)
+    add_sizes(table, computed, manifest.files)
+    add_rates(table, opened.file(TABLES), manifest.table_format, ids)
     for batch in BATCHES:
-        texts = texts_of(ids.tolist(), batch, PROMPT, NEW)
-        reads = simulate_together(texts[:batch], slots, manifest.model.records)
-        rate = measure_rates(footprint_of(manifest), usable_cpus()).weights
-        step = step_of(this_machine(rate), footprint_of(manifest), PROMPT + NEW // 2, reads, 0)
-        found = decode(bundle, texts, batch, slots)
-        name = f"{batch} sequences: "
-        table.add(name + "weights, GB/s", "", rate / 1e9)
-        table.add(
-            name + "distinct rows a step", reads.distinct_per_step, found["distinct_rows_per_step"]
-        )
-        table.add(name + "rows read a token", reads.read_per_token, found["rows_read_per_token"])
-        table.add(name + "tok/s", batch / step.seconds, found["tokens_per_second"])
+        add_run(table, bundle, footprint_of(manifest), ids, batch, slots)
     return table
 
 
-def add_sizes(table: Table, manifest: Manifest) -> None:
+def add_sizes(table: Table, computed: Footprint, files: Mapping[str, FileEntry]) -> None:
     """Add the sizes of the bundle's parts."""
-    if manifest.backbone is None or manifest.table_format is None:
-        return
-    computed = expected_footprint(manifest.model, manifest.backbone, manifest.table_format)
-    files = {name: file.nbytes for name, file in manifest.files.items()}
-    shards = sum(size for name, size in files.items() if name.startswith(TABLES) and "/c/" in name)
-    table.add("backbone, bytes", computed.backbone_nbytes, files[BACKBONE_DATA])
-    table.add("matrices for prompts, bytes", computed.prefill_nbytes, files.get(PREFILL_DATA, 0))
+    found = {name: file.nbytes for name, file in files.items()}
+    shards = sum(size for name, size in found.items() if name.startswith(TABLES) and "/c/" in name)
+    table.add("backbone, bytes", computed.backbone_nbytes, found[BACKBONE_DATA])
+    table.add("matrices for prompts, bytes", computed.prefill_nbytes, found.get(PREFILL_DATA, 0))
     table.add("tables, bytes", computed.tables_nbytes, shards)
+
+
+def add_rates(table: Table, root: Path, format: TableFormat, ids: I64) -> None:
+    """Add how fast the runtime takes records that are in the page cache."""
+    one = row_rates(root, format, ids[:1])[0]
+    read, write = row_rates(root, format, np.unique(ids)[:RECORDS])
+    table.add("reading and checking one record in the page cache, GB/s", "", one / 1e9)
+    table.add(f"reading and checking {RECORDS} records, GB/s", "", read / 1e9)
+    table.add("putting them into slots, GB/s", "", write / 1e9)
+    table.add("both, GB/s", ROWS_RATE / 1e9, 1 / (1 / read + 1 / write) / 1e9)
+
+
+def add_run(table: Table, bundle: Path, sizes: Footprint, ids: I64, batch: int, slots: int) -> None:
+    """Add rows and speed of so many sequences that decode together."""
+    texts = texts_of(ids.tolist(), batch, PROMPT, NEW)
+    reads = simulate_together(texts[:batch], slots, sizes.model.records)
+    rate = measure_rates(sizes, usable_cpus()).weights
+    step = step_of(this_machine(rate), sizes, PROMPT + NEW // 2, reads, 0)
+    found = decode(bundle, texts, batch, slots)
+    rows = reads.distinct_per_step, found["distinct_rows_per_step"]
+    name = f"{batch} sequences: "
+    table.add(name + "weights, GB/s", "", rate / 1e9)
+    table.add(name + "distinct rows a step", *rows)
+    table.add(name + "rows read a token", reads.read_per_token, found["rows_read_per_token"])
+    table.add(name + "tok/s", batch / step.seconds, found["tokens_per_second"])
 
 
 def this_machine(weights: float) -> Machine:
@@ -91,14 +100,13 @@ def decode(bundle: Path, texts: list[Text], batch: int, slots: int) -> dict[str,
         return decode_together(model, texts, batch).figures()
 
 
-def row_rates(root: Path, format: TableFormat, ids: I64) -> tuple[float, float]:
-    """Return the bytes a second of reading records, and of writing them into slots."""
-    wanted = np.unique(ids)[:RECORDS]
-    slots = ArraySlots(format.tables, len(wanted))
-    places = np.arange(len(wanted), dtype=np.intp)
+def row_rates(root: Path, format: TableFormat, numbers: I64) -> tuple[float, float]:
+    """Return the bytes a second of reading records by their numbers, and of putting them into slots."""
+    slots = ArraySlots(format.tables, len(numbers))
+    places = np.arange(len(numbers), dtype=np.intp)
     with open_store(root, format) as store:
-        records = store.read(wanted)
-        read = timed(lambda: store.read(wanted))
+        records = store.read(numbers)
+        read = timed(lambda: store.read(numbers))
         write = timed(lambda: slots.write(places, records))
     return records.size / read, records.size / write
 
