@@ -9,7 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.commands.answers import add_sampling, as_object, sampling_params, write_text
+from stem_edge.commands.answers import (
+    add_sampling,
+    as_object,
+    check_grammar,
+    sampling_params,
+    write_text,
+)
 from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
 from stem_edge.commands.text_input import read_text
 from stem_edge.edit_files.folder import open_edits
@@ -68,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     edits = open_edits(open_bundle(args.bundle), args.edit) if args.edit else []
     prompt = _prompt(args)
     with load(args.bundle, **loading_options(args)) as model, model.edited(*edits):
+        check_grammar(model, params, args)
         ids = _prompt_ids(model, prompt, args.chat, args.special_tokens_in_text)
         if as_json:
             _print_json(model, ids, params, lines=args.json_lines)
