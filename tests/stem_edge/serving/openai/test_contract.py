@@ -234,6 +234,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"max_new_tokens": 5}, "max_new_tokens"),
+    ({"schema": SCHEMA}, "schema"),
+    ({"regex": "a+"}, "regex"),
     ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": OBJEKT}, "response_format"),
@@ -276,6 +279,7 @@ def test_refused_chats_name_the_field(
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": 5}, "prompt"),
+        ({"prompt": "a", "max_new_tokens": 5}, "give max_tokens"),
     ],
 )
 def test_refused_completions(client: TestClient, options: dict[str, Any], words: str) -> None:
