@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from installed import DEMO, ROOT
 from llama_model import write_bundle
-from served import serving
-from servers import client_of, compute_of, wait_for
+from servers import client_of, compute_of, serving, wait_for
 from starlette.testclient import TestClient
 
 import stem_edge
