@@ -27,7 +27,7 @@ from stem_edge.runtime.backends.engines import (
     loaders,
 )
 from stem_edge.runtime.backends.interface import Backend
-from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, allowed, plan_memory
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import (
     SMALL_KV,
     LoadOptions,
@@ -35,6 +35,7 @@ from stem_edge.runtime.backends.options import (
     OtherKeywords,
     Providers,
 )
+from stem_edge.runtime.backends.planner import allowed, plan_memory
 from stem_edge.runtime.backends.step_costs import SIZES, StepCosts
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first

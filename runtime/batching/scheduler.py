@@ -17,7 +17,8 @@ from stem_edge.runtime.batching.lone import Lone
 from stem_edge.runtime.batching.request import Guessing, Request
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.prefixes.kept import Prefixes, in_steps
+from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.prefixes.prefix import in_steps
 from stem_edge.runtime.stats import Recorder
 from stem_edge.system.memory import raise_out_of_memory
 

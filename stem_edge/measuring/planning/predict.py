@@ -24,8 +24,9 @@ from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import Workload
-from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, plan_memory
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.planner import plan_memory
 from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
 from stem_edge.runtime.rows.warm import known_counts
 from stem_edge.system.memory import available_memory
