@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendBatch
 from stem_edge.runtime.backends.plain_batch import PlainBatch
@@ -43,6 +44,31 @@ class Batch:
     def leave(self, place: int) -> None:
         """Remove a sequence; the last one moves to its place."""
         self._engine.in_turn(lambda: self._backend.leave(place))
+
+    def step_or_errors(
+        self, step: Step, positions: Sequence[int], following: Step | None, *, top: int
+    ) -> list[F32 | Exception]:
+        """Process a token of each sequence; return logits [V] of each, or why it has none.
+
+        Arguments as for `step`. After an error of all of them, each is tried alone. Raises InputError
+        once the model is closed.
+        """
+        try:
+            return list(self.step(step, positions, following, top=top))
+        except StemEdgeError as error:
+            self._engine.check_usable()
+            if len(positions) == 1:
+                return [error]
+        found: list[F32 | Exception] = []
+        for place, position in enumerate(positions):
+            one = Step(step.token_ids[[place]], step.stem_ids[[place]], 1)
+            try:
+                # Copied, because the next one overwrites them.
+                found.append(self.step(one, [position], first=place, top=top)[0].copy())
+            except (StemEdgeError, MemoryError) as error:
+                self._engine.check_usable()
+                found.append(error)
+        return found
 
     def step(
         self,

@@ -261,44 +261,26 @@ class Scheduler:
     def _decode(self, step: Step) -> None:
         """Process the last token of each running sequence, and choose the next ones."""
         running, started = list(self._running), time.perf_counter()
-        all_logits = self._logits(running, step)
+        tops = [request.answer.top for request in running]
+        found = self._batch.step_or_errors(
+            step,
+            [request.position for request in running],
+            self._prompt.steps[0] if self._prompt is not None else None,
+            top=max(tops) if all(tops) else 0,
+        )
         records = len(set(step.stem_ids.tolist()))
         self._record.decoded(time.perf_counter() - started, records=records)
-        for request, logits in zip(running, all_logits, strict=True):
-            if logits is not None:
-                with self._errors_of(request):
-                    self._choose(request, logits)
+        for request, logits in zip(running, found, strict=True):
+            with self._errors_of(request):
+                if isinstance(logits, Exception):
+                    raise logits
+                self._choose(request, logits)
         if self._prompt is None:
             self._expect(self._next_decode())
         for request in running:
             if not request.ended:
                 with self._errors_of(request):
                     self._hand_out(request)
-
-    def _logits(self, running: list[Request], step: Step) -> list[F32 | None]:
-        """Return logits [V] of each, or None for those that failed alone, too."""
-        tops = [request.answer.top for request in running]
-        top = max(tops) if all(tops) else 0
-        positions = [request.position for request in running]
-        following = self._prompt.steps[0] if self._prompt is not None else None
-        try:
-            return list(self._batch.step(step, positions, following, top=top))
-        except StemEdgeError as error:
-            self._engine.check_usable()
-            if len(running) == 1:
-                self._fail(running[0], error)
-                return [None]
-        return self._logits_one_by_one(running, step, top)
-
-    def _logits_one_by_one(self, running: list[Request], step: Step, top: int) -> list[F32 | None]:
-        found: list[F32 | None] = [None] * len(running)
-        # From the last, so that one that fails and leaves moves only a sequence already stepped.
-        for place in reversed(range(len(running))):
-            one = Step(step.token_ids[[place]], step.stem_ids[[place]], 1)
-            with self._errors_of(running[place]):
-                logits = self._batch.step(one, [running[place].position], first=place, top=top)
-                found[place] = logits[0].copy()  # because the next one overwrites them
-        return found
 
     def _next_decode(self, *joining: Request) -> Step | None:
         """Return the next step of the running sequences, without those known to end; None without any."""

@@ -42,7 +42,10 @@ WEATHER: dict[str, Any] = {
         "any": {},
     },
 }
-TOOLS = [{"function": {"name": "weather", "parameters": WEATHER}}, {"function": {"name": "now"}}]
+TOOLS: list[dict[str, Any]] = [
+    {"function": {"name": "weather", "parameters": WEATHER}},
+    {"function": {"name": "now"}},
+]
 
 
 class Target(NamedTuple):
