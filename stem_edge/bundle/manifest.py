@@ -267,8 +267,8 @@ def _no_bundle(root: Path) -> BundleError:
     elif working.is_dir():
         said = "its export is not finished; run stem-edge export again"
     else:
-        what = "a file, no bundle folder" if root.is_file() else "no such bundle folder"
-        said = f"{what}; give the folder of an export"
+        file = ", but a file" if root.is_file() else ""
+        said = f"no such bundle folder{file}; give the folder of an export"
     return BundleError(f"{root}: {said}")
 
 

@@ -16,6 +16,13 @@ from stem_edge.runtime.model import Model
 from stem_edge.serving import app
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out slow tests of which the collection takes 10 s, too, where none are wanted."""
+    if collection_path.name == "test_openai_document.py" and config.option.markexpr == "not slow":
+        return True
+    return None
+
+
 @pytest.fixture(scope="package")
 def model(tried: object) -> Iterator[Model]:
     """The demo model, loaded."""
