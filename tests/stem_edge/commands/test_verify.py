@@ -159,6 +159,7 @@ def test_files_that_hubs_and_systems_add_are_ignored(name: str, bundle: Path) ->
     assert "1 other files, which nothing reads" in found.checked
 
 
+@pytest.mark.slow
 def test_a_link_beside_the_files_is_not_ignored(bundle: Path) -> None:
     (bundle / "notes.txt").symlink_to("/etc/passwd")
     assert not check_safety(bundle).safe
