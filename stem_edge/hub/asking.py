@@ -71,7 +71,7 @@ def _explained(name: HubName, error: BaseException) -> HubError | None:
         said = _one_line(str(error) or type(error).__name__)
         return CutError(f"{name}: the connection to the hub failed ({said}); {NETWORK}")
     # Uploads wrap what was raised in their threads.
-    return error.__cause__ and _explained(name, error.__cause__)
+    return None if error.__cause__ is None else _explained(name, error.__cause__)
 
 
 def _status(name: HubName, status: int, said: str) -> HubError:
