@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, TypedDict
 
-from stem_edge.bundle.manifest import MANIFEST, Bundle
+from stem_edge.bundle.manifest import MANIFEST, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.context_choice import contexts
@@ -146,6 +146,10 @@ class LoadOptions:
             if size is not None:
                 parse_size(size)
         open_flash(self.emulate_flash)
+
+    def open(self, path: str | Path) -> Bundle:
+        """Open a bundle as load does. Raises BundleError, HubError, InputError."""
+        return open_bundle(path, tables_later=self.tables_later, progress=self.progress)
 
     @property
     def cpus(self) -> int:

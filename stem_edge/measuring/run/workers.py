@@ -47,7 +47,8 @@ class Subject:
             return ()
         from stem_edge.runtime.backends.onnxruntime.prepacked import place
 
-        bundle, kv = open_bundle(self.path), self.options.get("kv", "auto")
+        later, kv = self.options.get("tables_later", False), self.options.get("kv", "auto")
+        bundle = open_bundle(self.path, tables_later=later)
         kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(kv).kv
         found = place(bundle, self.options.get("cache_dir"), kv).prepared
         return () if found is None else (found[0],)
