@@ -237,6 +237,13 @@ def test_errors_of_the_system_are_told(
     assert len(calls) == tries
 
 
+def test_words_of_a_hub_command_no_terminal(hub: HubServer, bundle: Path) -> None:
+    hub.add(NAME, bundle)
+    hub.faults.said = "\x1b]0;title\x07 " + "long " * 200
+    said = refused_by(hub, lambda hub: hub.faults.status.update({"/api/models": 403}))
+    assert "answers 403" in said and said.isprintable() and len(said) < 500
+
+
 def test_a_mistake_of_ours_is_not_the_hubs(
     hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
