@@ -15,7 +15,6 @@ from stem_edge.bundle.manifest import (
     TABLES,
     TOKENIZER,
     Bundle,
-    open_bundle,
 )
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
@@ -151,21 +150,14 @@ def load(
         **more,
     )
     try:
-        return _load(_open(path, options), options)
+        return _load(options.open(path), options)
     except MemoryError as error:
         advice = "load with a lower memory or a smaller context_length, or free some memory"
         raise_out_of_memory(error, "to load the model", advice)
 
 
-def _open(path: str | Path, options: LoadOptions) -> Bundle:
-    bundle = open_bundle(
-        path, options.tables, tables_later=options.tables_later, progress=options.progress
-    )
-    _check_tables(bundle, options)
-    return bundle
-
-
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
+    _check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     verdict = None
@@ -357,7 +349,8 @@ def memory_plan(
     an accelerator, it is that of the first variant of the graphs that `load` would try.
     """
     options = LoadOptions(memory=memory, context_length=context_length, **others)
-    bundle = _open(path, options)
+    bundle = options.open(path)
+    _check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)

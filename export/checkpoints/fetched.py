@@ -15,6 +15,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.blagpt import STATES, step_of
 from stem_edge.export.checkpoints.hugging_face import CONFIG
 from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
+from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_files
 from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import Snapshot, fetch, open_snapshot
@@ -62,7 +63,7 @@ def needed(listing: Iterable[str], snapshot: Snapshot) -> list[str]:
     if not chosen:
         found = ", ".join(sorted(files)[:8])
         raise CheckpointError(
-            f"{snapshot.name}: has neither {CONFIG} nor {PARAMS} nor {STATES[1]}, found {found}; give a "
+            f"{snapshot.name}: has neither {CONFIG} nor {PARAMS} nor {STATES[1]}, found {one_line(found)}; give a "
             "model with safetensors, or of the public STEM trainer or BlaGPT"
         )
     if WEIGHTS in chosen and INDEX in chosen:  # the reader prefers the one file

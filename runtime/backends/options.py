@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, TypedDict
 
-from stem_edge.bundle.manifest import MANIFEST, Bundle
+from stem_edge.bundle.manifest import MANIFEST, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.context_choice import contexts
@@ -156,13 +156,18 @@ class LoadOptions:
     def _check_tables(self) -> None:
         if self.disk_tier is not None:
             parse_tier(self.disk_tier)
-        if self.tables is None:
+        if self.tables is None and not self.tables_later:
             return
         if self.emulate_flash is not None or self.reads != "pread":
             raise InputError(
                 "emulate_flash and reads are for tables in the bundle's folder; leave them out with "
                 "tables elsewhere"
             )
+
+    def open(self, path: str | Path) -> Bundle:
+        """Open a bundle as load does. Raises BundleError, HubError, InputError."""
+        later, show = self.tables_later, self.progress
+        return open_bundle(path, self.tables, tables_later=later, progress=show)
 
     @property
     def cpus(self) -> int:

@@ -41,7 +41,7 @@ def verify(
     `progress` is called with the number of bytes just hashed. Raises BundleError when the bundle
     cannot be opened at all.
     """
-    root = bundle_folder(path)
+    root = bundle_folder(path, tables_later=not shards)
     manifest = open_manifest(root)
     folders = PlainFolders(root)
     results = {

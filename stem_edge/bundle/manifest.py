@@ -185,16 +185,18 @@ def open_bundle(
 
     path: its folder, or its name on a model hub, hf:org/name or hf:org/name@revision, from where it
         is fetched into the hub's cache, unless it is there. What was fetched is hashed.
-    tables: URL of its table store, as fsspec takes it, if the folder lacks the shards.
+    tables: URL of its table store, as fsspec takes it, if the folder lacks the shards, which are not
+        fetched then.
     tables_later: leave the shards of a bundle from a hub there; Bundle.tables names them.
     progress: show a bar on stderr while fetching. Default: if stderr is a terminal.
 
     Raises BundleError, HubError, InputError. Checksums of a folder are left to `verify`, because
     hashing gigabytes at every start would take too long.
     """
-    root = bundle_folder(path, tables_later=tables_later, progress=progress)
+    elsewhere = tables_later or tables is not None
+    root = bundle_folder(path, tables_later=elsewhere, progress=progress)
     manifest = open_manifest(root)
-    if tables_later and manifest.tables is not None:
+    if tables_later and tables is None and manifest.tables is not None:
         tables = _tables_on_hub(root)
     folders = PlainFolders(root)
     for name, entry in manifest.files.items():

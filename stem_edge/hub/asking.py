@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stem_edge.errors import HubError
+from stem_edge.files.strict_json import one_line
 from stem_edge.hub.names import HubName
 
 LOG_IN = "log in with: hf auth login"
 NETWORK = "check the network, and try again"
 OTHER_CACHE = "free some space, or set HF_HUB_CACHE to another folder"
 TRANSPORTS = ("httpx", "httpx2", "httpcore", "requests")  # below versions of huggingface_hub
+MAX_CHARS = 300  # of what is told of the hub's words
 SERVER_ERROR = 500  # HTTP status from which on the hub is at fault, perhaps for a moment
 BUSY = (408, 429)
 LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE)
@@ -88,4 +90,5 @@ def _said(error: BaseException) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
+    # What a stranger's server says must not command a terminal.
+    return one_line(" ".join(text.split()).rstrip("."), MAX_CHARS)

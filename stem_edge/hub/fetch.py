@@ -24,6 +24,7 @@ from stem_edge import __version__
 from stem_edge.errors import HubError
 from stem_edge.files import disk
 from stem_edge.files.hub_links import BLOBS, COMMIT, SNAPSHOTS
+from stem_edge.files.strict_json import one_line
 from stem_edge.files.whole_file import write_whole
 from stem_edge.hub.asking import CutError, UnreachableError, asking, endpoint
 from stem_edge.hub.names import HubName, hub_name
@@ -118,7 +119,7 @@ def _resolve(name: HubName, progress: bool | None) -> HubName:
         return name.at(commit)
     if info.sha is None or not COMMIT.fullmatch(info.sha):
         raise HubError(
-            f"{name}: the hub names no commit, but {info.sha!r}; set HF_ENDPOINT to a hub"
+            f"{name}: the hub names no commit, but {one_line(ascii(info.sha))}; set HF_ENDPOINT to a hub"
         )
     with suppress(OSError):  # a cache that cannot be written may have all files
         ref.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +148,7 @@ def fetch(snapshot: Snapshot, files: Collection[str]) -> None:
     listing = snapshot.listing
     if absent := [file for file in missing if file not in listing]:
         raise HubError(
-            f"{snapshot.name}: has no file {absent[0]}, nor {len(absent) - 1} others that are needed; "
+            f"{snapshot.name}: has no file {one_line(absent[0])}, nor {len(absent) - 1} others that are needed; "
             "ask whoever pushed it to push it again"
         )
     _remove_unfinished(snapshot)

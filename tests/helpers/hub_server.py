@@ -101,6 +101,7 @@ class Faults:
     status: dict[str, int] = field(
         default_factory=dict
     )  # instead of an answer, by part of the path
+    said: str = "something is wrong here"  # with such a status
     seconds: float = 0.0  # before each piece
 
 
@@ -176,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         for part, status in self.hub.faults.status.items():
             if part in path:
-                return self._refuse(status, "something is wrong here")
+                return self._refuse(status, self.hub.faults.said)
         for pattern, route in ROUTES.items():
             if found := re.fullmatch(pattern, path):
                 return route(self, **found.groupdict())
@@ -198,7 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def _refuse(self, status: int, said: str, code: str = "") -> None:
-        told = {"X-Error-Message": said} | ({"X-Error-Code": code} if code else {})
+        told = {"X-Error-Message": said} if said.isprintable() else {}
+        told |= {"X-Error-Code": code} if code else {}
         self._send(status, json.dumps({"error": said}).encode(), told)
 
     def _model(self, name: str, revision: str) -> tuple[str, dict[str, Blob]] | None:

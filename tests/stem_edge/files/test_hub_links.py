@@ -94,6 +94,7 @@ def test_links_of_the_cache_are_followed(
         lambda r: linked(r, "sub/file", "../../blobs/blob"),
         lambda r: linked(r, "sub/file", "../../../../models--org--name/blobs/blob"),
         lambda r: linked(r, "file", "blobs/blob"),
+        lambda r: linked(r, "file", "../" * 99 + "blobs/blob"),
         lambda r: linked(r, "file", "sub"),
         lambda r: shared(r, "blob"),
         lambda r: shared(r, "../../secret"),
@@ -117,6 +118,13 @@ def test_a_link_to_a_link_is_refused(repository: Path) -> None:
     store.symlink_to("../../secret")
     with pytest.raises(disk.NotRegularError):
         disk.read_file(shared(repository, f"../../blobs/ab/{SHARED}"), 100)
+
+
+def test_a_repository_without_blobs(repository: Path) -> None:
+    (repository / "blobs" / "blob").unlink()
+    (repository / "blobs").rmdir()
+    with pytest.raises(disk.NotRegularError):
+        disk.read_file(linked(repository, "file", "../../blobs/blob"), 100)
 
 
 @pytest.mark.parametrize("place", ["elsewhere/{}", "snapshots/main", "Snapshots/{}"])

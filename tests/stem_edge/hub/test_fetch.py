@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from fsspec.core import url_to_fs
 from hub_server import PIECE_NBYTES, Blob, HubServer, Model, cache_of
-from huggingface_hub import constants
+from huggingface_hub import constants, errors
 from installed import DEMO
 from manifests import make_bundle
 
@@ -179,8 +180,8 @@ def test_connections_that_are_always_cut_are_given_up(hub: HubServer, bundle: Pa
     hub.faults.cuts, hub.faults.reset = {BACKBONE_DATA: [5] * 100}, True
     with pytest.raises(HubError, match="the connection to the hub failed"):
         open_bundle(f"hf:{NAME}")
-    tried = 100 - len(hub.faults.cuts[BACKBONE_DATA])
-    assert fetch.TRIES <= tried <= fetch.TRIES + 1  # the first may have completed other files
+    # Some tries more than that where others completed files, or the library itself tried again.
+    assert fetch.TRIES <= 100 - len(hub.faults.cuts[BACKBONE_DATA]) < 100
     assert not unfinished()
     hub.faults.cuts.clear()
     open_bundle(f"hf:{NAME}")
@@ -199,6 +200,59 @@ def test_wrong_bytes_are_refused(hub: HubServer, bundle: Path) -> None:
     assert files_of(open_bundle(f"hf:{NAME}").path) == files_of(bundle)
 
 
+def test_wrong_sizes_are_refused(hub: HubServer, bundle: Path) -> None:
+    hub.add(NAME, bundle)
+    hub.faults.wrong[SHARD] = (bundle / SHARD).read_bytes() + b"x"
+    with pytest.raises(
+        BundleError, match=rf"{SHARD}: \d+ bytes found, \d+ expected; it is deleted"
+    ):
+        open_bundle(f"hf:{NAME}")
+    assert hub.faults.wrong[SHARD] not in files_of(cache_of(NAME)).values()
+
+
+@pytest.mark.parametrize(
+    ("error", "part", "tries"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/cache/blob"), "/cache/blob: cannot be wr", 1),
+        (PermissionError(errno.EACCES, "Permission denied"), "the hub's cache: cannot be written", 1),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), "the connection", 5),
+        (OSError("Consistency check failed\n  twice."), r"\(Consistency check failed twice\)", 5),
+        (errors.LocalEntryNotFoundError("there is none"), r"is not in the cache \(there is none\)", 1),
+    ],
+)  # fmt: skip
+def test_errors_of_the_system_are_told(
+    hub: HubServer, bundle: Path, error: Exception, part: str, tries: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    calls = []
+
+    def fail(*_: object) -> None:
+        calls.append(1)
+        raise error
+
+    hub.add(NAME, bundle)
+    monkeypatch.setattr(fetch, "_download", fail)
+    with pytest.raises(HubError, match=part):
+        open_bundle(f"hf:{NAME}")
+    assert len(calls) == tries
+
+
+def test_words_of_a_hub_command_no_terminal(hub: HubServer, bundle: Path) -> None:
+    hub.add(NAME, bundle)
+    hub.faults.said = "\x1b]0;title\x07 " + "long " * 200
+    said = refused_by(hub, lambda hub: hub.faults.status.update({"/api/models": 403}))
+    assert "answers 403" in said and said.isprintable() and len(said) < 500
+
+
+def test_a_mistake_of_ours_is_not_the_hubs(
+    hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, bundle)
+    monkeypatch.setattr(fetch, "_download", None)
+    with pytest.raises(TypeError):
+        open_bundle(f"hf:{NAME}")
+
+
 def test_wrong_bytes_of_another_program_are_refused(hub: HubServer, bundle: Path) -> None:
     """What is in the cache already was perhaps never compared with anything."""
     hub.add(NAME, bundle)
@@ -213,12 +267,35 @@ def test_wrong_bytes_of_another_program_are_refused(hub: HubServer, bundle: Path
     open_bundle(f"hf:{NAME}")
 
 
+def test_a_wrong_file_that_repositories_share_is_removed(tmp_path: Path) -> None:
+    repository, digest = tmp_path / "models--acme--model", "ab" + "0" * 62
+    folder, store = repository / "snapshots" / ("0" * 40), tmp_path / "blobs" / "ab"
+    for made in (folder, store, repository / "blobs"):
+        made.mkdir(parents=True)
+    (store / digest).write_bytes(b"wrong")
+    (repository / "blobs" / "etag").symlink_to(f"../../blobs/ab/{digest}")
+    (folder / "file").symlink_to("../../blobs/etag")
+    (folder / "odd").symlink_to(tmp_path / "mine")
+    (tmp_path / "mine").write_bytes(b"not the hub's")
+    snapshot = fetch.Snapshot(HubName(NAME, folder.name), folder)
+    for file in ("file", "odd", "none"):
+        fetch.remove(snapshot, file)
+    assert [path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()] == [
+        tmp_path / "mine"
+    ]
+
+
 def test_tables_later(hub: HubServer, bundle: Path) -> None:
     commit = hub.add(NAME, bundle)
     opened = open_bundle(f"hf:{NAME}", tables_later=True)
     assert opened.tables == f"hf://{NAME}@{commit}/{TABLES}"
     assert not hub.asked(SHARD) and not (opened.path / SHARD).exists()
     assert (opened.path / TABLES / "zarr.json").is_file()
+    mirror = "https://mirror/tables.zarr"
+    for later in (False, True):
+        there = open_bundle(f"hf:{NAME}", mirror, tables_later=later)
+        assert (there.tables, there.path) == (mirror, opened.path)
+    assert not hub.asked(SHARD)
     # Workers get the folder.
     assert open_bundle(opened.path, tables_later=True) == opened
     with pytest.raises(BundleError, match="records/c: cannot read"):
