@@ -190,9 +190,7 @@ def _speed(found: Measurement) -> list[str]:
         ]
     if speed.network_bytes_per_token:
         far = format_size(speed.network_bytes_per_token)
-        rows.append(
-            ("from the network", f"{far} a decoded token, which the prediction leaves out")
-        )
+        rows.append(("from the network", f"{far} a decoded token, which the prediction leaves out"))
     return table(rows, "l")
 
 
