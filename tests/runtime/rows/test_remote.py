@@ -137,6 +137,7 @@ def test_a_shard_that_is_another_is_refused_when_it_is_used(
 ) -> None:
     DAMAGES[damage](server.root / "records/c/1/0")
     with open_far(server) as store:
+        store.read(ids(1))
         refused(lambda: store.read(ids(20)), RowReadError, f"{server.url}/records/c/1/0", "URL")
         assert np.array_equal(store.read(ids(3, 39)), RECORDS[[3, 39]])
 
