@@ -136,7 +136,7 @@ class GenerationStats:
         if self.host_hits + self.host_misses:
             host = f"{self.host_hit_rate:.0%} of the others in memory, "
         if self.tier_hits + self.tier_misses:
-            host += f"{self.tier_hit_rate:.0%} of those left on disk, "
+            host += f"{self.tier_hit_rate:.0%} of the rest on disk, "
         if self.network_reads:
             host += f"{self.network_bytes / 1e6:.2f} MB in {self.network_reads} reads from the network, "
         if self.uploaded_bytes:

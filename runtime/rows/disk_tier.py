@@ -69,9 +69,7 @@ class DiskTier:
         with self._turn:
             self._cache.use(numbers)
             records = own_pages((len(numbers), self.layout.record_nbytes), np.uint8)
-            slots = self._cache.slots_of(numbers)
-            found = self._file.read(numbers, slots, records)
-            self._cache.forget(numbers[(slots >= 0) & ~found])
+            found = self._file.read(numbers, self._cache.slots_of(numbers), records)
             missing = np.flatnonzero(~found)
             self.hits, self.misses = self.hits + int(found.sum()), self.misses + len(missing)
             self.bytes_read += int(found.sum()) * self._file.slot_nbytes

@@ -65,7 +65,7 @@ def test_a_tier_of_a_twentieth_of_the_records_gives_the_same_text(
             assert stats.tier_hits + stats.tier_misses == stats.row_misses
             assert stats.stall_seconds > 0
             assert ("reads from the network" in stats.line()) == (stats.network_reads > 0)
-            assert "left on disk" in stats.line()
+            assert "of the rest on disk" in stats.line()
     assert read[1] < read[0]
     assert sum(read) == sum(nbytes for _, nbytes in server.requests)
     assert hits[1] > hits[0]

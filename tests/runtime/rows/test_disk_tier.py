@@ -147,9 +147,11 @@ def test_a_map_that_is_older_than_the_file_misleads_nobody(path: Path) -> None:
 def test_a_second_process_reads_and_adds_nothing(path: Path) -> None:
     fetched(path, EVERY[:10])
     first, _ = make(path)
+    kept = path.with_suffix(".map").read_bytes()
     with closing(first):
         assert fetched(path, EVERY[:20]) == list(range(10, 20))
         assert fetched(path, EVERY[:20]) == list(range(10, 20))
+        assert path.with_suffix(".map").read_bytes() == kept
         check(first, EVERY[20:30])
     assert fetched(path, EVERY[:30]) == list(range(10, 20))
 
