@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
 from stem_edge.batches.settings import Answers, Settings
-from stem_edge.batches.tasks import Task, Tasks
+from stem_edge.batches.task import Task
+from stem_edge.batches.tasks import Tasks
 from stem_edge.errors import DeviceLostError
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
