@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.strict_json import one_line
@@ -21,9 +21,16 @@ ANSWER_SECONDS = 10
 LOCAL_STORE_NBYTES = 128 << 20
 
 
+class Connection(NamedTuple):
+    """ray, and whether the connection was there before and stays."""
+
+    ray: Any
+    stays: bool
+
+
 @contextmanager
-def connect(address: str) -> Iterator[Any]:
-    """Connect this process to a cluster for the time of a `with` block, and yield ray.
+def connect(address: str) -> Iterator[Connection]:
+    """Connect this process to a cluster for the time of a `with` block.
 
     address: "auto" for the cluster that runs here, its head's host:port, or "local" to start one of
     this machine alone, which ends with the block. A connection that the process already has is used,
@@ -31,19 +38,21 @@ def connect(address: str) -> Iterator[Any]:
     """
     ray = _import_ray()
     if ray.is_initialized():
-        yield ray
+        yield Connection(ray, True)
         return
-    with _signals_kept():
-        try:
+    try:
+        with _signals_kept():
             _start(ray, address)
-            yield ray
-        finally:
-            ray.shutdown()
+        yield Connection(ray, False)
+    finally:
+        ray.shutdown()
 
 
 def _import_ray() -> Any:
     # Ray counts uses and sends them off unless told otherwise; what it starts inherits this.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Otherwise it tells of every piece that was under way when a command is interrupted.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray
     except ImportError as error:
@@ -83,15 +92,16 @@ def _check_listens(address: str) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep this process's answer to SIGTERM, in whose place ray.init puts its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Keep this process's answer to SIGTERM, in whose place ray.init puts its own.
+
+    What it started sees that this process is gone, and ends, too.
+    """
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
