@@ -63,6 +63,7 @@ def test_plain_rows(model: Model, written: Written) -> None:
         b"",
         {"messages": messages, "id": 7, "stop": ["."], "temperature": None},
         {"prompt": model.tokenize(SPAIN), "id": "ids"},
+        {"prompt": SPAIN, "id": "form", "regex": "( Paris| Rome)", "max_new_tokens": 9},
         {"prompt": SPAIN, "id": "none", "logit_bias": {"0": 1}, "stop": "Madrid"},
     )
     found = run(model, rows, max_new_tokens=4)
@@ -78,7 +79,8 @@ def test_plain_rows(model: Model, written: Written) -> None:
     assert found["ids"]["text"] == text
     assert found[7]["text"] == text.partition(".")[0]
     assert "Madrid" not in found["none"]["text"]
-    assert len(found) == 5
+    assert found["form"]["text"] in (" Paris", " Rome")
+    assert len(found) == 6
 
 
 def test_openai_rows_are_answered_as_by_the_server(model: Model, written: Written) -> None:
