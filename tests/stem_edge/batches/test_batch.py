@@ -159,18 +159,18 @@ def test_wrong_requests_get_the_server_s_errors(
 
 def test_sampled_rows_repeat(model: Model, written: Written) -> None:
     rows = written(
-        *({"prompt": "Once", "id": id, "temperature": 2} for id in "abc"),
+        *({"prompt": "Once", "id": id, "temperature": 2} for id in "ab"),
         {"prompt": "Once", "id": "own", "temperature": 2, "seed": 5},
     )
 
     def texts(**options: Any) -> dict[Any, str]:
         rows.with_name("out.jsonl").unlink(missing_ok=True)
-        found = run(model, rows, max_new_tokens=12, **options)
+        found = run(model, rows, max_new_tokens=8, **options)
         return {id: each["text"] for id, each in found.items()}
 
     first = texts(sequences=1)
     assert texts(sequences=1) == first
-    assert len(set(first.values())) == 4  # each id has a seed of its own
+    assert len(set(first.values())) == 3  # each id has a seed of its own
     assert texts(sequences=1, seed=1) != first
     assert texts(sequences=1, seed=1)["own"] == first["own"]
 
