@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.strict_json import one_line
@@ -21,16 +21,9 @@ ANSWER_SECONDS = 10
 LOCAL_STORE_NBYTES = 128 << 20
 
 
-class Connection(NamedTuple):
-    """ray, and whether the connection was there before and stays."""
-
-    ray: Any
-    stays: bool
-
-
 @contextmanager
-def connect(address: str) -> Iterator[Connection]:
-    """Connect this process to a cluster for the time of a `with` block.
+def connect(address: str) -> Iterator[Any]:
+    """Connect this process to a cluster for the time of a `with` block, and yield ray.
 
     address: "auto" for the cluster that runs here, its head's host:port, or "local" to start one of
     this machine alone, which ends with the block. A connection that the process already has is used,
@@ -38,12 +31,12 @@ def connect(address: str) -> Iterator[Connection]:
     """
     ray = _import_ray()
     if ray.is_initialized():
-        yield Connection(ray, True)
+        yield ray
         return
     try:
         with _signals_kept():
             _start(ray, address)
-        yield Connection(ray, False)
+        yield ray
     finally:
         ray.shutdown()
 
@@ -51,8 +44,6 @@ def connect(address: str) -> Iterator[Connection]:
 def _import_ray() -> Any:
     # Ray counts uses and sends them off unless told otherwise; what it starts inherits this.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Otherwise it tells of every piece that was under way when a command is interrupted.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray
     except ImportError as error:

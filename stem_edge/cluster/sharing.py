@@ -69,15 +69,14 @@ def share(address: str, work: Work[T, R], pieces: Iterable[T]) -> Generator[R]:
 
 def _share(address: str, work: Work[T, R], pieces: Iterable[T]) -> Generator[Any]:
     """Yield None when a machine is ready, and then the results."""
-    with connect(address) as (ray, stays), own_errors(ray):
+    with connect(address) as ray, own_errors(ray):
         machines = _Machines(ray, work, iter(pieces))
         try:
             machines.begin()
             yield None
             yield from machines.results()
         finally:
-            if stays:  # otherwise they end with the connection, and Ray says nothing of their calls
-                machines.end()
+            machines.end()
 
 
 class _Machines(Generic[T, R]):
