@@ -18,8 +18,9 @@ class Batch:
 
     exact: each sequence runs in its own context, one after the other, so that its logits have the bits
     that they have alone; default: as the backend does it fastest.
-    steady: compute a single sequence beside an empty one, so that its bits do not tell whether others
-    run: kernels round a step of one otherwise than steps of several. It takes another place.
+    steady: compute an odd number of sequences beside an empty one, so that the bits of each do not tell
+    how many there are: onnxruntime's kernels take two tokens at a time, and round a last single one
+    otherwise.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class Batch:
     ) -> None:
         self._engine, self._count, self._padded = engine, 0, False
         self._empty = engine.open_context(1) if steady else None
+        size += size % 2 if steady else 0
         self._backend: BackendBatch = (
             PlainBatch()
             if exact
@@ -105,11 +107,12 @@ class Batch:
         rows, count = self._engine.rows, len(positions)
 
         def run() -> F32:
-            token_ids, stem_ids, places = step.token_ids, step.stem_ids, np.array(positions)
-            if self._pad():
-                token_ids, stem_ids = token_ids.repeat(2), stem_ids.repeat(2)
-                places = np.array([*positions, 0])
-            self._backend.begin(first, token_ids, places.astype(np.int64))
+            token_ids, stem_ids = step.token_ids, step.stem_ids
+            places = np.array(positions, np.int64)
+            if count == self._count and self._pad():
+                token_ids, stem_ids = (np.append(ids, ids[-1]) for ids in (token_ids, stem_ids))
+                places = np.append(places, 0)
+            self._backend.begin(first, token_ids, places)
             slots = rows.fetch(stem_ids, len(stem_ids))
             if following is not None:
                 rows.submit(following.stem_ids, following.logits)
@@ -118,8 +121,8 @@ class Batch:
         return self._engine.in_turn(run)
 
     def _pad(self) -> bool:
-        """Let the empty sequence join a single one; tell whether it is there."""
-        if self._empty is not None and self._count == 1 and not self._padded:
+        """Let the empty sequence join an odd number of others; tell whether it is there."""
+        if self._empty is not None and self._count % 2 and not self._padded:
             self._backend.join(self._empty.backend, 0)
             self._padded = True
         return self._padded
@@ -127,4 +130,4 @@ class Batch:
     def _unpad(self) -> None:
         if self._padded:
             self._padded = False
-            self._backend.leave(1)
+            self._backend.leave(self._count)

@@ -63,6 +63,10 @@ class Scheduler:
 
         self._nbytes = nbytes  # no method, which would keep this from being freed at its end
         self._steady = steady and batches and self.size > 1
+        if self._steady and self.size == engine.logit_tokens:
+            self.size -= (
+                self.size % 2
+            )  # because an empty sequence takes a place beside an odd number
         self._batch = Batch(engine, self.size, length, exact=not batches, steady=self._steady)
         self._queue = deque[Request]()
         self._prompt: Request | None = None  # the request whose prompt is being computed

@@ -71,7 +71,7 @@ def batch(
     column: of the prompts in a parquet file; its column "id" has their ids.
     retry_errors: answer rows whose results are errors again.
     name: of the model in results of OpenAI's form; default: that of the bundle's folder.
-    answers: what computes instead of a model here, such as stem_edge.cluster.batches.ray_answers.
+    answers: what computes instead of a model here, such as stem_edge.ray_answers.
     options: fields of SamplingParams, of plain rows that do not have their own; and, for a path,
         keywords of stem_edge.load. sequences: most answers that are computed together; default 8, if
         memory allows. seed: by which each sampled row without a seed has its own; default 0, so

@@ -33,12 +33,12 @@ def connect(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    with _signals_kept():
-        try:
+    try:
+        with _signals_kept():
             _start(ray, address)
-            yield ray
-        finally:
-            ray.shutdown()
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 def _import_ray() -> Any:
@@ -83,15 +83,16 @@ def _check_listens(address: str) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep this process's answer to SIGTERM, in whose place ray.init puts its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Keep this process's answer to SIGTERM, in whose place ray.init puts its own.
+
+    What it started sees that this process is gone, and ends, too.
+    """
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
