@@ -7,7 +7,8 @@
 
 PYTHON ?= python3
 # A process for each core, so that their libraries need no threads; whoever is done takes tests from another.
-PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 .venv-dev/bin/pytest -q -n logical --dist worksteal
+# Bytecode is written even where the environment says otherwise, because tests start many processes.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 .venv-dev/bin/pytest -q -n logical --dist worksteal
 TORCH ?= torch==2.13.0
 
 # How llama-cpp-python compiles ggml here: the same everywhere, for any x86-64 of the last ten years

@@ -17,6 +17,7 @@ from stem_edge.export.backbone.gguf import importance_by_text
 from stem_edge.export.backbone.gguf_llama import architecture_of, write_dense
 from stem_edge.export.backbone.gguf_tokenizer import differences, tokenizer_metadata
 from stem_edge.export.backbone.gguf_writer import MAGIC
+from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.exporter import read_source
 from stem_edge.export.job.options import UNWEIGHTED, ExportOptions
@@ -74,6 +75,7 @@ def export_dense_gguf(
             f"a calibration text guides quantizers of few bits, but {backbone} needs none; leave it "
             "out, or take backbone q4_k_m"
         )
+    checkpoint = checkpoint_folder(checkpoint, progress)
     check_apart(out, [checkpoint, lora])
     sources = Sources([checkpoint, *options.files])
     with publish_file(out, force=force) as part:

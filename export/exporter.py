@@ -32,6 +32,7 @@ from stem_edge.export.backbone.gguf import write_backbone
 from stem_edge.export.backbone.gguf_values import import_gguf
 from stem_edge.export.backbone.onnx import OnnxBackbone
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
+from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.checkpoints.sources import Sources, check_apart
@@ -163,6 +164,7 @@ def export_with(
         )
     if options.add:
         check_base(out, force=options.force)
+    checkpoint = checkpoint_folder(checkpoint, options.progress)
     check_apart(out, [checkpoint, options.lora])
     sources = Sources([checkpoint, *options.files])
     ggml = None

@@ -58,13 +58,13 @@ def verify_runs(
             for way, options in _ways(bundle, engine, cache_dir).items():
                 name = f"{way}, {kernels}" if kernels else way
                 progress(name)
-                tokens = _run(path, prompt, max_new_tokens, options | choice, cache_dir)
+                tokens = _run(bundle.path, prompt, max_new_tokens, options | choice, cache_dir)
                 tiled = engine == "onnxruntime" or options.get("slots", TILE) >= TILE
                 same = same_start(tokens, expected.setdefault(tiled, tokens))
                 differs = tokens != expected[tiled]
                 results[name] = f"other tokens from new token {same + 1} on" if differs else "ok"
     if all(result.startswith(NOT_RUN) for result in results.values()):
-        raise BackendError(f"{path}: {'; '.join(results.values())}")
+        raise BackendError(f"{bundle.path}: {'; '.join(results.values())}")
     return results
 
 

@@ -15,7 +15,6 @@ from stem_edge.bundle.manifest import (
     TABLES,
     TOKENIZER,
     Bundle,
-    open_bundle,
 )
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
@@ -27,7 +26,7 @@ from stem_edge.runtime.backends.engines import (
     loaders,
 )
 from stem_edge.runtime.backends.interface import Backend
-from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, allowed, plan_memory
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import (
     SMALL_KV,
     LoadOptions,
@@ -35,23 +34,33 @@ from stem_edge.runtime.backends.options import (
     OtherKeywords,
     Providers,
 )
+from stem_edge.runtime.backends.planner import allowed, plan_memory
 from stem_edge.runtime.backends.step_costs import SIZES, StepCosts
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
 from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.disk_tier import TIER, DiskTier, open_tier, tier_nbytes
 from stem_edge.runtime.rows.emulated_flash import open_flash
 from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
+from stem_edge.runtime.rows.remote import open_url
+from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.slots import Slots
-from stem_edge.runtime.rows.store import ReadMode, open_store
-from stem_edge.runtime.rows.warm import expected_records, fill, keep_counts
+from stem_edge.runtime.rows.store import RowStore, open_store
+from stem_edge.runtime.rows.warm import bundle_key, expected_records, fill, keep_counts
 from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
 from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import available_memory, own_memory, raise_out_of_memory
+from stem_edge.system.user_folder import cache_folder
+from stem_edge.tables.store import TableFormat
+
+# Of tables elsewhere: records that are read at a time to begin with, which is as many as are under way
+# at once; memory of threads, connections and answers (measured); and of a record in the tier's map.
+FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 8_000_000, 32
 
 
 def load(
@@ -65,6 +74,8 @@ def load(
 ) -> Model:
     """Load a bundle.
 
+    path: its folder, or its name on a model hub: hf:org/name, or hf:org/name@revision with a branch, a
+        tag or a commit. It is fetched into the hub's own cache, hashed, and loaded from there.
     memory: limit on the anonymous memory and swap of this process, in bytes or like "600MB"; the row
         cache gets what everything else leaves. Default: half of what the machine and its cgroups
         leave free, with a row cache of up to 256 MiB.
@@ -106,7 +117,12 @@ def load(
         cache folder.
     trial: load a bundle that is new on this machine in a limited process first, and remember the
         result, so that a file that crashes native code raises an error instead.
+    tables_later: leave the tables of a bundle on a hub there, and read rows of them when they are used.
     emulate_flash: delay reads like slower flash: "nvme", "ufs4", "ufs2", "emmc" or "sdcard".
+    tables: URL of the bundle's folder tables.zarr, as fsspec takes it (https://, s3://, a path), if its
+        shards are there instead of in the bundle.
+    disk_tier: how much of such tables to keep on this machine's disk, in cache_dir, like "1GB"; 0
+        keeps nothing. Default: 1 GB, or a tenth of the free space if that is less.
     keep_prefixes: keep what generate computed of its prompts as far as the planned KV cache has room,
         on the CPU; a later prompt that begins with the same tokens goes on from there. The tokens are
         the same without.
@@ -121,9 +137,9 @@ def load(
         memory counts within `memory`.
     exact: compute several tokens, or sequences, in a step only where preparing found that each gets
         the bits of a step of its own, so that tokens are those of plain decoding in any case.
-    progress: show a progress bar on stderr while preparing. Default: if stderr is a terminal.
+    progress: show a progress bar on stderr while fetching and preparing. Default: if stderr is a terminal.
 
-    Raises BundleError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
+    Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
     """
     options = LoadOptions(
         memory=memory,
@@ -134,13 +150,14 @@ def load(
         **more,
     )
     try:
-        return _load(open_bundle(path), options)
+        return _load(options.open(path), options)
     except MemoryError as error:
         advice = "load with a lower memory or a smaller context_length, or free some memory"
         raise_out_of_memory(error, "to load the model", advice)
 
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
+    _check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     verdict = None
@@ -235,7 +252,7 @@ def _plan(
     needs_at: context length -> needs; keeps the last one. drafting: bytes taken by _drafting's bundle.
     """
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
-    room = own_memory() + drafting, available_memory() - drafting
+    room = own_memory() + drafting + _far_nbytes(bundle), available_memory() - drafting
 
     def plan_at(context: int) -> MemoryPlan:
         return plan_memory(bundle.path, needs_at(context), ask, *room)
@@ -260,11 +277,8 @@ def _assemble(
     if format is None:
         return model(loader.open(None), Rows())
     with ExitStack() as opened:
-        flash = open_flash(options.emulate_flash)
-        tables = open_store(
-            bundle.file(TABLES), format, options.reads, flash, bundle.manifest.model.prompt_rows
-        )
-        opened.enter_context(tables)
+        tables = _open_tables(bundle, format, options)
+        opened.callback(tables.close)
         storage = loader.make_slots(format.tables, plan.slots)
         cache = RowCache(storage)
         store = HostTier(tables, plan.host_slots) if plan.host_slots else tables
@@ -274,16 +288,53 @@ def _assemble(
         if options.warm_start and not options.resident:
             wanted = expected_records(bundle, rows, cache_dir)
 
+        # Few at a time from far away, because a batch is finished before time is up.
+        batch = plan.chunk_tokens if bundle.tables is None else min(plan.chunk_tokens, FAR_BATCH)
+
         def fill_slots() -> None:
             if options.resident:
                 rows.fill(np.arange(plan.slots), plan.chunk_tokens)
-            fill(rows, wanted, plan.chunk_tokens)
+            fill(rows, wanted, batch)
 
         backend = _open_and_fill(loader, storage, fill_slots)
         keep = (lambda: keep_counts(bundle, cache, cache_dir)) if options.warm_start else None
         loaded = model(backend, rows, keep)
         opened.pop_all()
     return loaded
+
+
+def _check_tables(bundle: Bundle, options: LoadOptions) -> None:
+    """Find what reads tables elsewhere, before memory is planned, which counts what that imports.
+
+    Raises InputError.
+    """
+    if bundle.tables is not None:
+        open_url(bundle.tables)
+    elif options.disk_tier is not None:
+        raise InputError("disk_tier is for tables that are elsewhere; give tables, or leave it out")
+
+
+def _far_nbytes(bundle: Bundle) -> int:
+    """Return the bytes that reading tables elsewhere takes beside records wanted by a step."""
+    layout = bundle.manifest.tables
+    if bundle.tables is None or layout is None:
+        return 0
+    return FAR_NBYTES + 3 * FAR_BATCH * layout.record_nbytes + FAR_RECORD_NBYTES * layout.records
+
+
+def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> RowStore | DiskTier:
+    """Open the table store, with a disk tier if its shards are elsewhere."""
+    rows, flash = bundle.manifest.model.prompt_rows, open_flash(options.emulate_flash)
+    store = open_store(bundle.file(TABLES), format, options.reads, flash, rows, bundle.tables)
+    if bundle.tables is None or (options.resident and options.disk_tier is None):
+        return store
+    with ExitStack() as failed:
+        failed.callback(store.close)
+        root = cache_folder(options.cache_dir)
+        nbytes = tier_nbytes(options.disk_tier, root, format.tables)
+        tier = open_tier(store, root / TIER / f"{bundle_key(bundle)}.rows", nbytes)
+        failed.pop_all()
+    return tier
 
 
 def memory_plan(
@@ -298,7 +349,8 @@ def memory_plan(
     an accelerator, it is that of the first variant of the graphs that `load` would try.
     """
     options = LoadOptions(memory=memory, context_length=context_length, **others)
-    bundle = open_bundle(path)
+    bundle = options.open(path)
+    _check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import cached_property, singledispatch
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,10 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, prompt: int = 0) -> None:
         self._params, self._changes = params, _changes(params, prompt)
-        self._generator = np.random.default_rng(params.seed)
+
+    @cached_property
+    def _generator(self) -> np.random.Generator:
+        return np.random.default_rng(self._params.seed)
 
     def __call__(self, logits: F32, seen: Sequence[int]) -> int:
         """Return the next token by logits [V], which may change, and the ids so far.

@@ -44,6 +44,10 @@ class GenerationStats:
     host_misses: int = 0  # records that it lacked; both are 0 without a host tier
     uploaded_rows: int = 0  # records copied to a device
     uploaded_bytes: int = 0
+    network_bytes: int = 0  # read from tables that are elsewhere
+    network_reads: int = 0  # requests for them
+    tier_hits: int = 0  # records that were in no memory, but in the disk tier
+    tier_misses: int = 0  # those that it lacked; both are 0 without one
 
     @classmethod
     def planned(cls, plan: MemoryPlan) -> Self:
@@ -94,6 +98,12 @@ class GenerationStats:
         reads = self.host_hits + self.host_misses
         return self.host_hits / reads if reads else 0.0
 
+    @property
+    def tier_hit_rate(self) -> float:
+        """Share of the records that were in no memory that the disk tier had."""
+        reads = self.tier_hits + self.tier_misses
+        return self.tier_hits / reads if reads else 0.0
+
     def to_dict(self) -> dict[str, float | str]:
         """Return all figures, for JSON."""
         return asdict(self) | {
@@ -104,6 +114,7 @@ class GenerationStats:
             "flash_bytes_per_token": self.flash_bytes_per_token,
             "hit_rate": self.hit_rate,
             "host_hit_rate": self.host_hit_rate,
+            "tier_hit_rate": self.tier_hit_rate,
         }
 
     def line(self) -> str:
@@ -124,6 +135,10 @@ class GenerationStats:
             refused = f"; prefill graph not used: {self.prefill_refused}"
         if self.host_hits + self.host_misses:
             host = f"{self.host_hit_rate:.0%} of the others in memory, "
+        if self.tier_hits + self.tier_misses:
+            host += f"{self.tier_hit_rate:.0%} of the rest on disk, "
+        if self.network_reads:
+            host += f"{self.network_bytes / 1e6:.2f} MB in {self.network_reads} reads from the network, "
         if self.uploaded_bytes:
             uploaded = f"{self.uploaded_bytes / 1e6:.2f} MB to the device, "
         return (
@@ -187,3 +202,5 @@ class Recorder:
         stats.stall_seconds = now.stall_seconds
         stats.host_hits, stats.host_misses = now.host_hits, now.host_misses
         stats.uploaded_rows, stats.uploaded_bytes = now.uploaded_rows, now.uploaded_bytes
+        stats.network_bytes, stats.network_reads = now.network_bytes, now.network_reads
+        stats.tier_hits, stats.tier_misses = now.tier_hits, now.tier_misses

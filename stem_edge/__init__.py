@@ -21,6 +21,7 @@ from stem_edge.errors import (
     DeviceLostError,
     EditError,
     ExportError,
+    HubError,
     InputError,
     MemoryPlanError,
     MissingOperatorsError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from stem_edge.bundle.checksums import verify
     from stem_edge.bundle.manifest import open_bundle
     from stem_edge.bundle.mmap_store import MmapStore
+    from stem_edge.bundle.push import push
     from stem_edge.bundle.table_arrays import open_tables
     from stem_edge.cluster.batches import ray_answers
     from stem_edge.cluster.evaluation import ray_scores
@@ -73,6 +75,7 @@ __all__ = [
     "ExportError",
     "Fit",
     "Grammar",
+    "HubError",
     "InputError",
     "Measurement",
     "MemoryPlan",
@@ -107,6 +110,7 @@ __all__ = [
     "ray_answers",
     "ray_scores",
     "ray_shards",
+    "push",
     "read_edit",
     "verify",
     "verify_runs",
@@ -120,6 +124,7 @@ _HOMES = {
     "stem_edge.cluster.batches": ("ray_answers",),
     "stem_edge.cluster.evaluation": ("ray_scores",),
     "stem_edge.cluster.exports": ("ray_shards",),
+    "stem_edge.bundle.push": ("push",),
     "stem_edge.edit_files.file": ("Edit", "read_edit"),
     "stem_edge.editing.compare": ("Comparison", "compare_edits"),
     "stem_edge.editing.making": ("make_edit", "make_row_edit"),

@@ -21,6 +21,10 @@ class BundleError(StemEdgeError):
     """A bundle is missing, damaged, incomplete or of a format this version cannot read."""
 
 
+class HubError(StemEdgeError):
+    """A model hub cannot be reached, refuses, or lacks what was asked for."""
+
+
 class EditError(StemEdgeError):
     """An edit file is missing, damaged, of another format or made for another bundle."""
 

@@ -48,3 +48,9 @@ def show_status(what: str) -> None:
     """Print a line that the next one overwrites, if stderr is a terminal; "" removes it."""
     if sys.stderr.isatty():
         print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+
+
+def tell(what: str, show: bool | None = None) -> None:
+    """Print a line that stays, on stderr; show: False for not."""
+    if show is not False:
+        print(f"stem-edge: {what}", file=sys.stderr, flush=True)

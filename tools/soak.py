@@ -76,8 +76,8 @@ def soak(
     model: Model, generations: float = float("inf"), minutes: float = float("inf"), seed: int = 0
 ) -> Verdict:
     """Generate so often, or for so long, and return what grew."""
-    rng, started, done = np.random.default_rng(seed), time.monotonic(), 0
-    samples = [_sample(0, 0.0)]
+    rng, samples, done = np.random.default_rng(seed), [_sample(0, 0.0)], 0
+    started = time.monotonic()
     while True:
         seconds = time.monotonic() - started
         share = max(done / generations, seconds / (60 * minutes))

@@ -18,6 +18,7 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.ggml import gguf_schema
 from stem_edge.graph.formats import GgufFormat, GgufType
+from stem_edge.hub.names import shown_name
 from stem_edge.numerics.quantize import F32, I64
 
 # Values of general.file_type: llama.cpp's numbers of its mixtures.
@@ -70,7 +71,7 @@ def write_backbone(
 def _metadata(source: Checkpoint, weights: GgufType) -> dict[str, GgufValue]:
     return {
         "general.architecture": gguf_schema.ARCHITECTURE,
-        "general.name": source.path.resolve().name or gguf_schema.ARCHITECTURE,
+        "general.name": shown_name(source.path.resolve()) or gguf_schema.ARCHITECTURE,
         "general.file_type": FILE_TYPES[weights],
         "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
         "general.alignment": gguf_schema.ALIGNMENT,

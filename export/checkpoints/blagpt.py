@@ -110,12 +110,18 @@ def find_states(path: Path) -> list[Path]:
     """List the states: the file itself, or those in a folder, the one to export last."""
     if path.is_file():
         return [path] if path.suffix == ".pt" else []
-    return [p for glob in STATES for p in sorted(path.glob(glob), key=_step) if p.is_file()]
+    return [
+        p
+        for glob in STATES
+        for p in sorted(path.glob(glob), key=lambda path: step_of(path.name))
+        if p.is_file()
+    ]
 
 
-def _step(path: Path) -> tuple[int, str]:
-    digits = re.findall(r"\d+", path.stem)
-    return (int(digits[-1][:18]) if digits else -1, path.name)
+def step_of(name: str) -> tuple[int, str]:
+    """Return the step of a state by its file's name, as what to sort by."""
+    digits = re.findall(r"\d+", Path(name).stem)
+    return (int(digits[-1][:18]) if digits else -1, name)
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:

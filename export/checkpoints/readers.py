@@ -16,6 +16,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.blagpt import find_states
 from stem_edge.export.checkpoints.blagpt import read_checkpoint as read_blagpt
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, note_zero_tables
+from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.hugging_face import CONFIG
 from stem_edge.export.checkpoints.hugging_face import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.lingua import PARAMS
@@ -28,8 +29,11 @@ PICKLES = (".bin", ".ckpt", ".pkl", ".pickle")
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a checkpoint of any known trainer. Raises CheckpointError."""
-    return note_zero_tables(open_checkpoint(Path(path)))
+    """Open a checkpoint of any known trainer, in a folder or on a hub (hf:org/name).
+
+    Raises CheckpointError, HubError, InputError.
+    """
+    return note_zero_tables(open_checkpoint(checkpoint_folder(path)))
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

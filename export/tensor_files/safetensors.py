@@ -82,15 +82,24 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
+def indexed_files(folder: Path) -> set[str]:
+    """Return the names of the files that a folder's index lists. Raises CheckpointError."""
+    return {*_places(folder, "").values()}
+
+
+def _places(folder: Path, missing: str) -> dict[str, str]:
+    what = "an index of safetensors files"
+    return read_json(folder / INDEX, what, _Index, missing=missing).weight_map
+
+
 def _read_index(folder: Path) -> dict[Path, list[str]]:
     """Read the index as file -> names of its tensors."""
     path = folder / INDEX
     found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
     missing = f"nor {WEIGHTS}, found {one_line(found)}; copy them, or save the model as safetensors"
-    places = read_json(path, "an index of safetensors files", _Index, missing=missing).weight_map
     listed: dict[Path, list[str]] = {}
     outside = []
-    for name, file in places.items():
+    for name, file in _places(folder, missing).items():
         if re.fullmatch(r"[^/\\\0]{1,200}\.safetensors", file):
             listed.setdefault(folder / file, []).append(name)
         else:

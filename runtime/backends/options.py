@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, TypedDict
 
-from stem_edge.bundle.manifest import MANIFEST, Bundle
+from stem_edge.bundle.manifest import MANIFEST, Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.context_choice import contexts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
+from stem_edge.runtime.rows.disk_tier import parse_tier
 from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
-from stem_edge.runtime.rows.store import READ_MODES, ReadMode
+from stem_edge.runtime.rows.shards import READ_MODES, ReadMode
 from stem_edge.system.memory import usable_cpus
 from stem_edge.text_table import shown
 from stem_edge.units import parse_size
@@ -56,7 +57,10 @@ class MoreKeywords(_DeviceLimits, total=False):
     warm_start: bool
     cache_dir: Folder
     trial: bool
+    tables_later: bool
     emulate_flash: FlashName | None
+    tables: str | None
+    disk_tier: int | str | None
     keep_prefixes: bool
     prompt_cache: Literal[True] | Folder
     speculate: Speculate
@@ -104,7 +108,10 @@ class LoadOptions:
     warm_start: bool = True
     cache_dir: Folder = None
     trial: bool = True
+    tables_later: bool = False
     emulate_flash: FlashName | None = None
+    tables: str | None = None
+    disk_tier: int | str | None = None
     keep_prefixes: bool = True
     prompt_cache: Literal[True] | Folder = None
     speculate: Speculate = "auto"
@@ -144,6 +151,23 @@ class LoadOptions:
             if size is not None:
                 parse_size(size)
         open_flash(self.emulate_flash)
+        self._check_tables()
+
+    def _check_tables(self) -> None:
+        if self.disk_tier is not None:
+            parse_tier(self.disk_tier)
+        if self.tables is None and not self.tables_later:
+            return
+        if self.emulate_flash is not None or self.reads != "pread":
+            raise InputError(
+                "emulate_flash and reads are for tables in the bundle's folder; leave them out with "
+                "tables elsewhere"
+            )
+
+    def open(self, path: str | Path) -> Bundle:
+        """Open a bundle as load does. Raises BundleError, HubError, InputError."""
+        later, show = self.tables_later, self.progress
+        return open_bundle(path, self.tables, tables_later=later, progress=show)
 
     @property
     def cpus(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendBatch
 from stem_edge.runtime.backends.plain_batch import PlainBatch
@@ -17,8 +18,9 @@ class Batch:
 
     exact: each sequence runs in its own context, one after the other, so that its logits have the bits
     that they have alone; default: as the backend does it fastest.
-    steady: compute a single sequence beside an empty one, so that its bits do not tell whether others
-    run: kernels round a step of one otherwise than steps of several. It takes another place.
+    steady: compute an odd number of sequences beside an empty one, so that the bits of each do not tell
+    how many there are: onnxruntime's kernels take two tokens at a time, and round a last single one
+    otherwise.
     """
 
     def __init__(
@@ -26,6 +28,7 @@ class Batch:
     ) -> None:
         self._engine, self._count, self._padded = engine, 0, False
         self._empty = engine.open_context(1) if steady else None
+        size += size % 2 if steady else 0
         self._backend: BackendBatch = (
             PlainBatch()
             if exact
@@ -61,6 +64,31 @@ class Batch:
 
         self._engine.in_turn(run)
 
+    def step_or_errors(
+        self, step: Step, positions: Sequence[int], following: Step | None, *, top: int
+    ) -> list[F32 | Exception]:
+        """Process a token of each sequence; return logits [V] of each, or why it has none.
+
+        Arguments as for `step`. After an error of all of them, each is tried alone. Raises InputError
+        once the model is closed.
+        """
+        try:
+            return list(self.step(step, positions, following, top=top))
+        except StemEdgeError as error:
+            self._engine.check_usable()
+            if len(positions) == 1:
+                return [error]
+        found: list[F32 | Exception] = []
+        for place, position in enumerate(positions):
+            one = Step(step.token_ids[[place]], step.stem_ids[[place]], 1)
+            try:
+                # Copied, because the next one overwrites them.
+                found.append(self.step(one, [position], first=place, top=top)[0].copy())
+            except (StemEdgeError, MemoryError) as error:
+                self._engine.check_usable()
+                found.append(error)
+        return found
+
     def step(
         self,
         step: Step,
@@ -79,11 +107,12 @@ class Batch:
         rows, count = self._engine.rows, len(positions)
 
         def run() -> F32:
-            token_ids, stem_ids, places = step.token_ids, step.stem_ids, np.array(positions)
-            if self._pad():
-                token_ids, stem_ids = token_ids.repeat(2), stem_ids.repeat(2)
-                places = np.array([*positions, 0])
-            self._backend.begin(first, token_ids, places.astype(np.int64))
+            token_ids, stem_ids = step.token_ids, step.stem_ids
+            places = np.array(positions, np.int64)
+            if count == self._count and self._pad():
+                token_ids, stem_ids = (np.append(ids, ids[-1]) for ids in (token_ids, stem_ids))
+                places = np.append(places, 0)
+            self._backend.begin(first, token_ids, places)
             slots = rows.fetch(stem_ids, len(stem_ids))
             if following is not None:
                 rows.submit(following.stem_ids, following.logits)
@@ -92,8 +121,8 @@ class Batch:
         return self._engine.in_turn(run)
 
     def _pad(self) -> bool:
-        """Let the empty sequence join a single one; tell whether it is there."""
-        if self._empty is not None and self._count == 1 and not self._padded:
+        """Let the empty sequence join an odd number of others; tell whether it is there."""
+        if self._empty is not None and self._count % 2 and not self._padded:
             self._backend.join(self._empty.backend, 0)
             self._padded = True
         return self._padded
@@ -101,4 +130,4 @@ class Batch:
     def _unpad(self) -> None:
         if self._padded:
             self._padded = False
-            self._backend.leave(1)
+            self._backend.leave(self._count)

@@ -17,7 +17,8 @@ from stem_edge.runtime.batching.lone import Lone
 from stem_edge.runtime.batching.request import Guessing, Request
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.prefixes.kept import Prefixes, in_steps
+from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.prefixes.prefix import in_steps
 from stem_edge.runtime.stats import Recorder
 from stem_edge.system.memory import raise_out_of_memory
 
@@ -62,6 +63,10 @@ class Scheduler:
 
         self._nbytes = nbytes  # no method, which would keep this from being freed at its end
         self._steady = steady and batches and self.size > 1
+        if self._steady and self.size == engine.logit_tokens:
+            self.size -= (
+                self.size % 2
+            )  # because an empty sequence takes a place beside an odd number
         self._batch = Batch(engine, self.size, length, exact=not batches, steady=self._steady)
         self._queue = deque[Request]()
         self._prompt: Request | None = None  # the request whose prompt is being computed
@@ -269,44 +274,26 @@ class Scheduler:
     def _decode(self, step: Step) -> None:
         """Process the last token of each running sequence, and choose the next ones."""
         running, started = list(self._running), time.perf_counter()
-        all_logits = self._logits(running, step)
+        tops = [request.answer.top for request in running]
+        found = self._batch.step_or_errors(
+            step,
+            [request.position for request in running],
+            self._prompt.steps[0] if self._prompt is not None else None,
+            top=max(tops) if all(tops) else 0,
+        )
         records = len(set(step.stem_ids.tolist()))
         self._record.decoded(time.perf_counter() - started, records=records)
-        for request, logits in zip(running, all_logits, strict=True):
-            if logits is not None:
-                with self._errors_of(request):
-                    self._choose(request, logits)
+        for request, logits in zip(running, found, strict=True):
+            with self._errors_of(request):
+                if isinstance(logits, Exception):
+                    raise logits
+                self._choose(request, logits)
         if self._prompt is None:
             self._expect(self._next_decode())
         for request in running:
             if not request.ended:
                 with self._errors_of(request):
                     self._hand_out(request)
-
-    def _logits(self, running: list[Request], step: Step) -> list[F32 | None]:
-        """Return logits [V] of each, or None for those that failed alone, too."""
-        tops = [request.answer.top for request in running]
-        top = max(tops) if all(tops) else 0
-        positions = [request.position for request in running]
-        following = self._prompt.steps[0] if self._prompt is not None else None
-        try:
-            return list(self._batch.step(step, positions, following, top=top))
-        except StemEdgeError as error:
-            self._engine.check_usable()
-            if len(running) == 1:
-                self._fail(running[0], error)
-                return [None]
-        return self._logits_one_by_one(running, step, top)
-
-    def _logits_one_by_one(self, running: list[Request], step: Step, top: int) -> list[F32 | None]:
-        found: list[F32 | None] = [None] * len(running)
-        # From the last, so that one that fails and leaves moves only a sequence already stepped.
-        for place in reversed(range(len(running))):
-            one = Step(step.token_ids[[place]], step.stem_ids[[place]], 1)
-            with self._errors_of(running[place]):
-                logits = self._batch.step(one, [running[place].position], first=place, top=top)
-                found[place] = logits[0].copy()  # because the next one overwrites them
-        return found
 
     def _next_decode(self, *joining: Request) -> Step | None:
         """Return the next step of the running sequences, without those known to end; None without any."""

@@ -24,14 +24,18 @@ from stem_edge.bundle.manifest import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     Bundle,
+    bundle_folder,
+    is_shard,
     open_bundle,
     open_manifest,
 )
 from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError, StemEdgeError
+from stem_edge.files import disk
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.engines import is_installed
 from stem_edge.runtime.first_load.trial import try_first
+from stem_edge.runtime.rows.remote import printable_url
 from stem_edge.text.chat_template import ChatTemplate, has_template
 from stem_edge.text.tokenizer_gate import read_tokenizer
 from stem_edge.units import format_size
@@ -59,14 +63,18 @@ class Safety(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_safety(
-    path: str | Path, cache_dir: str | Path | None = None, progress: bool | None = None
+    path: str | Path,
+    cache_dir: str | Path | None = None,
+    progress: bool | None = None,
+    tables: str | None = None,
 ) -> Safety:
     """Check a bundle and try it anew, whatever an earlier trial found.
 
-    cache_dir: where the verdict of the trial is kept. progress: show a bar on stderr. Raises
+    cache_dir: where the verdict of the trial is kept. progress: show a bar on stderr. tables: URL of
+    its tables, if their shards are elsewhere; they are then left out, and the result says so. Raises
     BundleError if there is no such folder.
     """
-    root = Path(path)
+    root = bundle_folder(path, tables_later=tables is not None, progress=progress)
     try:
         manifest = open_manifest(root)
     except BundleError as error:
@@ -74,9 +82,11 @@ def check_safety(
             raise
         reason = _within(root, error)
         return Safety(files={MANIFEST: reason}, reasons=[reason], checked=[], advice=COPY_AGAIN)
-    tables = sum(e.nbytes for n, e in manifest.files.items() if n.startswith(f"{TABLES}/"))
-    with Progress(manifest.nbytes + tables, "verifying", progress) as bar:
-        files = verify(root, bar.advance)
+    far = {n for n in manifest.files if tables is not None and is_shard(n)}
+    here = {n: e.nbytes for n, e in manifest.files.items() if n not in far}
+    twice = sum(nbytes for n, nbytes in here.items() if n.startswith(f"{TABLES}/"))
+    with Progress(sum(here.values()) + twice, "verifying", progress) as bar:
+        files = verify(root, bar.advance, shards=tables is None)
         beside = files.keys() - manifest.files.keys()
         # Harmless files are ignored, because model hubs add READMEs and systems files of their own.
         ignored = {name for name in beside if _is_harmless(root / name)}
@@ -86,10 +96,12 @@ def check_safety(
         reasons = [f"{name}: {found}" for name, found in wrong.items()]
         if wrong.keys() - strays:  # further checks of a damaged bundle are not needed
             return Safety(files=files, reasons=reasons, checked=[], advice=COPY_AGAIN)
-        checked = [f"{len(manifest.files)} files, {format_size(manifest.nbytes)}, as exported"]
+        checked = [f"{len(here)} files, {format_size(sum(here.values()))}, as exported"]
+        if tables is not None:
+            checked.append(f"not {len(far)} shards at {printable_url(tables)}")
         checked += [f"{len(ignored)} other files, which nothing reads"] if ignored else []
         try:
-            bundle = open_bundle(root)
+            bundle = open_bundle(root, tables)
         except BundleError as error:
             bad = [_within(root, error)]
         else:
@@ -103,7 +115,7 @@ def check_safety(
 def _parts(bundle: Bundle, advance: Callable[[int], object]) -> Iterator[Part]:
     """Yield the checks that need no native library."""
     model = bundle.manifest.model
-    if bundle.manifest.table_format is not None:
+    if bundle.manifest.table_format is not None and bundle.tables is None:
         yield f"{model.records:,} records", partial(check_tables, bundle, advance)
     tokenizer, config = bundle.file(TOKENIZER), bundle.file(TOKENIZER_CONFIG)
     yield "a tokenizer with known steps", partial(read_tokenizer, tokenizer, model.vocab_size)
@@ -146,7 +158,7 @@ def _is_harmless(path: Path) -> bool:
     """Return whether a file beside the bundle's own is a plain file and not executable."""
     suffixes = {suffix.lower() for suffix in PurePosixPath(path.name).suffixes}
     with contextlib.suppress(OSError):  # raised if the file has been removed meanwhile
-        mode = path.lstat().st_mode
+        mode = disk.status(path).st_mode
         # Windows has no such bits, so there only suffixes tell.
         executable = os.name == "posix" and mode & 0o111
         return stat.S_ISREG(mode) and not executable and not suffixes & CODE

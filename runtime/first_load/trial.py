@@ -124,6 +124,7 @@ def _run(records: Records, command: Sequence[str], limits: Limits) -> _Failed | 
     bundle = records.bundle
     arguments = [str(bundle.path.resolve()), records.engine]
     arguments += [str(limits.memory_nbytes), str(limits.cpu_seconds)]
+    arguments += [] if bundle.tables is None else [bundle.tables]
     try:
         ended = run_steps([*command, *arguments], START_SECONDS, limits.step_seconds)
     except OSError as error:

@@ -42,14 +42,17 @@ def measure_prefill(bundle: Bundle, say: Say) -> float | None:
     """Return the divergence of the prefill graph from those that decode here, in nats.
 
     None if the bundle has no probe of it (stem_edge.bundle.prefill_check), or if rows cannot be
-    read, because reading them in use raises a better error.
+    read, because reading them in use raises a better error. Of tables elsewhere, that is raised here:
+    they may be back soon, and the result would stay.
     """
     ids, format = np.array(probe_tokens(bundle.manifest), np.int64), bundle.manifest.table_format
     rows: U8 | None = None
     if not len(ids):
         return None
     if format is not None:
-        with contextlib.suppress(RowReadError), open_store(bundle.file(TABLES), format) as store:
+        root, url = bundle.file(TABLES), bundle.tables
+        passes = (RowReadError,) if url is None else ()
+        with contextlib.suppress(*passes), open_store(root, format, url=url) as store:
             rows = store.read(store.records_of(ids))
         if rows is None:
             return None
@@ -78,13 +81,13 @@ def _divergence(bundle: Bundle, ids: list[int], rows: U8 | None) -> float:
 
 
 def main() -> int:
-    """Run with the arguments BUNDLE ENGINE MEMORY_NBYTES CPU_SECONDS."""
-    path, engine, memory, seconds = sys.argv[1:]
+    """Run with the arguments BUNDLE ENGINE MEMORY_NBYTES CPU_SECONDS [TABLES]."""
+    path, engine, memory, seconds, *tables = sys.argv[1:]
     limit_this_process(int(memory), int(seconds))
     diverges = None
     try:
         _say(MANIFEST)
-        bundle = open_bundle(path)
+        bundle = open_bundle(path, *tables)
         try_tokenizer(bundle, _say)
         if engine == "onnxruntime":
             diverges = measure_prefill(bundle, _say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from threading import Lock
@@ -182,6 +183,9 @@ def _source(grammar: Grammar, special_ids: Mapping[str, int]) -> str:
 
 def _refusal(grammar: Grammar, reason: str) -> InputError:
     where = place_named(grammar.text, reason) if grammar.kind == "json_schema" else ""
+    reason = one_reason(reason)
+    if grammar.kind in ("regex", "gbnf"):  # for which it names places in what is made of them
+        reason = re.sub(r"^line \d+, column \d+: ", "", reason)
     return InputError(
-        f"{grammar.kind}: {one_reason(reason)}{where}; correct it, or write what it means in another way"
+        f"{grammar.kind}: {reason}{where}; correct it, or write what it means in another way"
     )

@@ -46,7 +46,9 @@ def prepared_lark(lark: str, special_ids: Mapping[str, int]) -> str:
             told = given.pop("x-guidance", None) if isinstance(given, dict) else None
             options = {**(told if isinstance(told, dict) else OPTIONS), "lenient": False}
             schema = json.loads(prepared(json.dumps(given)))
-            written.append(json.dumps(schema | {"x-guidance": options}, ensure_ascii=False))
+            made = json.dumps(schema | {"x-guidance": options}, ensure_ascii=False)
+            # With as many lines as before, so that errors name lines of what was given.
+            written.append("\n" * lark.count("\n", at, end) + made)
             at = end
     _check_size(size + len(lark) - at)
     return "".join(written) + lark[at:]

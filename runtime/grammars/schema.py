@@ -60,11 +60,11 @@ def prepared(text: str) -> str:
 
 def place_named(text: str, reason: str) -> str:
     """Return " at #/properties/a", where a schema has the keyword that a message names, or ""."""
-    keyword = re.search(r"(?:[\"']|format: )([$\w-]+)", reason)
+    keyword = re.search(r"(?:[\"']|format: |type: )([$\w-]+)", reason)
     found: list[str] = []
 
     def look(schema: dict[str, Any], where: str) -> None:
-        if keyword and keyword[1] in (*schema, schema.get("format")):
+        if keyword and keyword[1] in (*schema, schema.get("format"), schema.get("type")):
             found.append(f" at {where}")
 
     _walk(json.loads(text), "#", look)

@@ -18,6 +18,7 @@ from stem_edge.system.memory import own_pages
 from stem_edge.tables.lookup import RowLookup, compose, token_of, tokens_of
 
 if TYPE_CHECKING:
+    from stem_edge.runtime.rows.disk_tier import DiskTier
     from stem_edge.runtime.rows.host_tier import HostTier
     from stem_edge.runtime.rows.store import Flags, RowStore
 
@@ -29,7 +30,7 @@ READ_AT_ONCE = 32
 class EditedStore:
     """Records for the prefetcher. Stem ids below `tokens` are token ids, others made records."""
 
-    def __init__(self, store: RowStore | HostTier) -> None:
+    def __init__(self, store: RowStore | DiskTier | HostTier) -> None:
         self.base, self.tokens, self.index = store, store.tokens, store.index
         self.layout = store.layout  # its `records` counts those of the table store only
         self.numbers = store.layout.records  # one more than the greatest number ever assigned

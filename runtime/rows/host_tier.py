@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.disk_tier import DiskTier
 from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import Flags, RowStore
@@ -56,7 +57,7 @@ class HostTier:
     Threads may call it at once and take turns; usually only one reads.
     """
 
-    def __init__(self, store: RowStore, slots: int) -> None:
+    def __init__(self, store: RowStore | DiskTier, slots: int) -> None:
         self.flash, self._turn = store, threading.Lock()
         self.splits = False  # because it keeps whole records
         self._kept = RecordSlots(store.layout, min(slots, store.layout.records))

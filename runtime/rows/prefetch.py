@@ -29,6 +29,7 @@ from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.background import Background
 from stem_edge.runtime.rows.cache import RowCache, needed_whole
+from stem_edge.runtime.rows.disk_tier import DiskTier
 from stem_edge.runtime.rows.edited_store import EditedStore
 from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.slots import Staged
@@ -51,6 +52,10 @@ class RowCounters:
     host_misses: int = 0  # missing records that it lacked; both are 0 without a host tier
     uploaded_rows: int = 0  # records copied to a device
     uploaded_bytes: int = 0
+    network_bytes: int = 0  # read from tables that are elsewhere
+    network_reads: int = 0  # requests for them
+    tier_hits: int = 0  # records that the disk tier had, of those that no memory had
+    tier_misses: int = 0
 
 
 class Reading(NamedTuple):
@@ -103,10 +108,11 @@ class Prefetcher(Rows):
     """
 
     def __init__(
-        self, store: RowStore | HostTier, cache: RowCache, *, overlap: bool = True
+        self, store: RowStore | DiskTier | HostTier, cache: RowCache, *, overlap: bool = True
     ) -> None:
         self.store, self.cache = EditedStore(store), cache
         self.host = store if isinstance(store, HostTier) else None
+        self.flash = store.flash if isinstance(store, HostTier) else store
         self.stall_seconds, self._splits = 0.0, store.splits
         self._background = Background("stem-edge-prefetch") if overlap else None
         self._pending: tuple[Reading, Future[Staged]] | None = None
@@ -118,16 +124,21 @@ class Prefetcher(Rows):
         return self.cache.slots if self.cache.slots < everything else ANY_NUMBER
 
     def counters(self) -> RowCounters:
-        cache, host = self.cache, self.host
+        cache, host, flash, traffic = self.cache, self.host, self.flash, self.flash.traffic
+        tier = flash if isinstance(flash, DiskTier) else None
         return RowCounters(
             hits=cache.hits,
             misses=cache.misses,
-            bytes_read=self.store.base.bytes_read,
+            bytes_read=flash.bytes_read,
             stall_seconds=self.stall_seconds,
             host_hits=host.hits if host else 0,
             host_misses=host.misses if host else 0,
             uploaded_rows=cache.storage.uploaded_rows,
             uploaded_bytes=cache.storage.uploaded_nbytes,
+            network_bytes=traffic.nbytes if traffic else 0,
+            network_reads=traffic.requests if traffic else 0,
+            tier_hits=tier.hits if tier else 0,
+            tier_misses=tier.misses if tier else 0,
         )
 
     def fill(self, records: I64, batch_size: int, deadline: float = float("inf")) -> None:
@@ -148,9 +159,9 @@ class Prefetcher(Rows):
 
     def _fill_cache(self, wanted: I64) -> None:
         # Read from flash directly, because the host tier is for records that the cache lacks.
-        batch, flash = self.cache.missing(wanted), self.host.flash if self.host else self.store
+        batch = self.cache.missing(wanted)
         if len(batch):
-            self.cache.install(batch, flash.read(batch), batch)
+            self.cache.install(batch, self.flash.read(batch), batch)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Make stem ids as Rows.make does, and free the records released since the last call."""

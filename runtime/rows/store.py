@@ -1,8 +1,8 @@
-"""The row store: reads records by number from flash and checks them. Knows offsets, not policy.
+"""The row store: reads records by number and checks them. Knows offsets, not policy.
 
-There are two ways to read. `pread`, the default, reports a bad disk as an error. `mmap` copies from a
-memory map, and is opt-in because truncating a mapped file kills the process with SIGBUS. Both check
-each crc32c.
+Where the bytes of its shards come from is up to stem_edge.runtime.rows.shards. There are two ways to
+read files. `pread`, the default, reports a bad disk as an error. `mmap` copies from a memory map, and
+is opt-in because truncating a mapped file kills the process with SIGBUS. Each crc32c is checked.
 
 Tokens of a prompt may need only the first rows of their records, which are then read alone; the rest
 of such a record is zeros.
@@ -14,111 +14,76 @@ small pool of threads reads instead.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
 import time
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Self, TypeAlias, get_args
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import BundleError, InputError, RowReadError
-from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.emulated_flash import EmulatedFlash
+from stem_edge.runtime.rows.remote import RemoteShards
+from stem_edge.runtime.rows.shards import Fill, Piece, ReadMode, ShardFiles, Shards
 from stem_edge.system.memory import own_pages
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store
 
-ReadMode = Literal["pread", "mmap"]
 Flags: TypeAlias = npt.NDArray[np.bool_]
-READ_MODES: tuple[ReadMode, ...] = get_args(ReadMode)
 # Enough to keep a phone's flash busy; going from 8 to 32 gained little where it was measured.
 POOL_THREADS = 8
-
-
-class _Shard(NamedTuple):
-    """An open shard file."""
-
-    path: Path
-    array: int
-    grid: ShardGrid
-    file: int
-    mapped: mmap.mmap | None
 
 
 class _Job(NamedTuple):
     """A record to read."""
 
     number: int
-    whole: bool  # False: only the rows that prompts need
+    array: int
+    grid: ShardGrid
+    piece: Piece  # of its bytes and checksums, whole or only the rows that prompts need
     buffer: U8  # [record_nbytes + CRC_NBYTES]
 
 
-class _Place(NamedTuple):
-    """Position of a record and its checksum."""
-
-    number: int
-    shard: _Shard
-    offset: int
-
-
 class RowStore:
-    """Records of one table store. Threads may read at once; as a context manager, it closes.
-
-    Raises BundleError when a shard has a wrong size or index.
-    """
+    """Records of one table store. Threads may read at once; as a context manager, it closes."""
 
     def __init__(
         self,
         tables: TableStore,
-        reads: ReadMode = "pread",
+        shards: Shards,
         flash: EmulatedFlash | None = None,
         prompt_rows: int = 0,
     ) -> None:
-        self._format, self._flash = tables.format, flash
+        self._format, self._shards, self._flash = tables.format, shards, flash
         self.layout = tables.format.tables  # of records as `read` returns them
         self._prompt_rows, grid = prompt_rows, tables.grids[0]
         # True if the first rows of a record can be read alone.
         self.splits = 0 < self._nbytes(grid, whole=False) < grid.stride
         self.tokens = tables.format.tokens  # count of tokens that have a record
         self.index = tables.index  # token -> record; None: the record of its own number
-        self.bytes_read = 0  # records and their checksums, since opening
+        self.bytes_read = 0  # from flash: records and their checksums, since opening
+        self.traffic = shards.traffic  # over a network; None if the shards are on flash
+        # All shards of all arrays in order, with the bytes of a record's first rows, and of a whole
+        # one with checksums; and the number of each one's first record.
+        self._grids, self._starts, first = (
+            list[tuple[int, ShardGrid, tuple[int, int]]](),
+            list[int](),
+            0,
+        )
+        for array, grid in enumerate(tables.grids):
+            sizes = self._nbytes(grid, whole=False), grid.stride
+            for shard in range(grid.shards):
+                self._grids.append((array, grid, sizes))
+                self._starts.append(first)
+                first += grid.shard_records(shard)
         self._pool: ThreadPoolExecutor | None = None
-        # All shards of all arrays in order, and the number of each one's first record.
-        self._shards, self._starts = list[_Shard](), list[int]()
-        try:
-            first = 0
-            for array, grid in enumerate(tables.grids):
-                for shard in range(grid.shards):
-                    self._starts.append(first)
-                    self._open_shard(array, grid, shard, mapped=reads == "mmap")
-                    first += grid.shard_records(shard)
-        except BaseException:
-            self.close()
-            raise
         if not hasattr(os, "posix_fadvise"):
             self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="stem-edge-read")
-
-    def _open_shard(self, array: int, grid: ShardGrid, shard: int, *, mapped: bool) -> None:
-        path, descriptor = grid.shard_path(shard), grid.open_shard(shard)
-        opened = _Shard(path, array, grid, descriptor, None)
-        self._shards.append(opened)
-        if not mapped:
-            return
-        try:
-            mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise BundleError(
-                f"{path}: cannot map this shard into memory "
-                f'({error.strerror or error}); load with reads="pread", which maps nothing, or '
-                "raise the limit on virtual memory (ulimit -v)"
-            ) from error
-        self._shards[-1] = opened._replace(mapped=mapping)
 
     def records_of(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Numbers [T] of the records that hold the rows of tokens [T]."""
@@ -131,16 +96,6 @@ class RowStore:
         pieces = -(-self._prompt_rows * grid.pieces // len(self.layout.layers))
         return pieces * grid.piece_stride
 
-    def _advise(self, jobs: list[_Job]) -> None:
-        """Ask the system to start reading these records; returns at once, guarantees nothing."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        for number, whole, _ in jobs:
-            shard, offset = self._place(number)[1:]
-            nbytes = self._nbytes(shard.grid, whole=whole)
-            with contextlib.suppress(OSError):  # some file systems take no advice
-                os.posix_fadvise(shard.file, offset, nbytes, os.POSIX_FADV_WILLNEED)
-
     def read(self, numbers: npt.NDArray[np.int64], whole: Flags | None = None) -> U8:
         """Read records uint8 [n, record_nbytes] by their numbers [n]; ascending ones read fastest.
 
@@ -151,99 +106,78 @@ class RowStore:
         # A record in one piece is read together with the checksum that follows it.
         buffers = own_pages((len(numbers), self.layout.record_nbytes + CRC_NBYTES), np.uint8)
         flags = [True] * len(numbers) if whole is None else whole.tolist()
-        jobs = list(map(_Job, numbers.tolist(), flags, buffers))
+        jobs = list(map(self._job, numbers.tolist(), flags, buffers))
+        pieces = [job.piece for job in jobs]
+        fill = self._shards.ahead(pieces)
         if self._pool is not None and len(jobs) > 1:
-            nbytes = sum(self._pool.map(self._read_one, jobs))
+            list(self._pool.map(partial(self._read_one, fill), jobs))
         else:
-            if len(jobs) > 1:
-                self._advise(jobs)
-            nbytes = sum(map(self._read_one, jobs))
+            for job in jobs:
+                self._read_one(fill, job)
+        nbytes = sum([piece.nbytes for piece in pieces])
         if self._flash is not None:
             self._flash.wait(started, len(jobs), nbytes)
-        self.bytes_read += nbytes
+        self.bytes_read += nbytes if self.traffic is None else 0
         return buffers[:, :-CRC_NBYTES]
 
-    def _read_one(self, job: _Job) -> int:
-        """Fill the buffer with a record; return the bytes read."""
-        place = self._place(job.number)
-        grid = place.shard.grid
-        nbytes = self._nbytes(grid, whole=job.whole)
-        if place.shard.array == 0 and grid.pieces == 1:
-            self._read_checked(place, job.buffer)
-            return nbytes
-        checked = np.empty(nbytes, np.uint8)
-        self._read_checked(place, checked)
-        found = grid.without_checksums(checked[None])
-        if place.shard.array == 0:
-            job.buffer[: found.size] = found
-        else:  # rare records, whose codes are narrower in the file
-            narrow = np.zeros((1, grid.layout.record_nbytes), np.uint8)
-            narrow[:, : found.size] = found
-            self._format.widen(narrow, job.buffer[None, :-CRC_NBYTES])
-        return nbytes
-
-    def _read_checked(self, place: _Place, buffer: U8) -> None:
-        """Fill the buffer; try once more if that fails, because a bus may have been disturbed."""
-        if self._try(place, buffer) is None:
-            return
-        shard = place.shard
-        if hasattr(os, "posix_fadvise"):  # otherwise its cached copy would be read again
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(shard.file, place.offset, len(buffer), os.POSIX_FADV_DONTNEED)
-        if reason := self._try(place, buffer):
-            raise RowReadError(
-                f"{shard.path}: record {place.number} at byte {place.offset}: {reason}"
-            )
-
-    def _try(self, place: _Place, buffer: U8) -> str | None:
-        """Fill the buffer; on failure, return the reason and what to do."""
-        try:
-            count = self._fill(place, buffer)
-        except OSError as error:
-            return f"{error.strerror or error}; check the storage device"
-        if count != len(buffer):
-            return (
-                f"only {count} of {len(buffer)} bytes were read; the file was truncated while open: "
-                "copy it again"
-            )
-        if (damaged := place.shard.grid.first_damaged(buffer[None])) is None:
-            return None
-        return (
-            f"{damaged[1]}; the file is damaged: run stem-edge verify, then copy or export the "
-            "bundle again"
-        )
-
-    def _place(self, number: int) -> _Place:
+    def _job(self, number: int, whole: bool, buffer: U8) -> _Job:
         """Find a record. Raises InputError for an unknown number, ValueError after `close`."""
-        if not self._shards:
+        if not self._starts:
             raise ValueError("the table store is closed")
         if not 0 <= number < self.layout.records:
             raise InputError(
                 f"record {number} is not in 0..{self.layout.records - 1}; give numbers of this store"
             )
-        which = bisect_right(self._starts, number) - 1
-        shard = self._shards[which]
-        return _Place(number, shard, (number - self._starts[which]) * shard.grid.stride)
+        shard = bisect_right(self._starts, number) - 1
+        array, grid, sizes = self._grids[shard]
+        offset = (number - self._starts[shard]) * sizes[True]
+        return _Job(number, array, grid, Piece(shard, offset, sizes[whole]), buffer)
 
-    def _fill(self, place: _Place, buffer: U8) -> int:
-        """Read into the buffer; return the bytes read, fewer only at the end of the file."""
-        shard, offset = place.shard, place.offset
-        if shard.mapped is not None:
-            # Bytes rather than a view, because a view kept alive by a traceback would block close().
-            piece = shard.mapped[offset : offset + len(buffer)]
-            buffer[: len(piece)] = np.frombuffer(piece, np.uint8)
-            return len(piece)
-        return disk.fill(shard.file, buffer.data, offset)
+    def _read_one(self, fill: Fill, job: _Job) -> None:
+        """Fill the buffer with a record."""
+        grid = job.grid
+        if job.array == 0 and grid.pieces == 1:
+            self._read_checked(fill, job, job.buffer)
+            return
+        checked = np.empty(job.piece.nbytes, np.uint8)
+        self._read_checked(fill, job, checked)
+        found = grid.without_checksums(checked[None])
+        if job.array == 0:
+            job.buffer[: found.size] = found
+        else:  # rare records, whose codes are narrower in the file
+            narrow = np.zeros((1, grid.layout.record_nbytes), np.uint8)
+            narrow[:, : found.size] = found
+            self._format.widen(narrow, job.buffer[None, :-CRC_NBYTES])
+
+    def _read_checked(self, fill: Fill, job: _Job, buffer: U8) -> None:
+        """Fill the buffer; try once more if that fails, because a bus may have been disturbed."""
+        if self._try(fill, job, buffer) is None:
+            return
+        self._shards.forget(job.piece)
+        if reason := self._try(self._shards.fill, job, buffer):
+            shard, offset, _ = job.piece
+            raise RowReadError(
+                f"{self._shards.name(shard)}: record {job.number} at byte {offset}: {reason}"
+            )
+
+    def _try(self, fill: Fill, job: _Job, buffer: U8) -> str | None:
+        """Fill the buffer; on failure, return the reason and what to do."""
+        try:
+            count = fill(job.piece, buffer)
+        except OSError as error:
+            return f"{error.strerror or error}; {self._shards.advice.unreadable}"
+        if count != len(buffer):
+            return f"only {count} of {len(buffer)} bytes were read; {self._shards.advice.short}"
+        if (damaged := job.grid.first_damaged(buffer[None])) is None:
+            return None
+        return f"{damaged[1]}; {self._shards.advice.damaged}"
 
     def close(self) -> None:
-        """Close all files; later reads fail."""
+        """Close all shards; later reads fail."""
         if self._pool is not None:
             self._pool.shutdown()
-        while self._shards:  # popped, so that closing twice cannot close a descriptor in new use
-            shard = self._shards.pop()
-            if shard.mapped is not None:
-                shard.mapped.close()
-            disk.close(shard.file)
+        self._starts.clear()
+        self._shards.close()
 
     def __enter__(self) -> Self:
         return self
@@ -258,10 +192,13 @@ def open_store(
     reads: ReadMode = "pread",
     flash: EmulatedFlash | None = None,
     prompt_rows: int = 0,
+    url: str | None = None,
 ) -> RowStore:
     """Open the table store in the folder `root`. Raises BundleError if its format differs.
 
-    prompt_rows: rows of a record that a prompt needs (ModelConfig); 0: all.
+    prompt_rows: rows of a record that a prompt needs (ModelConfig); 0: all. url: where its shards
+    are, if not in the folder. Raises BundleError when a shard has a wrong size or index, and
+    InputError for a url that nothing here can read.
     """
     tables = open_table_store(root)
     if tables.format != format:
@@ -269,4 +206,5 @@ def open_store(
             f"{root}: its records are {tables.format}, expected {format} as in the manifest; the "
             "files are of different bundles: export again"
         )
-    return RowStore(tables, reads, flash, prompt_rows)
+    shards: Shards = ShardFiles(tables.grids, reads) if url is None else RemoteShards(tables, url)
+    return RowStore(tables, shards, flash, prompt_rows)

@@ -72,5 +72,10 @@ def keep_counts(bundle: Bundle, cache: RowCache, cache_dir: str | Path | None) -
 
 def counts_file(root: Path, bundle: Bundle) -> Path:
     """Path of the counts of this bundle."""
+    return root / COUNTS / f"{bundle_key(bundle)}.npy"
+
+
+def bundle_key(bundle: Bundle) -> str:
+    """Name for what is kept about a bundle: a digest of its manifest, which names all contents."""
     digest = hashlib.sha256(read_plain(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES, "manifest"))
-    return root / COUNTS / f"{digest.hexdigest()[:KEY_CHARS]}.npy"
+    return digest.hexdigest()[:KEY_CHARS]

@@ -2,11 +2,13 @@
 
 | file | has |
 |---|---|
-| rows.py | `Row`, and the rows of a file |
-| results.py | `Result`, and the file of results, which is the only state |
-| keys.py | the ids that are done, in few bytes |
-| run.py | `answer`: rows to results on one machine, by the runtime's batching |
 | batch.py | `batch`: a file to a file |
+| rows.py, reading.py, parquet.py | `Row`, and the rows of a file |
+| results.py, output.py | `Result`, and the file of results, which is the only state |
+| keys.py | the ids that are done, in few bytes |
+| run.py, tasks.py, task.py | `answer`: rows to results on one machine, by the runtime's batching |
+| settings.py | what holds for all rows; `Answers`, what computes them |
+| meter.py | progress |
 
 Rows and results are in OpenAI's batch form or plain; what computes is `answer`, or machines of
 stem_edge.cluster, which give the same results.

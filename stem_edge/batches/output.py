@@ -40,7 +40,7 @@ class Output:
                 if retry_errors and self.errors:
                     self._drop_errors()
                 elif whole < disk.size(self._file):
-                    disk.truncate(self._file, whole)
+                    disk.resize(self._file, whole)
             except BaseException:
                 disk.close(self._file)
                 raise

@@ -7,21 +7,27 @@ from collections.abc import Iterable, Iterator
 from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
 from stem_edge.batches.settings import Answers, Settings
-from stem_edge.batches.tasks import Task, Tasks
+from stem_edge.batches.task import Task
+from stem_edge.batches.tasks import Tasks
 from stem_edge.errors import DeviceLostError
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
 
+END = Row(None, 0, b"")  # after the last one
 __all__ = ["Answers", "Settings", "answer"]
 
 
-def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) -> Iterator[Result]:
+def answer(
+    model: Model, rows: Iterable[Row | None], settings: Settings | None = None
+) -> Iterator[Result]:
     """Yield a result for each row, in the order of their completion.
 
-    Rows are taken as places become free, so they may be of any number, but nothing decodes while it
-    waits for the next one. What is wrong with a row makes its result an error; what ends the model,
-    such as a lost device, is raised.
+    rows: taken as places become free, so they may be of any number. Nothing decodes while it waits for
+    the next one; None instead of a row means that there is none yet, and lets others go on.
+
+    What is wrong with a row makes its result an error; what ends the model, such as a lost device, is
+    raised.
     """
     settings = settings or Settings()
     tasks = Tasks(model, settings)
@@ -35,15 +41,18 @@ class _Run:
         self._scheduler, self._tasks = scheduler, tasks
         self._running = dict[Request, Task]()
 
-    def results(self, rows: Iterator[Row]) -> Iterator[Result]:
+    def results(self, rows: Iterator[Row | None]) -> Iterator[Result]:
         """Yield the results; close the scheduler at the end."""
         scheduler, more = self._scheduler, True
         try:
             while more or scheduler.busy:
                 while more and scheduler.free > 0:
-                    row = next(rows, None)
-                    more = row is not None
-                    if row is not None and (result := self._begin(row)) is not None:
+                    row = next(rows, END)
+                    if row is None:
+                        break
+                    if row is END:
+                        more = False
+                    elif (result := self._begin(row)) is not None:
                         yield result
                 yield from self._step()
         finally:

@@ -22,9 +22,10 @@ from typing import Annotated
 
 import msgspec
 
+from stem_edge.bundle.fetched import Expected, fetch_checked
 from stem_edge.bundle.quality_report import QualityReport, Size
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BundleError
+from stem_edge.errors import BundleError, InputError
 from stem_edge.files import disk
 from stem_edge.files.names import check_names
 from stem_edge.files.plain_files import PlainFolders, check_file, damaged, unreadable
@@ -33,6 +34,8 @@ from stem_edge.ggml.gguf_schema import foreign_parts
 from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
+from stem_edge.hub.fetch import fetch, open_snapshot, remove
+from stem_edge.hub.names import hub_name, name_of
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat
 from stem_edge.tables.token_index import INDEX
@@ -171,15 +174,30 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
 
 
-def open_bundle(path: str | Path, tables: str | None = None) -> Bundle:
+def open_bundle(
+    path: str | Path,
+    tables: str | None = None,
+    *,
+    tables_later: bool = False,
+    progress: bool | None = None,
+) -> Bundle:
     """Open a bundle: check its manifest, and that every file is there in its exact size.
 
-    tables: URL of its table store, as fsspec takes it, if the folder lacks the shards. Raises
-    BundleError. Checksums are left to `verify`, because hashing gigabytes at every start
-    would take too long.
+    path: its folder, or its name on a model hub, hf:org/name or hf:org/name@revision, from where it
+        is fetched into the hub's cache, unless it is there. What was fetched is hashed.
+    tables: URL of its table store, as fsspec takes it, if the folder lacks the shards, which are not
+        fetched then.
+    tables_later: leave the shards of a bundle from a hub there; Bundle.tables names them.
+    progress: show a bar on stderr while fetching. Default: if stderr is a terminal.
+
+    Raises BundleError, HubError, InputError. Checksums of a folder are left to `verify`, because
+    hashing gigabytes at every start would take too long.
     """
-    root = Path(path)
+    elsewhere = tables_later or tables is not None
+    root = bundle_folder(path, tables_later=elsewhere, progress=progress)
     manifest = open_manifest(root)
+    if tables_later and tables is None and manifest.tables is not None:
+        tables = _tables_on_hub(root)
     folders = PlainFolders(root)
     for name, entry in manifest.files.items():
         if tables is not None and is_shard(name):
@@ -191,6 +209,44 @@ def open_bundle(path: str | Path, tables: str | None = None) -> Bundle:
             raise damaged(root / name, f"{entry.nbytes} bytes found, expected at most {most}")
     _check_backbones(root, manifest)
     return Bundle(root, manifest, tables)
+
+
+def bundle_folder(
+    path: str | Path, *, tables_later: bool = False, progress: bool | None = None
+) -> Path:
+    """Return the folder of a bundle; one on a hub is fetched, as open_bundle says."""
+    name = hub_name(path)
+    if name is None:
+        return Path(path)
+    snapshot = open_snapshot(name, progress)
+    if snapshot.lacking([MANIFEST]):
+        if MANIFEST not in snapshot.listing:
+            raise BundleError(
+                f"{name}: not a bundle, it has no {MANIFEST}; make one with: stem-edge export {name} OUT"
+            )
+        fetch(snapshot, [MANIFEST])
+    try:
+        manifest = open_manifest(snapshot.folder)
+    except BundleError:
+        remove(snapshot, MANIFEST)  # otherwise a damaged one would stay for ever
+        raise
+    files = {
+        file: Expected(entry.nbytes, entry.sha256)
+        for file, entry in manifest.files.items()
+        if not (tables_later and is_shard(file))
+    }
+    fetch_checked(snapshot, files)
+    return snapshot.folder
+
+
+def _tables_on_hub(root: Path) -> str:
+    """Return the URL, as fsspec takes it, of the tables of a bundle in the hub's cache."""
+    name = name_of(root)
+    if name is None:
+        raise InputError(
+            f"{root}: tables_later is for models on a hub, by their names (hf:org/name); leave it out"
+        )
+    return f"hf://{name.repository}@{name.revision}/{TABLES}"
 
 
 def is_shard(name: str) -> bool:
@@ -277,7 +333,8 @@ def _no_bundle(root: Path) -> BundleError:
     elif working.is_dir():
         said = "its export is not finished; run stem-edge export again"
     else:
-        said = "no such bundle folder; give the folder of an export"
+        file = ", but a file" if root.is_file() else ""
+        said = f"no such bundle folder{file}; give the folder of an export"
     return BundleError(f"{root}: {said}")
 
 

@@ -15,7 +15,7 @@ from typing import Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.manifest import TABLES, bundle_folder
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import check_folder, unreadable
@@ -142,7 +142,7 @@ class Tables:
 
 def open_tables(path: str | Path) -> Tables:
     """Open the tables of a bundle, or a tables.zarr folder. Raises BundleError."""
-    root = Path(path)
+    root = bundle_folder(path)
     if os.path.lexists(root / TABLES):
         check_folder(root := root / TABLES)
     return Tables(root)

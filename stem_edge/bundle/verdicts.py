@@ -24,7 +24,6 @@ from typing import Any
 import msgspec
 
 from stem_edge import __version__
-from stem_edge.bundle.checksums import sha256_of
 from stem_edge.bundle.manifest import (
     GGUF,
     MANIFEST,
@@ -33,9 +32,11 @@ from stem_edge.bundle.manifest import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     Bundle,
+    is_shard,
 )
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
+from stem_edge.files.hashes import sha256_of
 from stem_edge.files.plain_files import damaged
 from stem_edge.files.whole_file import write_whole
 from stem_edge.ggml.check import library_files
@@ -76,7 +77,9 @@ class Records:
         root = cache_folder(cache_dir)
         try:
             data = disk.read_file(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES)
-            stats = [(name, bundle.file(name).lstat()) for name in (MANIFEST, *self.hashed_files())]
+            stats = [
+                (name, disk.status(bundle.file(name))) for name in (MANIFEST, *self.hashed_files())
+            ]
         except OSError as error:
             raise damaged(bundle.path, f"cannot read ({error.strerror})") from error
         sha256 = hashlib.sha256(data).hexdigest()
@@ -101,6 +104,8 @@ class Records:
         """
         files = self.bundle.manifest.files
         tables = [name for name in files if name.startswith(f"{TABLES}/")]
+        if self.bundle.tables is not None:
+            tables = [name for name in tables if not is_shard(name)]
         small = sum(files[name].nbytes for name in tables) <= HASHED_TABLES_NBYTES
         return self.native_files() + (tables if small else [])
 

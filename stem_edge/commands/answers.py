@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from stem_edge.commands.text_input import read_text
 from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.grammars.grammar import MAX_CHARS
+from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
+from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import RANGES, SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.stats import GenerationStats
 from stem_edge.text_table import shown, shown_lines
@@ -85,11 +87,30 @@ def sampling_options(args: argparse.Namespace) -> SamplingOptions:
     options: SamplingOptions = {"stop": args.stop, "logit_bias": dict(args.logit_bias)}
     options.update({name: getattr(args, name) for name in RANGES})  # type: ignore[typeddict-item]
     options["regex"] = args.regex
-    if args.schema is not None:
-        options["schema"] = read_text(args.schema, "schema", MAX_CHARS)
-    if args.grammar is not None:
-        options["grammar"] = read_text(args.grammar, "grammar", MAX_CHARS)
+    for path, name, make in (
+        (args.schema, "schema", Grammar.of_schema),
+        (args.grammar, "grammar", Grammar.of_text),
+    ):
+        if path is not None:
+            text = read_text(path, name, MAX_CHARS)
+            with _file_named(path):
+                options["grammar"] = make(text)
     return options
+
+
+def check_grammar(model: Model, params: SamplingParams, args: argparse.Namespace) -> None:
+    """Raise InputError, which names the file, for a grammar that no answer can follow."""
+    if params.grammar is not None:
+        with _file_named(args.schema or args.grammar):
+            model.check_grammar(params.grammar)
+
+
+@contextmanager
+def _file_named(path: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {error}" if path is not None else str(error)) from None
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -43,6 +43,9 @@ The last is OpenAI's batch form; its body is answered as `stem-edge serve` would
 has. The others take options of choosing tokens from this command where they have none. Without an id,
 the number of its line is a row's id. What is wrong with a row becomes its result, an object with "error".
 
+Up to 8 answers are computed together, as far as memory allows; --sequences N changes that, and has
+room for N full contexts.
+
 It ends with status 0 if all rows of OUT are answers, and with 1 if some are errors."""
 
 

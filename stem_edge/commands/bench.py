@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG.format(
         against="\n".join(f"  {name:<20} {what}" for name, what in AGAINST.items())
     )
-    bundle = "folder that stem-edge export wrote"
+    bundle = "folder that stem-edge export wrote, or hf:org/name"
     parser.add_argument("bundle", nargs="?", metavar="BUNDLE", help=bundle)
     against = "compare with these ways of running, listed below"
     parser.add_argument(

@@ -13,6 +13,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import matrix_types
 from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import MATRIX_KINDS, VOCABULARY_KINDS, BackboneFormat
+from stem_edge.runtime.rows.remote import printable_url
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.text_table import printable
 from stem_edge.units import format_size
@@ -20,8 +21,9 @@ from stem_edge.units import format_size
 FILES_SHOWN = 12
 
 
-def bundle_figures(manifest: Manifest) -> dict[str, object]:
+def bundle_figures(bundle: Bundle) -> dict[str, object]:
     """Return the manifest and what follows from it as plain JSON values: counts and bytes."""
+    manifest = bundle.manifest
     model, tables = manifest.model, manifest.tables
     derived: dict[str, object] = {
         "parameters": model.backbone_parameters + model.table_parameters,
@@ -31,12 +33,15 @@ def bundle_figures(manifest: Manifest) -> dict[str, object]:
         "flash_nbytes": tables_nbytes(manifest),
         "backbone_nbytes": sum(r.backbone_nbytes for r in manifest.reports.values()),
     }
-    return derived | dict(msgspec.to_builtins(manifest))
+    where = {} if bundle.tables is None else {"tables_url": printable_url(bundle.tables)}
+    return derived | where | dict(msgspec.to_builtins(manifest))
 
 
 def bundle_table(bundle: Bundle) -> str:
     """Return a table for people, as wide as a small terminal."""
     lines = [str(bundle.path)]
+    if bundle.tables is not None:
+        lines.append(f"its tables' shards are at {printable_url(bundle.tables)}")
     for section in (_architecture, _storage, _quality, _files):
         rows = section(bundle.manifest)
         lines += ["", *(f"{name:<22}{value}".rstrip() for name, value in rows)]

@@ -2,8 +2,10 @@
 
     prepared/<key>/    prepared.json and graphs rearranged for one processor and onnxruntime
     counts/<key>.npy   how often each token was used with one bundle
+    tier/<key>.rows    records of tables that are elsewhere, and in <key>.map what it holds
     ggml/<key>.json    verdict: this library of ggml computes what it should (stem_edge.ggml.check)
     trials/<key>.json  verdict: this bundle loads, or why it does not (stem_edge.bundle.verdicts)
+    checked/<key>.json files of a model on a hub that have the right hashes
     places/<key>.json  verdict: the files at this path are those of the bundle's manifest
     prefixes/<key>-<key>.safetensors  keys and values of a prompt (runtime/prefixes)
 
@@ -24,6 +26,7 @@ import msgspec
 import onnxruntime as ort
 
 from stem_edge import __version__
+from stem_edge.bundle.fetched import CHECKED, read_checked
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.bundle.verdicts import PLACES, TRIALS, Records, read_verdict
 from stem_edge.commands.loading import add_cache_dir
@@ -33,6 +36,7 @@ from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished
+from stem_edge.runtime.rows.disk_tier import TIER
 from stem_edge.runtime.rows.warm import COUNTS
 from stem_edge.system.user_folder import cache_folder, cpu_digest
 from stem_edge.units import format_size
@@ -40,7 +44,7 @@ from stem_edge.units import format_size
 DESCRIPTION = """\
 List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts
 of used tokens, which warm the row cache, verdicts on installed versions of ggml and on bundles
-that were tried before they were loaded, and prompts (--prompt-cache without DIR). All of it can be
+that were tried before they were loaded, lists of files from hubs with the right hashes, and prompts (--prompt-cache without DIR). All of it can be
 removed: what is needed is made again. Prompts in a DIR and saved conversations are not listed.
 
 An entry is old if another onnxruntime, ggml or processor made it, if it is damaged, or if its
@@ -114,13 +118,21 @@ def entries(root: Path) -> Iterator[Entry]:
             of, stale = record.bundle, _stale(record)
             of += ", refused" if record.refused else ""
         yield Entry(path=folder, kind=prepared.FOLDER, nbytes=nbytes, of=of, stale=stale)
-    for path in sorted((root / COUNTS).glob("*.npy")):
-        yield Entry(path=path, kind=COUNTS, nbytes=path.stat().st_size, of="", stale="")
+    for kind, pattern in ((COUNTS, "*.npy"), (TIER, "*.*")):
+        for path in sorted((root / kind).glob(pattern)):
+            yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of="", stale="")
     judged = {ggml_check.FOLDER: _library, TRIALS: _bundle, PLACES: _bundle}
     for kind, judge in judged.items():
         for path in sorted((root / kind).glob("*")):
             of, stale = judge(root, path)
             yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of=of, stale=stale)
+    for path in sorted((root / CHECKED).glob("*.json")):
+        checked = read_checked(path)
+        of = "" if checked is None else checked.folder
+        stale = "" if Path(of).is_dir() else "its model is gone"
+        if checked is None:
+            stale = "damaged"
+        yield Entry(path=path, kind=CHECKED, nbytes=path.stat().st_size, of=of, stale=stale)
     yield from _prefixes(root / PREFIXES)
 
 
@@ -167,12 +179,15 @@ def _bundle(root: Path, path: Path) -> tuple[str, str]:
     if verdict is None:
         return "", "damaged"
     of = f"{verdict.bundle} on {verdict.engine}" + (", bad" if verdict.reason else "")
-    try:
-        records = Records(open_bundle(verdict.bundle), verdict.engine, root)
-    except BundleError:
+    opened = False
+    for tables in (None, ""):  # with its shards, and as if they were elsewhere
+        with suppress(BundleError):
+            records = Records(open_bundle(verdict.bundle, tables), verdict.engine, root)
+            opened = True
+            if path in (records.verdict_file, records.place_file):
+                return of, ""
+    if not opened:
         return of, "its bundle is gone or damaged"
-    if path in (records.verdict_file, records.place_file):
-        return of, ""
     return of, f"made for another bundle, {verdict.engine}, tokenizers, stem-edge or processor"
 
 

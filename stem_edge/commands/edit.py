@@ -27,6 +27,7 @@ from stem_edge.editing.report import (
     list_table,
 )
 from stem_edge.errors import InputError
+from stem_edge.hub.fetch import pinned
 from stem_edge.units import format_size, parse_numbers
 
 DESCRIPTION = """\
@@ -60,7 +61,9 @@ COMPARING = ("edit", "top", "plot")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument(
+        "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     _add_making(parser.add_argument_group("making an edit"))
     instead = parser.add_argument_group("other actions").add_mutually_exclusive_group()
@@ -114,7 +117,8 @@ def _add_comparing(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check_options(args)
-    bundle = open_bundle(args.bundle)
+    args.bundle = pinned(args.bundle)
+    bundle = open_bundle(args.bundle, tables_later=args.tables_later)
     if args.compare is not None:
         _compare(args, bundle)
     elif args.list:

@@ -23,7 +23,8 @@ from stem_edge.commands.loading import (
 from stem_edge.commands.ray import add_ray
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
-from stem_edge.measuring.planning.candidates import is_bundle, open_checkpoint
+from stem_edge.hub.fetch import pinned
+from stem_edge.measuring.planning.candidates import is_bundle, model_folder, open_checkpoint
 from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.text_table import printable, table, wrapped
@@ -66,7 +67,12 @@ SNIPPET = 24  # characters of text on either side, in the table of worst tokens
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("bundles", metavar="BUNDLE", nargs="+", help="folder that stem-edge export wrote")
+    add(
+        "bundles",
+        metavar="BUNDLE",
+        nargs="+",
+        help="folder that stem-edge export wrote, or hf:org/name",
+    )
     add("--text", type=Path, required=True, metavar="FILE", help="text to predict, in UTF-8")
     document = "take every line as a document: begin with an empty context, end with end-of-text"
     add("--lines", action="store_true", help=document)
@@ -112,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--max-kl is a bound for --kinds; add that, or leave it out")
     found = [
         evaluate(
-            bundle,
+            bundle := pinned(each),
             args.text,
             lines=args.lines,
             window=args.window,
@@ -130,14 +136,14 @@ def run(args: argparse.Namespace) -> int:
             elsewhere=None if args.ray is None else ray_scores(args.ray),
             **device_options(args),
         )
-        for bundle in args.bundles
+        for each in args.bundles
     ]
     print(json.dumps([asdict(each) for each in found], indent=1) if args.json else report(found))
     return 0
 
 
 def _run_kinds(args: argparse.Namespace) -> int:
-    paths = [Path(name) for name in args.bundles]
+    paths = [model_folder(name) for name in args.bundles]
     if given := [name for name in changed_options(args, add_arguments) if name not in FOR_KINDS]:
         raise InputError(
             f"{', '.join(given)}: for bundles, and --kinds is for checkpoints; leave one out"

@@ -65,7 +65,9 @@ tables."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or file of the checkpoint")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="folder or file of the checkpoint, or hf:org/name"
+    )
     parser.add_argument("out", metavar="OUT", help="folder of the new bundle")
     _add_source(parser)
     _add_backbone(parser)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 
-from stem_edge.commands.loading import add_engine, add_kv, add_sequences, add_threads
+from stem_edge.commands.loading import add_engine, add_kv, add_sequences, add_tables, add_threads
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
-from stem_edge.measuring.planning.candidates import is_bundle
+from stem_edge.measuring.planning.candidates import is_bundle, model_folder
 from stem_edge.measuring.planning.fit import Fit, fit
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES, PROFILES
@@ -46,12 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ]
     parser.epilog = EPILOG + "\n".join(table(devices, "lrrrl"))
     add = parser.add_argument
-    add("path", metavar="BUNDLE|CHECKPOINT", help="what to plan for")
+    add("path", metavar="BUNDLE|CHECKPOINT", help="what to plan for, a path or hf:org/name")
     memory = "what the program may take, like 1GB (default: what is free)"
     add("--memory", metavar="SIZE", help=memory)
     add("--device", metavar="NAME", help="plan for a device listed below, not this machine")
     flash = "kind of flash that holds the tables (default: the device's, or the page cache)"
     add("--flash", choices=FLASH_NAMES, help=flash)
+    network = "latency and bandwidth to tables that are elsewhere, like 20ms,100MB"
+    add("--network", metavar="TIME,SIZE", help=network)
+    tier = "with --network: what flash keeps of such tables, or 0 (default: 1GB)"
+    add("--disk-tier", metavar="SIZE", help=tier)
+    add_tables(parser)
     bandwidth = (
         "bytes that the processor reads from memory in a second, like 17GB (default: the device's, "
         "or measured here)"
@@ -69,12 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    shown, args.path = args.path, model_folder(args.path)
     fits = fit(**{name: value for name, value in vars(args).items() if name != "json"})
     if args.json:
         print(json.dumps([to_dict(one) for one in fits], indent=1))
     else:
         asked = "" if args.engine == "auto" else args.engine
-        print(report_table(fits, args.path, bundle=is_bundle(Path(args.path)), engine=asked))
+        path = shown if args.tables is None else f"{shown} --tables {args.tables}"
+        print(report_table(fits, path, bundle=is_bundle(args.path), engine=asked))
     return 0
 
 
@@ -95,6 +101,7 @@ def to_dict(one: Fit) -> dict[str, object]:
         "hit_source": one.hit_source,
         "rates": one.rates_source,
         "flash": one.flash,
+        "network": None if one.network is None else one.network._asdict(),
         "plan": asdict(one.plan),
         "prediction": one.prediction.to_dict(),
     }
@@ -141,10 +148,22 @@ def _figures(one: Fit) -> list[str]:
             ("  from flash", f"{format_size(found.rows_per_token)} on average"),
             ("row cache hit rate", f"{found.hit_rate:.0%} ({one.hit_source})"),
         ]
+    if one.network is not None:
+        size = format_size(one.network.tier_nbytes)
+        rows += [
+            (
+                "disk tier hit rate",
+                f"{found.tier_hit_rate:.0%} of the others, once {size} are full",
+            ),
+            (
+                "from the network",
+                f"{format_size(found.network_per_token)} on average, {one.network}",
+            ),
+        ]
     rows.append(("decoding, expected", f"{format_rate(found.decode_tokens_per_second)} tokens/s"))
     if one.tables:
         stall = f"{found.stall_per_token * 1e3:.3g} ms a token, {_flash(one)}"
-        rows.append(("  waiting for flash", stall))
+        rows.append(("  waiting for rows", stall))
     return table([*rows, ("  speed of memory", one.rates_source)], "l")
 
 

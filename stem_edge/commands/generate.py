@@ -9,11 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.commands.answers import add_sampling, as_object, sampling_params, write_text
+from stem_edge.commands.answers import (
+    add_sampling,
+    as_object,
+    check_grammar,
+    sampling_params,
+    write_text,
+)
 from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
 from stem_edge.commands.text_input import read_text
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
+from stem_edge.hub.fetch import pinned
 from stem_edge.runtime import load
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
@@ -37,7 +44,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
     add("text", metavar="PROMPT", nargs="?", help="text to continue")
     add("-p", "--prompt", metavar="TEXT", help="text to continue, as an option")
     file = "continue the text in this file"
@@ -65,9 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     as_json = args.json or args.json_lines
     params = sampling_params(args, as_json)
-    edits = open_edits(open_bundle(args.bundle), args.edit) if args.edit else []
+    bundle, edits = args.bundle, []
+    if args.edit:
+        bundle = pinned(bundle)
+        opened = open_bundle(bundle, args.tables, tables_later=args.tables_later)
+        edits = open_edits(opened, args.edit)
     prompt = _prompt(args)
-    with load(args.bundle, **loading_options(args)) as model, model.edited(*edits):
+    with load(bundle, **loading_options(args)) as model, model.edited(*edits):
+        check_grammar(model, params, args)
         ids = _prompt_ids(model, prompt, args.chat, args.special_tokens_in_text)
         if as_json:
             _print_json(model, ids, params, lines=args.json_lines)

@@ -14,7 +14,12 @@ import stem_edge
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.arguments import engine_name
 from stem_edge.commands.bundle_report import bundle_figures, bundle_table
-from stem_edge.commands.loading import add_provider_library, parse_libraries, parse_providers
+from stem_edge.commands.loading import (
+    add_provider_library,
+    add_tables,
+    parse_libraries,
+    parse_providers,
+)
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.analysis.cost_report import cost_figures, cost_report, cost_table
@@ -45,7 +50,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    bundle = "folder that stem-edge export wrote"
+    bundle = "folder that stem-edge export wrote, or hf:org/name"
     parser.add_argument("bundle", metavar="BUNDLE", nargs="?", help=bundle)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     instead = parser.add_mutually_exclusive_group()
@@ -63,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--providers", nargs="?", const="", metavar="NAME,...", help=providers)
     add_provider_library(parser)
+    add_tables(parser)
     text = "with --cost: count the rows that this text uses; with --geometry: what FFNs make of it"
     parser.add_argument("--text", metavar="FILE", help=text)
     context = "with --memory and --cost: tokens of prompt and answer together"
@@ -99,6 +105,10 @@ def run(args: argparse.Namespace) -> int:
 def _check_options(args: argparse.Namespace) -> None:
     """Refuse options that do not go together. Raises InputError."""
     _check_providers(args)
+    if args.geometry and args.tables is not None:
+        raise InputError(
+            "--geometry reads all rows; copy the tables into the bundle, leave out --tables"
+        )
     if args.text is not None and not (args.cost or args.geometry):
         raise InputError(
             f"--text {args.text} belongs to --cost or --geometry, and neither is given; add --cost "
@@ -165,11 +175,11 @@ def _device(device: ListedDevice) -> str:
 def _report(args: argparse.Namespace) -> object:
     """Return the report on a bundle that the options choose: figures for JSON, or a text."""
     if args.cost:
-        report = cost_report(args.bundle, args.context_length, args.text)
+        report = cost_report(args.bundle, args.context_length, args.text, args.tables)
         return cost_figures(report) if args.json else cost_table(report)
     if args.memory is None:
-        bundle = open_bundle(args.bundle)
-        return bundle_figures(bundle.manifest) if args.json else bundle_table(bundle)
+        bundle = open_bundle(args.bundle, args.tables)
+        return bundle_figures(bundle) if args.json else bundle_table(bundle)
     plan = stem_edge.memory_plan(
         args.bundle,
         args.memory or None,
@@ -179,6 +189,7 @@ def _report(args: argparse.Namespace) -> object:
         providers=parse_providers(args.providers),
         provider_libraries=parse_libraries(args.provider_libraries),
         device_memory=args.device_memory,
+        tables=args.tables,
     )
     return memory_figures(plan) if args.json else memory_table(plan)
 

@@ -13,7 +13,7 @@ from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.options import DeviceKeywords, LoadKeywords, Speculate
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
-from stem_edge.runtime.rows.store import READ_MODES
+from stem_edge.runtime.rows.shards import READ_MODES
 
 
 def add_loading(group: argparse._ActionsContainer) -> None:
@@ -137,8 +137,19 @@ def _add_rows(group: argparse._ActionsContainer) -> None:
     add("--no-overlap", dest="overlap", action="store_false", help=overlap)
     warm = "begin with an empty row cache, and do not count which tokens are used"
     add("--no-warm-start", dest="warm_start", action="store_false", help=warm)
+    later = "leave the tables of a bundle on a hub (hf:org/name) there, and read rows when they are used"
+    add("--tables-later", action="store_true", help=later)
     flash = "delay reads as this kind of flash would, for comparisons"
     add("--emulate-flash", choices=FLASH_NAMES, help=flash)
+    add_tables(group)
+    tier = "how much of tables elsewhere to keep on disk, or 0 (default: 1GB, or a tenth of what is free)"
+    add("--disk-tier", metavar="SIZE", help=tier)
+
+
+def add_tables(group: argparse._ActionsContainer) -> None:
+    """Declare where the shards of the tables are."""
+    url = "read rows from here (https://..., s3://..., a path): the folder tables.zarr of the same bundle"
+    group.add_argument("--tables", metavar="URL", help=url)
 
 
 def _add_prepared(group: argparse._ActionsContainer) -> None:

@@ -46,6 +46,7 @@ COMMANDS = {
     "bench": "compare speed and memory of ways to run a model",
     "eval": "measure perplexity, and divergence from another bundle or a checkpoint",
     "lm-eval": "run EleutherAI's lm-evaluation-harness on a bundle",
+    "push": "push a bundle to a model hub, with a model card",
     "prepare": "make later loads faster: rearrange a backbone for this processor",
     "cache": "list or remove what is kept for faster loads",
 }

@@ -38,7 +38,9 @@ devices: """
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG + ", ".join(DEVICES)
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument(
+        "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
+    )
     work = parser.add_argument_group("the run")
     add_work(work, "drop the bundle from the page cache first")
     device = "run within the limits of a device, listed below; the output says which are real"

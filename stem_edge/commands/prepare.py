@@ -9,7 +9,7 @@ import msgspec
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import open_bundle
-from stem_edge.commands.loading import add_cache_dir, add_kv, add_threads
+from stem_edge.commands.loading import add_cache_dir, add_kv, add_tables, add_threads
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.onnxruntime.prepacked import make, place
 from stem_edge.system.memory import usable_cpus
@@ -30,7 +30,10 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    parser.add_argument(
+        "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
+    )
+    add_tables(parser)
     add_cache_dir(parser)
     add_threads(parser)
     add_kv(parser)
@@ -38,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    bundle = open_bundle(args.bundle)
+    bundle = open_bundle(args.bundle, args.tables)
     if bundle.manifest.backbone is None:
         raise InputError(
             f"{args.bundle}: no backbone for onnxruntime, and one for ggml needs no preparing; "

@@ -17,7 +17,9 @@ from starlette.applications import Starlette
 
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
+from stem_edge.commands.text_input import read_text
 from stem_edge.errors import InputError
+from stem_edge.hub.fetch import pinned
 from stem_edge.progress import show_status
 from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import check_sequences
@@ -29,6 +31,8 @@ MAX_HEADER_NBYTES = 64 << 10
 MAX_CONNECTIONS = 1000
 BACKLOG = 1024  # connections that wait to be accepted
 KEEP_ALIVE_SECONDS = 75
+MAX_KEY_CHARS = 4096
+MAX_PORT = 65535
 SENDING_SECONDS = 5  # for the last bytes of answers, after the end
 
 DESCRIPTION = """\
@@ -48,7 +52,7 @@ room for N full contexts."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
     add("--name", help="name of the model for clients (default: that of the folder)")
     where = parser.add_argument_group("where and for whom").add_argument
     host = "address to listen on (default: 127.0.0.1, which only this machine reaches)"
@@ -62,8 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name by which clients may ask, beside localhost and addresses; may be repeated; * for any"
     )
     where("--allow-host", action="append", default=[], metavar="NAME", help=allow)
-    origin = "let pages of this origin ask, like https://example.org; may be repeated; * for any"
-    where("--cors-origin", action="append", default=[], metavar="ORIGIN", help=origin)
+    origin = (
+        "let pages of this origin ask, like https://example.org; may be repeated; localhost for "
+        "those of this machine, * for any"
+    )
+    where(
+        "--cors-origin", dest="origins", action="append", default=[], metavar="ORIGIN", help=origin
+    )
     much = parser.add_argument_group("how much").add_argument
     queue = "requests that may wait for a place; more are told to come back (default: 64)"
     much("--queue", type=int, default=64, metavar="N", help=queue)
@@ -83,21 +92,22 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--queue is {args.queue}; expected at least 0")
     if args.sequences is not None:
         check_sequences(args.sequences)
-    open_bundle(args.bundle)  # refused before anything listens
-    options = loading_options(args)
+    options, bundle = loading_options(args), pinned(args.bundle)
+    open_bundle(bundle, args.tables, tables_later=args.tables_later)  # before anything listens
     options["sequences"] = args.sequences or 1
     with listen(args.host, args.port) as listening:
         program = app(
-            lambda: load(args.bundle, **options),
+            lambda: load(bundle, **options),
             name=args.name,
             sequences=args.sequences or SEQUENCES,
             waiting=args.queue,
             api_key=key,
             hosts=args.allow_host,
-            origins=args.cors_origin,
+            origins=args.origins,
         )
-        _tell(listening, open_to_all=key is None)
-        server = _Server(program, args.grace)
+        url = url_of(listening)
+        tell(listening, url, has_key=key is not None, has_names=bool(args.allow_host))
+        server = _Server(program, args.grace, url)
         try:
             server.run(sockets=[listening])
         finally:
@@ -114,8 +124,11 @@ def _key(args: argparse.Namespace) -> str | None:
     if args.api_key_file is None:
         key, where = args.api_key, "--api-key"
     else:
-        # Whatever it holds can be read so; what is no ASCII is refused below.
-        key, where = args.api_key_file.read_text("latin-1").strip(), str(args.api_key_file)
+        where = f"--api-key-file {args.api_key_file}"
+        try:
+            key = read_text(args.api_key_file, "key", MAX_KEY_CHARS).strip()
+        except InputError as error:
+            raise InputError(f"--api-key-file {error}") from None
     if key is not None and (not key or not key.isprintable() or not key.isascii()):
         raise InputError(f"{where} has no key; give one line of printable ASCII characters")
     return None if key is None else str(key)
@@ -123,24 +136,42 @@ def _key(args: argparse.Namespace) -> str | None:
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens. Raises InputError for an address or a port that cannot be had."""
+    if not 0 <= port <= MAX_PORT:
+        raise InputError(f"port is {port}; expected 0 to {MAX_PORT:,}; 0 takes any that is free")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
         raise InputError(
             f"cannot listen on port {port} of {host} ({reason}); choose others with --host and --port"
         ) from None
 
 
-def _tell(listening: socket.socket, *, open_to_all: bool) -> None:
+def url_of(listening: socket.socket) -> str:
+    """Return the address that a browser on this machine can open, without a path."""
     host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"http://{shown}:{port}/ has the chat page, http://{shown}:{port}/v1 answers programs")
-    sys.stdout.flush()
-    if open_to_all and not ip_address(host).is_loopback:
-        note = "whoever reaches this machine can use the model; give --api-key-file to change that"
-        print(f"stem-edge: note: {note}", file=sys.stderr)
+    if ip_address(host).is_unspecified:  # all addresses, of which none can be asked for by this
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def tell(listening: socket.socket, url: str, *, has_key: bool, has_names: bool) -> None:
+    """Print where it listens, and what may be missing for others or against them."""
+    _say(f"listening at {url}, loading the model")
+    if ip_address(listening.getsockname()[0]).is_loopback:
+        return
+    if not has_key:
+        _say("note: whoever reaches this machine can use the model; --api-key-file changes that")
+    if not has_names:
+        name = socket.gethostname()
+        _say(
+            f"note: others can ask by an address of this machine; by name with --allow-host {name}"
+        )
+
+
+def _say(text: str) -> None:
+    print(f"stem-edge: {text}", file=sys.stderr, flush=True)
 
 
 class _Server(uvicorn.Server):
@@ -150,7 +181,7 @@ class _Server(uvicorn.Server):
     are told. So does the second signal at once; the third waits for nothing.
     """
 
-    def __init__(self, program: Starlette, grace: float) -> None:
+    def __init__(self, program: Starlette, grace: float, url: str) -> None:
         super().__init__(
             uvicorn.Config(
                 program,
@@ -168,7 +199,7 @@ class _Server(uvicorn.Server):
             )
         )
         self.compute: Compute = program.state.service.compute
-        self._grace, self._deadline = grace, float("inf")
+        self._grace, self._deadline, self._url = grace, float("inf"), url
         self._began, self._loading = time.monotonic(), True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -182,8 +213,7 @@ class _Server(uvicorn.Server):
             self.compute.drain()
             self._deadline = now + self._grace
             if self.compute.busy:
-                note = f"finishing answers for at most {self._grace:.0f} s; once more to end now"
-                print(f"stem-edge: {note}", file=sys.stderr)
+                _say(f"finishing answers for at most {self._grace:.0f} s; once more to end now")
 
     async def on_tick(self, counter: int) -> bool:
         """Tell whether to end; called ten times a second."""
@@ -197,9 +227,15 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _show_loading(self, seconds: float) -> None:
-        if self.compute.loaded is None:
+        model = self.compute.loaded
+        if model is None:
             show_status(f"loading for {seconds:.0f} s")
             return
         self._loading = False
         show_status("")
-        print(f"stem-edge: loaded after {seconds:.1f} s", file=sys.stderr)
+        _say(f"loaded after {seconds:.1f} s")
+        if not model.has_chat_template:
+            _say(
+                "note: the model has no chat template, so it goes on with messages as with any text"
+            )
+        print(f"{self._url}/ has the chat page, {self._url}/v1 answers programs", flush=True)

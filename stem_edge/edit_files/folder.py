@@ -9,11 +9,17 @@ from pathlib import Path
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.edit_files.file import SUFFIX, Edit, check_edit, read_edit
 from stem_edge.errors import EditError, InputError
+from stem_edge.hub.names import name_of
 
 
 def edits_folder(bundle: str | Path) -> Path:
-    """Return the folder that contains a bundle: its edits are kept there, never inside it."""
+    """Return the folder that contains a bundle: its edits are kept there, never inside it.
+
+    Those of a bundle in the hub's cache, where no other files may be, are kept in the current folder.
+    """
     path = Path(bundle)
+    if name_of(path.resolve()) is not None:
+        return Path()
     return path.parent if path.name not in ("", "..") else path.resolve().parent
 
 

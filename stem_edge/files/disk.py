@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+from stem_edge.files.hub_links import blob_of
+
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends unless told otherwise
 # Opening a pipe or a device must not block, and a link must not lead to another file.
 _CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -38,18 +40,41 @@ class NotRegularError(OSError):
 
 
 def open_file(path: Path) -> int:
-    """Open a regular file for reading. Never blocks, and follows no link."""
+    """Open a regular file for reading. Never blocks, and follows no link but those of hub_links."""
     try:
-        descriptor = os.open(path, _READ)
+        descriptor = os.open(plain(path), _READ)
     except OSError as error:
         # A link gives ELOOP on Linux, EMLINK or EFTYPE elsewhere; a socket or pipe gives ENXIO.
-        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO) or path.is_symlink():
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
             raise NotRegularError(path) from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotRegularError(path)
     return descriptor
+
+
+def plain(path: Path) -> Path:
+    """Return the file that a link in a hub's cache stands for, or a path that is no link.
+
+    Raises NotRegularError for any other link.
+    """
+    if not path.is_symlink():
+        return path
+    if (blob := blob_of(path)) is None:
+        raise NotRegularError(path)
+    return blob
+
+
+def status(path: Path) -> os.stat_result:
+    """Return what the system knows of a path; of a link in a hub's cache, of the file it stands for.
+
+    Any other link is not followed.
+    """
+    try:
+        return plain(path).lstat()
+    except NotRegularError:
+        return path.lstat()
 
 
 def size(descriptor: int) -> int:
@@ -78,29 +103,48 @@ def append(path: Path) -> int:
     return os.open(path, _APPEND)
 
 
-def write(descriptor: int, data: memoryview) -> int:
-    """Write the data; returns the bytes written, which may be fewer."""
-    return os.write(descriptor, data)
-
-
-def truncate(descriptor: int, nbytes: int) -> None:
-    """Cut an open file to its first bytes."""
-    os.ftruncate(descriptor, nbytes)
+def update(path: Path) -> int:
+    """Open a file of this user alone for reading and writing at any place; make it if it is not there."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY | _CAREFUL, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegularError(path)
+    return descriptor
 
 
 def lock(descriptor: int) -> bool:
-    """Keep an open file for this process until it is closed; False if another one has it.
+    """Take a file for this process until it is closed; False if another process has it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
 
-    Always True on Windows, which has no such locks.
-    """
-    if sys.platform != "win32":
-        import fcntl
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
 
-        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+    except OSError:
+        return False
     return True
+
+
+def resize(descriptor: int, nbytes: int) -> None:
+    """Cut a file, or lengthen it by zeros that take no space where the file system can."""
+    os.ftruncate(descriptor, nbytes)
+
+
+def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+    """Write the data from `offset` on; returns the bytes written, which may be fewer."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, offset)
+    with _seek_lock:  # as in pread
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.write(descriptor, data)
+
+
+def write(descriptor: int, data: memoryview) -> int:
+    """Write the data; returns the bytes written, which may be fewer."""
+    return os.write(descriptor, data)
 
 
 def fsync(descriptor: int) -> None:
@@ -224,12 +268,21 @@ def read_file(path: Path, limit: int) -> bytes:
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     """Write all of the data."""
     view = memoryview(data)
-    rest = view.cast("B") if view.nbytes else memoryview(b"")
+    _write_rest(view, lambda rest, done: write(descriptor, rest))
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write all of the data from `offset` on."""
+    _write_rest(data, lambda rest, done: pwrite(descriptor, rest, offset + done))
+
+
+def _write_rest(data: memoryview, write_some: Callable[[memoryview, int], int]) -> None:
+    rest, done = data.cast("B") if data.nbytes else memoryview(b""), 0
     while rest:
-        count = write(descriptor, rest)
+        count = write_some(rest, done)
         if not count:  # otherwise this would never end
             raise OSError(errno.EIO, "the device takes no more bytes and gives no reason")
-        rest = rest[count:]
+        rest, done = rest[count:], done + count
 
 
 def remove_tree(path: Path) -> None:

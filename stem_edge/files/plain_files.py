@@ -1,7 +1,7 @@
 """Plain files of a bundle: anything else in the place of one is refused, with a remedy.
 
 A link, even to a folder, could lead to any file of this machine, and a pipe could make us wait for
-ever. Hard links are plain files.
+ever. Hard links are plain files, and so are the links of a model hub's cache (hub_links.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def not_plain(path: Path, wanted: str = "regular file") -> BundleError:
         kind = _KINDS.get(stat.S_IFMT(path.lstat().st_mode), "something else")
     except OSError:
         kind = "gone by now"
-    # Links get advice of their own, because caches of model hubs consist of them.
+    # Links get advice of their own, because copies of a hub's cache consist of them.
     remedy = (
         "copy the bundle as plain files, cp -rL BUNDLE COPY, and use the copy"
         if kind == "a link"
@@ -122,7 +122,7 @@ def check_folder(path: Path) -> None:
 def check_file(path: Path, nbytes: int) -> None:
     """Raise BundleError unless there is a regular file of this size."""
     try:
-        status = path.lstat()
+        status = disk.status(path)
     except OSError as error:
         raise BundleError(
             f"{path}: missing or unreadable ({error.strerror}), expected {nbytes} bytes; "

@@ -24,6 +24,8 @@ from stem_edge.serving.service import Service
 OPEN_PATHS = frozenset({"/health", *pages.PATHS})
 HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*?)\.?)(?::[0-9]*)?")
 LOCALHOST = "localhost"
+# What "localhost" means as an origin: pages of this machine, of whatever port.
+LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]+)?")
 
 
 class Access:
@@ -105,7 +107,8 @@ def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
         own = urlsplit(origin).netloc == host
     except ValueError:  # such as an address that is none
         own = False
-    return own or "*" in origins or origin in origins
+    local = LOCALHOST in origins and LOCAL_ORIGIN.fullmatch(origin) is not None
+    return own or local or "*" in origins or origin in origins
 
 
 def _has_key(headers: Headers, key: str) -> bool:

@@ -28,6 +28,10 @@ ROWS = {
     "host_hits": "missing records that the host tier had",
     "host_misses": "missing records that the host tier lacked",
     "uploaded_bytes": "bytes copied to a device",
+    "network_bytes": "bytes read from tables that are elsewhere",
+    "network_reads": "requests for them",
+    "tier_hits": "records in no memory that the disk tier had",
+    "tier_misses": "records in no memory that the disk tier lacked",
 }
 
 

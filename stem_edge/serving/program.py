@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
@@ -16,7 +17,7 @@ from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.model import Model
 from stem_edge.serving import pages, state_routes, text_routes
-from stem_edge.serving.access import Access
+from stem_edge.serving.access import LOCAL_ORIGIN, LOCALHOST, Access
 from stem_edge.serving.anthropic import routes as messages
 from stem_edge.serving.compute import END_SECONDS, Compute
 from stem_edge.serving.error_responses import tell_error
@@ -24,9 +25,12 @@ from stem_edge.serving.metrics import Metrics
 from stem_edge.serving.openai import chat, completions, models, responses
 from stem_edge.serving.service import Service
 from stem_edge.serving.streams import ClientLeftError
+from stem_edge.text_table import shown
 
 # Errors of routes; of all others the log has a traceback, too.
 TOLD = (StemEdgeError, ClientLeftError, ClientDisconnect, HTTPException, Exception)
+# As browsers name origins; one of another form would never be that of a page.
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#]+|null|localhost|\*")
 ROUTES = (
     *state_routes.ROUTES,
     *text_routes.ROUTES,
@@ -59,7 +63,8 @@ def app(
     waiting: most requests that wait for a place; more get status 429.
     api_key: that clients must give; None: none.
     hosts: names of this server beside localhost and its addresses; "*": any.
-    origins: of pages elsewhere that may ask, like https://example.org; "*": any.
+    origins: of pages elsewhere that may ask, like https://example.org; "localhost": those of this
+        machine, "*": any.
     body_nbytes: of the largest request.
 
     It loads, or starts its thread, when the server starts, or if it is mounted, at the first request.
@@ -72,6 +77,11 @@ def app(
         raise InputError("api_key is empty; give a key, or None to let everybody ask")
     if isinstance(hosts, str) or isinstance(origins, str):
         raise InputError("hosts and origins are lists of names; put a single one into a list, too")
+    names, others = tuple(map(str.lower, hosts)), tuple(origins)
+    if wrong := [each for each in others if not ORIGIN.fullmatch(each)]:
+        raise InputError(
+            f"origins: {shown(wrong[0])} is none; give one like https://example.org, localhost, or *"
+        )
     metrics = Metrics()
     compute = Compute(
         model if callable(model) else lambda: model,
@@ -81,7 +91,6 @@ def app(
         ended=metrics.ended,
     )
     metrics.watch(compute)
-    names, others = tuple(map(str.lower, hosts)), tuple(origins)
     service = Service(compute, metrics, name, api_key, names, others, body_nbytes)
     program = Starlette(
         routes=ROUTES,
@@ -99,7 +108,11 @@ def _middleware(service: Service) -> list[Middleware]:
         return [access]
     # First, so that pages may read refusals, too.
     elsewhere = Middleware(
-        CORSMiddleware, allow_origins=service.origins, allow_methods=["*"], allow_headers=["*"]
+        CORSMiddleware,
+        allow_origins=service.origins,
+        allow_origin_regex=LOCAL_ORIGIN.pattern if LOCALHOST in service.origins else None,
+        allow_methods=["*"],
+        allow_headers=["*"],
     )
     return [elsewhere, access]
 

@@ -8,6 +8,7 @@ from typing import cast
 
 from starlette.requests import HTTPConnection
 
+from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.dates import unix_time
@@ -36,7 +37,7 @@ class Service:
     @property
     def name(self) -> str:
         """Name of the model, as clients see it. Raises LoadingError until it is loaded."""
-        return self.given_name or self.model.bundle.path.name
+        return self.given_name or shown_name(self.model.bundle.path)
 
     @property
     def model(self) -> Model:

@@ -110,6 +110,7 @@ class ShardGrid(msgspec.Struct, frozen=True):
     def open_shard(self, shard: int) -> int:
         """Open a shard file and check its size and index. Raises BundleError."""
         path = self.shard_path(shard)
+        check_folder(path.parents[1])
         check_folder(path.parent)
         descriptor = open_plain(path, "shard")
         try:
@@ -187,9 +188,11 @@ def _divisors(number: int) -> list[int]:
 
 
 def open_grid(root: Path, layout: RecordLayout) -> ShardGrid:
-    """Open an array of such records. Raises BundleError for any other zarr.json."""
-    for folder in (root, root / "c"):
-        check_folder(folder)
+    """Open an array of such records. Raises BundleError for any other zarr.json.
+
+    Its shards are not looked at, because they may be elsewhere.
+    """
+    check_folder(root)
     path = root / "zarr.json"
     array = read_json(path)
     with naming(path):

@@ -71,7 +71,7 @@ def test_mutants_are_read_or_refused(runner: Runner, name: str) -> None:
             break
     assert runner.executions > 20
     assert runner.accepted > 0
-    assert len(runner.refused_at) > 1
+    assert (len(runner.refused_at) > 1) is TARGETS[name].refuses
 
 
 @needs_timers

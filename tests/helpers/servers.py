@@ -21,6 +21,7 @@ from stem_edge.runtime.engine import Engine
 from stem_edge.serving.compute import Compute
 
 SECONDS = 30.0
+THREAD = "server of a test"  # which runs its event loop
 
 
 def client_of(program: Starlette) -> TestClient:
@@ -48,7 +49,7 @@ def listening(program: Starlette) -> Iterator[int]:
     config = uvicorn.Config(program, log_level="error", http="h11", ws="none", lifespan="on")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name=THREAD)
         thread.start()
         try:
             wait_for(lambda: server.started)
@@ -58,6 +59,13 @@ def listening(program: Starlette) -> Iterator[int]:
             server.should_exit = True
             thread.join(SECONDS)
     assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def serving(program: Starlette) -> Iterator[str]:
+    """Serve like `listening`; yield the address, without a path."""
+    with listening(program) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 class Connection:

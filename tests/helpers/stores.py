@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -11,14 +12,17 @@ from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.disk_tier import DiskTier
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.slots import ArraySlots
-from stem_edge.runtime.rows.store import Flags, RowStore
+from stem_edge.runtime.rows.store import Flags, RowStore, open_store
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
 from stem_edge.tables.token_index import INDEX, encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata
+
+Way: TypeAlias = Literal["pread", "mmap", "far", "memory", "tier"]
 
 
 class MemoryStore(RowStore):
@@ -29,6 +33,7 @@ class MemoryStore(RowStore):
         self.tokens, self.index = layout.records, None
         self.reads: list[list[int]] = []
         self.bytes_read, self.splits = 0, False
+        self.traffic = None
         self.closed = False
 
     def before(self, numbers: I64) -> None:
@@ -126,3 +131,24 @@ def write_store(
         write_index(root, index)
     (root / "zarr.json").write_bytes(encode_metadata(group_metadata(format)))
     return format
+
+
+def open_way(
+    root: Path, format: TableFormat, way: Way, prompt_rows: int = 0
+) -> RowStore | DiskTier:
+    """Open a table store in one of the ways that records are read.
+
+    way: pread, mmap; far: its shards through fsspec; memory: these in fsspec's memory; tier: far, with
+    a disk tier of five records.
+    """
+    if way == "pread" or way == "mmap":
+        return open_store(root, format, way, prompt_rows=prompt_rows)
+    url = str(root)
+    if way == "memory":
+        from fsspec.implementations.memory import MemoryFileSystem
+
+        url = f"memory://{root.name}"
+        for path in root.glob("*/c/*/0"):
+            MemoryFileSystem().pipe(f"/{root.name}/{path.relative_to(root)}", path.read_bytes())
+    store = open_store(root, format, prompt_rows=prompt_rows, url=url)
+    return DiskTier(store, root / "cache" / "five.rows", 5) if way == "tier" else store

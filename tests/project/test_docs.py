@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hub_server import HubServer
 from installed import ROOT, needs_ggml
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,8 +30,9 @@ NOT_RUN = (
     "stem-edge inspect stem_edge/",
     "stem-edge serve ",  # until it is ended
 )
-# Skipped because these providers, and clusters, are not everywhere.
-ELSEWHERE = ("--providers cuda", "--providers webgpu", "--ray", "ray start")
+# Skipped because these providers, clusters and models are not everywhere.
+ELSEWHERE = ("--providers cuda", "--providers webgpu", "--ray", "ray start", "hf:org/name")
+HUB = ROOT / "docs" / "hub.md"
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -71,9 +73,17 @@ def run(page: Path, folder: Path) -> None:
 
 @needs_ggml
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES[1:] if page != HUB], ids=lambda page: page.stem
+)
 def test_commands_run_in_their_order_and_then_python(page: Path, workplace: Path) -> None:
     run(page, workplace)
+
+
+@pytest.mark.slow
+def test_commands_with_a_hub(hub: HubServer, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    hub.add("org/checkpoint", tiny_checkpoint)
+    run(HUB, tmp_path)
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)

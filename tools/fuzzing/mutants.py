@@ -45,6 +45,14 @@ TEMPLATE_WORDS = [
     b"loop", b"namespace(a=1)", b"raise_exception('x')", b"1" * 5000, b"lipsum(9)", b"\xff", b"(" * 50,
     b"{{ ''.join(['a'] * 9) }}", b"{% raw %}", b"{% call m() %}", b"{# ", b" #}", b"none", b".format",
 ]  # fmt: skip
+ANSWER_WORDS = [
+    b"<tool_call>", b"</tool_call>", b"<function=", b"</function>", b"<parameter=", b"</parameter>",
+    b"<|tool_call>", b"<tool_call|>", b'<|"|>', b"<start_function_call>", b"<end_function_call>", b"<escape>",
+    b"<|tool_call_start|>", b"<|tool_call_end|>", b"<|python_tag|>", b"<|python_start|>", b"call:now{",
+    b"weather(", b"now(", b'{"name": "now", "arguments": ', b'"parameters": ', b"city", b"days", b"deep",
+    b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b"\\ud800", b"\\", b'"', b"'", b"None", b"True", b"null",
+    b"[" * 300, b'{"a":' * 300, b"; ", b"\n", b",", b"=", b"\x00", b"\xff", "é".encode(),
+]  # fmt: skip
 
 
 # (random, file, another file of its kind to take pieces from) -> mutant. May raise anything for a file
@@ -208,11 +216,23 @@ def change_template(random: Random, data: bytes, other: bytes) -> bytes:
     if random.random() < 0.3:
         return change_json(random, data, other)
     config = json.loads(data)
-    words = WORD.findall(config["chat_template"].encode())
+    text = _change_words(random, config["chat_template"].encode(), TEMPLATE_WORDS)
+    return json.dumps(config | {"chat_template": text.decode(errors="replace")}).encode()
+
+
+def change_answer(random: Random, data: bytes, other: bytes) -> bytes:
+    """Change an answer with calls: its words, or bytes of it."""
+    if random.random() < 0.2:
+        return change_bytes(random, data, other)
+    return _change_words(random, data, [*ANSWER_WORDS, random.choice(WORD.findall(other))])
+
+
+def _change_words(random: Random, text: bytes, others: Sequence[bytes]) -> bytes:
+    """Reverse, repeat, drop or replace words of a text."""
+    words = WORD.findall(text)
     at = random.randrange(len(words) + 1)
     end = at + random.choice([0, 1, 4, 16])
-    piece, new = words[at:end], [random.choice(TEMPLATE_WORDS)]
+    piece, new = words[at:end], [random.choice(others)]
     ways = [piece * 2, piece * 64, piece[::-1], [b"(" * 50, *piece, b")" * 50], new, new, new, new]
     words[at:end] = random.choice(ways)
-    text = b"".join(words).decode(errors="replace")
-    return json.dumps(config | {"chat_template": text}).encode()
+    return b"".join(words)

@@ -114,7 +114,8 @@ def _fault(error: StemEdgeError, folder: Path) -> str | None:
         return "long message"
     if not message.isprintable():
         return "unprintable message"
-    if str(folder) not in message:
+    # What servers tell their clients names no path.
+    if str(folder) not in message and "of this bundle" not in message:
         return "message without the file"
     return None
 

@@ -7,11 +7,12 @@ findings are in tests/data/fuzz/TARGET.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -22,12 +23,30 @@ from stem_edge.edit_files.file import encode_edit, read_edit
 from stem_edge.export.tensor_files.safetensors import open_tensors
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.export.tensor_files.torch import load_tensors
+from stem_edge.runtime.rows.shards import ShardFiles
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.zarr_json import parse_json
 from stem_edge.text.chat_template import SAMPLE, ChatTemplate, read_template
 from stem_edge.text.chat_worker import environment
 from stem_edge.text.tokenizer_gate import read_tokenizer
+from stem_edge.text.tool_calls.family import FAMILIES, Family
+from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", 1]},
+        "deep": {"type": "object", "properties": {"x": {"type": ["number", "null"]}}},
+        "any": {},
+    },
+}
+TOOLS: list[dict[str, Any]] = [
+    {"function": {"name": "weather", "parameters": WEATHER}},
+    {"function": {"name": "now"}},
+]
 
 
 class Target(NamedTuple):
@@ -37,6 +56,7 @@ class Target(NamedTuple):
     file: str  # name of the file
     change: mutants.Change
     read: Callable[[Path], object]
+    refuses: bool = True  # whether there is anything that it refuses
 
 
 def _manifest(path: Path) -> None:
@@ -63,7 +83,8 @@ def _store(path: Path) -> None:
         if ".." not in name and not name.startswith("/"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(content)
-    with RowStore(open_table_store(root)) as store:
+    tables = open_table_store(root)
+    with RowStore(tables, ShardFiles(tables.grids, "pread")) as store:
         store.read(np.arange(min(store.layout.records, 16)))
 
 
@@ -94,6 +115,39 @@ def _chat(path: Path) -> None:
     chat = chat_process(path)
     chat.source, chat.tokens = read_template(path)
     chat.render(SAMPLE)
+
+
+def _calls(path: Path) -> None:
+    """Read an answer as each family writes calls, at once and by characters, which must be the same."""
+    text = path.read_bytes().decode("utf-8", "replace")
+    for family in FAMILIES:
+        if family.begin not in text and text.lstrip()[:1] != (family.bare or None):
+            continue  # no calls
+        content, calls = _read_answer(family, [text])
+        assert (content, calls) == _read_answer(family, text)
+        (content + "".join(calls)).encode()  # nothing that no client could be sent
+        for arguments in calls:
+            assert isinstance(json.loads(arguments, parse_constant=_no_json), dict)
+
+
+def _read_answer(family: Family, deltas: Iterable[str]) -> tuple[str, list[str]]:
+    """Return the text of an answer, and the arguments of the calls that are complete."""
+    parser, content, calls, arguments = family.parser(TOOLS), "", list[str](), ""
+    for piece in (*(p for delta in deltas for p in parser.push(delta)), *parser.finish()):
+        match piece:
+            case Content(more):
+                content += more
+            case CallBegin():
+                arguments = ""
+            case CallArguments(_, more):
+                arguments += more
+            case CallEnd():
+                calls.append(arguments)
+    return content, calls
+
+
+def _no_json(constant: str) -> NoReturn:
+    raise AssertionError(f"{constant} in the arguments of a call")
 
 
 TARGETS = {
@@ -140,5 +194,12 @@ TARGETS = {
         "tokenizer_config.json",
         mutants.change_template,
         _chat,
+    ),
+    "calls": Target(
+        "an answer of a model that calls tools, read as each family writes calls",
+        "answer.txt",
+        mutants.change_answer,
+        _calls,
+        refuses=False,
     ),
 }

@@ -164,10 +164,10 @@ def _sync(path: Path) -> None:
 
 
 def main() -> int:
-    """Run with the arguments BUNDLE FOLDER THREADS KV; an error is one line on stderr."""
-    path, folder, threads, kv = sys.argv[1:]
+    """Run with the arguments BUNDLE FOLDER THREADS KV [TABLES]; an error is one line on stderr."""
+    path, folder, threads, kv, *tables = sys.argv[1:]
     try:
-        make(open_bundle(path), Path(folder), int(threads), cast(KvType, kv))
+        make(open_bundle(path, *tables), Path(folder), int(threads), cast(KvType, kv))
     except (StemEdgeError, OSError, MemoryError) as error:
         print(" ".join(str(error).split()) or type(error).__name__, file=sys.stderr)
         return 1

@@ -234,6 +234,7 @@ def worth_preparing(bundle: Bundle, kv: KvType) -> dict[str, GraphSource]:
 
 def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType, bar: Progress) -> None:
     arguments = [str(bundle.path.resolve()), str(folder), str(threads), kv]
+    arguments += [] if bundle.tables is None else [bundle.tables]
     command = module_command("stem_edge.runtime.backends.onnxruntime.prepack_worker", *arguments)
     with tempfile.TemporaryFile() as output:
         try:

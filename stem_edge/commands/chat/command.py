@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from stem_edge.commands.answers import add_sampling, sampling_params
+from stem_edge.commands.answers import add_sampling, check_grammar, sampling_params
 from stem_edge.commands.arguments import Parser, with_options
 from stem_edge.commands.chat.input import Typed, TypedLines
 from stem_edge.commands.chat.session import Session
@@ -32,7 +32,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
     add("--system", metavar="TEXT", help="system message, which comes before all others")
     add("--json", action="store_true", help="print a JSON object for each answer")
     amount = parser.add_mutually_exclusive_group()
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     interactive = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     system = [{"role": "system", "content": args.system}] if args.system else []
     with load(args.bundle, **loading_options(args)) as model:
+        check_grammar(model, params, args)
         with model.conversation(system) as conversation:
             figures = args.verbose or (interactive and not args.quiet and not args.json)
             session = Session(

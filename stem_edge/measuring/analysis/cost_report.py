@@ -48,11 +48,17 @@ class CostReport:
 
 
 def cost_report(
-    path: str | Path, context_length: int | None, text: str | Path | None
+    path: str | Path,
+    context_length: int | None,
+    text: str | Path | None,
+    tables: str | None = None,
 ) -> CostReport:
-    """Count the costs of a bundle. Raises BundleError, InputError."""
-    bundle = open_bundle(path)
-    model, tables = bundle.manifest.model, bundle.manifest.table_format
+    """Count the costs of a bundle, whose shards may be at the URL `tables`.
+
+    Raises BundleError, InputError.
+    """
+    bundle = open_bundle(path, tables)
+    model, format = bundle.manifest.model, bundle.manifest.table_format
     if not model.plain:
         raise InputError(
             f"{bundle.path}: costs are counted for STEM layers, which this model does not have; "
@@ -68,7 +74,7 @@ def cost_report(
     curve = []
     if text is not None:
         ids = read_ids(Path(text), bundle, special=False)
-        curve = usage_curve(ids, model, tables.mean_record_nbytes if tables else 0)
+        curve = usage_curve(ids, model, format.mean_record_nbytes if format else 0)
     return CostReport(
         bundle=bundle,
         context_length=context_length,

@@ -26,13 +26,12 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import whole
-from stem_edge.graph.encoder import encode
 from stem_edge.measuring.analysis.geometry_rows import Spread, random_p95, spread
 from stem_edge.measuring.run.workload import read_ids
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.engines import check_installed
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, format_of
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.onnxruntime.rope_arrays import padded_ropes
@@ -184,7 +183,7 @@ def _open(bundle: Bundle, names: list[str], threads: int) -> ort.InferenceSessio
             graph.nodes.insert(0, node)
             needed |= set(node.inputs)
     graph.inputs = {name: value for name, value in graph.inputs.items() if name in needed}
-    return open_session(GraphSource("backbone", encode(graph), bundle.path), threads, [CPU])
+    return open_session(graph_source(bundle, "backbone", graph), threads, [CPU])
 
 
 def _run(

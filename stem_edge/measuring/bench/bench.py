@@ -17,7 +17,7 @@ from typing import Unpack
 import psutil
 
 import stem_edge
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench.figures import (
     BenchReport,
@@ -76,7 +76,8 @@ def bench(
 
     Raises InputError, BackendError, and what loading raises.
     """
-    opened, given = open_bundle(bundle), LoadOptions(**options)
+    given = LoadOptions(**options)
+    opened = given.open(bundle)
     work_load = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
     settings = replace(
         settings_of(opened, given, work_load.source, work_load.tokens, rounds),

@@ -97,6 +97,7 @@ class Figures:
     peak_memory: dict[str, PhasePeak]
     on_device: OnDevice | None
     rounds: dict[str, list[float]]  # tokens a second
+    network_bytes_per_token: float | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ def figures_of(measured: Measured) -> Figures:
         peak_memory=measured.peaks,
         on_device=_on_device(measured, steps),
         rounds=rounds,
+        network_bytes_per_token=_median([counted.get("network_bytes", 0.0) for counted in steps]),
     )
 
 

@@ -85,6 +85,7 @@ def figures(found: Measurement) -> dict[str, float | None]:
         "hit_rate": speed.hit_rate,
         "flash_bytes_per_token": speed.flash_bytes_per_token,
         "stall_seconds_per_token": speed.stall_seconds_per_token,
+        "network_bytes_per_token": speed.network_bytes_per_token,
         "sampler_saw": found.sampler_saw,
         "accounted": accounted(found),
     }
@@ -187,6 +188,9 @@ def _speed(found: Measurement) -> list[str]:
             ("  filled at load", f"{filled:,} of {slots:,} slots"),
             ("from flash", f"{flash} a decoded token, stall {stall:.2g} ms"),
         ]
+    if speed.network_bytes_per_token:
+        far = format_size(speed.network_bytes_per_token)
+        rows.append(("from the network", f"{far} a decoded token, which the prediction leaves out"))
     return table(rows, "l")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import BACKBONE_FILES, GGUF, TABLES, Bundle, open_bundle
+from stem_edge.bundle.manifest import BACKBONE_FILES, GGUF, TABLES, Bundle
 from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
@@ -147,7 +147,8 @@ def measure(
 
     Raises what load raises, InputError, and MemoryPlanError if the bundle cannot run on the device.
     """
-    opened, given = open_bundle(bundle), LoadOptions(**options)
+    given = LoadOptions(**options)
+    opened = given.open(bundle)
     if not 0 < interval <= LONGEST_INTERVAL:
         raise InputError(
             f"interval is {interval} seconds; expected more than 0, at most {LONGEST_INTERVAL:g}"

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench.bench import ROUNDS, machine, settings_of, subjects_of, versions
 from stem_edge.measuring.bench.cases import (
@@ -60,7 +59,8 @@ def bench_sequences(
 
     Raises InputError, BackendError, and what loading raises.
     """
-    opened, given = open_bundle(bundle), LoadOptions(**options)
+    given = LoadOptions(**options)
+    opened = given.open(bundle)
     wanted = sorted({1, *counts})
     if wanted[0] < 1:
         raise InputError(f"sequences has {wanted[0]}; expected numbers from 1 on")

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
-from stem_edge.bundle.manifest import open_bundle
 from stem_edge.measuring.bench.bench import ROUNDS, machine, settings_of, subjects_of, versions
 from stem_edge.measuring.bench.cases import (
     PLAIN,
@@ -78,7 +77,8 @@ def bench_speculation(
 
     Raises InputError, BackendError, and what loading raises.
     """
-    opened, given = open_bundle(bundle), LoadOptions(**options)
+    given = LoadOptions(**options)
+    opened = given.open(bundle)
     tasks = read_tasks(opened, text, prompt_tokens, new_tokens, given.context_length)
     tokens = max(task.tokens for task in tasks)
     source = "four kinds of text inside this package" if text is None else source_of(text)

@@ -85,13 +85,16 @@ class FileKinds:
     """Kinds of mapped files, told by their paths."""
 
     def __init__(self, tables: Path, backbone: tuple[Path, ...]) -> None:
-        self._tables, self._backbone = _as_shown(tables), [_as_shown(path) for path in backbone]
+        self._tables = _as_shown(tables)
+        self._backbone = [shown for path in backbone for shown in _as_shown(path)]
 
     def kind(self, path: str) -> FileKind:
         """Return the kind of a mapped file."""
-        if _inside(path, self._tables):  # first, because the tables lie in the bundle's folder, too
+        if any(
+            _inside(path, shown) for shown in self._tables
+        ):  # first, because the tables lie in the bundle's folder, too
             return "tables"
-        if any(_inside(path, folder) for folder in self._backbone):
+        if any(_inside(path, shown) for shown in self._backbone):
             return "backbone"
         name = path.rsplit("/", 1)[-1]
         in_bin = path.rsplit("/", 2)[-2:-1] == ["bin"]
@@ -215,9 +218,13 @@ def _psutil_errors() -> Iterator[None]:
         raise ProcessLookupError(str(error)) from error
 
 
-def _as_shown(path: Path) -> str:
-    """Return a path as /proc shows it: only newlines, which would end its line, are escaped."""
-    return str(path.resolve()).replace("\n", "\\012")
+def _as_shown(folder: Path) -> list[str]:
+    """Return a folder and what its links stand for (in a hub's cache, all files) as /proc shows it.
+
+    Only newlines, which would end its line, are escaped.
+    """
+    links = (path for path in folder.rglob("*") if path.is_symlink())
+    return [str(path.resolve()).replace("\n", "\\012") for path in (folder, *links)]
 
 
 def _inside(path: str, folder: str) -> bool:

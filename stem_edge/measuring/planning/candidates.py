@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stem_edge.bundle.footprint import Footprint, expected_footprint, gguf_footprint
-from stem_edge.bundle.manifest import MANIFEST
+from stem_edge.bundle.manifest import MANIFEST, bundle_folder
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType, WeightType
+from stem_edge.hub.asking import UnreachableError
+from stem_edge.hub.fetch import open_snapshot
+from stem_edge.hub.names import hub_name
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.options import EngineChoice
 from stem_edge.tables.rows import RowType, make_layout
@@ -33,6 +38,25 @@ GGUF_CHOICES: tuple[tuple[GgufType, RowType], ...] = (
 )
 
 
+def model_folder(path: str | Path) -> Path:
+    """Return the folder of a bundle or checkpoint; one on a hub (hf:org/name) is fetched.
+
+    Raises HubError, BundleError, CheckpointError, InputError.
+    """
+    name = hub_name(path)
+    if name is None:
+        return Path(path)
+    snapshot = open_snapshot(name)
+    there = not snapshot.lacking([MANIFEST])
+    with suppress(UnreachableError):  # then its readers use what is there
+        there = there or MANIFEST in snapshot.listing
+    if there:
+        return bundle_folder(str(snapshot.name))
+    with _extra(path):
+        from stem_edge.export.checkpoints.fetched import checkpoint_folder
+    return checkpoint_folder(str(snapshot.name))
+
+
 def is_bundle(path: Path) -> bool:
     """Return whether a path is a bundle, not a checkpoint. Raises InputError if nothing is there."""
     if not path.exists():
@@ -45,8 +69,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Raises CheckpointError, or StemEdgeError if the extra [export] is not installed.
     """
-    try:
+    with _extra(path):
         from stem_edge.export.checkpoints.readers import read_checkpoint
+    return read_checkpoint(path)
+
+
+@contextmanager
+def _extra(path: str | Path) -> Iterator[None]:
+    """Say how to install what exports need, where imports fail."""
+    try:
+        yield
     except ImportError as error:
         if error.name is None or error.name.startswith("stem_edge"):
             raise
@@ -54,7 +86,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
             f"{path}: not a bundle, and reading a checkpoint needs the package {error.name}; "
             "install it with: pip install 'stem-edge[export]'"
         ) from error
-    return read_checkpoint(path)
 
 
 def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:

@@ -21,7 +21,7 @@ from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.memory.device_profiles import Device, find_device
-from stem_edge.measuring.planning.candidates import is_bundle, of_checkpoint
+from stem_edge.measuring.planning.candidates import is_bundle, model_folder, of_checkpoint
 from stem_edge.measuring.planning.hit_rates import (
     from_counts,
     record_ids,
@@ -29,6 +29,7 @@ from stem_edge.measuring.planning.hit_rates import (
     token_index,
     zipf_counts,
 )
+from stem_edge.measuring.planning.network import Network, parse_network
 from stem_edge.measuring.planning.predict import (
     OBSERVED,
     NeedsAt,
@@ -44,10 +45,12 @@ from stem_edge.measuring.run.workload import read_ids
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, contexts, leaves_room
 from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
-from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs, Planner
+from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.options import SMALL_KV, EngineChoice, check_sequences
+from stem_edge.runtime.backends.planner import Planner
 from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
+from stem_edge.runtime.rows.tier_file import file_slot_nbytes
 from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import format_size, parse_size
@@ -65,6 +68,7 @@ class Fit:
     hit_source: str  # of the hit rate, in words
     rates_source: str  # of the speed of memory, in words
     flash: FlashName | None
+    network: Network | None  # to the tables; None: they are on flash
     prediction: Prediction
 
     @property
@@ -112,6 +116,9 @@ def fit(
     repack: bool = False,
     kv: KvChoice = "auto",
     sequences: int = 1,
+    network: str | None = None,
+    disk_tier: int | str | None = None,
+    tables: str | None = None,
 ) -> list[Fit]:
     """Return plans that fit, to run a bundle or to export a checkpoint, the recommended one first.
 
@@ -122,19 +129,22 @@ def fit(
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         the rates of this machine are measured, which takes a second or two.
     text: a text, or token ids, like those that the model will see, for the hit rate.
-    engine, repack, kv, sequences: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
+    network: latency and bandwidth to tables that are elsewhere, like "20ms,100MB"; flash then holds
+        the disk tier.
+    engine, repack, kv, sequences, tables, disk_tier: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
 
     Raises MemoryPlanError, which names the least that is needed, if nothing fits; InputError,
     BundleError, CheckpointError.
     """
-    root = Path(path)
-    bundle = open_bundle(root) if is_bundle(root) else None
+    root = model_folder(path)
+    bundle = open_bundle(root, tables) if is_bundle(root) else None
     if bundle is None:
         footprints = of_checkpoint(root, engine)
     else:
         footprints = [footprint_of(bundle.manifest, choose_backbone(bundle, engine))]
     first = footprints[0].with_kv(kv)
     check_sequences(sequences)
+    over = parse_network(network, disk_tier)
     _check(first, flash, context_length, threads, repack=repack)
     stated = None if device is None else find_device(device)
     if memory is not None:
@@ -149,7 +159,20 @@ def fit(
     hits, source = _hits(bundle, first, text)
     limit = memory_limit() if stated is None else stated.memory
     target = _Target(
-        *(root, bundle, allowed, limit, lengths, rates_of, hits, source, flash, repack, sequences)
+        *(
+            root,
+            bundle,
+            allowed,
+            limit,
+            lengths,
+            rates_of,
+            hits,
+            source,
+            flash,
+            over,
+            repack,
+            sequences,
+        )
     )
     if kv != "auto" or kv_obstacle(first.model, first.backbone, SMALL_KV):
         return target.fits([footprint.with_kv(kv) for footprint in footprints])
@@ -173,6 +196,7 @@ class _Target:
     hits: Callable[[int], float]
     hit_source: str
     flash: FlashName | None
+    network: Network | None
     repack: bool
     sequences: int
 
@@ -199,12 +223,18 @@ class _Target:
             self.root, needs_at, self.memory, self.contexts, tokenizer, sequences=self.sequences
         )
         context, hit_rate = plan.context_length, self.hits(plan.slots)
+        tables, tier = footprint.table_format, 0.0
+        if self.network is not None and tables is not None:
+            nbytes = file_slot_nbytes(tables.tables)
+            tier = self.network.tier_share(self.hits, plan.slots, nbytes)
         used = min(context, USUAL_CONTEXT)  # half of it by a prompt, the other half decoded
         usage = Usage(
-            used // 2, used - used // 2, min(used, 500), plan.slots, hit_rate, self.sequences
+            *(used // 2, used - used // 2, min(used, 500), plan.slots, hit_rate),
+            *(self.sequences, tier),
         )
-        expected = predict(needs_at, plan, usage, rates, self.flash, tokenizer_nbytes=tokenizer)
-        return Fit(needs_at(context), plan, self.hit_source, rates.source, self.flash, expected)
+        media = self.flash, self.network
+        expected = predict(needs_at, plan, usage, rates, *media, tokenizer_nbytes=tokenizer)
+        return Fit(needs_at(context), plan, self.hit_source, rates.source, *media, expected)
 
 
 def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length: int) -> int:

@@ -22,10 +22,12 @@ from stem_edge.ggml.gguf_schema import repacked_nbytes
 from stem_edge.graph.formats import EngineName, GgufFormat
 from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
+from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import Workload
-from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs, plan_memory
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.planner import plan_memory
 from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
 from stem_edge.runtime.rows.warm import known_counts
 from stem_edge.system.memory import available_memory
@@ -84,6 +86,7 @@ class Usage:
     filled_slots: int  # at the end
     hit_rate: float  # while decoding
     sequences: int = 1  # of so many tokens each, at a time
+    tier_hit_rate: float = 0.0  # of the disk tier, if the tables are elsewhere
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,10 @@ class Prediction:
     kv_per_token: int
     rows_per_token: int  # read from flash, on average
     hit_rate: float
-    stall_per_token: float  # waiting for flash
+    stall_per_token: float  # waiting for flash and network
     decode_tokens_per_second: float
+    network_per_token: int = 0  # bytes, on average
+    tier_hit_rate: float = 0.0  # of the records that are in no memory
 
     def to_dict(self) -> dict[str, float]:
         """Return all figures, for JSON."""
@@ -112,13 +117,15 @@ def predict(
     usage: Usage,
     rates: Rates,
     flash: FlashName | None = None,
+    network: Network | None = None,
     *,
     tokenizer_nbytes: int = 0,
     room: int | None = None,
 ) -> Prediction:
     """Predict the figures of one run.
 
-    `flash`: None if records come out of the page cache. `tokenizer_nbytes`: memory of the loaded
+    `flash`: None if records come out of the page cache. `network`: None if the tables are on this
+    machine; otherwise flash holds the disk tier. `tokenizer_nbytes`: memory of the loaded
     tokenizer. `room`: limit of process and mapped files together; None without one.
     """
     needs = needs_at(plan.context_length)
@@ -136,7 +143,12 @@ def predict(
     record = 0 if stored is None else stored.mean_record_nbytes + CRC_NBYTES
     missed = 1 - usage.hit_rate
     kv_per_token = footprint.kv_read_nbytes(usage.prompt_tokens + usage.new_tokens // 2)
-    step, wait = _times(footprint, kv_per_token, rates, record, flash)
+    step, early = _times(footprint, kv_per_token, rates)
+    far = missed * (1 - usage.tier_hit_rate) if network is not None else 0.0
+    near = missed - far
+    stall = near * _wait(flash, record, early)
+    if network is not None:
+        stall += far * max(0.0, network.wait(record) - early)
     return Prediction(
         anonymous=anonymous,
         mapped=mapped,
@@ -144,10 +156,12 @@ def predict(
         row_cache=row_cache,
         weights_per_token=footprint.step_nbytes,
         kv_per_token=kv_per_token,
-        rows_per_token=round(missed * record),
+        rows_per_token=round(near * record),
         hit_rate=usage.hit_rate,
-        stall_per_token=missed * wait,
-        decode_tokens_per_second=1 / (step + missed * wait),
+        stall_per_token=stall,
+        decode_tokens_per_second=1 / (step + stall),
+        network_per_token=round(far * record),
+        tier_hit_rate=usage.tier_hit_rate,
     )
 
 
@@ -251,16 +265,17 @@ def _mapped(needs: Needs, usage: Usage) -> tuple[int, int]:
     return touched + weights, footprint.prefill_nbytes if uses_prefill else 0
 
 
-def _times(
-    footprint: Footprint, kv_nbytes: int, rates: Rates, record: int, flash: FlashName | None
-) -> tuple[float, float]:
-    """Return seconds of computing in a decode step, and of waiting for a record of so many bytes."""
+def _times(footprint: Footprint, kv_nbytes: int, rates: Rates) -> tuple[float, float]:
+    """Return seconds of computing in a decode step, and in its layers before the first with rows."""
     model, head = footprint.model, footprint.head_nbytes
     layers = (footprint.step_nbytes - head) / rates.weights + model.n_layers * rates.layer_seconds
     layers += kv_nbytes / rates.kv
-    step = layers + head / rates.head
+    early = model.stem_layers[0] / model.n_layers if model.stem_layers else 0.0
+    return layers + head / rates.head, early * layers
+
+
+def _wait(flash: FlashName | None, record: int, early: float) -> float:
+    """Return seconds of waiting for a record of so many bytes while `early` of computing runs."""
     if flash is None or not record:
-        return step, 0.0
-    # Only the rest is waited for, because layers before the first STEM layer run meanwhile.
-    early, profile = model.stem_layers[0] / model.n_layers, PROFILES[flash]
-    return step, max(0.0, profile.latency + record / profile.bandwidth - early * layers)
+        return 0.0
+    return max(0.0, PROFILES[flash].latency + record / PROFILES[flash].bandwidth - early)

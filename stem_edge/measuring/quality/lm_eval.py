@@ -94,7 +94,9 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             raise InputError("no bundle; give bundle=FOLDER among the model's arguments")
         loading = _load_options(options)
         if loading.get("context_length") is None:  # results depend on it, so memory must not choose
-            longest = open_bundle(bundle).manifest.model.max_context
+            later = loading.get("tables_later", False)
+            opened = open_bundle(bundle, loading.get("tables"), tables_later=later)
+            bundle, longest = opened.path, opened.manifest.model.max_context
             loading["context_length"] = min(longest, USUAL_CONTEXT)
         self._sequences = loading.setdefault("sequences", _sequences(batch_size, max_batch_size))
         self.model = load(str(bundle), **loading)

@@ -19,6 +19,7 @@ from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
 from stem_edge.edit_files.file import Edit
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KvChoice
+from stem_edge.measuring.planning.candidates import model_folder
 from stem_edge.measuring.quality.logit_source import check_reference
 from stem_edge.measuring.quality.scores import (
     Documents,
@@ -155,7 +156,7 @@ def evaluate(
     opened = open_bundle(bundle)
     _check(opened, worst, edits, prefill_graph=prefill_graph)
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
-    reference = None if against is None else Path(against)
+    reference = None if against is None else model_folder(against)
     if reference is not None:
         check_reference(reference, opened, task)
     keywords: LoadKeywords = {

@@ -47,7 +47,9 @@ class Subject:
             return ()
         from stem_edge.runtime.backends.onnxruntime.prepacked import place
 
-        bundle, kv = open_bundle(self.path), self.options.get("kv", "auto")
+        given, kv = self.options, self.options.get("kv", "auto")
+        later = given.get("tables_later", False)
+        bundle = open_bundle(self.path, given.get("tables"), tables_later=later)
         kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(kv).kv
         found = place(bundle, self.options.get("cache_dir"), kv).prepared
         return () if found is None else (found[0],)

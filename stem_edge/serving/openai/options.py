@@ -17,6 +17,12 @@ MOST_ANSWERS = 128  # as OpenAI allows
 MOST_LOGPROBS = 20  # for each token, as OpenAI allows in chats
 SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI allows: the most probable token alone
 API_NAMES = {"max_new_tokens": "max_tokens"}  # field of SamplingParams -> where it has another name
+# Names that Python and the command have for what is called otherwise here; they would be ignored.
+OTHER_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "schema": "response_format or json_schema",
+    "regex": "guided_regex",
+}
 GRAMMARS = ("grammar", "json_schema", "guided_json", "guided_regex", "guided_grammar")
 
 
@@ -55,6 +61,9 @@ class Options(msgspec.Struct):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     timings_per_token: bool | None = None
+    max_new_tokens: Any = None
+    schema: Any = None
+    regex: Any = None
 
     @property
     def count(self) -> int:
@@ -75,6 +84,9 @@ class Options(msgspec.Struct):
 
     def params(self, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
         """Return what to sample by. Raises RefusalError that names the field."""
+        for name, right in OTHER_NAMES.items():
+            if getattr(self, name) is not None:
+                raise RefusalError(f"{name} is no field of this interface; give {right}", name)
         penalty = self.repetition_penalty
         fields = {
             "temperature": 1.0 if self.temperature is None else self.temperature,

@@ -87,6 +87,12 @@ class Body(msgspec.Struct):
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
     metadata: dict[str, str] | None = None
     # Refused below, because an answer without them would be another than the client wants.
+    max_new_tokens: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    response_format: Any = None
+    schema: Any = None
+    regex: Any = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
@@ -96,6 +102,11 @@ class Body(msgspec.Struct):
 
 
 REFUSED = {
+    **dict.fromkeys(
+        ("max_new_tokens", "max_tokens", "max_completion_tokens"), "give `max_output_tokens`"
+    ),
+    **dict.fromkeys(("response_format", "schema"), "give `text.format`"),
+    "regex": "/v1/chat/completions has `guided_regex`",
     "previous_response_id": "this server keeps no answers; send the whole conversation as `input`",
     "conversation": "this server keeps no conversations; send all of it as `input`",
     "background": "an answer ends when its client leaves; use `stream`",

@@ -18,12 +18,11 @@ from changing import rewrite, seal
 from contract import command_refused, refused
 
 import stem_edge
-from stem_edge.bundle import checksums
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import GGUF, MANIFEST, TABLES, TOKENIZER, open_bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, StemEdgeError
-from stem_edge.files import disk, plain_files
+from stem_edge.files import disk, hashes, plain_files
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.tables.store import open_table_store
 
@@ -276,7 +275,7 @@ def test_m14_a_file_that_is_exchanged_after_it_was_opened(
             other.replace(path)
         return read_piece(path, *place)
 
-    monkeypatch.setattr(checksums, "read_piece", exchanging)
+    monkeypatch.setattr(hashes, "read_piece", exchanging)
     assert verify(bundle)[TOKENIZER] == "ok"
     assert verify(bundle)[TOKENIZER].startswith("sha256 is")
 

@@ -16,7 +16,6 @@ from faulty_disk import Failing, watch
 from manifests import REPORT, WEIGHTS_NBYTES, make_bundle
 from open_files import open_files
 
-from stem_edge.bundle import checksums
 from stem_edge.bundle import manifest as bundles
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import (
@@ -30,7 +29,7 @@ from stem_edge.bundle.manifest import (
     parse_manifest,
 )
 from stem_edge.errors import BundleError
-from stem_edge.files import disk
+from stem_edge.files import disk, hashes
 from stem_edge.graph import formats
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
@@ -222,7 +221,7 @@ def test_a_manifest_that_cannot_be_read(
 def test_every_byte_is_hashed_in_pieces(
     bundle: Path, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checksums, "HASH_PIECE_NBYTES", piece)
+    monkeypatch.setattr(hashes, "HASH_PIECE_NBYTES", piece)
     counted, before = list[int](), open_files()
     results = verify(bundle, counted.append)
     assert set(results.values()) == {"ok"}
@@ -252,7 +251,7 @@ def test_a_file_that_fails_or_is_cut_while_it_is_hashed(
             raise OSError(number, os.strerror(number))
         return fill(descriptor, buffer[: max(0, at - offset)], offset)
 
-    monkeypatch.setattr(checksums, "HASH_PIECE_NBYTES", 1000)
+    monkeypatch.setattr(hashes, "HASH_PIECE_NBYTES", 1000)
     monkeypatch.setattr(disk, "fill", fail)
     wrong = {name: found for name, found in verify(bundle).items() if found != "ok"}
     assert list(wrong) == [BACKBONE_DATA]

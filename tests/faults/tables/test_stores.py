@@ -18,7 +18,8 @@ from damaged_stores import FORMAT, INDEX_NBYTES, NOWHERE, RECORDS, STRIDE, index
 from stem_edge.bundle.mmap_store import MmapStore
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, RowReadError
-from stem_edge.runtime.rows.store import ReadMode, RowStore, open_store
+from stem_edge.runtime.rows.shards import ReadMode, ShardFiles
+from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables.store import open_table_store
 
 
@@ -246,5 +247,6 @@ def test_a_whole_store_is_read(root: Path) -> None:
     """The refusals above are due to the damage, because every reader accepts the whole store."""
     for reader in (runtime_opens, numpy_opens, zarr_reads):
         reader(root)
-    with RowStore(open_table_store(root)) as store:
+    tables = open_table_store(root)
+    with RowStore(tables, ShardFiles(tables.grids, "pread")) as store:
         assert np.array_equal(store.read(np.arange(5)), RECORDS)

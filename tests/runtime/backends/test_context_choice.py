@@ -10,7 +10,6 @@ from planned_bundle import BUNDLE
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.errors import MemoryPlanError
-from stem_edge.runtime.backends import memory_plan as planning
 from stem_edge.runtime.backends.context_choice import (
     CONTEXT_SHARE,
     USUAL_CONTEXT,
@@ -19,6 +18,7 @@ from stem_edge.runtime.backends.context_choice import (
 )
 from stem_edge.runtime.backends.memory_plan import Ask, Device, MemoryPlan, Part
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.planner import Planner, plan_memory
 
 LONGEST = 131_072
 FOOTPRINT = footprint_of(BUNDLE.manifest)
@@ -35,9 +35,7 @@ def plans(
         if device is not None:
             there = replace(device.needs, kv_cache=1000 * context)
             needs = replace(needs, device=replace(device, needs=there))
-        return planning.plan_memory(
-            "it", needs, Ask(memory, slots, sequences=sequences), 0, 1 << 40
-        )
+        return plan_memory("it", needs, Ask(memory, slots, sequences=sequences), 0, 1 << 40)
 
     return plan_at
 
@@ -90,9 +88,9 @@ def test_several_sequences_take_shorter_contexts() -> None:
 
 
 def test_the_usual_context_is_taken_even_if_it_takes_most() -> None:
-    least = planning.Planner(
-        cpu_needs(FOOTPRINT, USUAL_CONTEXT, 1, prepared=False, prefill=False), 0
-    ).least(1)
+    least = Planner(cpu_needs(FOOTPRINT, USUAL_CONTEXT, 1, prepared=False, prefill=False), 0).least(
+        1
+    )
     plan = chosen(least.total)
     assert plan.context_length == USUAL_CONTEXT and plan.slots == least.slots
     assert plan.kv_cache > CONTEXT_SHARE * (least.total - plan.weights)

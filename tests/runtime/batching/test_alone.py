@@ -299,7 +299,7 @@ def test_another_waits_where_there_is_no_memory(
 def test_kept_prompts_give_way_as_it_grows(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.runtime.prefixes.kept.STEP_TOKENS", 8)
+    monkeypatch.setattr("stem_edge.runtime.prefixes.prefix.STEP_TOKENS", 8)
     with toy_model(tiny_bundle, slots=16) as (model, backend):
         endless: Any = {"logit_bias": dict.fromkeys(model.config.eos_ids, -100.0)}
         new = model.plan.context_length - 20

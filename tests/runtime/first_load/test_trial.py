@@ -14,10 +14,11 @@ import pytest
 from installed import DEMO, needs_ggml
 
 import stem_edge
-from stem_edge.bundle import checksums, verdicts
+from stem_edge.bundle import verdicts
 from stem_edge.bundle.manifest import TOKENIZER, open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError, BundleError, InputError
+from stem_edge.files import hashes
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.first_load import trial
 from stem_edge.runtime.first_load.trial import Limits, try_first
@@ -52,7 +53,7 @@ def trials(tmp_path: Path) -> Trials:
 
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the names of files that are hashed."""
-    real, seen = checksums.sha256_of, list[str]()
+    real, seen = hashes.sha256_of, list[str]()
 
     def watch(path: Path, nbytes: int, progress: object) -> str:
         seen.append(path.name)

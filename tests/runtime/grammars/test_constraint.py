@@ -164,6 +164,28 @@ def test_what_cannot_be_compiled_is_refused(grammar: Grammar, message: str) -> N
     assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (Grammar.of_regex("(a"), "regex: in the regular expression '(a': unclosed group; correct"),
+        (Grammar.of_regex("(" + "a" * 9000), "aaa...: unclosed group; correct"),
+        (Grammar.of_text('start: "a"\n b: @'), "lark: line 2, column 6: cannot read what ends here; correct"),
+        (Grammar.of_text('start: %json {\n\n"type": "null"\n}\n@'), "lark: line 5, column 2: cannot read"),
+        (Grammar.of_text('start: ("a"'), "lark: line 1, column 12: Expected token ')', found '\\n'; correct"),
+        (Grammar.of_text("%import common.X"), "Unknown common regex: common.X; correct"),
+        (Grammar.of_text('root ::= "a"{3,1}'), "gbnf: range end"),
+        (Grammar.of_schema({"items": {"type": "strin"}}), "Invalid type: strin at #/items; correct"),
+        (Grammar.of_schema({"not": {}}), 'json_schema: not supported: ["not"] at #; correct'),
+        (Grammar.of_schema({"$ref": "http://x/y"}), "json_schema: 'http://x/y' is not in this schema; correct"),
+        (Grammar.of_schema({"oneOf": [{}, {"minLength": 1}]}), "oneOf is not supported; use anyOf; correct"),
+        (Grammar.of_schema(False), "json_schema: no JSON fits: schema is false; correct"),
+    ],
+)  # fmt: skip
+def test_errors_in_plain_words(grammar: Grammar, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        demo_grammars().open(grammar)
+
+
 # Texts of which a part is long and then does not end as it should, at the largest sizes allowed.
 @pytest.mark.parametrize(
     "text",

@@ -89,7 +89,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf"),
     ({"items": {"format": "iri"}}, "format: iri at #/items"),
     ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
-    ({"type": "string", "pattern": "("}, "regex"),
+    ({"type": "string", "pattern": "("}, "in the regular expression '\\(': unclosed"),
     ({"type": "integer", "minimum": 2, "maximum": 1}, "Unsatisfiable|minimum"),
     ({"multipleOf": 1234567}, "multipleOf 1234567 at # takes too long"),
     ({"allOf": [{"multipleOf": 97}, {"multipleOf": 0.0101}, {"multipleOf": 103}]}, "0.0101|103"),

@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from stores import flip_bit, ids, write_store
+from stores import Way, flip_bit, ids, open_way, write_store
 
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.files import disk, plain_files
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.store import ReadMode, open_store
+from stem_edge.runtime.rows.shards import ReadMode
+from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables import shards
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
@@ -38,6 +40,9 @@ WAYS: list[tuple[ReadMode, str]] = [
     *[("mmap", system) for system in ("linux", "no advice")],
 ]
 every_way = pytest.mark.parametrize(("reads", "system"), WAYS)
+# What holds for tables elsewhere, too.
+FAR: list[tuple[Way, str]] = [("far", "linux"), ("memory", "linux"), ("tier", "linux")]
+everywhere = pytest.mark.parametrize(("reads", "system"), [*WAYS, *FAR])
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +68,9 @@ def shard_of(root: Path, token: int) -> tuple[Path, int]:
     return root / "records" / "c" / str(shard) / "0", place * (LAYOUT.record_nbytes + 4)
 
 
-@every_way
-def test_records_are_what_was_written(
-    reads: ReadMode, system: str, written: U8, tmp_path: Path
-) -> None:
-    with open_store(tmp_path, FORMAT, reads) as store:
+@everywhere
+def test_records_are_what_was_written(reads: Way, system: str, written: U8, tmp_path: Path) -> None:
+    with closing(open_way(tmp_path, FORMAT, reads)) as store:
         read = [store.read(ids(*tokens)) for tokens in ORDERS]
     for found, tokens in zip(read, ORDERS, strict=True):  # they outlive the store
         assert found.dtype == np.uint8
@@ -87,12 +90,12 @@ def test_advice_that_the_system_refuses_fails_no_read(
         assert np.array_equal(store.read(ids(1, 2)), written[[1, 2]])
 
 
-@every_way
+@pytest.mark.parametrize(("reads", "system"), [*WAYS, *FAR[:2]])
 @pytest.mark.parametrize("token", [-1, V, 2**40])
 def test_id_outside_of_the_vocabulary_is_refused(
-    reads: ReadMode, system: str, token: int, written: U8, tmp_path: Path
+    reads: Way, system: str, token: int, written: U8, tmp_path: Path
 ) -> None:
-    with open_store(tmp_path, FORMAT, reads) as store:
+    with closing(open_way(tmp_path, FORMAT, reads)) as store:
         for asked in (ids(token), ids(0, token, 1)):
             with pytest.raises(InputError, match=f"record {token} is not in 0..10"):
                 store.read(asked)
@@ -159,7 +162,7 @@ def test_interrupted_read_does_not_keep_the_store_from_closing(
     """An interrupt's traceback keeps the frames of the read alive, and what they point to."""
 
     def interrupt(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_name == "_fill" and event == "return":
+        if frame.f_code.co_name == "fill" and event == "return":
             raise KeyboardInterrupt
         return interrupt
 
@@ -220,9 +223,9 @@ def mixed(tmp_path: Path) -> U8:
     return np.concatenate([frequent, widened])
 
 
-@every_way
-def test_rare_records_are_widened(reads: ReadMode, system: str, mixed: U8, tmp_path: Path) -> None:
-    with open_store(tmp_path, MIXED, reads) as store:
+@everywhere
+def test_rare_records_are_widened(reads: Way, system: str, mixed: U8, tmp_path: Path) -> None:
+    with closing(open_way(tmp_path, MIXED, reads)) as store:
         for numbers in ORDERS:
             assert np.array_equal(store.read(ids(*numbers)), mixed[numbers])
         assert store.index is not None
@@ -241,16 +244,16 @@ def test_rare_records_count_their_stored_bytes(
             assert store.bytes_read - before == sum(sizes[number] for number in numbers)
 
 
-@every_way
+@pytest.mark.parametrize(("reads", "system"), [*WAYS, ("far", "linux"), ("tier", "linux")])
 @pytest.mark.parametrize("number", [2, 5, 10])
 def test_damage_in_either_array_is_reported(
-    reads: ReadMode, system: str, number: int, mixed: U8, tmp_path: Path
+    reads: Way, system: str, number: int, mixed: U8, tmp_path: Path
 ) -> None:
     array, row = ("records", number) if number < 5 else ("rare_records", number - 5)
     stride = (LAYOUT if number < 5 else RARE).record_nbytes + 4
     path, offset = tmp_path / array / "c" / str(row // 4) / "0", row % 4 * stride
     flip_bit(path, offset + 7)
-    with open_store(tmp_path, MIXED, reads) as store:
+    with closing(open_way(tmp_path, MIXED, reads)) as store:
         with pytest.raises(RowReadError) as caught:
             store.read(ids(*range(V)))
         assert f"{path}: record {number} at byte {offset}: its crc32c" in str(caught.value)
@@ -278,23 +281,24 @@ def split(tmp_path: Path) -> tuple[TableFormat, U8]:
     return format, np.concatenate([frequent, widened])
 
 
-@every_way
+@pytest.mark.parametrize(("reads", "system"), [*WAYS, *FAR[:2]])
 def test_the_first_rows_of_a_record_are_read_alone(
-    reads: ReadMode, system: str, split: tuple[TableFormat, U8], tmp_path: Path
+    reads: Way, system: str, split: tuple[TableFormat, U8], tmp_path: Path
 ) -> None:
     format, records = split
     first, numbers = PROMPT_ROWS * SPLIT.row_nbytes, [0, 4, 5, 10]
     sizes = [
         layout.record_nbytes // PIECES + 4 for layout in (SPLIT, SPLIT, SPLIT_RARE, SPLIT_RARE)
     ]
-    with open_store(tmp_path, format, reads, prompt_rows=PROMPT_ROWS) as store:
+    with closing(open_way(tmp_path, format, reads, PROMPT_ROWS)) as store:
         assert store.splits
         found = store.read(ids(*numbers), np.array([False, True, False, True]))
         assert np.array_equal(found[[1, 3]], records[[4, 10]])
         assert np.array_equal(found[[0, 2], :first], records[[0, 5], :first])
         rest = [SPLIT.unpack(found[[0, 2]], index) for index in range(PROMPT_ROWS, 6)]
         assert not np.any(rest)
-        assert store.bytes_read == sizes[0] + 3 * sizes[1] + sizes[2] + 3 * sizes[3]
+        read = sizes[0] + 3 * sizes[1] + sizes[2] + 3 * sizes[3]
+        assert store.bytes_read == (read if store.traffic is None else 0)
         assert np.array_equal(store.read(ids(*range(V))), records)
 
 

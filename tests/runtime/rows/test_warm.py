@@ -13,6 +13,7 @@ from stores import resident, rows_of
 
 import stem_edge
 from stem_edge.bundle.manifest import open_bundle
+from stem_edge.runtime.rows.shards import ShardFiles
 from stem_edge.runtime.rows.warm import counts_file
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.token_counts import encode_counts, read_counts, write_counts
@@ -82,12 +83,10 @@ def test_what_was_used_is_counted(tmp_path: Path) -> None:
 def test_flash_that_fails_while_filling_is_reported_when_a_row_is_needed(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stem_edge.runtime.rows.store import RowStore
-
     def broken(*args: Any) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(RowStore, "_fill", broken)
+    monkeypatch.setattr(ShardFiles, "fill", broken)
     with stem_edge.load(bundle) as model:
         with pytest.raises(stem_edge.RowReadError):
             model.logits(list(b"ab"))

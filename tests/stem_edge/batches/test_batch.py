@@ -63,6 +63,7 @@ def test_plain_rows(model: Model, written: Written) -> None:
         b"",
         {"messages": messages, "id": 7, "stop": ["."], "temperature": None},
         {"prompt": model.tokenize(SPAIN), "id": "ids"},
+        {"prompt": SPAIN, "id": "form", "regex": "( Paris| Rome)", "max_new_tokens": 9},
         {"prompt": SPAIN, "id": "none", "logit_bias": {"0": 1}, "stop": "Madrid"},
     )
     found = run(model, rows, max_new_tokens=4)
@@ -78,7 +79,8 @@ def test_plain_rows(model: Model, written: Written) -> None:
     assert found["ids"]["text"] == text
     assert found[7]["text"] == text.partition(".")[0]
     assert "Madrid" not in found["none"]["text"]
-    assert len(found) == 5
+    assert found["form"]["text"] in (" Paris", " Rome")
+    assert len(found) == 6
 
 
 def test_openai_rows_are_answered_as_by_the_server(model: Model, written: Written) -> None:
@@ -157,18 +159,18 @@ def test_wrong_requests_get_the_server_s_errors(
 
 def test_sampled_rows_repeat(model: Model, written: Written) -> None:
     rows = written(
-        *({"prompt": "Once", "id": id, "temperature": 2} for id in "abc"),
+        *({"prompt": "Once", "id": id, "temperature": 2} for id in "ab"),
         {"prompt": "Once", "id": "own", "temperature": 2, "seed": 5},
     )
 
     def texts(**options: Any) -> dict[Any, str]:
         rows.with_name("out.jsonl").unlink(missing_ok=True)
-        found = run(model, rows, max_new_tokens=12, **options)
+        found = run(model, rows, max_new_tokens=8, **options)
         return {id: each["text"] for id, each in found.items()}
 
     first = texts(sequences=1)
     assert texts(sequences=1) == first
-    assert len(set(first.values())) == 4  # each id has a seed of its own
+    assert len(set(first.values())) == 3  # each id has a seed of its own
     assert texts(sequences=1, seed=1) != first
     assert texts(sequences=1, seed=1)["own"] == first["own"]
 

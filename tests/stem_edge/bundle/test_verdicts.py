@@ -12,7 +12,7 @@ import pytest
 from installed import DEMO
 
 from stem_edge import __version__
-from stem_edge.bundle import checksums, verdicts
+from stem_edge.bundle import verdicts
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, GGUF, MANIFEST, TOKENIZER, Bundle, open_bundle
 from stem_edge.bundle.verdicts import (
     Records,
@@ -22,7 +22,7 @@ from stem_edge.bundle.verdicts import (
     versions,
 )
 from stem_edge.errors import BundleError
-from stem_edge.files import disk
+from stem_edge.files import disk, hashes
 from stem_edge.system.user_folder import KEY_CHARS
 
 
@@ -105,7 +105,7 @@ def test_a_place_is_known_until_a_file_is_another(change: str, records: Records)
 
 def test_hashing_tells_how_far_it_is(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
-    monkeypatch.setattr(checksums, "HASH_PIECE_NBYTES", 1000)
+    monkeypatch.setattr(hashes, "HASH_PIECE_NBYTES", 1000)
     records.check_place(told.append)
     assert sum(told) == records.nbytes(records.hashed_files())
     assert max(told) == 1000

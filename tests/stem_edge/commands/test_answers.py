@@ -56,10 +56,10 @@ def test_options(words: str, fields: Any) -> None:
         ("--logit-bias 3=nan", "logit_bias is"),
         ("--regex=", "regex is ''"),
         ("--regex a --schema schema", "not allowed with"),
-        ("--schema lark", "schema is not JSON"),
+        ("--schema lark", "^lark: schema is not JSON .*line 1 column 1"),
         ("--schema none", "none: cannot read"),
         ("--grammar bytes", "bytes: not valid UTF-8 .*; give the grammar as UTF-8"),
-        ("--grammar empty", "grammar is ''"),
+        ("--grammar empty", "^empty: grammar is ''"),
     ],
 )
 def test_refused(words: str, said: str) -> None:

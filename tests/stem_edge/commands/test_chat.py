@@ -178,6 +178,7 @@ def test_what_is_refused(
     assert message in err
 
 
+@pytest.mark.slow
 def test_without_stdin_and_with_a_closed_pipe(bundle: Path) -> None:
     for line in (f"{{}} {bundle} <&-", f"yes '{FRANCE}' | {{}} {bundle} -n 2 | head -n 1"):
         done = subprocess.run(
@@ -238,6 +239,7 @@ def test_ctrl_c_before_an_answer_says_that_the_message_is_gone(
             take(session, Typed(FRANCE, is_command=False))
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_without_colours_and_two_interrupts() -> None:
     environment = {"NO_COLOR": "1"}
     with Terminal([*COMMAND, str(DEMO), "-n", "2"], 20, environment) as terminal:
@@ -264,6 +266,7 @@ def test_a_narrow_terminal_without_colours_and_two_interrupts() -> None:
     assert terminal.shown.endswith("stem-edge: interrupted\r\n")
 
 
+@pytest.mark.slow
 def test_escapes_in_answers_do_not_reach_a_terminal() -> None:
     script = (
         "from stem_edge.commands.answers import write_text; write_text('a\\x1b[31m\\tb\\n\\x9b')"

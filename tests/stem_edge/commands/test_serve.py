@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -20,6 +21,10 @@ from installed import DEMO
 from stem_edge.commands.main import main
 
 pytest.importorskip("uvicorn")
+
+from stem_edge.commands.serve import listen, tell, url_of
+
+NAME = socket.gethostname()
 LONG = {
     "prompt": "Once upon a time",
     "max_tokens": 240,
@@ -38,8 +43,7 @@ def served(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
         assert process.stdout is not None
         line = process.stdout.readline()
         port = int(line.partition("http://127.0.0.1:")[2].partition("/")[0])
-        while ask(port, "GET", "/health")[0] != 200:
-            time.sleep(0.05)
+        assert ask(port, "GET", "/health")[0] == 200  # it says that it is there once it is
         yield process, port
     finally:
         process.kill()
@@ -66,6 +70,9 @@ def test_answers_are_finished_at_the_end(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert asking.read().endswith(b"data: [DONE]\n\n")
         assert process.wait(20) == 0
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert "listening at" in said and "no chat template" in said
 
 
 @pytest.mark.slow
@@ -116,8 +123,14 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--api-key", "a", "--api-key-file", "b"], "not both"),
         (["--api-key", ""], "--api-key has no key"),
-        (["--port", "99999"], "port 99999"),
-        (["--api-key-file", str(DEMO / "prefill.data")], "has no key"),
+        (["--port", "99999"], "--port is 99999; expected 0 to 65,535"),
+        (["--port", "-1"], "--port is -1; expected"),
+        (["--api-key-file", "none"], "--api-key-file none: cannot read (No such file"),
+        (["--api-key-file", str(DEMO)], f"--api-key-file {DEMO}: cannot read"),
+        (["--api-key-file", os.devnull], f"--api-key-file {os.devnull} has no key"),
+        (["--api-key-file", str(DEMO / "prefill.data")], "prefill.data: not valid UTF-8"),
+        (["--cors-origin", "page.example"], "--cors-origin: 'page.example' is none; give"),
+        (["--cors-origin", "https://page.example/"], "https://page.example/"),
         (["--queue", "-5"], "--queue is -5"),
         (["--sequences", "0"], "--sequences is 0"),
         (["--grace", "nan"], "--grace is nan"),
@@ -130,6 +143,39 @@ def test_refused_options(
 ) -> None:
     assert main(["serve", str(DEMO), *options]) == 1
     assert words in capsys.readouterr().err
+
+
+# Address to listen at, whether there is a key and a name for others, and what is said of it.
+@pytest.mark.parametrize(
+    ("host", "key", "names", "address", "said"),
+    [
+        ("127.0.0.1", False, False, "127.0.0.1", []),
+        ("0.0.0.0", False, False, "127.0.0.1", ["--api-key-file", f"--allow-host {NAME}"]),
+        ("0.0.0.0", True, False, "127.0.0.1", [f"--allow-host {NAME}"]),
+        ("0.0.0.0", True, True, "127.0.0.1", []),
+        ("::1", False, False, "[::1]", []),
+        ("::", False, True, "[::1]", ["--api-key-file"]),
+    ],
+)
+def test_addresses_that_can_be_opened(
+    host: str,
+    key: bool,
+    names: bool,
+    address: str,
+    said: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if ":" in host and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6")
+    with listen(host, 0) as listening:
+        url = url_of(listening)
+        tell(listening, url, has_key=key, has_names=names)
+        port = listening.getsockname()[1]
+        assert url == f"http://{address}:{port}"
+        socket.create_connection((address.strip("[]"), port)).close()
+    first, *notes = capsys.readouterr().err.splitlines()
+    assert url in first
+    assert all(words in note for words, note in zip(said, notes, strict=True))
 
 
 def test_no_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,6 +159,7 @@ def test_files_that_hubs_and_systems_add_are_ignored(name: str, bundle: Path) ->
     assert "1 other files, which nothing reads" in found.checked
 
 
+@pytest.mark.slow
 def test_a_link_beside_the_files_is_not_ignored(bundle: Path) -> None:
     (bundle / "notes.txt").symlink_to("/etc/passwd")
     assert not check_safety(bundle).safe
@@ -189,7 +190,7 @@ def test_a_stray_file_whose_name_cannot_be_printed(
 
 
 def test_a_bundle_that_cannot_be_opened(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(root: Path) -> None:
+    def refuse(root: Path, tables: str | None) -> None:
         raise BundleError(f"{root}: not what it says; export it again")
 
     monkeypatch.setattr(safety, "open_bundle", refuse)

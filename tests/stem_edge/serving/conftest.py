@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 from installed import DEMO, ROOT
 from llama_model import write_bundle
-from served import serving
-from servers import client_of, compute_of, wait_for
+from servers import client_of, compute_of, serving, wait_for
 from starlette.testclient import TestClient
 
 import stem_edge
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out slow tests of which the collection takes 10 s, too, where none are wanted."""
+    if collection_path.name == "test_openai_document.py" and config.option.markexpr == "not slow":
+        return True
+    return None
 
 
 @pytest.fixture(scope="package")

@@ -101,6 +101,11 @@ def test_names_in_hosts() -> None:
         ("http://page.example", ("http://page.example",), True),
         ("http://evil.example", ("http://page.example",), False),
         ("http://any.example", ("*",), True),
+        ("http://localhost:5173", ("localhost",), True),
+        ("https://127.0.0.1:1", ("localhost", "http://page.example"), True),
+        ("http://[::1]", ("localhost",), True),
+        ("http://localhost.evil.example", ("localhost",), False),
+        ("http://127.0.0.1.evil.example:80", ("localhost",), False),
     ],
 )
 def test_origin(model: Model, origin: str, origins: tuple[str, ...], fine: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from installed import DEMO
-from served import serving
+from servers import serving
 
 from stem_edge.serving import app
 

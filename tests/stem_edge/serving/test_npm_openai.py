@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from served import serving
+from servers import serving
 
 import stem_edge
 from stem_edge.serving import app

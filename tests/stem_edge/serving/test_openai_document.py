@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from installed import DATA
-from served import serving
+from servers import serving
 
 import stem_edge
 from stem_edge.serving import app

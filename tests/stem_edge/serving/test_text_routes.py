@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from served import THREAD
+from servers import THREAD
 from starlette.responses import Response
 from starlette.testclient import TestClient
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import BackendError
+from stem_edge.files import disk
+from stem_edge.files.plain_files import unreadable
 from stem_edge.graph import names as io
 from stem_edge.graph import variants
 from stem_edge.graph.decode import decoding, joined, prompts
@@ -24,9 +28,10 @@ class GraphSource(NamedTuple):
     name: str
     data: bytes
     folder: Path
+    bundle: Path | None = None  # for messages, if the weight files lie elsewhere, in a hub's cache
 
     def __str__(self) -> str:
-        return f"{self.folder} ({self.name})"
+        return f"{self.bundle or self.folder} ({self.name})"
 
 
 def cpu_graphs(
@@ -70,5 +75,32 @@ def format_of(bundle: Bundle) -> BackboneFormat:
     return bundle.manifest.backbone
 
 
+def graph_source(bundle: Bundle, name: str, graph: Graph) -> GraphSource:
+    """Return a graph of a bundle as sessions open it.
+
+    onnxruntime refuses links that lead out of a graph's folder, so files in a hub's cache are named
+    by their places there, from a folder that holds all of them.
+    """
+    files = {tensor.file for tensor in graph.tensors.values() if tensor.file}
+    places = {file: _place(bundle.file(file)) for file in files}
+    if all(place == bundle.file(file) for file, place in places.items()):
+        return GraphSource(name, encode(graph), bundle.path)
+    weights = Path(os.path.commonpath([place.parent for place in places.values()]))
+    moved = {
+        key: replace(tensor, file=places[tensor.file].relative_to(weights).as_posix())
+        if tensor.file
+        else tensor
+        for key, tensor in graph.tensors.items()
+    }
+    return GraphSource(name, encode(replace(graph, tensors=moved)), weights, bundle.path)
+
+
+def _place(path: Path) -> Path:
+    try:
+        return disk.plain(path)
+    except OSError as error:
+        raise unreadable(path, "weight file", error) from error
+
+
 def _sources(bundle: Bundle, graphs: Mapping[str, Graph]) -> dict[str, GraphSource]:
-    return {name: GraphSource(name, encode(graph), bundle.path) for name, graph in graphs.items()}
+    return {name: graph_source(bundle, name, graph) for name, graph in graphs.items()}

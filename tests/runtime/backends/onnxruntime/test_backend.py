@@ -16,10 +16,10 @@ from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.device_rows import Activations
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
-from stem_edge.runtime.backends.memory_plan import Planner
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.needs import device_needs
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
+from stem_edge.runtime.backends.planner import Planner
 
 LENGTH = 64
 CHUNKED = [16, 16, 5, 1, 1, 4, 1]  # steps of 44 tokens

@@ -100,6 +100,7 @@ def test_the_first_load_makes_it_and_the_second_uses_it(bundle: Path, tmp_path: 
         assert model.step_costs == record.steps
 
 
+@pytest.mark.slow
 def test_preparing_again_measures_steps_that_could_not_be_measured(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +177,7 @@ def test_a_worker_that_fails_says_why(
     assert list((tmp_path / "prepared").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_saved_graphs_that_compute_something_else_are_refused_once(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -496,6 +496,7 @@ def test_a_plot(capsys: Capture, tmp_path: Path, text: Path, with_text: bool) ->
     assert ("gated vector" in target.read_text()) == with_text
 
 
+@pytest.mark.slow
 def test_a_plot_of_many_layers_and_of_none(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = geometry(DEMO, sample=50)

@@ -69,6 +69,7 @@ def test_uploads_are_of_what_missed(report: BenchReport) -> None:
     assert report.subjects["resident"].hit_rate == 1
 
 
+@pytest.mark.slow
 def test_the_table_has_devices_and_no_bandwidth_of_the_cpu(report: BenchReport) -> None:
     text = report_table(report)
     assert (report.bandwidth, report.bandwidth_reached) == ([], None)

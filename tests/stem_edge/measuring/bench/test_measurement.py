@@ -57,6 +57,7 @@ def test_kinds_add_up_to_what_the_kernel_counts(found: Measurement) -> None:
     assert found.sampler_saw > 0.8  # of a process that grows while it is imported
 
 
+@pytest.mark.slow
 @linux
 def test_memory_is_where_it_must_be(found: Measurement) -> None:
     start, load, decode = found.phase("start"), found.phase("load"), found.phase("decode")
@@ -78,6 +79,7 @@ def test_reading_by_mmap_shows_as_mapped_tables() -> None:
     assert (found.phase("decode").memory.at_end.tables or 0) > 100_000
 
 
+@pytest.mark.slow
 @linux
 def test_predictions(found: Measurement) -> None:
     expected = found.prediction
@@ -87,11 +89,13 @@ def test_predictions(found: Measurement) -> None:
     assert expected.kv_cache == found.phase("decode").kv_cache
 
 
+@pytest.mark.slow
 def test_the_hit_rate_of_the_run_lies_on_its_curve(found: Measurement) -> None:
     assert list(found.hit_curve.values()) == sorted(found.hit_curve.values())
     assert found.hit_curve[max(found.hit_curve)] == found.hit_rate
 
 
+@pytest.mark.slow
 def test_the_table_fits_a_terminal_and_every_word_is_explained(found: Measurement) -> None:
     text = report_table(found)
     assert max(map(len, text.splitlines())) <= 80
@@ -104,6 +108,7 @@ def test_the_table_fits_a_terminal_and_every_word_is_explained(found: Measuremen
         assert unit in text
 
 
+@pytest.mark.slow
 def test_json_and_csv(found: Measurement) -> None:
     plain = json.loads(json.dumps(to_dict(found)))
     assert plain["figures"] == json.loads(json.dumps(figures(found)))

@@ -108,6 +108,7 @@ def test_options_of_an_export() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_command(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["eval", str(gemma), "--text", str(gemma / "ids.npy")]
     assert main([*command, "--kinds"]) == 0

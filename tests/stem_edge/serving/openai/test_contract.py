@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
+from installed import ROOT
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
@@ -234,6 +236,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"max_new_tokens": 5}, "max_new_tokens"),
+    ({"schema": SCHEMA}, "schema"),
+    ({"regex": "a+"}, "regex"),
     ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": OBJEKT}, "response_format"),
@@ -276,6 +281,7 @@ def test_refused_chats_name_the_field(
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": 5}, "prompt"),
+        ({"prompt": "a", "max_new_tokens": 5}, "give max_tokens"),
     ],
 )
 def test_refused_completions(client: TestClient, options: dict[str, Any], words: str) -> None:
@@ -325,6 +331,17 @@ def test_a_format_leaves_no_place_for_calls(chat_url: str, options: dict[str, An
     asked["tool_choice"] = "none"
     told = httpx2.post(f"{chat_url}/v1/chat/completions", json=asked, timeout=60)
     assert told.status_code == 200
+
+
+def test_programs_of_the_documentation_run(chat_url: str) -> None:
+    page = (ROOT / "docs" / "serving.md").read_text("utf-8")
+    blocks = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    programs = [block for block in blocks if "import OpenAI" in block]
+    assert len(programs) == 2
+    for program in programs:
+        code = program.replace("http://127.0.0.1:8080", chat_url)
+        assert code != program
+        exec(code, {})  # noqa: S102
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages"])

@@ -17,16 +17,14 @@ from stem_edge.bundle.manifest import (
     Manifest,
 )
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
-from stem_edge.runtime.backends import memory_plan as module
-from stem_edge.runtime.backends.memory_plan import (
-    CHUNK_TOKENS,
+from stem_edge.runtime.backends import planner as module
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Ask, MemoryPlan
+from stem_edge.runtime.backends.onnxruntime.needs import SCORED_AT_ONCE, cpu_needs
+from stem_edge.runtime.backends.planner import (
     DEFAULT_CACHE_NBYTES,
     SLOTS_PER_CHUNK_TOKEN,
     SMALLEST_CHUNK,
-    Ask,
-    MemoryPlan,
 )
-from stem_edge.runtime.backends.onnxruntime.needs import SCORED_AT_ONCE, cpu_needs
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import make_layout

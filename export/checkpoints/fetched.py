@@ -1,0 +1,98 @@
+"""Checkpoints on a model hub: only the files that this project's readers use are fetched.
+
+Hubs keep several forms of a model side by side, and pictures; one form is enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from stem_edge.bundle.fetched import Expected, fetch_checked
+from stem_edge.bundle.manifest import MANIFEST
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.blagpt import STATES, step_of
+from stem_edge.export.checkpoints.hugging_face import CONFIG
+from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
+from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_files
+from stem_edge.hub.asking import UnreachableError
+from stem_edge.hub.fetch import Snapshot, fetch, open_snapshot
+from stem_edge.hub.names import hub_name
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+# Names that tokenizers are read from, of every trainer.
+TOKENIZERS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken")
+FORMS = {  # file that tells a trainer -> patterns of the files that are read
+    CONFIG: (CONFIG, WEIGHTS, INDEX, "generation_config.json"),
+    PARAMS: (PARAMS, BACKBONE, TABLES, f"{SHARDS}/*.pt", ".metadata", "__*.distcp"),
+}
+
+
+def checkpoint_folder(path: str | Path, progress: bool | None = None) -> Path:
+    """Return the folder of a checkpoint; one on a hub (hf:org/name) is fetched into the hub's cache.
+
+    Raises HubError, CheckpointError, InputError.
+    """
+    name = hub_name(path)
+    if name is None:
+        return Path(path)
+    snapshot = open_snapshot(name, progress)
+    try:
+        files = needed(snapshot.listing, snapshot)
+    except UnreachableError:
+        if not any((snapshot.folder / file).is_file() for file in FORMS):
+            raise
+        return snapshot.folder  # its reader says if something is missing
+    _fetch(snapshot, files)
+    if INDEX in files:
+        _fetch(snapshot, sorted(indexed_files(snapshot.folder)))
+    return snapshot.folder
+
+
+def needed(listing: Iterable[str], snapshot: Snapshot) -> list[str]:
+    """Choose the files to read, but those that an index names. Raises CheckpointError."""
+    files = set(listing)
+    if MANIFEST in files:
+        raise CheckpointError(
+            f"{snapshot.name}: is a bundle; give the checkpoint that it was made from"
+        )
+    patterns = next((found for told, found in FORMS.items() if told in files), None)
+    chosen = _last_state(files) if patterns is None else _matching(files, patterns)
+    if not chosen:
+        found = ", ".join(sorted(files)[:8])
+        raise CheckpointError(
+            f"{snapshot.name}: has neither {CONFIG} nor {PARAMS} nor {STATES[1]}, found {one_line(found)}; give a "
+            "model with safetensors, or of the public STEM trainer or BlaGPT"
+        )
+    if WEIGHTS in chosen and INDEX in chosen:  # the reader prefers the one file
+        chosen.remove(INDEX)
+    return chosen + _matching(files - {*chosen}, TOKENIZERS)
+
+
+def _last_state(files: set[str]) -> list[str]:
+    """Return the state of BlaGPT's trainer that is exported, if there is one."""
+    states = [n for state in STATES for n in sorted(_matching(files, [state]), key=step_of)]
+    return states[-1:]
+
+
+def _matching(files: set[str], patterns: Iterable[str]) -> list[str]:
+    depth = {pattern: pattern.count("/") for pattern in patterns}
+    return sorted(
+        file
+        for file in files
+        if any(file.count("/") == n and Path(file).match(p) for p, n in depth.items())
+    )
+
+
+def _fetch(snapshot: Snapshot, files: list[str]) -> None:
+    """Fetch files; those of more than some megabytes have hashes on the hub, which are compared."""
+    listing = snapshot.listing
+    hashed = {
+        file: Expected(listing[file].nbytes, listing[file].blob)
+        for file in files
+        if file in listing and SHA256.fullmatch(listing[file].blob)
+    }
+    fetch(snapshot, files)
+    fetch_checked(snapshot, hashed)

@@ -1,0 +1,172 @@
+"""The disk tier: records of tables that are far away, in a file of the user's cache folder.
+
+Records that the caches in memory lack are looked up here before they are fetched. Like the host tier
+it is a row cache that sees only the misses of what is above it. What it holds, and how often each
+record was used, is saved beside its file now and then and at the end, so that the next run starts with
+it. A model that runs at the same time reads from the file and adds nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from stem_edge.errors import InputError
+from stem_edge.files import disk
+from stem_edge.files.whole_file import write_whole
+from stem_edge.numerics.quantize import I64, U8
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
+from stem_edge.runtime.rows.shards import Traffic
+from stem_edge.runtime.rows.store import Flags, RowStore
+from stem_edge.runtime.rows.tier_file import TierFile, file_slot_nbytes
+from stem_edge.system.memory import own_pages
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.shards import crc32c
+from stem_edge.units import parse_size
+
+TIER = "tier"  # folder in the user's cache folder
+USUAL_NBYTES, SHARE_OF_FREE = 10**9, 0.1  # the least of the two
+SAVE_SECONDS = 120.0  # between two savings of what it holds
+
+
+class DiskTier:
+    """A row store over another that keeps up to `slots` (at least 1) records of it in a file.
+
+    Threads may call it at once and take turns. path: of its file; what it holds is saved in one of
+    the same name with the suffix ".map". Raises OSError if the file cannot be made.
+    """
+
+    def __init__(self, store: RowStore, path: Path, slots: int) -> None:
+        self.far, self._turn, self._map = store, threading.Lock(), path.with_suffix(".map")
+        self.splits = False  # because it keeps whole records
+        self.layout, self.tokens, self.index = store.layout, store.tokens, store.index
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = TierFile(path, store.layout, min(slots, store.layout.records))
+        self._cache = RowCache(self._file)
+        self.slots = self._cache.slots
+        self.hits = self.misses = 0  # records found here, and not, counted once per read
+        self.bytes_read = 0  # from the file
+        self._keeps, self._save_at = self._file.writable, time.monotonic() + SAVE_SECONDS
+        self._resume()
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What came over a network."""
+        return self.far.traffic
+
+    def read(self, numbers: I64, whole: Flags | None = None) -> U8:
+        """Read as RowStore.read does, but always whole records.
+
+        When it raises, the records kept here are still right.
+        """
+        with self._turn:
+            self._cache.use(numbers)
+            records = own_pages((len(numbers), self.layout.record_nbytes), np.uint8)
+            found = self._file.read(numbers, self._cache.slots_of(numbers), records)
+            missing = np.flatnonzero(~found)
+            self.hits, self.misses = self.hits + int(found.sum()), self.misses + len(missing)
+            self.bytes_read += int(found.sum()) * self._file.slot_nbytes
+            # In parts, because the memory plan does not count a second array of records.
+            for at in range(0, len(missing), READ_AT_ONCE):
+                piece = missing[at : at + READ_AT_ONCE]
+                records[piece] = self.far.read(numbers[piece])
+                self._keep(numbers[piece], records[piece])
+            if time.monotonic() > self._save_at:
+                self._save()
+            return records
+
+    def _keep(self, numbers: I64, records: U8) -> None:
+        """Keep as many records as there are slots, the most used ones, while the disk takes them."""
+        if not self._keeps:
+            return
+        new, first = np.unique(numbers, return_index=True)
+        order = np.argsort(self._cache.counts[new], kind="stable")[-self.slots :]
+        new, first = new[order], first[order]
+        try:
+            self._cache.install(new, self._file.seal(new, records[first]), new)
+        except OSError as error:
+            self._keeps = False
+            warnings.warn(
+                f"{self._file.path}: cannot keep more rows here ({error.strerror or error}); they are "
+                "fetched each time. Free some space, or give a smaller disk_tier (--disk-tier)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _resume(self) -> None:
+        """Start with what an earlier run has kept; a damaged map is one that is not there."""
+        records = self.layout.records
+        nbytes = 8 * records + 4
+        with contextlib.suppress(OSError):
+            data = disk.read_file(self._map, nbytes)
+            if len(data) == nbytes and crc32c(data[:-4]) == int.from_bytes(data[-4:], "little"):
+                slots = np.frombuffer(data, "<i4", records)
+                self._cache.resume(slots, np.frombuffer(data, "<u4", records, 4 * records))
+
+    def _save(self) -> None:
+        """Save what the file holds; a disk that cannot is ignored, as the next run then starts anew."""
+        self._save_at = time.monotonic() + SAVE_SECONDS
+        if not self._file.writable:
+            return
+        slots = self._cache.slots_of(np.arange(self.layout.records)).astype("<i4")
+        data = slots.tobytes() + self._cache.counts.astype("<u4").tobytes()
+        with contextlib.suppress(OSError):
+            write_whole(self._map, data + crc32c(data).to_bytes(4, "little"))
+
+    def close(self) -> None:
+        """Save what it holds, and close file and store."""
+        with self._turn:
+            self._save()
+            self._file.writable = False  # so that closing twice saves once
+            self._file.close()
+        self.far.close()
+
+
+def open_tier(store: RowStore, path: Path, nbytes: int) -> RowStore | DiskTier:
+    """Put a tier of so many bytes over a store; without room, or a disk that takes it, leave it so."""
+    slots = nbytes // file_slot_nbytes(store.layout)
+    if slots < 1:
+        return store
+    try:
+        return DiskTier(store, path, slots)
+    except OSError as error:
+        warnings.warn(
+            f"{path}: cannot keep rows here ({error.strerror or error}); they are fetched each time. "
+            "Give another cache_dir (--cache-dir), or disk_tier=0 (--disk-tier 0)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return store
+
+
+def tier_nbytes(asked: int | str | None, folder: Path, layout: RecordLayout) -> int:
+    """Return the bytes of a tier below this folder, no more than all records take.
+
+    asked: a size, 0 for no tier, or None for the usual one. Raises InputError.
+    """
+    everything = layout.records * file_slot_nbytes(layout)
+    if asked is not None:
+        return min(parse_tier(asked), everything)
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    return min(USUAL_NBYTES, int(SHARE_OF_FREE * free), everything)
+
+
+def parse_tier(asked: int | str) -> int:
+    """Parse the size of a tier, which may be 0. Raises InputError."""
+    if str(asked).strip() == "0":
+        return 0
+    try:
+        return parse_size(asked)
+    except InputError as error:
+        raise InputError(
+            f"disk_tier is {asked!r}; expected a size like 1GB, or 0 for none"
+        ) from error

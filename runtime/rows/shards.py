@@ -1,0 +1,153 @@
+"""Where the bytes of shards come from: files of the bundle here, other places in remote.py."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
+
+import numpy as np
+
+from stem_edge.errors import BundleError
+from stem_edge.files import disk
+from stem_edge.numerics.quantize import U8
+from stem_edge.tables.shards import ShardGrid
+
+ReadMode = Literal["pread", "mmap"]
+READ_MODES: tuple[ReadMode, ...] = get_args(ReadMode)
+
+
+class Piece(NamedTuple):
+    """Some bytes of a shard."""
+
+    shard: int  # counted through all arrays
+    offset: int
+    nbytes: int
+
+
+@dataclass
+class Traffic:
+    """What came over a network, since opening."""
+
+    nbytes: int = 0
+    requests: int = 0
+    repeated: int = 0  # of the requests, because one before failed
+
+
+class Advice(NamedTuple):
+    """What to do when a piece cannot be read, is too short, or is damaged."""
+
+    unreadable: str
+    short: str
+    damaged: str
+
+
+# Fills a buffer with a piece; returns the bytes read, fewer only at the end of the shard.
+Fill: TypeAlias = Callable[[Piece, U8], int]
+
+
+class Shards(Protocol):
+    """Bytes of the shards of a table store. Several threads may read at once."""
+
+    advice: Advice
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What came over a network; None if they are on flash."""
+
+    def name(self, shard: int) -> str:
+        """Name a shard in messages."""
+
+    def ahead(self, pieces: Sequence[Piece]) -> Fill:
+        """Start reading pieces; return what fills buffers with them, and raises OSError."""
+
+    def fill(self, piece: Piece, buffer: U8) -> int:
+        """Fill a buffer [nbytes] with a piece. Raises OSError."""
+
+    def forget(self, piece: Piece) -> None:
+        """Drop copies of a piece that was damaged, so that it is read from where it is kept."""
+
+    def close(self) -> None:
+        """Release files and threads; later reads fail."""
+
+
+class _Opened(NamedTuple):
+    """An open shard file."""
+
+    path: str
+    file: int
+    mapped: mmap.mmap | None
+
+
+class ShardFiles:
+    """Shards in the bundle's folder, all of them open. Raises BundleError."""
+
+    advice = Advice(
+        "check the storage device",
+        "the file was truncated while open: copy it again",
+        "the file is damaged: run stem-edge verify, then copy or export the bundle again",
+    )
+    traffic = None
+
+    def __init__(self, grids: Sequence[ShardGrid], reads: ReadMode) -> None:
+        self._opened = list[_Opened]()
+        try:
+            for grid in grids:
+                for shard in range(grid.shards):
+                    self._open(grid, shard, mapped=reads == "mmap")
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, grid: ShardGrid, shard: int, *, mapped: bool) -> None:
+        path, descriptor = str(grid.shard_path(shard)), grid.open_shard(shard)
+        self._opened.append(_Opened(path, descriptor, None))
+        if not mapped:
+            return
+        try:
+            mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise BundleError(
+                f"{path}: cannot map this shard into memory "
+                f'({error.strerror or error}); load with reads="pread", which maps nothing, or '
+                "raise the limit on virtual memory (ulimit -v)"
+            ) from error
+        self._opened[-1] = _Opened(path, descriptor, mapping)
+
+    def name(self, shard: int) -> str:
+        return self._opened[shard].path
+
+    def ahead(self, pieces: Sequence[Piece]) -> Fill:
+        """Ask the system to start reading; returns at once, guarantees nothing."""
+        if len(pieces) > 1 and hasattr(os, "posix_fadvise"):
+            for shard, offset, nbytes in pieces:
+                with contextlib.suppress(OSError):  # some file systems take no advice
+                    file = self._opened[shard].file
+                    os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_WILLNEED)
+        return self.fill
+
+    def fill(self, piece: Piece, buffer: U8) -> int:
+        _, file, mapped = self._opened[piece.shard]
+        if mapped is None:
+            return disk.fill(file, buffer.data, piece.offset)
+        # Bytes rather than a view, because a view kept alive by a traceback would block close().
+        found = mapped[piece.offset : piece.offset + len(buffer)]
+        buffer[: len(found)] = np.frombuffer(found, np.uint8)
+        return len(found)
+
+    def forget(self, piece: Piece) -> None:
+        if hasattr(os, "posix_fadvise"):  # otherwise its cached copy would be read again
+            shard, offset, nbytes = piece
+            with contextlib.suppress(OSError):
+                file = self._opened[shard].file
+                os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        while self._opened:  # popped, so that closing twice cannot close a descriptor in new use
+            shard = self._opened.pop()
+            if shard.mapped is not None:
+                shard.mapped.close()
+            disk.close(shard.file)

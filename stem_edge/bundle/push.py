@@ -1,0 +1,132 @@
+"""Pushing a bundle to a model hub, in one commit: a revision there is always a whole bundle."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stem_edge.bundle.card import CARD, OWN_CARD, model_card
+from stem_edge.bundle.checksums import verify
+from stem_edge.bundle.manifest import BACKBONE_FILES, MANIFEST, TABLES, TOKEN_COUNTS, open_bundle
+from stem_edge.errors import HubError, InputError
+from stem_edge.files.plain_files import damaged
+from stem_edge.hub.asking import asking
+from stem_edge.hub.fetch import Snapshot, fetch, hub_api, open_snapshot
+from stem_edge.hub.names import PREFIX, HubName, hub_name
+from stem_edge.progress import Progress
+
+RIGHT = "ok"
+
+
+def push(
+    bundle: str | Path,
+    name: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    license: str | None = None,
+    base_model: str | None = None,
+    progress: bool | None = None,
+) -> str:
+    """Push a bundle to a model hub, with a model card; return its name with the new commit.
+
+    All files are hashed first, so that no damage is spread. What the hub has is not sent again, so
+    a push that was cut off goes on. Files there that an older bundle had are deleted.
+
+    name: org/name; the model is made if there is none.
+    private: whether a new model is for its owner only.
+    revision: branch to push to, made if there is none. Default: the main branch.
+    license, base_model: for the card, as the hub spells them: "apache-2.0", "org/name".
+
+    Raises BundleError, HubError, InputError.
+    """
+    target = hub_name(name if name.startswith(PREFIX) else PREFIX + name)
+    if target is None or (target.revision and revision):
+        raise InputError(f"{name!r} and revision {revision!r}; give the revision once")
+    target = HubName(target.repository, revision or target.revision)
+    opened = open_bundle(bundle, progress=progress)
+    with Progress(opened.manifest.nbytes, "verifying", progress) as bar:
+        found = verify(opened.path, bar.advance)
+    files = [MANIFEST, *opened.manifest.files]
+    for file in files[1:]:
+        if found[file] != RIGHT:
+            raise damaged(opened.file(file), found[file])
+    with asking(target):
+        _make(target, private=private)
+    before = open_snapshot(target, progress=False)
+    card = model_card(opened.manifest, target.repository, license, base_model)
+    with asking(target), _quiet(progress):
+        additions = _additions(opened.path, files)
+        if _is_ours(before):
+            additions.append(_addition(CARD, card.encode()))
+        done = hub_api().create_commit(
+            target.repository,
+            [*additions, *_deletions(before.listing, files)],
+            commit_message="Push a bundle of stem-edge",
+            revision=target.revision,
+            num_threads=2,
+        )
+    return str(target.at(str(done.oid)))
+
+
+@contextmanager
+def _quiet(progress: bool | None) -> Iterator[None]:
+    """Let the hub's library show its bars on a terminal only, and no warnings about itself."""
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    hide = not are_progress_bars_disabled() and (progress is False or not sys.stderr.isatty())
+    if hide:
+        disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        if hide:
+            enable_progress_bars()
+
+
+def _make(target: HubName, *, private: bool) -> None:
+    """Make the model and the branch, if they are missing."""
+    api = hub_api()
+    api.create_repo(target.repository, private=private or None, exist_ok=True)
+    if target.revision is not None:
+        api.create_branch(target.repository, branch=target.revision, exist_ok=True)
+
+
+def _is_ours(before: Snapshot) -> bool:
+    """Return whether the card there may be replaced: there is none, or we wrote it."""
+    if CARD not in before.listing:
+        return True
+    fetch(before, [CARD])
+    try:
+        return OWN_CARD in (before.folder / CARD).read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise HubError(f"{before.name}: cannot read its {CARD} ({error.strerror})") from error
+
+
+def _additions(folder: Path, files: Collection[str]) -> list[Any]:
+    return [_addition(file, folder / file) for file in files]
+
+
+def _addition(file: str, source: Path | bytes) -> Any:
+    from huggingface_hub import CommitOperationAdd
+
+    return CommitOperationAdd(file, source)
+
+
+def _deletions(there: Collection[str], files: Collection[str]) -> list[Any]:
+    """Delete what an older bundle had, and leave all that others put there."""
+    from huggingface_hub import CommitOperationDelete
+
+    own = {TOKEN_COUNTS, *(file for kind in BACKBONE_FILES.values() for file in kind)}
+    old = [f for f in there if (f in own or f.startswith(f"{TABLES}/")) and f not in files]
+    return [CommitOperationDelete(file) for file in old]

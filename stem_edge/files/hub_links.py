@@ -1,0 +1,59 @@
+"""Links in the cache of a model hub, the only links of a bundle that are followed.
+
+    <repository>/snapshots/<commit>/<name> -> ../../blobs/<etag>   one more .. for each folder in <name>
+    <repository>/blobs/<etag> -> ../../blobs/<2 digits>/<digest>   beside the repository: shared files
+
+Only these two forms, read by us: the system would follow a link to any file of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+BLOBS, SNAPSHOTS = "blobs", "snapshots"
+_TO_BLOB = re.compile(rf"((?:\.\./){{2,}}){BLOBS}/([0-9A-Za-z][0-9A-Za-z._-]*)")
+_TO_SHARED = re.compile(rf"\.\./\.\./{BLOBS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})")
+
+
+def blob_of(link: Path) -> Path | None:
+    """Return the file that a link of a hub's cache stands for; None for any other link.
+
+    Whoever opens the file must not follow another link there. Raises OSError.
+    """
+    found = _TO_BLOB.fullmatch(_target(link))
+    folder = Path(os.path.realpath(link.parent))
+    up = found[1].count("/") if found else 0
+    if found is None or len(folder.parents) < up:
+        return None
+    repository = folder.parents[up - 1]
+    snapshots, commit, *_ = folder.relative_to(repository).parts
+    blobs = repository / BLOBS
+    if snapshots != SNAPSHOTS or not COMMIT.fullmatch(commit) or not _is_folder(blobs):
+        return None
+    blob = blobs / found[2]
+    return _shared(blob) if blob.is_symlink() else blob
+
+
+def _shared(blob: Path) -> Path | None:
+    """Return the file that several repositories share, from the link to it in one of them."""
+    found, store = _TO_SHARED.fullmatch(_target(blob)), blob.parents[2] / BLOBS
+    if found is None or not _is_folder(store) or not _is_folder(store / found[1]):
+        return None
+    return store / found[1] / found[2]
+
+
+def _target(link: Path) -> str:
+    # Not Path.readlink, which leaves out parts of the text.
+    return os.readlink(link).replace(os.sep, "/")  # noqa: PTH115
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether there is a folder, not a link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,74 @@
+"""Names of models on a hub: hf:org/name, or hf:org/name@revision."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stem_edge.errors import InputError
+from stem_edge.files.hub_links import COMMIT, SNAPSHOTS
+
+PREFIX = "hf:"
+REPOSITORIES = (
+    "models--"  # before a repository's name in the hub's cache, which has -- for its slash
+)
+_PART = r"[0-9A-Za-z_](?:[0-9A-Za-z_.-]{0,94}[0-9A-Za-z_])?"
+_REVISION = r"[0-9A-Za-z_](?:[0-9A-Za-z_./+-]{0,198}[0-9A-Za-z_+-])?"
+_NAME = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """Name of a model; its revision is a branch, a tag or a commit, None the hub's main branch."""
+
+    repository: str  # like org/name
+    revision: str | None = None
+
+    @property
+    def pinned(self) -> bool:
+        """True if the revision is a whole commit, which never changes."""
+        return self.revision is not None and COMMIT.fullmatch(self.revision) is not None
+
+    def at(self, commit: str) -> HubName:
+        """Return the name of a commit of this model."""
+        return replace(self, revision=commit)
+
+    @property
+    def folder(self) -> str:
+        """Name of the repository's folder in the hub's cache."""
+        return REPOSITORIES + self.repository.replace("/", "--")
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.repository}" + (f"@{self.revision}" if self.revision else "")
+
+
+def hub_name(path: str | Path) -> HubName | None:
+    """Parse what may be the name of a model on a hub; None for a path. Raises InputError."""
+    text = str(path)
+    if not text.startswith(PREFIX):
+        return None
+    found = _NAME.fullmatch(text.removeprefix(PREFIX).replace("\\", "/"))  # a Path on Windows
+    if found is None or "--" in found[1] or ".." in found[0]:
+        raise InputError(
+            f"{text!r} is no name of a model; expected hf:org/name, or hf:org/name@revision with a "
+            "branch, a tag or a commit"
+        )
+    return HubName(found[1], found[2])
+
+
+def name_of(folder: Path) -> HubName | None:
+    """Return the name of what lies in a folder of the hub's cache; None for any other folder."""
+    parts = folder.absolute().parts
+    if len(parts) < 3 or parts[-2] != SNAPSHOTS or not COMMIT.fullmatch(parts[-1]):
+        return None
+    if not parts[-3].startswith(REPOSITORIES):
+        return None
+    organization, separator, name = parts[-3].removeprefix(REPOSITORIES).partition("--")
+    return HubName(f"{organization}/{name}", parts[-1]) if separator else None
+
+
+def shown_name(folder: Path) -> str:
+    """Return what people call the model in a folder: org/name from a hub, else the folder's name."""
+    name = name_of(folder.resolve())
+    return (folder.name or folder.resolve().name) if name is None else name.repository
