@@ -137,7 +137,7 @@ def test_d8_shards_that_cannot_be_mapped(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("stem_edge.runtime.rows.store.mmap.mmap", refuse)
+    monkeypatch.setattr("stem_edge.runtime.rows.shards.mmap.mmap", refuse)
     refused(
         lambda: load(tiny_bundle, reads="mmap"),
         BundleError,
