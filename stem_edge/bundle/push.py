@@ -20,6 +20,7 @@ from stem_edge.hub.names import PREFIX, HubName, hub_name
 from stem_edge.progress import Progress
 
 RIGHT = "ok"
+COMMIT_SECONDS = 300.0  # a hub looks at all files of a commit before it answers
 
 
 def push(
@@ -59,7 +60,7 @@ def push(
         _make(target, private=private)
     before = open_snapshot(target, progress=False)
     card = model_card(opened.manifest, target.repository, license, base_model)
-    with asking(target), _quiet(progress):
+    with asking(target, COMMIT_SECONDS), _quiet(progress):
         additions = _additions(opened.path, files)
         if _is_ours(before):
             additions.append(_addition(CARD, card.encode()))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from stem_edge.errors import HubError
 from stem_edge.files.strict_json import one_line
@@ -15,9 +17,12 @@ LOG_IN = "log in with: hf auth login"
 NETWORK = "check the network, and try again"
 OTHER_CACHE = "free some space, or set HF_HUB_CACHE to another folder"
 TRANSPORTS = ("httpx", "httpx2", "httpcore", "requests")  # below versions of huggingface_hub
+OFFLINE = "HF_HUB_OFFLINE is set; what is not in the cache is not fetched: unset HF_HUB_OFFLINE"
+XET = "if the hub has no xet, set HF_HUB_DISABLE_XET=1"
 MAX_CHARS = 300  # of what is told of the hub's words
 SERVER_ERROR = 500  # HTTP status from which on the hub is at fault, perhaps for a moment
 BUSY = (408, 429)
+ANSWER_SECONDS = 10.0  # of silence in a connection, after which the hub is taken for unreachable
 LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE)
 
 
@@ -30,19 +35,53 @@ class CutError(UnreachableError):
 
 
 def endpoint() -> str | None:
-    """Return the address of the hub, or of a mirror of it (HF_ENDPOINT); None for the usual one."""
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+    """Return the address of the hub, or of a mirror of it (HF_ENDPOINT); None for the usual one.
+
+    Raises HubError if it is no address.
+    """
+    found = os.environ.get("HF_ENDPOINT")
+    if found is None:
+        return None
+    if not re.match("https?://.", found):
+        raise HubError(
+            f"HF_ENDPOINT is {one_line(ascii(found))}, expected an address like "
+            "https://huggingface.co; correct it, or unset it"
+        )
+    return found.rstrip("/")
 
 
 @contextmanager
-def asking(name: HubName) -> Iterator[None]:
-    """Turn errors of huggingface_hub, which concern this model, into HubError."""
+def asking(name: HubName, seconds: float = ANSWER_SECONDS) -> Iterator[None]:
+    """Turn errors of huggingface_hub, which concern this model, into HubError.
+
+    seconds: how long the hub may be silent.
+    """
     try:
-        yield
+        with _limited(seconds):
+            yield
     except Exception as error:
         if (explained := _explained(name, error)) is None:
             raise
         raise explained from error
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Limit requests that name no limit, for which huggingface_hub's client would wait for ever.
+
+    All of this process have one client. Who set its limit takes it away again, so none stays behind.
+    """
+    from huggingface_hub.utils import get_session
+
+    client: Any = get_session()
+    if any(limit is not None for limit in client.timeout.as_dict().values()):
+        yield
+        return
+    client.timeout = seconds
+    try:
+        yield
+    finally:
+        client.timeout = None
 
 
 def _explained(name: HubName, error: BaseException) -> HubError | None:
@@ -65,13 +104,14 @@ def _explained(name: HubName, error: BaseException) -> HubError | None:
                 return found
             return UnreachableError(f"{name}: is not in the cache ({_said(error)}); {NETWORK}")
         case errors.OfflineModeIsEnabled():
-            return UnreachableError(f"{name}: HF_HUB_OFFLINE is set; {NETWORK}")
+            return UnreachableError(f"{name}: {OFFLINE}")
         case OSError() if error.errno in LOCAL:
             where = error.filename or "the hub's cache"
             return HubError(f"{where}: cannot be written ({error.strerror}); {OTHER_CACHE}")
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in TRANSPORTS:
         said = _one_line(str(error) or type(error).__name__)
-        return CutError(f"{name}: the connection to the hub failed ({said}); {NETWORK}")
+        advice = XET if "xet-" in said else NETWORK
+        return CutError(f"{name}: the connection to the hub failed ({said}); {advice}")
     # Uploads wrap what was raised in their threads.
     return None if error.__cause__ is None else _explained(name, error.__cause__)
 

@@ -26,7 +26,7 @@ from stem_edge.files import disk
 from stem_edge.files.hub_links import BLOBS, COMMIT, SNAPSHOTS
 from stem_edge.files.strict_json import one_line
 from stem_edge.files.whole_file import write_whole
-from stem_edge.hub.asking import CutError, UnreachableError, asking, endpoint
+from stem_edge.hub.asking import ANSWER_SECONDS, CutError, UnreachableError, asking, endpoint
 from stem_edge.hub.names import HubName, hub_name
 from stem_edge.progress import tell
 from stem_edge.units import format_size
@@ -63,7 +63,10 @@ class Snapshot:
         """All files of this commit by name; the hub is asked once. Raises HubError."""
         with asking(self.name):
             info = hub_api().model_info(
-                self.name.repository, revision=self.name.revision, files_metadata=True
+                self.name.repository,
+                revision=self.name.revision,
+                files_metadata=True,
+                timeout=ANSWER_SECONDS,
             )
         return {
             file.rfilename: HubFile(
@@ -109,7 +112,9 @@ def _resolve(name: HubName, progress: bool | None) -> HubName:
     ref = cache() / name.folder / "refs" / (name.revision or MAIN)
     try:
         with asking(name):
-            info = hub_api().model_info(name.repository, revision=name.revision)
+            info = hub_api().model_info(
+                name.repository, revision=name.revision, timeout=ANSWER_SECONDS
+            )
     except UnreachableError as error:
         commit = _kept_commit(ref)
         if commit is None:

@@ -6,10 +6,12 @@ import errno
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +20,12 @@ import pytest
 from fsspec.core import url_to_fs
 from hub_server import PIECE_NBYTES, Blob, HubServer, Model, cache_of
 from huggingface_hub import constants, errors
+from huggingface_hub.utils import get_session
 from installed import DEMO
 from manifests import make_bundle
 
 import stem_edge
-from stem_edge.bundle import fetched
+from stem_edge.bundle import fetched, push
 from stem_edge.bundle.manifest import MANIFEST, TABLES, open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
@@ -323,8 +326,33 @@ def test_without_a_network_the_cache_is_used(
     assert f"hf:{NAME} is commit {commit} in the cache" in capsys.readouterr().err
     assert open_bundle(f"hf:{NAME}@{commit}").path == path
     for other in (f"{NAME}@v9", "acme/other", f"{NAME}@{'0' * 40}"):
-        with pytest.raises(HubError):
+        with pytest.raises(HubError) as caught:
             open_bundle(f"hf:{other}")
+        assert ("unset HF_HUB_OFFLINE" in str(caught.value)) == (how == "offline")
+
+
+def test_a_silent_hub_is_given_up(
+    hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, bundle)
+    path = open_bundle(f"hf:{NAME}").path
+    monkeypatch.setattr(fetch, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(push, "asking", partial(push.asking, seconds=0.2))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert open_bundle(f"hf:{NAME}").path == path
+        with pytest.raises(HubError, match="the connection to the hub failed .*timed out"):
+            open_bundle("hf:acme/other")
+        with pytest.raises(HubError, match="the connection to the hub failed .*timed out"):
+            push.push(bundle, "acme/other")
+    assert get_session().timeout.read is None  # others have the client, too
+
+
+@pytest.mark.parametrize("address", ["notaurl", "", "http://"])
+def test_what_is_no_address_of_a_hub(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(HubError, match=f"HF_ENDPOINT is '{address}', expected an address"):
+        open_bundle("hf:acme/other")
 
 
 @pytest.mark.slow
