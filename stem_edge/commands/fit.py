@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flash = "kind of flash that holds the tables (default: the device's, or the page cache)"
     add("--flash", choices=FLASH_NAMES, help=flash)
     network = "latency and bandwidth to tables that are elsewhere, like 20ms,100MB"
-    add("--network", metavar="TIME,SIZE", help=network)
+    add("--network", metavar="LATENCY,BANDWIDTH", help=network)
     tier = "with --network: what flash keeps of such tables, or 0 (default: 1GB)"
     add("--disk-tier", metavar="SIZE", help=tier)
     add_tables(parser)
@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         asked = "" if args.engine == "auto" else args.engine
         path = shown if args.tables is None else f"{shown} --tables {args.tables}"
+        path += f" --disk-tier {args.disk_tier}" if args.tables and args.disk_tier else ""
         print(report_table(fits, path, bundle=is_bundle(args.path), engine=asked))
     return 0
 

@@ -43,11 +43,16 @@ def parse_network(text: str | None, disk_tier: int | str | None) -> Network | No
     """Parse what is given for a plan; None without a network. Raises InputError."""
     if text is None:
         if disk_tier is not None:
-            raise InputError("disk_tier is for tables over a network; add network, or leave it out")
+            raise InputError(
+                "network is missing, and disk_tier belongs to it; give both, or leave both out"
+            )
         return None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s)\s*,\s*(.+?)\s*", text)
     if found is None:
         raise InputError(f"network is {text!r}; {EXPECTED}")
     latency, bandwidth = float(found[1]) * SECONDS[found[2]], found[3].removesuffix("/s")
     tier = USUAL_NBYTES if disk_tier is None else parse_tier(disk_tier)
-    return Network(latency, parse_size(bandwidth), tier)
+    try:
+        return Network(latency, parse_size(bandwidth), tier)
+    except InputError as error:
+        raise InputError(f"network is {text!r}; {EXPECTED} ({error})") from error

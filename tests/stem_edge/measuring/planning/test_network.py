@@ -13,7 +13,7 @@ GOOD = {
     (" 1.5 s , 2MB/s ", "3MB"): Network(1.5, 2e6, 3 * 10**6),
     ("500us,1GB", 0): Network(0.0005, 1e9, 0),
 }
-BAD = ["20ms", "20,100MB", "100MB,20ms", "-1ms,100MB", "20ms,", "20ms,fast", ""]
+BAD = ["20ms", "20,100MB", "100MB,20ms", "-1ms,100MB", "20ms,", "20ms,fast", "20ms,100Mbit", ""]
 
 
 @pytest.mark.parametrize(("text", "tier"), GOOD)
@@ -25,13 +25,13 @@ def test_what_is_stated(text: str, tier: int | str | None) -> None:
 
 @pytest.mark.parametrize("text", BAD)
 def test_what_cannot_be_meant(text: str) -> None:
-    with pytest.raises(InputError, match=r"expected|write"):
+    with pytest.raises(InputError, match=r"^network is .*; expected"):
         parse_network(text, None)
 
 
 def test_a_tier_without_a_network() -> None:
     assert parse_network(None, None) is None
-    refused(lambda: parse_network(None, "1GB"), InputError, "disk_tier")
+    refused(lambda: parse_network(None, "1GB"), InputError, "network is missing", "disk_tier")
 
 
 def test_the_share_of_a_tier() -> None:
