@@ -17,6 +17,9 @@ those of weights with what the model needs; checksums are left to checksums.py.
 
 from __future__ import annotations
 
+import os
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +38,7 @@ from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
 from stem_edge.hub.fetch import fetch, open_snapshot, remove
-from stem_edge.hub.names import hub_name, name_of
+from stem_edge.hub.names import PREFIX, hub_name, name_of
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat
 from stem_edge.tables.token_index import INDEX
@@ -198,15 +201,23 @@ def open_bundle(
     manifest = open_manifest(root)
     if tables_later and tables is None and manifest.tables is not None:
         tables = _tables_on_hub(root)
+    shards = [name for name in manifest.files if is_shard(name)]
+    lacking = tables is None and not any(os.path.lexists(root / name) for name in shards)
     folders = PlainFolders(root)
     for name, entry in manifest.files.items():
-        if tables is not None and is_shard(name):
+        if (lacking or tables is not None) and is_shard(name):
             continue
         folders.check(root / name)
         check_file(root / name, entry.nbytes)
         # Their readers would refuse larger ones, but only after all of it was hashed.
         if entry.nbytes > (most := MAX_SMALL_NBYTES.get(name, MAX_SIZE)):
             raise damaged(root / name, f"{entry.nbytes} bytes found, expected at most {most}")
+    if lacking and shards:
+        raise BundleError(
+            f"{root / shards[0]}: missing, and so are all shards of the tables; if they are elsewhere, "
+            "name their folder tables.zarr: --tables URL (tables= in Python); else the bundle is "
+            "incomplete: copy or export it again"
+        )
     _check_backbones(root, manifest)
     return Bundle(root, manifest, tables)
 
@@ -334,8 +345,16 @@ def _no_bundle(root: Path) -> BundleError:
         said = "its export is not finished; run stem-edge export again"
     else:
         file = ", but a file" if root.is_file() else ""
-        said = f"no such bundle folder{file}; give the folder of an export"
+        said = f"no such bundle folder{file}; give the folder of an export{_or_on_a_hub(root)}"
     return BundleError(f"{root}: {said}")
+
+
+def _or_on_a_hub(root: Path) -> str:
+    """Return words for what may be meant by org/name, or by HF:org/name."""
+    with suppress(InputError):
+        meant = hub_name(PREFIX + re.sub("^(?i:hf:)", "", str(root)))
+        return "" if root.is_file() else f", or {meant}"
+    return ""
 
 
 def parse_manifest(data: bytes, path: Path) -> Manifest:

@@ -252,7 +252,12 @@ def test_folders_that_are_not_bundles(tmp_path: Path, name: str, said: str) -> N
         (tmp_path / file).touch()
     message = refusal(tmp_path / name)
     assert message.startswith(f"{tmp_path / name}: ")
-    assert said in message
+    assert said in message and "hf:" not in message
+
+
+@pytest.mark.parametrize("name", ["acme/nosuch", "HF:acme/nosuch"])
+def test_a_name_on_a_hub_is_proposed(name: str) -> None:
+    assert refusal(Path(name)).endswith("give the folder of an export, or hf:acme/nosuch")
 
 
 def test_opening_does_not_hash(bundle: Path) -> None:

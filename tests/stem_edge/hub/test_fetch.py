@@ -341,9 +341,9 @@ def test_a_silent_hub_is_given_up(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert open_bundle(f"hf:{NAME}").path == path
-        with pytest.raises(HubError, match="the connection to the hub failed .*timed out"):
+        with pytest.raises(HubError, match=r"the connection to the hub failed .*timed out"):
             open_bundle("hf:acme/other")
-        with pytest.raises(HubError, match="the connection to the hub failed .*timed out"):
+        with pytest.raises(HubError, match=r"the connection to the hub failed .*timed out"):
             push.push(bundle, "acme/other")
     assert get_session().timeout.read is None  # others have the client, too
 
