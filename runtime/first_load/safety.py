@@ -98,7 +98,9 @@ def check_safety(
             return Safety(files=files, reasons=reasons, checked=[], advice=COPY_AGAIN)
         checked = [f"{len(here)} files, {format_size(sum(here.values()))}, as exported"]
         if tables is not None:
-            checked.append(f"not {len(far)} shards at {printable_url(tables)}")
+            checked.append(
+                f"without the {len(far)} shards at {printable_url(tables)}, which were not hashed"
+            )
         checked += [f"{len(ignored)} other files, which nothing reads"] if ignored else []
         try:
             bundle = open_bundle(root, tables)

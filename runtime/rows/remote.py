@@ -142,7 +142,7 @@ class RemoteShards:
                 continue
             return found
         raise RowReadError(
-            f"{self.name(wanted.shard)}: at byte {wanted.start}: {_words(reason)}; {_remedy(reason)}"
+            f"{self.name(wanted.shard)}: {_words(reason)}, at byte {wanted.start}; {_remedy(reason)}"
         ) from reason
 
     def _request(self, wanted: _Range, *, repeated: bool) -> bytes:
@@ -164,7 +164,7 @@ class RemoteShards:
             self.traffic.nbytes += len(found)
         if len(found) > stop - start:
             raise NotImplementedError(
-                f"{len(found)} bytes for a range of {stop - start}: this server serves no ranges"
+                f"this server serves no ranges: {len(found)} bytes came for {stop - start}"
             )
         return found
 
@@ -226,13 +226,17 @@ def _lasts(error: Exception) -> bool:
 def _words(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    said = printable_url(str(error))
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    kind, said = type(error).__name__, printable_url(str(error))
+    if isinstance(error, NotImplementedError):
+        return said
+    if isinstance(error, TimeoutError):
+        said = said or f"no answer within {TIMEOUT_SECONDS:g} s"
+    return f"{said} ({kind})" if said else kind
 
 
 def _remedy(error: Exception) -> str:
     if isinstance(error, NotImplementedError):
         return "use one that does, or copy the tables into the bundle"
     if isinstance(error, FileNotFoundError):
-        return RemoteShards.advice.short
+        return f"{RemoteShards.advice.short}, the folder tables.zarr itself"
     return f"{RemoteShards.advice.unreadable}; credentials are those that fsspec finds"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stem_edge.bundle.manifest import GGUF, TABLES, Bundle, Manifest
+from stem_edge.bundle.manifest import GGUF, TABLES, Bundle, Manifest, is_shard
 from stem_edge.bundle.quality_report import QualityReport
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import matrix_types
@@ -41,9 +41,11 @@ def bundle_table(bundle: Bundle) -> str:
     """Return a table for people, as wide as a small terminal."""
     lines = [str(bundle.path)]
     if bundle.tables is not None:
-        lines.append(f"its tables' shards are at {printable_url(bundle.tables)}")
-    for section in (_architecture, _storage, _quality, _files):
-        rows = section(bundle.manifest)
+        lines.append(
+            f"its tables' shards are at {printable_url(bundle.tables)}, and were not looked at"
+        )
+    sections = [part(bundle.manifest) for part in (_architecture, _storage, _quality)]
+    for rows in (*sections, _files(bundle)):
         lines += ["", *(f"{name:<22}{value}".rstrip() for name, value in rows)]
     return "\n".join(lines)
 
@@ -181,10 +183,12 @@ def _report(report: QualityReport) -> Rows:
         yield f"  {printable(kind)}", f"{error.worst:>8.2%}{error.mean:>8.2%}"
 
 
-def _files(manifest: Manifest) -> Rows:
+def _files(bundle: Bundle) -> Rows:
+    manifest = bundle.manifest
     names = sorted(manifest.files)
     for name in names[:FILES_SHOWN]:
-        yield format_size(manifest.files[name].nbytes), name
+        far = bundle.tables is not None and is_shard(name)
+        yield format_size(manifest.files[name].nbytes), name + " (elsewhere)" * far
     if rest := names[FILES_SHOWN:]:
         nbytes = sum(manifest.files[name].nbytes for name in rest)
         yield format_size(nbytes), f"in {len(rest)} more files"

@@ -100,7 +100,15 @@ def test_commands_say_where_the_tables_are(
     here: Path, server: RangeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", str(here), "--tables", server.url]) == 0
-    assert f"shards are at {server.url}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"shards are at {server.url}, and were not looked at" in said
+    assert f"{TABLES}/records/c/0/0 (elsewhere)" in said
+    command_refused(capsys, ["inspect", here], "all shards", "--tables URL")
+    planned = ["fit", here, "--tables", server.url, "--network", "20ms,100MB", "--disk-tier", "1MB"]
+    assert main([*map(str, planned), "--bandwidth", "17GB"]) == 0
+    assert f"--tables {server.url} --disk-tier 1MB" in capsys.readouterr().out
+    options = ["--disk-tier", "1MB", "--bandwidth", "17GB"]
+    command_refused(capsys, ["fit", DEMO, *options], "--network is missing, and --disk-tier")
     assert main(["inspect", str(here), "--tables", server.url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tables_url"] == server.url
     command_refused(capsys, ["inspect", here, "--geometry", "--tables", server.url], "--tables")
@@ -114,7 +122,7 @@ def test_verify_leaves_the_shards_out_and_says_so(
     """Its trial reads a few rows, in a process of its own."""
     found = stem_edge.check_safety(here, cache_dir=tmp_path, tables=server.url)
     assert found.safe
-    assert f"not 1 shards at {server.url}" in found.checked
+    assert f"without the 1 shards at {server.url}, which were not hashed" in found.checked
     assert not any("/c/" in name for name in found.files)
     assert server.requests
 
