@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import warnings
 from collections.abc import Collection, Iterator
@@ -14,10 +16,11 @@ from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.manifest import BACKBONE_FILES, MANIFEST, TABLES, TOKEN_COUNTS, open_bundle
 from stem_edge.errors import HubError, InputError
 from stem_edge.files.plain_files import damaged
-from stem_edge.hub.asking import asking
+from stem_edge.hub.asking import LOG_IN, UnreachableError, asking
 from stem_edge.hub.fetch import Snapshot, fetch, hub_api, open_snapshot
 from stem_edge.hub.names import PREFIX, HubName, hub_name
-from stem_edge.progress import Progress
+from stem_edge.progress import Progress, show_status, tell
+from stem_edge.units import format_size
 
 RIGHT = "ok"
 COMMIT_SECONDS = 300.0  # a hub looks at all files of a commit before it answers
@@ -49,6 +52,7 @@ def push(
     if target is None or (target.revision and revision):
         raise InputError(f"{name!r} and revision {revision!r}; give the revision once")
     target = HubName(target.repository, revision or target.revision)
+    _check_card(license, base_model)
     opened = open_bundle(bundle, progress=progress)
     with Progress(opened.manifest.nbytes, "verifying", progress) as bar:
         found = verify(opened.path, bar.advance)
@@ -56,7 +60,7 @@ def push(
     for file in files[1:]:
         if found[file] != RIGHT:
             raise damaged(opened.file(file), found[file])
-    with asking(target):
+    with _log_in_first(target), asking(target):
         _make(target, private=private)
     before = open_snapshot(target, progress=False)
     card = model_card(opened.manifest, target.repository, license, base_model)
@@ -64,6 +68,8 @@ def push(
         additions = _additions(opened.path, files)
         if _is_ours(before):
             additions.append(_addition(CARD, card.encode()))
+        if progress is not False:
+            show_status(f"sending {len(files)} files, {format_size(opened.manifest.nbytes)}")
         done = hub_api().create_commit(
             target.repository,
             [*additions, *_deletions(before.listing, files)],
@@ -71,7 +77,36 @@ def push(
             revision=target.revision,
             num_threads=2,
         )
+    show_status("")
+    if done.oid == before.name.revision:
+        tell(f"{target} has all of it already", progress)
     return str(target.at(str(done.oid)))
+
+
+def _check_card(license: str | None, base_model: str | None) -> None:
+    """Raise InputError for what no hub would understand in a card."""
+    if license is not None and not re.fullmatch("[a-z0-9][a-z0-9.+-]*", license):
+        raise InputError(f"license is {license!r}; expected an id of the hub's, like apache-2.0")
+    if base_model is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", base_model, re.ASCII):
+        raise InputError(f"base_model is {base_model!r}; expected org/name")
+
+
+@contextmanager
+def _log_in_first(target: HubName) -> Iterator[None]:
+    """Let a refusal begin with what is missing most often."""
+    from huggingface_hub import get_token
+
+    try:
+        yield
+    except UnreachableError:
+        raise
+    except HubError as error:
+        if get_token() is not None:
+            raise
+        said = str(error).removeprefix(f"{target}: ").partition(";")[0]
+        raise HubError(
+            f"{target}: pushing needs a token, and none is set; {LOG_IN} ({said})"
+        ) from error
 
 
 @contextmanager
@@ -87,12 +122,26 @@ def _quiet(progress: bool | None) -> Iterator[None]:
     if hide:
         disable_progress_bars()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _filtered(logging.getLogger("huggingface_hub.hf_api")):
             warnings.simplefilter("ignore", DeprecationWarning)
             yield
     finally:
         if hide:
             enable_progress_bars()
+
+
+@contextmanager
+def _filtered(logger: logging.Logger) -> Iterator[None]:
+    """Leave out that nothing was modified, which is told in our words."""
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("No files have been modified")
+
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
 
 
 def _make(target: HubName, *, private: bool) -> None:

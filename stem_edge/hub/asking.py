@@ -19,6 +19,7 @@ OTHER_CACHE = "free some space, or set HF_HUB_CACHE to another folder"
 TRANSPORTS = ("httpx", "httpx2", "httpcore", "requests")  # below versions of huggingface_hub
 OFFLINE = "HF_HUB_OFFLINE is set; what is not in the cache is not fetched: unset HF_HUB_OFFLINE"
 XET = "if the hub has no xet, set HF_HUB_DISABLE_XET=1"
+XET_TOKEN = re.compile("xet-[a-z]+-token")  # in an address that only a hub with xet has
 MAX_CHARS = 300  # of what is told of the hub's words
 SERVER_ERROR = 500  # HTTP status from which on the hub is at fault, perhaps for a moment
 BUSY = (408, 429)
@@ -97,6 +98,8 @@ def _explained(name: HubName, error: BaseException) -> HubError | None:
         case errors.RevisionNotFoundError():
             said = f"no such revision of this model ({_said(error)})"
             return HubError(f"{name}: {said}; give a branch, a tag or a commit that it has")
+        case errors.HfHubHTTPError() if XET_TOKEN.search(str(error)):
+            return HubError(f"{name}: the hub refuses xet ({_said(error)}); {XET}")
         case errors.HfHubHTTPError():
             return _status(name, error.response.status_code, _said(error))
         case errors.LocalEntryNotFoundError():  # it has tried some times itself
@@ -110,7 +113,7 @@ def _explained(name: HubName, error: BaseException) -> HubError | None:
             return HubError(f"{where}: cannot be written ({error.strerror}); {OTHER_CACHE}")
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in TRANSPORTS:
         said = _one_line(str(error) or type(error).__name__)
-        advice = XET if "xet-" in said else NETWORK
+        advice = XET if XET_TOKEN.search(str(error)) else NETWORK
         return CutError(f"{name}: the connection to the hub failed ({said}); {advice}")
     # Uploads wrap what was raised in their threads.
     return None if error.__cause__ is None else _explained(name, error.__cause__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,6 +24,8 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.push import push
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
+from stem_edge.hub.asking import asking
+from stem_edge.hub.names import HubName
 
 NAME = "acme/pushed"
 SHARD = f"{TABLES}/records/c/0/0"
@@ -67,6 +70,8 @@ def test_what_was_pushed_is_fetched(
     )
     assert all(part in card for part in expected)
     hub.requests.clear()
+    assert main(["push", str(bundle), NAME, *options]) == 0
+    assert capsys.readouterr().err == f"stem-edge: hf:{NAME} has all of it already\n"
     assert push(bundle, f"hf:{NAME}", license="mit", base_model="acme/base", progress=False) == name
     assert not hub.asked("PUT") and not hub.asked("/commit/")
 
@@ -131,6 +136,30 @@ def test_what_the_hub_refuses_is_told(
     hub.faults.status[place] = status
     with pytest.raises(HubError, match=part):
         push(bundle, NAME)
+
+
+@pytest.mark.parametrize(
+    "option", [{"license": "Apache 2"}, {"license": ""}, {"base_model": "base"}]
+)
+def test_what_belongs_in_no_card_is_refused(bundle: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"license is .*apache-2.0|base_model is .*org/name"):
+        push(bundle, NAME, **option)
+
+
+def test_a_push_without_a_token(
+    hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "/nowhere")
+    hub.faults.status["/api/repos/create"] = 401
+    with pytest.raises(HubError, match="none is set; log in with: hf auth login"):
+        push(bundle, NAME)
+
+
+def test_a_hub_without_xet() -> None:
+    failed = OSError("HTTP status 404 for http://hub/api/models/a/b/xet-write-token/main")
+    with pytest.raises(HubError, match="HF_HUB_DISABLE_XET=1"), asking(HubName("a/b")):
+        raise failed
 
 
 def test_a_card_says_what_is_known(bundle: Path) -> None:
