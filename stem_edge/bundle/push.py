@@ -77,7 +77,6 @@ def push(
             revision=target.revision,
             num_threads=2,
         )
-    show_status("")
     if done.oid == before.name.revision:
         tell(f"{target} has all of it already", progress)
     return str(target.at(str(done.oid)))
@@ -126,6 +125,8 @@ def _quiet(progress: bool | None) -> Iterator[None]:
             warnings.simplefilter("ignore", DeprecationWarning)
             yield
     finally:
+        if progress is not False:
+            show_status("")
         if hide:
             enable_progress_bars()
 
