@@ -17,7 +17,6 @@ those of weights with what the model needs; checksums are left to checksums.py.
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -202,7 +201,7 @@ def open_bundle(
     if tables_later and tables is None and manifest.tables is not None:
         tables = _tables_on_hub(root)
     shards = [name for name in manifest.files if is_shard(name)]
-    lacking = tables is None and not any(os.path.lexists(root / name) for name in shards)
+    lacking = tables is None and all(_is_missing(root / name) for name in shards)
     folders = PlainFolders(root)
     for name, entry in manifest.files.items():
         if (lacking or tables is not None) and is_shard(name):
@@ -220,6 +219,15 @@ def open_bundle(
         )
     _check_backbones(root, manifest)
     return Bundle(root, manifest, tables)
+
+
+def _is_missing(path: Path) -> bool:
+    """Return whether nothing is there; what is in the way, or cannot be read, is another matter."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def bundle_folder(

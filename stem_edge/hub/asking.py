@@ -72,7 +72,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
     All of this process have one client. Who set its limit takes it away again, so none stays behind.
     """
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import get_session
 
     client: Any = get_session()
     if any(limit is not None for limit in client.timeout.as_dict().values()):

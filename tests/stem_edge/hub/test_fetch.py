@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 from fsspec.core import url_to_fs
 from hub_server import PIECE_NBYTES, Blob, HubServer, Model, cache_of
-from huggingface_hub import constants, errors
-from huggingface_hub.utils import get_session
+from huggingface_hub import constants, errors, get_session
 from installed import DEMO
 from manifests import make_bundle
 
@@ -32,6 +31,7 @@ from stem_edge.errors import BundleError, HubError, InputError
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import EngineName
 from stem_edge.hub import fetch
+from stem_edge.hub.asking import asking
 from stem_edge.hub.names import HubName
 from stem_edge.system.user_folder import cache_folder
 
@@ -337,7 +337,7 @@ def test_a_silent_hub_is_given_up(
     hub.add(NAME, bundle)
     path = open_bundle(f"hf:{NAME}").path
     monkeypatch.setattr(fetch, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(push, "asking", partial(push.asking, seconds=0.2))
+    monkeypatch.setattr(push, "asking", partial(asking, seconds=0.2))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert open_bundle(f"hf:{NAME}").path == path
