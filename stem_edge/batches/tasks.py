@@ -13,6 +13,7 @@ from stem_edge.batches.rows import Row
 from stem_edge.batches.settings import Settings
 from stem_edge.batches.task import Task
 from stem_edge.errors import StemEdgeError
+from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.serving.answers import Whole
@@ -47,7 +48,7 @@ class Tasks:
     def __init__(self, model: Model, settings: Settings) -> None:
         self._model, self._settings = model, settings
         self._texts = TokenTexts(model)
-        self._name = settings.name or model.bundle.path.name
+        self._name = settings.name or shown_name(model.bundle.path)
 
     def task(self, row: Row) -> Task | Result:
         """Return a row as a task, or what is wrong with it."""
