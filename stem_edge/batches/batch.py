@@ -20,6 +20,7 @@ from stem_edge.batches.settings import SEQUENCES, Answers, Settings
 from stem_edge.bundle.manifest import open_bundle
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.graph.names import STEP_TOKENS
+from stem_edge.hub.fetch import pinned
 from stem_edge.runtime.backends.options import LoadKeywords
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.model import Model
@@ -71,7 +72,8 @@ def batch(
     column: of the prompts in a parquet file; its column "id" has their ids.
     retry_errors: answer rows whose results are errors again.
     name: of the model in results of OpenAI's form; default: that of the bundle's folder.
-    answers: what computes instead of a model here, such as stem_edge.ray_answers.
+    answers: what computes instead of a model here, such as what stem_edge.ray_answers returns; it
+        takes name and options when it is made.
     options: fields of SamplingParams, of plain rows that do not have their own; and, for a path,
         keywords of stem_edge.load. sequences: most answers that are computed together; default 8, if
         memory allows. seed: by which each sampled row without a seed has its own; default 0, so
@@ -81,9 +83,13 @@ def batch(
     differs from run to run; exact=True computes the bits of lone answers. Raises InputError, and what
     stem_edge.load raises; what is complete is in the output then, too.
     """
-    loading, settings = split(options, name, None if isinstance(model, Model) else model)
     if (model is None) == (answers is None):
         raise InputError("give either a model or answers")
+    bundle = None if isinstance(model, Model) or model is None else str(model)
+    if bundle is not None:  # the same commit whenever it is opened
+        model = bundle = pinned(bundle, options.get("progress"))
+    loading, settings = split(options, name, bundle)
+    _check_taken(model, answers, options, name)
     source, target = None if str(input) == STDIN else Path(input), Path(output)
     _check(source, target, column)
     meter = Meter(count_rows(source, column), options.get("progress"))
@@ -103,7 +109,7 @@ def split(
 ) -> tuple[LoadKeywords, Settings]:
     """Return keywords of stem_edge.load, for a bundle, and what holds for all rows.
 
-    Raises InputError, BundleError.
+    Raises InputError, and what open_bundle raises.
     """
     if unknown := options.keys() - BatchKeywords.__annotations__.keys():
         raise UnknownOptionError(
@@ -114,15 +120,34 @@ def split(
     seed, sequences = sampling.pop("seed", 0), given.get("sequences")
     together = SEQUENCES if sequences is None else sequences
     settings = Settings(cast(SamplingOptions, sampling), seed, together, name)
+    contexts = 1 if bundle is None else _contexts(bundle, options)
     if sequences is None:
-        given["sequences"] = 1 if bundle is None else _contexts(bundle, options)
+        given["sequences"] = contexts
     return cast(LoadKeywords, given), settings
 
 
 def _contexts(bundle: str | Path, options: BatchKeywords) -> int:
     """Return the full contexts that SEQUENCES short answers take, as memory is counted for them."""
-    length = options.get("context_length") or open_bundle(bundle).manifest.model.max_context
+    opened = open_bundle(
+        bundle,
+        options.get("tables"),
+        tables_later=options.get("tables_later", False),
+        progress=options.get("progress"),
+    )
+    length = options.get("context_length") or opened.manifest.model.max_context
     return max(1, -(-SEQUENCES * STEP_TOKENS // max(length, STEP_TOKENS)))
+
+
+def _check_taken(
+    model: object, answers: Answers | None, options: BatchKeywords, name: str | None
+) -> None:
+    """Raise InputError for options that nothing would take."""
+    given = {*options, *(() if name is None else ("name",))} - {"progress"}
+    if answers is not None and given:
+        raise InputError(f"{min(given)} is not for answers; give it to what makes them")
+    unused = given.intersection(LoadKeywords.__annotations__) - {"sequences"}
+    if isinstance(model, Model) and unused:
+        raise InputError(f"{min(unused)} is an option of loading; give it to stem_edge.load")
 
 
 def _check(source: Path | None, target: Path, column: str | None) -> None:
@@ -157,8 +182,6 @@ def _computing(
     if answers is not None:
         yield answers
     elif isinstance(model, Model):
-        if given := loading.keys() - {"sequences", "progress"}:
-            raise InputError(f"{min(given)} is an option of loading; give it to stem_edge.load")
         yield partial(answer, model, settings=settings)
     else:
         with load(cast(Path, model), **loading) as loaded:

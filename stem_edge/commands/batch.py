@@ -13,6 +13,7 @@ from stem_edge.cluster.batches import ray_answers
 from stem_edge.commands.answers import add_sampling, sampling_options
 from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.commands.ray import add_ray
+from stem_edge.hub.fetch import pinned
 from stem_edge.units import format_rate
 
 if TYPE_CHECKING:
@@ -71,16 +72,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options = cast(BatchKeywords, {**loading_options(args), **sampling_options(args)})
     options["progress"] = False if args.quiet else None
+    here = args.ray is None
+    given: BatchKeywords = options if here else {"progress": options["progress"]}
     try:
         found = batch(
             args.input,
             args.output,
-            args.bundle if args.ray is None else None,
+            args.bundle if here else None,
             column=args.column,
             retry_errors=args.retry_errors,
-            name=args.name,
-            answers=None if args.ray is None else _ray_answers(args, options),
-            **options,
+            name=args.name if here else None,
+            answers=None if here else _ray_answers(args, options),
+            **given,
         )
     except KeyboardInterrupt:
         told = f"interrupted; {args.output} has what is complete, and the same command goes on"
@@ -107,5 +110,6 @@ def report(found: Batch) -> str:
 
 def _ray_answers(args: argparse.Namespace, options: BatchKeywords) -> Answers:
     """Return what computes on a cluster."""
-    loading, settings = split(options, args.name, args.bundle)
-    return ray_answers(args.bundle, loading, settings, args.ray)
+    bundle = pinned(args.bundle, options["progress"])  # the same commit on each machine
+    loading, settings = split(options, args.name, bundle)
+    return ray_answers(bundle, loading, settings, args.ray)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_server import HubServer
 from installed import DEMO
 
 from stem_edge.commands import batch
@@ -41,6 +42,25 @@ def test_rows_of_stdin(capsys: Capture, tmp_path: Path, monkeypatch: pytest.Monk
     output = tmp_path / "out.jsonl"
     assert main(["batch", "-", str(output), "--bundle", str(DEMO), "-n", "1", "-q"]) == 0
     assert json.loads(output.read_text())["id"] == 1
+
+
+def test_all_machines_get_one_commit(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = hub.add("acme/model", DEMO)
+    (tmp_path / "in").write_text('{"prompt": "a"}\n')
+    made = list[Any]()
+
+    def answers(*given: Any) -> Any:
+        made.extend(given)
+        return lambda rows: iter(())
+
+    monkeypatch.setattr(batch, "ray_answers", answers)
+    command = ["batch", str(tmp_path / "in"), str(tmp_path / "out"), "--bundle", "hf:acme/model"]
+    assert main([*command, "--ray", "-n", "3", "--name", "b", "-q"]) == 0
+    assert made[0] == f"hf:acme/model@{commit}"
+    assert (made[2].options["max_new_tokens"], made[2].name) == (3, "b")
+    assert hub.requests.count("GET /api/models/acme/model") == 1
 
 
 def test_an_interrupt_says_how_to_go_on(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
