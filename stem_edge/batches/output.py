@@ -18,6 +18,7 @@ from stem_edge.files import disk
 
 SYNC_SECONDS = 5.0  # whose results may be lost when the power goes; they are computed again
 BEGIN = b'{"id":'  # of each line
+CLOSED = -1  # in place of a descriptor
 MAX_LINE_NBYTES = 1 << 30  # so that what is no file of results is not read into memory
 
 
@@ -42,7 +43,7 @@ class Output:
                 elif whole < disk.size(self._file):
                     disk.resize(self._file, whole)
             except BaseException:
-                disk.close(self._file)
+                _close(self._file)
                 raise
 
     def __contains__(self, key: bytes) -> bool:
@@ -96,20 +97,28 @@ class Output:
         copy = disk.create(beside)
         try:
             disk.lock(copy)
-            for line, is_error, key in _results(path):
-                if not is_error:
-                    disk.write_all(copy, line)
-                    self._keys.add(key)
-            disk.fsync(copy)
+            self._copy_answers(copy)
+            if not disk.RENAMES_OPEN:  # so another batch may come between; then what follows fails
+                disk.close(copy)
+                disk.close(self._file)
+                copy = self._file = CLOSED
             disk.rename(beside, path)
         except BaseException:
-            disk.close(copy)
+            _close(copy)
             with suppress(OSError):
                 disk.remove(beside)
             raise
-        disk.close(self._file)
-        self._file = copy
+        _close(self._file)
+        self._file = _open(path) if copy == CLOSED else copy
         disk.sync_folder(path.parent)
+
+    def _copy_answers(self, copy: int) -> None:
+        """Write the lines that are no errors into another file, and note their rows."""
+        for line, is_error, key in _results(self.path):
+            if not is_error:
+                disk.write_all(copy, line)
+                self._keys.add(key)
+        disk.fsync(copy)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -120,6 +129,12 @@ class Output:
                 f"{self.path}: cannot write results ({error.strerror or error}); once it can be written, "
                 "the same batch goes on"
             ) from error
+
+
+def _close(file: int) -> None:
+    """Close a file, whose loss is not worth another error."""
+    with suppress(OSError):
+        disk.close(file)
 
 
 def _open(path: Path) -> int:
