@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +20,7 @@ from stem_edge.files import disk
 
 SYNC_SECONDS = 5.0  # whose results may be lost when the power goes; they are computed again
 BEGIN = b'{"id":'  # of each line
+NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP  # of shared disks
 CLOSED = -1  # in place of a descriptor
 MAX_LINE_NBYTES = 1 << 30  # so that what is no file of results is not read into memory
 
@@ -96,7 +99,7 @@ class Output:
         self._keys, self.errors = Keys(), 0
         copy = disk.create(beside)
         try:
-            disk.lock(copy)
+            _lock(copy, path)
             self._copy_answers(copy)
             if not disk.RENAMES_OPEN:  # so another batch may come between; then what follows fails
                 disk.close(copy)
@@ -147,10 +150,27 @@ def _open(path: Path) -> int:
         )
     file = disk.append(path)
     # A batch that retries errors has put another file into the place of one that is not locked any more.
-    if not disk.lock(file) or not os.path.samestat(os.fstat(file), path.stat()):
-        disk.close(file)
-        raise InputError(f"{path}: another batch writes it; wait for it, or choose another output")
-    return file
+    try:
+        if _lock(file, path) and os.path.samestat(os.fstat(file), path.stat()):
+            return file
+    except BaseException:
+        _close(file)
+        raise
+    _close(file)
+    raise InputError(f"{path}: another batch writes it; wait for it, or choose another output")
+
+
+def _lock(file: int, path: Path) -> bool:
+    """Take a file; False if another process has it. Warns, and goes on, where files have no locks."""
+    try:
+        return disk.lock(file)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        found = f"files cannot be locked here ({error.strerror})"
+        told = f"{path}: {found}; let no other batch write it meanwhile"
+        warnings.warn(told, RuntimeWarning, stacklevel=2)
+        return True
 
 
 def _results(path: Path) -> Iterator[tuple[bytes, bool, bytes]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 from faulty_disk import CHANGES, Failing, watch
+from open_files import open_files
 
 from stem_edge.batches.keys import Keys
 from stem_edge.batches.output import Output
@@ -105,6 +108,24 @@ def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
     with Output(tmp_path / "out"), pytest.raises(InputError, match="another batch writes it"):
         Output(tmp_path / "out")
     Output(tmp_path / "out").close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EIO])
+def test_disks_without_locks(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"".join(LINES))
+    fcntl, before = pytest.importorskip("fcntl"), open_files()
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
+    if number == errno.EIO:
+        with pytest.raises(InputError, match="Input/output error"):
+            Output(path)
+    else:
+        with (
+            pytest.warns(RuntimeWarning, match="cannot be locked here"),
+            Output(path, retry_errors=True) as found,
+        ):
+            assert len(found) == 1
+    assert open_files() <= before
 
 
 @pytest.mark.parametrize("at", range(10))
