@@ -28,8 +28,8 @@ MAX_LINE_NBYTES = 1 << 30  # so that what is no file of results is not read into
 class Output:
     """Results appended to a file, each once; what it has already is done.
 
-    A last line without an end is dropped: the process that wrote it was killed. retry_errors: drop
-    lines of errors, too. Other processes cannot write it meanwhile. Raises InputError, as `append` and
+    A last line without an end is dropped: the process that wrote it was killed, or the power went,
+    which can leave zeros. retry_errors: drop lines of errors, too. Other processes cannot write it meanwhile. Raises InputError, as `append` and
     `close` do.
     """
 
@@ -179,8 +179,7 @@ def _results(path: Path) -> Iterator[tuple[bytes, bool, bytes]]:
         number = 0
         while line := file.readline(MAX_LINE_NBYTES):
             number += 1
-            is_cut = not line.endswith(b"\n")
-            if is_cut and line.startswith(BEGIN[: len(line)]):
+            if _is_cut(line, number):
                 return
             try:
                 key, is_error = known(line)
@@ -189,3 +188,10 @@ def _results(path: Path) -> Iterator[tuple[bytes, bool, bytes]]:
                     f"{path}: line {number} is no result of a batch; choose another output"
                 ) from None
             yield line, is_error, key
+
+
+def _is_cut(line: bytes, number: int) -> bool:
+    """Tell whether a line is what is left of one; the first of a file shall look like it."""
+    if line.endswith(b"\n") or len(line) == MAX_LINE_NBYTES:
+        return False
+    return number > 1 or line.startswith(BEGIN[: len(line)]) or not line.strip(b"\0")

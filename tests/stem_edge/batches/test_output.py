@@ -33,6 +33,10 @@ LINES = [b'{"id":"a","text":"1"}\n', b'{"id":2,"line":2,"error":{"message":"no"}
         (LINES[0] + LINES[1][:-1], 1),  # even what lacks its end alone
         (LINES[0] + LINES[1][:3], 1),
         (LINES[1][:1], 0),
+        (LINES[0] + bytes(9000), 1),  # as after a power cut
+        (LINES[0] + LINES[1][:9] + bytes(90), 1),
+        (LINES[0] + bytes(90) + LINES[1][9:-1], 1),
+        (bytes(9000), 0),
         (b"".join(LINES), 2),
     ],
 )
