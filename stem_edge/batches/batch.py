@@ -17,11 +17,11 @@ from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import SEQUENCES, Answers, Settings
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.hub.fetch import pinned
-from stem_edge.runtime.backends.options import LoadKeywords
+from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions
@@ -85,13 +85,13 @@ def batch(
     """
     if (model is None) == (answers is None):
         raise InputError("give either a model or answers")
+    source, target = None if str(input) == STDIN else Path(input), Path(output)
+    _check(source, target, column)
     bundle = None if isinstance(model, Model) or model is None else str(model)
     if bundle is not None:  # the same commit whenever it is opened
         model = bundle = pinned(bundle, options.get("progress"))
     loading, settings = split(options, name, bundle)
     _check_taken(model, answers, options, name)
-    source, target = None if str(input) == STDIN else Path(input), Path(output)
-    _check(source, target, column)
     meter = Meter(count_rows(source, column), options.get("progress"))
     with Output(target, retry_errors=retry_errors) as found:
         rows = _new(read_rows(source, column), found, meter)
@@ -120,21 +120,19 @@ def split(
     seed, sequences = sampling.pop("seed", 0), given.get("sequences")
     together = SEQUENCES if sequences is None else sequences
     settings = Settings(cast(SamplingOptions, sampling), seed, together, name)
-    contexts = 1 if bundle is None else _contexts(bundle, options)
     if sequences is None:
-        given["sequences"] = contexts
+        given["sequences"] = 1
+    if bundle is not None:
+        loading = LoadOptions(**given)
+        opened = loading.open(bundle)  # whatever it is for, so that what is wrong is told first
+        if sequences is None:
+            given["sequences"] = _contexts(opened, loading)
     return cast(LoadKeywords, given), settings
 
 
-def _contexts(bundle: str | Path, options: BatchKeywords) -> int:
+def _contexts(bundle: Bundle, options: LoadOptions) -> int:
     """Return the full contexts that SEQUENCES short answers take, as memory is counted for them."""
-    opened = open_bundle(
-        bundle,
-        options.get("tables"),
-        tables_later=options.get("tables_later", False),
-        progress=options.get("progress"),
-    )
-    length = options.get("context_length") or opened.manifest.model.max_context
+    length = options.context_length or bundle.manifest.model.max_context
     return max(1, -(-SEQUENCES * STEP_TOKENS // max(length, STEP_TOKENS)))
 
 
@@ -151,6 +149,8 @@ def _check_taken(
 
 
 def _check(source: Path | None, target: Path, column: str | None) -> None:
+    if str(target) == STDIN:
+        raise InputError(f"{target}: results need a file, from which a batch goes on; name one")
     if target.suffix.lower() == ".parquet":
         raise InputError(f"{target}: results are lines of JSON; choose a name like results.jsonl")
     if not target.parent.is_dir():

@@ -253,6 +253,10 @@ def test_what_cannot_be_a_batch_is_refused(
             stem_edge.batch(source, "out", answers=echo, **unused)
     with pytest.raises(BundleError):
         stem_edge.batch(source, "none", tmp_path / "no", sequences=2)
+    with pytest.raises(InputError, match="threads is 0"):
+        stem_edge.batch(source, "none", DEMO, threads=0, sequences=2)
+    with pytest.raises(InputError, match="need a file"):
+        stem_edge.batch(source, "-", answers=echo)
     assert not (tmp_path / "none").exists()
     assert other.read_text() == "what is no result\n"
 
