@@ -65,9 +65,9 @@ class Tasks:
     def _of_plain(self, row: Row, given: dict[str, Any]) -> Task:
         given.pop("id", None)
         prompt, messages = given.pop("prompt", None), given.pop("messages", None)
+        params = self._seeded(row, self._params(given))  # first, because a prompt may be misspelt
         if (prompt is None) == (messages is None):
             raise RefusalError("a row has either a prompt or messages; give one of them")
-        params = self._seeded(row, self._params(given))
         if messages is not None:
             prompt = prompt_ids(self._model, Turn(_checked(messages), params))
         request = self._model.request(prompt, params)

@@ -122,6 +122,7 @@ WRONG = [
     ({"id": "both", "prompt": "a", "messages": []}, "both", "either a prompt or messages"),
     ({"id": "kind", "prompt": 5}, "kind", "token ids"),
     ({"id": "talk", "messages": "a"}, "talk", "messages is not a list"),
+    ({"id": "typo", "promt": "a"}, "typo", "no option promt"),
     ({"id": "field", "prompt": "a", "max_tokens": 5}, "field", "no option max_tokens"),
     ({"id": "hot", "prompt": "a", "temperature": "x"}, "hot", "temperature is 'x'"),
     ({"id": "bias", "prompt": "a", "logit_bias": {"x": 1}}, "bias", "logit_bias has 'x'"),
