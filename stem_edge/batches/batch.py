@@ -38,6 +38,7 @@ class Batch:
     """What became of a batch. results, errors: lines of the output, and those that are errors.
 
     answered, failed: rows of this run; tokens: of their answers, in so many seconds without loading.
+    first_error: what the first error of this run says, with its line.
     """
 
     results: int
@@ -46,6 +47,7 @@ class Batch:
     failed: int
     tokens: int
     seconds: float
+    first_error: str | None = None
 
 
 def batch(
@@ -100,7 +102,13 @@ def batch(
             with _computing(model, answers, loading, settings) as compute:
                 _write(compute(chain((first,), rows)), found, meter)
         return Batch(
-            len(found), found.errors, meter.answered, meter.failed, meter.tokens, meter.seconds
+            len(found),
+            found.errors,
+            meter.answered,
+            meter.failed,
+            meter.tokens,
+            meter.seconds,
+            meter.first_error,
         )
 
 

@@ -102,10 +102,17 @@ def report(found: Batch) -> str:
     speed = f"{found.tokens:,} tokens in {found.seconds:.3g} s"
     if found.seconds:
         speed += f", {format_rate(found.tokens / found.seconds)} tokens/s"
-    parts = [f"{rows:,} rows, {speed}" if rows else "no row was left to answer"]
+    parts = [f"{_count(rows, 'row')}, {speed}" if rows else "no row was left to answer"]
     if found.errors:
-        parts.append(f"{found.errors:,} errors among {found.results:,} results")
+        parts.append(f"{_count(found.errors, 'error')} among {_count(found.results, 'result')}")
+        if found.first_error is not None:
+            parts[-1] += f" ({found.first_error})"
+        parts.append("--retry-errors answers their rows again")
     return "; ".join(parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _ray_answers(args: argparse.Namespace, options: BatchKeywords) -> Answers:

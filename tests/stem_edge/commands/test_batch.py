@@ -28,11 +28,18 @@ def test_it_answers_once_and_tells_of_errors(capsys: Capture, tmp_path: Path) ->
     error, answer = map(json.loads, output.read_text().splitlines())
     assert "top_p" in error["error"]["message"]
     assert answer["text"].startswith(" Paris")
+    output.unlink()
+    assert main(command) == 1
+    told = capsys.readouterr().err
+    assert "; 1 error among 2 results (line 2: top_p is 7; " in told
     source.write_text(source.read_text().replace("7", "1"))
     assert main(command) == 1  # ids decide: the row is done
-    assert "no row was left to answer; 1 errors among 2" in capsys.readouterr().err
+    assert (
+        "no row was left to answer; 1 error among 2 results; --retry-errors"
+        in capsys.readouterr().err
+    )
     assert main([*command, "--retry-errors"]) == 0
-    assert "1 rows, 3 tokens in" in capsys.readouterr().err
+    assert "1 row, 3 tokens in" in capsys.readouterr().err
     assert main([*command, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
 
