@@ -70,10 +70,11 @@ def batch(
         and an object with "error" where a row cannot be answered. It is all that is kept: rows whose
         id it has are done. So a batch that was interrupted goes on when it is called again, and each
         row has one line at the end.
-    model: a loaded one, or the path of a bundle to load.
+    model: a loaded one, or a bundle to load: its folder, or its name on a hub, of which one commit is
+        taken.
     column: of the prompts in a parquet file; its column "id" has their ids.
     retry_errors: answer rows whose results are errors again.
-    name: of the model in results of OpenAI's form; default: that of the bundle's folder.
+    name: of the model in results of OpenAI's form; default: that of the bundle's folder, or on a hub.
     answers: what computes instead of a model here, such as what stem_edge.ray_answers returns; it
         takes name and options when it is made.
     options: fields of SamplingParams, of plain rows that do not have their own; and, for a path,
@@ -81,8 +82,9 @@ def batch(
         memory allows. seed: by which each sampled row without a seed has its own; default 0, so
         that a repeat gives the same; None: different each time. progress: False shows none.
 
-    What several sequences in a step round otherwise can change a token, and which sequences meet
-    differs from run to run; exact=True computes the bits of lone answers. Raises InputError, and what
+    A step of several sequences rounds otherwise than that of a lone one, which can change a token: on
+    onnxruntime in the same way whichever sequences meet, on ggml not. exact=True computes the bits of
+    lone answers. Raises InputError, and what
     stem_edge.load raises; what is complete is in the output then, too.
     """
     if (model is None) == (answers is None):

@@ -55,11 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("input", metavar="IN", help="JSON lines or parquet; - for lines of stdin")
     add("output", metavar="OUT", help="file that results are appended to, as JSON lines")
-    add("--bundle", required=True, help="folder that stem-edge export wrote")
+    add("--bundle", required=True, help="folder that stem-edge export wrote, or hf:org/name")
     add("--column", metavar="NAME", help="column of a parquet file that has the prompts")
     retry = "drop the errors that OUT has, and answer their rows again"
     add("--retry-errors", action="store_true", help=retry)
-    name = "name of the model in results of OpenAI's form (default: that of the folder)"
+    name = "name of the model in results of OpenAI's form (default: that of the bundle)"
     add("--name", help=name)
     add_ray(parser, "answer rows on all machines of a cluster, which share the disk of BUNDLE")
     add("--json", action="store_true", help="print figures as one JSON object at the end")
