@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 def report(found: Batch) -> str:
     """Return the figures of a batch as a line."""
     rows = found.answered + found.failed
-    speed = f"{found.tokens:,} tokens in {found.seconds:.3g} s"
+    speed = f"{_count(found.tokens, 'token')} in {found.seconds:.3g} s"
     if found.seconds:
         speed += f", {format_rate(found.tokens / found.seconds)} tokens/s"
     parts = [f"{_count(rows, 'row')}, {speed}" if rows else "no row was left to answer"]
