@@ -192,10 +192,9 @@ def export_with(
         with Progress(job.total, "exporting", options.progress) as bar:
             bar.advance(journal.progress)
             if elsewhere is not None and job.tables is not None:
-                bar.describe("exporting tables elsewhere")
                 shards = _shards(job, job.tables, journal, used)
                 try:
-                    write_elsewhere(elsewhere, shards, journal, bar.advance)
+                    write_elsewhere(elsewhere, shards, journal, bar)
                 except Exception:  # of machines, which can be repaired
                     work.keep = bool(journal.steps)
                     raise

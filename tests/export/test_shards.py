@@ -73,6 +73,16 @@ def test_an_interrupted_export_goes_on_with_the_other_shards(
     assert contents(out) == contents(tmp_path / "expected")
 
 
+def test_shards_that_are_all_written_need_no_machine(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    def none(shards: Shards) -> Generator[Step]:
+        pytest.fail(f"asked for {shards.names}")
+
+    out, machines = tmp_path / "out", Machines(error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        stem_edge.export_bundle(tiny_checkpoint, out, elsewhere=machines)
+    stem_edge.export_bundle(tiny_checkpoint, out, elsewhere=none)
+
+
 def refuse(shards: Shards, **changed: Any) -> Generator[Step]:
     replace(shards, **changed).open()
     yield from ()
