@@ -117,15 +117,14 @@ class _Machines(Generic[T, R]):
             self._ray.kill(actor)
 
     def _give(self) -> bool:
-        """Give pieces to machines that have room; return whether some are left, or may be."""
-        for actor in self._room:
-            while self._room[actor] > 0:
-                try:
-                    piece = self._lost.popleft() if self._lost else next(self._pieces)
-                except StopIteration:
-                    return False
-                self._room[actor] -= 1
-                self._calls[actor.do.remote(piece)] = actor, piece
+        """Give pieces to machines while one has room; return whether some are left, or may be."""
+        while self._room and self._room[actor := max(self._room, key=self._room.__getitem__)] > 0:
+            try:
+                piece = self._lost.popleft() if self._lost else next(self._pieces)
+            except StopIteration:
+                return False
+            self._room[actor] -= 1
+            self._calls[actor.do.remote(piece)] = actor, piece
         return True
 
     def _wait(self) -> list[Any]:

@@ -1,0 +1,38 @@
+"""Pieces of work on machines that fail, are busy or few; real ones are in the other files."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from fake_ray import FakeRay
+
+from stem_edge import InputError
+from stem_edge.cluster.sharing import Work, share
+
+PIECES = range(12)
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    """A cluster of three machines, of 1, 2 and 3 CPUs."""
+    fake = FakeRay(3)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    return fake
+
+
+def done(at_once: int = 1, bad: tuple[int, ...] = ()) -> list[tuple[int, int]]:
+    """Return pieces with the CPUs of their machine; of those in `bad`, opening fails."""
+
+    def work(cpus: int) -> Callable[[int], tuple[int, int]]:
+        if cpus in bad:
+            raise InputError(f"no disk on {cpus}")
+        return lambda piece: (piece, cpus)
+
+    return sorted(share("auto", Work(work, lambda cpus: 1 << 20, at_once), PIECES))
+
+
+def test_few_pieces_go_to_all_machines(ray: FakeRay) -> None:
+    assert Counter(cpus for _, cpus in done(at_once=8)) == {1: 4, 2: 4, 3: 4}
