@@ -142,18 +142,20 @@ class _Machines(Generic[T, R]):
     def _finish(self, call: Any) -> Generator[R]:
         actor, piece = self._calls.pop(call)
         found = self._got(call, actor)
-        if found is None:
-            self._lost.append(piece)
-            return
         if actor in self._room:
             self._room[actor] += 1
-        yield found[0]
+        if found is None:
+            self._lost.append(piece)
+        else:
+            yield found[0]
 
     def _got(self, call: Any, actor: Any) -> tuple[R] | None:
-        """Return a call's result; None if its machine is gone."""
+        """Return a call's result; None if it, or its machine, is gone."""
         errors = self._ray.exceptions
         try:
             return (self._ray.get(call),)
+        except errors.ObjectLostError:  # its node died before it was handed over
+            return None
         except (errors.RayActorError, errors.ActorUnschedulableError) as error:
             self._room.pop(actor, None)
             self._last = error

@@ -36,3 +36,8 @@ def done(at_once: int = 1, bad: tuple[int, ...] = ()) -> list[tuple[int, int]]:
 
 def test_few_pieces_go_to_all_machines(ray: FakeRay) -> None:
     assert Counter(cpus for _, cpus in done(at_once=8)) == {1: 4, 2: 4, 3: 4}
+
+
+def test_pieces_whose_results_are_lost_are_done_again(ray: FakeRay) -> None:
+    ray.lost = 5
+    assert [piece for piece, _ in done()] == list(PIECES)
