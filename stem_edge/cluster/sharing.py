@@ -8,10 +8,11 @@ results come as they are done, so neither are ever all in memory.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from stem_edge.cluster.connection import connect, own_errors
 from stem_edge.errors import StemEdgeError
@@ -86,7 +87,7 @@ class _Machines(Generic[T, R]):
         self._ray, self._pieces, self._lost = ray, pieces, deque[T]()
         # One more than it works on is on its way, or as many, if they are small enough to be several.
         self._room_of_each = 2 * work.at_once
-        self._actors = [_start(ray, work, *node) for node in _nodes(ray, work)]
+        self._actors = {_start(ray, work, node): node for node in _nodes(ray, work)}
         self._starting = {actor.ready.remote(): actor for actor in self._actors}
         self._room, self._calls = dict[Any, int](), dict[Any, tuple[Any, T]]()
         self._last: BaseException | None = None
@@ -136,8 +137,16 @@ class _Machines(Generic[T, R]):
 
     def _begin(self, call: Any) -> None:
         actor = self._starting.pop(call)
-        if self._got(call, actor) is not None:
-            self._room[actor] = self._room_of_each
+        try:
+            if self._got(call, actor) is not None:
+                self._room[actor] = self._room_of_each
+        except self._ray.exceptions.RayTaskError as error:
+            if not self._starting and not self._room:
+                raise
+            node = self._actors.pop(actor)
+            self._ray.kill(actor)
+            said = f"ray: machine {node.host} is left out: {one_line(error.cause)}"
+            warnings.warn(said, stacklevel=2)
 
     def _finish(self, call: Any) -> Generator[R]:
         actor, piece = self._calls.pop(call)
@@ -162,14 +171,23 @@ class _Machines(Generic[T, R]):
             return None
 
 
-def _nodes(ray: Any, work: Work[Any, Any]) -> list[tuple[str, int, int]]:
-    """Return id, CPUs and memory of the process of each machine that has room for it."""
+class _Node(NamedTuple):
+    """A machine, and CPUs and memory of its process."""
+
+    id: str
+    host: str
+    cpus: int
+    nbytes: int
+
+
+def _nodes(ray: Any, work: Work[Any, Any]) -> list[_Node]:
+    """Return the machines that have room for a process."""
     alive = [node for node in ray.nodes() if node["Alive"]]
-    found, most = list[tuple[str, int, int]](), 0
+    found, most = list[_Node](), 0
     for node in alive:
         cpus, memory = (int(node["Resources"].get(name, 0)) for name in ("CPU", "memory"))
         if cpus and memory >= (needed := work.nbytes(cpus)):
-            found.append((node["NodeID"], cpus, needed))
+            found.append(_Node(node["NodeID"], node["NodeManagerHostname"], cpus, needed))
         most = max(most, memory)
     if not found:
         raise StemEdgeError(
@@ -180,14 +198,14 @@ def _nodes(ray: Any, work: Work[Any, Any]) -> list[tuple[str, int, int]]:
     return found
 
 
-def _start(ray: Any, work: Work[Any, Any], node: str, cpus: int, nbytes: int) -> Any:
-    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+def _start(ray: Any, work: Work[Any, Any], node: _Node) -> Any:
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
     actor = ray.remote(Worker).options(
-        num_cpus=cpus,
-        memory=nbytes,
+        num_cpus=node.cpus,
+        memory=node.nbytes,
         scheduling_strategy=strategy,
         max_concurrency=work.at_once,
         max_restarts=RESTARTS,
         max_task_retries=-1,  # as long as it is restarted
     )
-    return actor.remote(work, cpus)
+    return actor.remote(work, node.cpus)

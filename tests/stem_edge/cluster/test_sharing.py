@@ -41,3 +41,16 @@ def test_few_pieces_go_to_all_machines(ray: FakeRay) -> None:
 def test_pieces_whose_results_are_lost_are_done_again(ray: FakeRay) -> None:
     ray.lost = 5
     assert [piece for piece, _ in done()] == list(PIECES)
+
+
+def test_a_machine_that_cannot_begin_is_left_out(ray: FakeRay) -> None:
+    with pytest.warns(UserWarning, match="machine host2 is left out: no disk on 2"):
+        found = done(bad=(2,))
+    assert [piece for piece, _ in found] == list(PIECES)
+    assert {cpus for _, cpus in found} == {1, 3}
+
+
+@pytest.mark.filterwarnings("ignore:ray")
+def test_the_last_machine_that_cannot_begin_is_an_error(ray: FakeRay) -> None:
+    with pytest.raises(InputError, match="no disk on 3"):
+        done(bad=(1, 2, 3))
