@@ -17,12 +17,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from stem_edge.cluster.connection import connect, own_errors
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.strict_json import one_line
+from stem_edge.progress import tell
 from stem_edge.units import format_size
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 RESTARTS = 3  # of a process, so that work that kills every process ends
+BUSY_SECONDS = 15.0  # in which a process begins on a machine that is free
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class Worker(Generic[T, R]):
     def __init__(self, work: Work[T, R], cpus: int) -> None:
         self._work, self._cpus, self._lock = work, cpus, threading.Lock()
         self._opened: Callable[[T], R] | None = None
+
+    def begun(self) -> None:
+        """Return as soon as this process runs."""
 
     def ready(self) -> None:
         """Open what pieces need."""
@@ -88,12 +93,19 @@ class _Machines(Generic[T, R]):
         # One more than it works on is on its way, or as many, if they are small enough to be several.
         self._room_of_each = 2 * work.at_once
         self._actors = {_start(ray, work, node): node for node in _nodes(ray, work)}
-        self._starting = {actor.ready.remote(): actor for actor in self._actors}
+        self._starting = dict[Any, Any]()  # actors by the calls that make them ready
         self._room, self._calls = dict[Any, int](), dict[Any, tuple[Any, T]]()
         self._last: BaseException | None = None
 
     def begin(self) -> None:
         """Wait until a machine is ready."""
+        begun = [actor.begun.remote() for actor in self._actors]
+        if not self._ray.wait(begun, num_returns=1, timeout=BUSY_SECONDS)[0]:
+            tell(
+                f"ray: waiting for one of {len(begun)} machines; other work of the cluster seems to "
+                "occupy them all (see ray status)"
+            )
+        self._starting = {actor.ready.remote(): actor for actor in self._actors}
         while self._starting and not self._room:
             for call in self._wait():
                 self._begin(call)

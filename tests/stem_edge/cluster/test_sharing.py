@@ -54,3 +54,9 @@ def test_a_machine_that_cannot_begin_is_left_out(ray: FakeRay) -> None:
 def test_the_last_machine_that_cannot_begin_is_an_error(ray: FakeRay) -> None:
     with pytest.raises(InputError, match="no disk on 3"):
         done(bad=(1, 2, 3))
+
+
+def test_a_busy_cluster_is_told_of(ray: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
+    ray.busy = True
+    assert [piece for piece, _ in done()] == list(PIECES)
+    assert "waiting for one of 3 machines" in capsys.readouterr().err
