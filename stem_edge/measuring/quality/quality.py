@@ -211,13 +211,20 @@ def _score(scoring: Scoring, task: Task, run: Score) -> tuple[Ways, Scored]:
             bar.advance(tokens * documents.nbytes // count)
 
         with closing(run(scoring, parts(task), advance)) as done:
-            found = sorted(done, key=lambda each: each.number)
-    if len(ways := {each.ways for each in found}) > 1:
+            for each in done:
+                found.append(each)
+                _check_ways(scoring, found[0].ways, each.ways)
+    found.sort(key=lambda each: each.number)
+    return found[0].ways, join([each.scored for each in found])
+
+
+def _check_ways(scoring: Scoring, first: Ways, other: Ways) -> None:
+    """Raise InputError if two parts were computed in different ways."""
+    if other != first:
         raise InputError(
-            f"{scoring.bundle}: machines computed in different ways ({', '.join(map(str, ways))}), so "
-            "figures would not be those of one of them; give memory and engine, which then hold for all"
+            f"{scoring.bundle}: machines compute in different ways ({first}, {other}), so figures "
+            "would not be those of one of them; give memory and engine, which then hold for all"
         )
-    return ways.pop(), join([each.scored for each in found])
 
 
 def _check(bundle: Bundle, worst: int, edits: Sequence[Edit], *, prefill_graph: bool) -> None:
