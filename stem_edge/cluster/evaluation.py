@@ -21,7 +21,8 @@ def ray_scores(address: str = "auto") -> Score:
     """Return what has a text scored on a cluster, for `elsewhere` of stem_edge.evaluate.
 
     address: "auto" for the cluster that runs here, its host:port, or "local" for this machine alone.
-    Bundle and reference must be on a disk that every machine has under the same path.
+    Bundle and reference must be on a disk that every machine has under the same path, or be named as
+    on the hub.
     """
     return partial(_score, address)
 

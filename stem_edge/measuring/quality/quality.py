@@ -19,6 +19,7 @@ from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
 from stem_edge.edit_files.file import Edit
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KvChoice
+from stem_edge.hub.fetch import pinned
 from stem_edge.measuring.planning.candidates import model_folder
 from stem_edge.measuring.quality.logit_source import check_reference
 from stem_edge.measuring.quality.scores import (
@@ -153,12 +154,12 @@ def evaluate(
     Raises InputError for a text of fewer than two tokens, a window or stride out of range, another
     vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
     """
+    bundle, against = pinned(bundle), None if against is None else pinned(against)
     opened = open_bundle(bundle)
     _check(opened, worst, edits, prefill_graph=prefill_graph)
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
-    reference = None if against is None else model_folder(against)
-    if reference is not None:
-        check_reference(reference, opened, task)
+    if against is not None:
+        check_reference(model_folder(against), opened, task)
     keywords: LoadKeywords = {
         "memory": memory,
         "threads": threads,
@@ -171,12 +172,12 @@ def evaluate(
         "progress": progress,
     }
     scoring = Scoring(
-        bundle, {**keywords, **device}, task.window, tuple(edits), reference, against_engine
+        bundle, {**keywords, **device}, task.window, tuple(edits), against, against_engine
     )
     ways, (scores, nats) = _score(scoring, task, elsewhere or score_here)
     documents, likelihood = task.documents, float(scores[0].likelihood.mean())
     divergence = None
-    if reference is not None:
+    if against is not None:
         named = _worst(opened, documents, scores, nats, worst)
         divergence = _divergence(str(against), ways.reference_engine, scores, nats, named)
     bits = -likelihood * documents.predicted / math.log(2)
