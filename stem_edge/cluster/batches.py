@@ -49,7 +49,7 @@ def _answers(
     bundle = pinned(bundle)  # so that all machines load one commit
     nbytes = planned_nbytes(bundle, keywords)
     work = Work(
-        partial(_open, bundle, keywords, settings),
+        partial(_open, bundle, keywords, settings, nbytes),
         lambda cpus: nbytes,
         at_once=ROWS_PER_SEQUENCE * settings.sequences,
     )
@@ -57,9 +57,9 @@ def _answers(
 
 
 def _open(
-    bundle: str | Path, keywords: LoadKeywords, settings: Settings, cpus: int
+    bundle: str | Path, keywords: LoadKeywords, settings: Settings, nbytes: int, cpus: int
 ) -> Callable[[Row], Result]:
-    return Answering(load(bundle, **on_machine(keywords, cpus)), settings)
+    return Answering(load(bundle, **on_machine(keywords, cpus, nbytes)), settings)
 
 
 class Answering:

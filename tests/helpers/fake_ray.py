@@ -29,19 +29,19 @@ class DiedError(RayError):
 class Call:
     """A call of an actor's method."""
 
-    def __init__(self, actor: Actor, run: Callable[[], Any]) -> None:
-        self.actor, self.run = actor, run
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self.run = run
 
 
 class Actor:
     """A process; `remote` of a method makes a call."""
 
-    def __init__(self, made: Any, cpus: int) -> None:
-        self._made, self.cpus = made, cpus
+    def __init__(self, made: Any) -> None:
+        self._made = made
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._made, name)
-        return SimpleNamespace(remote=lambda *given: Call(self, lambda: method(*given)))
+        return SimpleNamespace(remote=lambda *given: Call(lambda: method(*given)))
 
 
 class FakeRay:
@@ -60,7 +60,7 @@ class FakeRay:
 
     def __init__(self, count: int) -> None:
         self.count, self.busy, self.lost = count, False, 0  # busy: until a wait gives up
-        self.killed = list[int]()  # CPUs of actors
+        self.reserved = list[int]()  # memory of actors
 
     def is_initialized(self) -> bool:
         """Return that there is a connection."""
@@ -78,8 +78,13 @@ class FakeRay:
 
     def remote(self, cls: type) -> Any:
         """Return what starts actors."""
-        made = SimpleNamespace(remote=lambda work, cpus: Actor(cls(work, cpus), cpus))
-        return SimpleNamespace(options=lambda **_: made)
+        made = SimpleNamespace(remote=lambda work, cpus: Actor(cls(work, cpus)))
+
+        def options(memory: int, **_: object) -> SimpleNamespace:
+            self.reserved.append(memory)
+            return made
+
+        return SimpleNamespace(options=options)
 
     def wait(
         self, calls: Sequence[Call], num_returns: int, timeout: float | None = None
@@ -103,5 +108,4 @@ class FakeRay:
         return found
 
     def kill(self, actor: Actor) -> None:
-        """Note an actor's end."""
-        self.killed.append(actor.cpus)
+        """End an actor."""

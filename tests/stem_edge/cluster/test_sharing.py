@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from fake_ray import FakeRay
+from installed import DEMO
 
 from stem_edge import InputError
+from stem_edge.batches.rows import Row
+from stem_edge.cluster.batches import ray_answers
 from stem_edge.cluster.sharing import Work, share
 
 PIECES = range(12)
@@ -60,3 +64,17 @@ def test_a_busy_cluster_is_told_of(ray: FakeRay, capsys: pytest.CaptureFixture[s
     ray.busy = True
     assert [piece for piece, _ in done()] == list(PIECES)
     assert "waiting for one of 3 machines" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("memory", [None, "700MB"])
+def test_a_model_gets_the_memory_that_ray_reserves(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, memory: str | None
+) -> None:
+    def load(_: object, **keywords: Any) -> None:
+        raise InputError(str(keywords["memory"]))
+
+    ray.count = 1
+    monkeypatch.setattr("stem_edge.cluster.batches.load", load)
+    with pytest.raises(InputError) as said:
+        list(ray_answers(DEMO, {"memory": memory})([Row("1", 1, b"{}")]))
+    assert str(said.value) == (memory or str(ray.reserved[0]))
