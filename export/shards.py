@@ -102,9 +102,7 @@ class Shards:
 Elsewhere: TypeAlias = Callable[[Shards], Generator[Step]]
 
 
-def write_elsewhere(
-    elsewhere: Elsewhere, shards: Shards, journal: Journal, bar: Progress
-) -> None:
+def write_elsewhere(elsewhere: Elsewhere, shards: Shards, journal: Journal, bar: Progress) -> None:
     """Have shards written by other processes, and record each as it is done."""
     if not shards.names:  # an earlier run had all of them written
         return
