@@ -121,8 +121,8 @@ def lines(path: Path) -> int:
 @pytest.mark.skipif(sys.platform == "win32", reason="kills")
 def test_a_command_that_is_killed_twice_goes_on(nodes: Nodes, tmp_path: Path) -> None:
     given, out, here = write_rows(tmp_path / "in", MANY), tmp_path / "out", tmp_path / "here"
-    options = ["--bundle", DEMO, "-n", "2", "-q"]
-    command = [sys.executable, "-m", "stem_edge", "batch", given, out, *options]
+    options = ["--bundle", str(DEMO), "-n", "2", "-q"]
+    command = [sys.executable, "-m", "stem_edge", "batch", str(given), str(out), *options]
     for killed in (True, True, False):
         before = lines(out)
         process = subprocess.Popen([*command, f"--ray={nodes.address}"])
@@ -131,7 +131,7 @@ def test_a_command_that_is_killed_twice_goes_on(nodes: Nodes, tmp_path: Path) ->
         if killed:
             process.kill()
         assert process.wait(600) == (-signal.SIGKILL if killed else 0)
-    assert main(["batch", *map(str, (given, here, *options))]) == 0
+    assert main(["batch", str(given), str(here), *options]) == 0
     assert results(out) == results(here)
     assert len(results(out)) == MANY
 
