@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from fake_ray import FakeRay
+from hub_server import HubServer
 from installed import DEMO
 
 from stem_edge import InputError
 from stem_edge.batches.rows import Row
 from stem_edge.cluster.batches import ray_answers
 from stem_edge.cluster.sharing import Work, share
+from stem_edge.hub.fetch import pinned
 
 PIECES = range(12)
 
@@ -78,3 +80,17 @@ def test_a_model_gets_the_memory_that_ray_reserves(
     with pytest.raises(InputError) as said:
         list(ray_answers(DEMO, {"memory": memory})([Row("1", 1, b"{}")]))
     assert str(said.value) == (memory or str(ray.reserved[0]))
+
+
+def test_all_machines_load_one_commit(
+    ray: FakeRay, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(bundle: object, **_: object) -> None:
+        raise InputError(str(bundle))
+
+    ray.count = 1
+    hub.add("org/name", DEMO)
+    monkeypatch.setattr("stem_edge.cluster.batches.load", load)
+    with pytest.raises(InputError) as said:
+        list(ray_answers("hf:org/name")([Row("1", 1, b"{}")]))
+    assert str(said.value) == pinned("hf:org/name") != "hf:org/name"
