@@ -192,9 +192,12 @@ def export_with(
         with Progress(job.total, "exporting", options.progress) as bar:
             bar.advance(journal.progress)
             if elsewhere is not None and job.tables is not None:
-                bar.describe("exporting tables elsewhere")
                 shards = _shards(job, job.tables, journal, used)
-                write_elsewhere(elsewhere, shards, journal, bar.advance)
+                try:
+                    write_elsewhere(elsewhere, shards, journal, bar)
+                except Exception:  # of machines, which can be repaired
+                    work.keep = bool(journal.steps)
+                    raise
             _run(job, journal, bar)
         sources.check([source.path, *options.files], own)
     bundle = open_bundle(out)

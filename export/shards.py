@@ -27,6 +27,7 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tables import TableWriter
 from stem_edge.files import disk
 from stem_edge.numerics.matrix import Matrix
+from stem_edge.progress import Progress
 
 PARTS = "parts"  # folder of the working folder
 SHARED = "every machine must see it under the same path: put it on a shared disk"
@@ -101,13 +102,14 @@ class Shards:
 Elsewhere: TypeAlias = Callable[[Shards], Generator[Step]]
 
 
-def write_elsewhere(
-    elsewhere: Elsewhere, shards: Shards, journal: Journal, advance: Advance
-) -> None:
+def write_elsewhere(elsewhere: Elsewhere, shards: Shards, journal: Journal, bar: Progress) -> None:
     """Have shards written by other processes, and record each as it is done."""
+    if not shards.names:  # an earlier run had all of them written
+        return
+    bar.describe("exporting tables elsewhere")
     with closing(elsewhere(shards)) as done:
         for step in done:
             journal.record(step)
-            advance(step.progress)
+            bar.advance(step.progress)
     if (parts := shards.folder / PARTS).is_dir():  # of processes that were killed
         disk.remove_tree(parts)

@@ -39,20 +39,21 @@ class Working:
 
     path: Path
     needed_nbytes: int = 0  # at least so many are still to be written; 0: not known yet
+    keep: bool = False  # after any error, because the next export can continue it
 
 
 @contextlib.contextmanager
 def publish(out: Path, *, force: bool) -> Iterator[Working]:
     """Yield a working folder that becomes `out` when the block ends without an error.
 
-    After an interrupt or on a full disk it stays, so that the next export to the same target can
-    continue; after any other error in the block it is removed. Raises ExportError when `out` exists
+    After an interrupt, on a full disk or if it says so it stays, so that the next export to the same
+    target can continue; after any other error in the block it is removed. Raises ExportError when `out` exists
     and `force` is not set, when `out` is something other than a bundle (never deleted, even with
     force), when another export to it is running, or when the disk is full or fails; `out` is then
     unchanged.
     """
     check_target(out, force, "folder", "a bundle", _is_bundle)
-    work, keep = Working(out.with_name(WORKING + out.name)), False
+    work = Working(out.with_name(WORKING + out.name))
     again = f"export again to continue from there, or delete {work.path}"
     with locked(out, "folder"), explained(out, work, again):
         _recover(out)
@@ -63,16 +64,16 @@ def publish(out: Path, *, force: bool) -> Iterator[Working]:
             disk.sync_folder(out.parent)  # its name must be durable before leftovers are deleted
             yield work
             _sync_all(work.path)
-            keep = True  # must not be deleted: from here on it may be the old bundle
+            work.keep = True  # must not be deleted: from here on it may be the old bundle
             take_place(work.path, out)
         except (KeyboardInterrupt, SystemExit):
-            keep = True
+            work.keep = True
             raise
         except OSError as error:
-            keep = keep or error.errno in DISK_FULL
+            work.keep = work.keep or error.errno in DISK_FULL
             raise
         finally:
-            if not keep:
+            if not work.keep:
                 with contextlib.suppress(OSError):
                     disk.remove_tree(work.path)
 

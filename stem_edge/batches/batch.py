@@ -17,10 +17,11 @@ from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import SEQUENCES, Answers, Settings
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.manifest import Bundle
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.graph.names import STEP_TOKENS
-from stem_edge.runtime.backends.options import LoadKeywords
+from stem_edge.hub.fetch import pinned
+from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions
@@ -37,6 +38,7 @@ class Batch:
     """What became of a batch. results, errors: lines of the output, and those that are errors.
 
     answered, failed: rows of this run; tokens: of their answers, in so many seconds without loading.
+    first_error: what the first error of this run says, with its line.
     """
 
     results: int
@@ -45,6 +47,7 @@ class Batch:
     failed: int
     tokens: int
     seconds: float
+    first_error: str | None = None
 
 
 def batch(
@@ -67,25 +70,32 @@ def batch(
         and an object with "error" where a row cannot be answered. It is all that is kept: rows whose
         id it has are done. So a batch that was interrupted goes on when it is called again, and each
         row has one line at the end.
-    model: a loaded one, or the path of a bundle to load.
+    model: a loaded one, or a bundle to load: its folder, or its name on a hub, of which one commit is
+        taken.
     column: of the prompts in a parquet file; its column "id" has their ids.
     retry_errors: answer rows whose results are errors again.
-    name: of the model in results of OpenAI's form; default: that of the bundle's folder.
-    answers: what computes instead of a model here, such as stem_edge.ray_answers.
+    name: of the model in results of OpenAI's form; default: that of the bundle's folder, or on a hub.
+    answers: what computes instead of a model here, such as what stem_edge.ray_answers returns; it
+        takes name and options when it is made.
     options: fields of SamplingParams, of plain rows that do not have their own; and, for a path,
         keywords of stem_edge.load. sequences: most answers that are computed together; default 8, if
         memory allows. seed: by which each sampled row without a seed has its own; default 0, so
         that a repeat gives the same; None: different each time. progress: False shows none.
 
-    What several sequences in a step round otherwise can change a token, and which sequences meet
-    differs from run to run; exact=True computes the bits of lone answers. Raises InputError, and what
+    A step of several sequences rounds otherwise than that of a lone one, which can change a token: on
+    onnxruntime in the same way whichever sequences meet, on ggml not. exact=True computes the bits of
+    lone answers. Raises InputError, and what
     stem_edge.load raises; what is complete is in the output then, too.
     """
-    loading, settings = split(options, name, None if isinstance(model, Model) else model)
     if (model is None) == (answers is None):
         raise InputError("give either a model or answers")
     source, target = None if str(input) == STDIN else Path(input), Path(output)
     _check(source, target, column)
+    bundle = None if isinstance(model, Model) or model is None else str(model)
+    if bundle is not None:  # the same commit whenever it is opened
+        model = bundle = pinned(bundle, options.get("progress"))
+    loading, settings = split(options, name, bundle)
+    _check_taken(model, answers, options, name)
     meter = Meter(count_rows(source, column), options.get("progress"))
     with Output(target, retry_errors=retry_errors) as found:
         rows = _new(read_rows(source, column), found, meter)
@@ -94,7 +104,13 @@ def batch(
             with _computing(model, answers, loading, settings) as compute:
                 _write(compute(chain((first,), rows)), found, meter)
         return Batch(
-            len(found), found.errors, meter.answered, meter.failed, meter.tokens, meter.seconds
+            len(found),
+            found.errors,
+            meter.answered,
+            meter.failed,
+            meter.tokens,
+            meter.seconds,
+            meter.first_error,
         )
 
 
@@ -103,7 +119,7 @@ def split(
 ) -> tuple[LoadKeywords, Settings]:
     """Return keywords of stem_edge.load, for a bundle, and what holds for all rows.
 
-    Raises InputError, BundleError.
+    Raises InputError, and what open_bundle raises.
     """
     if unknown := options.keys() - BatchKeywords.__annotations__.keys():
         raise UnknownOptionError(
@@ -115,17 +131,36 @@ def split(
     together = SEQUENCES if sequences is None else sequences
     settings = Settings(cast(SamplingOptions, sampling), seed, together, name)
     if sequences is None:
-        given["sequences"] = 1 if bundle is None else _contexts(bundle, options)
+        given["sequences"] = 1
+    if bundle is not None:
+        loading = LoadOptions(**given)
+        opened = loading.open(bundle)  # whatever it is for, so that what is wrong is told first
+        if sequences is None:
+            given["sequences"] = _contexts(opened, loading)
     return cast(LoadKeywords, given), settings
 
 
-def _contexts(bundle: str | Path, options: BatchKeywords) -> int:
+def _contexts(bundle: Bundle, options: LoadOptions) -> int:
     """Return the full contexts that SEQUENCES short answers take, as memory is counted for them."""
-    length = options.get("context_length") or open_bundle(bundle).manifest.model.max_context
+    length = options.context_length or bundle.manifest.model.max_context
     return max(1, -(-SEQUENCES * STEP_TOKENS // max(length, STEP_TOKENS)))
 
 
+def _check_taken(
+    model: object, answers: Answers | None, options: BatchKeywords, name: str | None
+) -> None:
+    """Raise InputError for options that nothing would take."""
+    given = {*options, *(() if name is None else ("name",))} - {"progress"}
+    if answers is not None and given:
+        raise InputError(f"{min(given)} is not for answers; give it to what makes them")
+    unused = given.intersection(LoadKeywords.__annotations__) - {"sequences"}
+    if isinstance(model, Model) and unused:
+        raise InputError(f"{min(unused)} is an option of loading; give it to stem_edge.load")
+
+
 def _check(source: Path | None, target: Path, column: str | None) -> None:
+    if str(target) == STDIN:
+        raise InputError(f"{target}: results need a file, from which a batch goes on; name one")
     if target.suffix.lower() == ".parquet":
         raise InputError(f"{target}: results are lines of JSON; choose a name like results.jsonl")
     if not target.parent.is_dir():
@@ -157,8 +192,6 @@ def _computing(
     if answers is not None:
         yield answers
     elif isinstance(model, Model):
-        if given := loading.keys() - {"sequences", "progress"}:
-            raise InputError(f"{min(given)} is an option of loading; give it to stem_edge.load")
         yield partial(answer, model, settings=settings)
     else:
         with load(cast(Path, model), **loading) as loaded:

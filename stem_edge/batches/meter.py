@@ -20,6 +20,7 @@ class Meter:
     def __init__(self, total: int | None, show: bool | None) -> None:
         self.skipped = 0  # rows that were done before
         self.answered, self.failed, self.tokens = 0, 0, 0
+        self.first_error: str | None = None
         self._total, self._show = total, show is not False
         self._begun, self._shown = time.perf_counter(), 0.0
 
@@ -36,6 +37,8 @@ class Meter:
         """Count a result."""
         self.answered += not result.failed
         self.failed += result.failed
+        if result.failed and self.first_error is None:
+            self.first_error = f"line {result.line}: {result.why}"
         self.tokens += result.tokens
         if self._show and time.perf_counter() - self._shown > SHOWN_SECONDS:
             self._shown = time.perf_counter()

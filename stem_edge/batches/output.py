@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,14 +20,16 @@ from stem_edge.files import disk
 
 SYNC_SECONDS = 5.0  # whose results may be lost when the power goes; they are computed again
 BEGIN = b'{"id":'  # of each line
+NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP  # of shared disks
+CLOSED = -1  # in place of a descriptor
 MAX_LINE_NBYTES = 1 << 30  # so that what is no file of results is not read into memory
 
 
 class Output:
     """Results appended to a file, each once; what it has already is done.
 
-    A last line without an end is dropped: the process that wrote it was killed. retry_errors: drop
-    lines of errors, too. Other processes cannot write it meanwhile. Raises InputError, as `append` and
+    A last line without an end is dropped: the process that wrote it was killed, or the power went,
+    which can leave zeros. retry_errors: drop lines of errors, too. Other processes cannot write it meanwhile. Raises InputError, as `append` and
     `close` do.
     """
 
@@ -42,7 +46,7 @@ class Output:
                 elif whole < disk.size(self._file):
                     disk.resize(self._file, whole)
             except BaseException:
-                disk.close(self._file)
+                _close(self._file)
                 raise
 
     def __contains__(self, key: bytes) -> bool:
@@ -95,21 +99,29 @@ class Output:
         self._keys, self.errors = Keys(), 0
         copy = disk.create(beside)
         try:
-            disk.lock(copy)
-            for line, is_error, key in _results(path):
-                if not is_error:
-                    disk.write_all(copy, line)
-                    self._keys.add(key)
-            disk.fsync(copy)
+            _lock(copy, path)
+            self._copy_answers(copy)
+            if not disk.RENAMES_OPEN:  # so another batch may come between; then what follows fails
+                disk.close(copy)
+                disk.close(self._file)
+                copy = self._file = CLOSED
             disk.rename(beside, path)
         except BaseException:
-            disk.close(copy)
+            _close(copy)
             with suppress(OSError):
                 disk.remove(beside)
             raise
-        disk.close(self._file)
-        self._file = copy
+        _close(self._file)
+        self._file = _open(path) if copy == CLOSED else copy
         disk.sync_folder(path.parent)
+
+    def _copy_answers(self, copy: int) -> None:
+        """Write the lines that are no errors into another file, and note their rows."""
+        for line, is_error, key in _results(self.path):
+            if not is_error:
+                disk.write_all(copy, line)
+                self._keys.add(key)
+        disk.fsync(copy)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -122,6 +134,12 @@ class Output:
             ) from error
 
 
+def _close(file: int) -> None:
+    """Close a file, whose loss is not worth another error."""
+    with suppress(OSError):
+        disk.close(file)
+
+
 def _open(path: Path) -> int:
     """Open a file for appending, and keep it for this process. Raises InputError, OSError."""
     with suppress(FileExistsError):
@@ -132,10 +150,27 @@ def _open(path: Path) -> int:
         )
     file = disk.append(path)
     # A batch that retries errors has put another file into the place of one that is not locked any more.
-    if not disk.lock(file) or not os.path.samestat(os.fstat(file), path.stat()):
-        disk.close(file)
-        raise InputError(f"{path}: another batch writes it; wait for it, or choose another output")
-    return file
+    try:
+        if _lock(file, path) and os.path.samestat(os.fstat(file), path.stat()):
+            return file
+    except BaseException:
+        _close(file)
+        raise
+    _close(file)
+    raise InputError(f"{path}: another batch writes it; wait for it, or choose another output")
+
+
+def _lock(file: int, path: Path) -> bool:
+    """Take a file; False if another process has it. Warns, and goes on, where files have no locks."""
+    try:
+        return disk.lock(file)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        found = f"files cannot be locked here ({error.strerror})"
+        told = f"{path}: {found}; let no other batch write it meanwhile"
+        warnings.warn(told, RuntimeWarning, stacklevel=2)
+        return True
 
 
 def _results(path: Path) -> Iterator[tuple[bytes, bool, bytes]]:
@@ -144,8 +179,7 @@ def _results(path: Path) -> Iterator[tuple[bytes, bool, bytes]]:
         number = 0
         while line := file.readline(MAX_LINE_NBYTES):
             number += 1
-            is_cut = not line.endswith(b"\n")
-            if is_cut and line.startswith(BEGIN[: len(line)]):
+            if _is_cut(line, number):
                 return
             try:
                 key, is_error = known(line)
@@ -154,3 +188,10 @@ def _results(path: Path) -> Iterator[tuple[bytes, bool, bytes]]:
                     f"{path}: line {number} is no result of a batch; choose another output"
                 ) from None
             yield line, is_error, key
+
+
+def _is_cut(line: bytes, number: int) -> bool:
+    """Tell whether a line is what is left of one; the first of a file shall look like it."""
+    if line.endswith(b"\n") or len(line) == MAX_LINE_NBYTES:
+        return False
+    return number > 1 or line.startswith(BEGIN[: len(line)]) or not line.strip(b"\0")

@@ -27,8 +27,8 @@ def is_parquet(path: Path) -> bool:
 
 
 def count_rows(path: Path | None, column: str | None = None) -> int | None:
-    """Return the number of rows, empty lines among them; None of stdin. Raises InputError."""
-    if path is None:
+    """Return the number of rows, empty lines among them; None of stdin and pipes. Raises InputError."""
+    if path is None or path.is_fifo() or path.is_char_device():  # which can be read only once
         return None
     if is_parquet(path):
         return parquet.count_rows(path, column)

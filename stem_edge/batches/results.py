@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ class Result:
     """The answer to a row, or why there is none.
 
     id, line: those of the row. data: its line in the output: JSON, without the end of the line.
-    failed: whether it is an error. tokens: of the answer.
+    failed: whether it is an error, and why. tokens: of the answer.
     """
 
     id: str | int | None
@@ -29,6 +29,7 @@ class Result:
     data: bytes
     failed: bool = False
     tokens: int = 0
+    why: str = ""
 
     @property
     def key(self) -> bytes:
@@ -53,9 +54,9 @@ def failed(row: Row, error: StemEdgeError, *, openai: bool = False) -> Result:
     """Return why there is no answer to a row. openai: whether it is of OpenAI's form."""
     body = openai_error(error)
     if openai:
-        return responded(row, body, status=status_of(error))
+        return replace(responded(row, body, status=status_of(error)), why=str(error))
     data = msgspec.json.encode({"id": row.id, "line": row.line, **body})
-    return Result(row.id, row.line, data, failed=True)
+    return Result(row.id, row.line, data, failed=True, why=str(error))
 
 
 class _Line(msgspec.Struct):

@@ -25,7 +25,7 @@ class Settings:
     options: of plain rows that say nothing else, without a seed. seed: of all that is sampled; each
     row without a seed takes its own from this and its id, so that a repeat gives the same. None:
     different each time. sequences: most that decode together. name: of the model in results of OpenAI's
-    form; default: that of the bundle's folder. Raises InputError.
+    form; default: that of the bundle's folder, or on a hub. Raises InputError.
     """
 
     options: SamplingOptions = field(default_factory=SamplingOptions)

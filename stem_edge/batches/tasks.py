@@ -13,6 +13,7 @@ from stem_edge.batches.rows import Row
 from stem_edge.batches.settings import Settings
 from stem_edge.batches.task import Task
 from stem_edge.errors import StemEdgeError
+from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.serving.answers import Whole
@@ -47,7 +48,7 @@ class Tasks:
     def __init__(self, model: Model, settings: Settings) -> None:
         self._model, self._settings = model, settings
         self._texts = TokenTexts(model)
-        self._name = settings.name or model.bundle.path.name
+        self._name = settings.name or shown_name(model.bundle.path)
 
     def task(self, row: Row) -> Task | Result:
         """Return a row as a task, or what is wrong with it."""
@@ -64,9 +65,9 @@ class Tasks:
     def _of_plain(self, row: Row, given: dict[str, Any]) -> Task:
         given.pop("id", None)
         prompt, messages = given.pop("prompt", None), given.pop("messages", None)
+        params = self._seeded(row, self._params(given))  # first, because a prompt may be misspelt
         if (prompt is None) == (messages is None):
             raise RefusalError("a row has either a prompt or messages; give one of them")
-        params = self._seeded(row, self._params(given))
         if messages is not None:
             prompt = prompt_ids(self._model, Turn(_checked(messages), params))
         request = self._model.request(prompt, params)

@@ -15,6 +15,7 @@ from stem_edge.batches.run import answer
 from stem_edge.batches.settings import Answers, Settings
 from stem_edge.cluster.memory import on_machine, planned_nbytes
 from stem_edge.cluster.sharing import Work, share
+from stem_edge.hub.fetch import pinned
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.backends.options import LoadKeywords
 
@@ -45,9 +46,10 @@ def _answers(
     address: str,
     rows: Iterable[Row],
 ) -> Generator[Result]:
+    bundle = pinned(bundle)  # so that all machines load one commit
     nbytes = planned_nbytes(bundle, keywords)
     work = Work(
-        partial(_open, bundle, keywords, settings),
+        partial(_open, bundle, keywords, settings, nbytes),
         lambda cpus: nbytes,
         at_once=ROWS_PER_SEQUENCE * settings.sequences,
     )
@@ -55,9 +57,9 @@ def _answers(
 
 
 def _open(
-    bundle: str | Path, keywords: LoadKeywords, settings: Settings, cpus: int
+    bundle: str | Path, keywords: LoadKeywords, settings: Settings, nbytes: int, cpus: int
 ) -> Callable[[Row], Result]:
-    return Answering(load(bundle, **on_machine(keywords, cpus)), settings)
+    return Answering(load(bundle, **on_machine(keywords, cpus, nbytes)), settings)
 
 
 class Answering:

@@ -21,7 +21,8 @@ def ray_scores(address: str = "auto") -> Score:
     """Return what has a text scored on a cluster, for `elsewhere` of stem_edge.evaluate.
 
     address: "auto" for the cluster that runs here, its host:port, or "local" for this machine alone.
-    Bundle and reference must be on a disk that every machine has under the same path.
+    Bundle and reference must be on a disk that every machine has under the same path, or be named as
+    on the hub.
     """
     return partial(_score, address)
 
@@ -32,7 +33,7 @@ def _score(
     nbytes = planned_nbytes(scoring.bundle, scoring.keywords)
     if scoring.against is not None:
         nbytes *= 2  # as evaluate gives half of the memory to the reference
-    work = Work(partial(_open, scoring), lambda cpus: nbytes)
+    work = Work(partial(_open, scoring, nbytes), lambda cpus: nbytes)
     for group in share(address, work, _groups(parts)):
         for done in group:
             advance(len(done.scored.scores[0].likelihood))
@@ -51,10 +52,11 @@ def _groups(parts: Iterable[Part]) -> Iterator[Group]:
         yield group
 
 
-def _open(scoring: Scoring, cpus: int) -> Callable[[Group], list[Done]]:
+def _open(scoring: Scoring, nbytes: int, cpus: int) -> Callable[[Group], list[Done]]:
     """Load the models, for as long as this process runs."""
     stack = ExitStack()
-    ways, sources = scoring.with_keywords(on_machine(scoring.keywords, cpus)).open(stack)
+    keywords = on_machine(scoring.keywords, cpus, nbytes)
+    ways, sources = scoring.with_keywords(keywords).open(stack)
 
     def work(group: Group) -> list[Done]:
         _ = stack  # keeps the models

@@ -19,7 +19,11 @@ def planned_nbytes(bundle: str | Path, keywords: LoadKeywords) -> int:
     return memory_plan(bundle, **keywords).total - own_memory() + PROCESS_NBYTES
 
 
-def on_machine(keywords: LoadKeywords, cpus: int) -> LoadKeywords:
-    """Return keywords of stem_edge.load for a machine of a cluster."""
-    threads = min(keywords.get("threads") or cpus, cpus)
-    return {**keywords, "threads": threads, "progress": False}
+def on_machine(keywords: LoadKeywords, cpus: int, nbytes: int) -> LoadKeywords:
+    """Return keywords of stem_edge.load for a machine of a cluster.
+
+    nbytes: memory of the process; otherwise each would plan by what is free there.
+    """
+    threads, memory = min(keywords.get("threads") or cpus, cpus), keywords.get("memory")
+    memory = nbytes if memory is None else memory
+    return {**keywords, "threads": threads, "memory": memory, "progress": False}

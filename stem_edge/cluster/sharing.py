@@ -8,20 +8,23 @@ results come as they are done, so neither are ever all in memory.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from stem_edge.cluster.connection import connect, own_errors
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.strict_json import one_line
+from stem_edge.progress import tell
 from stem_edge.units import format_size
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 RESTARTS = 3  # of a process, so that work that kills every process ends
+BUSY_SECONDS = 15.0  # in which a process begins on a machine that is free
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ class Worker(Generic[T, R]):
     def __init__(self, work: Work[T, R], cpus: int) -> None:
         self._work, self._cpus, self._lock = work, cpus, threading.Lock()
         self._opened: Callable[[T], R] | None = None
+
+    def begun(self) -> None:
+        """Return as soon as this process runs."""
 
     def ready(self) -> None:
         """Open what pieces need."""
@@ -86,13 +92,20 @@ class _Machines(Generic[T, R]):
         self._ray, self._pieces, self._lost = ray, pieces, deque[T]()
         # One more than it works on is on its way, or as many, if they are small enough to be several.
         self._room_of_each = 2 * work.at_once
-        self._actors = [_start(ray, work, *node) for node in _nodes(ray, work)]
-        self._starting = {actor.ready.remote(): actor for actor in self._actors}
+        self._actors = {_start(ray, work, node): node for node in _nodes(ray, work)}
+        self._starting = dict[Any, Any]()  # actors by the calls that make them ready
         self._room, self._calls = dict[Any, int](), dict[Any, tuple[Any, T]]()
         self._last: BaseException | None = None
 
     def begin(self) -> None:
         """Wait until a machine is ready."""
+        begun = [actor.begun.remote() for actor in self._actors]
+        if not self._ray.wait(begun, num_returns=1, timeout=BUSY_SECONDS)[0]:
+            tell(
+                f"ray: waiting for one of {len(begun)} machines; other work of the cluster seems to "
+                "occupy them all (see ray status)"
+            )
+        self._starting = {actor.ready.remote(): actor for actor in self._actors}
         while self._starting and not self._room:
             for call in self._wait():
                 self._begin(call)
@@ -117,15 +130,14 @@ class _Machines(Generic[T, R]):
             self._ray.kill(actor)
 
     def _give(self) -> bool:
-        """Give pieces to machines that have room; return whether some are left, or may be."""
-        for actor in self._room:
-            while self._room[actor] > 0:
-                try:
-                    piece = self._lost.popleft() if self._lost else next(self._pieces)
-                except StopIteration:
-                    return False
-                self._room[actor] -= 1
-                self._calls[actor.do.remote(piece)] = actor, piece
+        """Give pieces to machines while one has room; return whether some are left, or may be."""
+        while self._room and self._room[actor := max(self._room, key=self._room.__getitem__)] > 0:
+            try:
+                piece = self._lost.popleft() if self._lost else next(self._pieces)
+            except StopIteration:
+                return False
+            self._room[actor] -= 1
+            self._calls[actor.do.remote(piece)] = actor, piece
         return True
 
     def _wait(self) -> list[Any]:
@@ -137,38 +149,57 @@ class _Machines(Generic[T, R]):
 
     def _begin(self, call: Any) -> None:
         actor = self._starting.pop(call)
-        if self._got(call, actor) is not None:
-            self._room[actor] = self._room_of_each
+        try:
+            if self._got(call, actor) is not None:
+                self._room[actor] = self._room_of_each
+        except self._ray.exceptions.RayTaskError as error:
+            if not self._starting and not self._room:
+                raise
+            node = self._actors.pop(actor)
+            self._ray.kill(actor)
+            said = f"ray: machine {node.host} is left out: {one_line(error.cause)}"
+            warnings.warn(said, stacklevel=2)
 
     def _finish(self, call: Any) -> Generator[R]:
         actor, piece = self._calls.pop(call)
         found = self._got(call, actor)
-        if found is None:
-            self._lost.append(piece)
-            return
         if actor in self._room:
             self._room[actor] += 1
-        yield found[0]
+        if found is None:
+            self._lost.append(piece)
+        else:
+            yield found[0]
 
     def _got(self, call: Any, actor: Any) -> tuple[R] | None:
-        """Return a call's result; None if its machine is gone."""
+        """Return a call's result; None if it, or its machine, is gone."""
         errors = self._ray.exceptions
         try:
             return (self._ray.get(call),)
+        except errors.ObjectLostError:  # its node died before it was handed over
+            return None
         except (errors.RayActorError, errors.ActorUnschedulableError) as error:
             self._room.pop(actor, None)
             self._last = error
             return None
 
 
-def _nodes(ray: Any, work: Work[Any, Any]) -> list[tuple[str, int, int]]:
-    """Return id, CPUs and memory of the process of each machine that has room for it."""
+class _Node(NamedTuple):
+    """A machine, and CPUs and memory of its process."""
+
+    id: str
+    host: str
+    cpus: int
+    nbytes: int
+
+
+def _nodes(ray: Any, work: Work[Any, Any]) -> list[_Node]:
+    """Return the machines that have room for a process."""
     alive = [node for node in ray.nodes() if node["Alive"]]
-    found, most = list[tuple[str, int, int]](), 0
+    found, most = list[_Node](), 0
     for node in alive:
         cpus, memory = (int(node["Resources"].get(name, 0)) for name in ("CPU", "memory"))
         if cpus and memory >= (needed := work.nbytes(cpus)):
-            found.append((node["NodeID"], cpus, needed))
+            found.append(_Node(node["NodeID"], node["NodeManagerHostname"], cpus, needed))
         most = max(most, memory)
     if not found:
         raise StemEdgeError(
@@ -179,14 +210,14 @@ def _nodes(ray: Any, work: Work[Any, Any]) -> list[tuple[str, int, int]]:
     return found
 
 
-def _start(ray: Any, work: Work[Any, Any], node: str, cpus: int, nbytes: int) -> Any:
-    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+def _start(ray: Any, work: Work[Any, Any], node: _Node) -> Any:
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
     actor = ray.remote(Worker).options(
-        num_cpus=cpus,
-        memory=nbytes,
+        num_cpus=node.cpus,
+        memory=node.nbytes,
         scheduling_strategy=strategy,
         max_concurrency=work.at_once,
         max_restarts=RESTARTS,
         max_task_retries=-1,  # as long as it is restarted
     )
-    return actor.remote(work, cpus)
+    return actor.remote(work, node.cpus)

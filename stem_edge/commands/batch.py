@@ -13,6 +13,7 @@ from stem_edge.cluster.batches import ray_answers
 from stem_edge.commands.answers import add_sampling, sampling_options
 from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.commands.ray import add_ray
+from stem_edge.hub.fetch import pinned
 from stem_edge.units import format_rate
 
 if TYPE_CHECKING:
@@ -54,11 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("input", metavar="IN", help="JSON lines or parquet; - for lines of stdin")
     add("output", metavar="OUT", help="file that results are appended to, as JSON lines")
-    add("--bundle", required=True, help="folder that stem-edge export wrote")
+    add("--bundle", required=True, help="folder that stem-edge export wrote, or hf:org/name")
     add("--column", metavar="NAME", help="column of a parquet file that has the prompts")
     retry = "drop the errors that OUT has, and answer their rows again"
     add("--retry-errors", action="store_true", help=retry)
-    name = "name of the model in results of OpenAI's form (default: that of the folder)"
+    name = "name of the model in results of OpenAI's form (default: that of the bundle)"
     add("--name", help=name)
     add_ray(parser, "answer rows on all machines of a cluster, which share the disk of BUNDLE")
     add("--json", action="store_true", help="print figures as one JSON object at the end")
@@ -71,16 +72,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options = cast(BatchKeywords, {**loading_options(args), **sampling_options(args)})
     options["progress"] = False if args.quiet else None
+    here = args.ray is None
+    given: BatchKeywords = options if here else {"progress": options["progress"]}
     try:
         found = batch(
             args.input,
             args.output,
-            args.bundle if args.ray is None else None,
+            args.bundle if here else None,
             column=args.column,
             retry_errors=args.retry_errors,
-            name=args.name,
-            answers=None if args.ray is None else _ray_answers(args, options),
-            **options,
+            name=args.name if here else None,
+            answers=None if here else _ray_answers(args, options),
+            **given,
         )
     except KeyboardInterrupt:
         told = f"interrupted; {args.output} has what is complete, and the same command goes on"
@@ -96,16 +99,24 @@ def run(args: argparse.Namespace) -> int:
 def report(found: Batch) -> str:
     """Return the figures of a batch as a line."""
     rows = found.answered + found.failed
-    speed = f"{found.tokens:,} tokens in {found.seconds:.3g} s"
+    speed = f"{_count(found.tokens, 'token')} in {found.seconds:.3g} s"
     if found.seconds:
         speed += f", {format_rate(found.tokens / found.seconds)} tokens/s"
-    parts = [f"{rows:,} rows, {speed}" if rows else "no row was left to answer"]
+    parts = [f"{_count(rows, 'row')}, {speed}" if rows else "no row was left to answer"]
     if found.errors:
-        parts.append(f"{found.errors:,} errors among {found.results:,} results")
+        parts.append(f"{_count(found.errors, 'error')} among {_count(found.results, 'result')}")
+        if found.first_error is not None:
+            parts[-1] += f" ({found.first_error})"
+        parts.append("--retry-errors answers their rows again")
     return "; ".join(parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _ray_answers(args: argparse.Namespace, options: BatchKeywords) -> Answers:
     """Return what computes on a cluster."""
-    loading, settings = split(options, args.name, args.bundle)
-    return ray_answers(args.bundle, loading, settings, args.ray)
+    bundle = pinned(args.bundle, options["progress"])  # the same commit on each machine
+    loading, settings = split(options, args.name, bundle)
+    return ray_answers(bundle, loading, settings, args.ray)

@@ -43,7 +43,10 @@ def add_threads(group: argparse._ActionsContainer) -> None:
 
 def add_sequences(group: argparse._ActionsContainer) -> None:
     """Declare how many contexts there is memory for."""
-    sequences = "full contexts that the KV cache has room for at a time (default: 1)"
+    sequences = (
+        "full contexts that the KV cache has room for at a time (default: 1; of batch and serve: 8 "
+        "answers, in what memory leaves room for)"
+    )
     group.add_argument("--sequences", type=int, default=1, metavar="N", help=sequences)
 
 

@@ -29,6 +29,9 @@ _READ = os.O_RDONLY | _BINARY | _CAREFUL
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
 _APPEND = os.O_WRONLY | os.O_APPEND | _BINARY
 _EXCHANGE, _AT_CWD = 2, -100  # RENAME_EXCHANGE, AT_FDCWD of Linux
+_LOCKED = 33  # ERROR_LOCK_VIOLATION of Windows
+_FAR = 1 << 30  # of 4 GiB each: a place behind the end of any file
+RENAMES_OPEN = os.name == "posix"  # Windows neither renames nor replaces a file that is open
 _seek_lock = threading.Lock()
 
 
@@ -113,18 +116,30 @@ def update(path: Path) -> int:
 
 
 def lock(descriptor: int) -> bool:
-    """Take a file for this process until it is closed; False if another process has it."""
+    """Take a file for this process until it is closed; False if another process has it.
+
+    Raises OSError also where the file system has no locks.
+    """
+    if sys.platform == "win32":
+        import msvcrt
+        from ctypes import wintypes
+
+        # Of bytes that are locked, nothing can be read by another handle, so lock one that is not there.
+        call = ctypes.WinDLL("kernel32", use_last_error=True).LockFile
+        call.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 4]
+        if call(msvcrt.get_osfhandle(descriptor), 0, _FAR, 1, 0):
+            return True
+        if (number := ctypes.get_last_error()) == _LOCKED:
+            return False
+        raise ctypes.WinError(number)
+    import fcntl
+
     try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
     return True
 
 

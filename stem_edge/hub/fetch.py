@@ -90,13 +90,13 @@ def cache() -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
-def pinned(path: str, progress: bool | None = None) -> str:
+def pinned(path: str | Path, progress: bool | None = None) -> str:
     """Return the name of a model with its commit, so that later uses mean the same; or the path.
 
     Raises HubError, InputError.
     """
     name = hub_name(path)
-    return path if name is None else str(_resolve(name, progress))
+    return str(path if name is None else _resolve(name, progress))
 
 
 def open_snapshot(name: HubName, progress: bool | None = None) -> Snapshot:

@@ -27,8 +27,8 @@ def several_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 class Machines:
     """Writes shards as other machines do, the last one first, after those that were killed."""
 
-    def __init__(self, most: int | None = None) -> None:
-        self.names, self._most = list[str](), most
+    def __init__(self, most: int | None = None, error: BaseException | None = None) -> None:
+        self.names, self._most, self._error = list[str](), most, error
 
     def __call__(self, given: Shards) -> Generator[Step]:
         shards = pickle.loads(pickle.dumps(given))
@@ -40,8 +40,8 @@ class Machines:
             shards.write(name, tables)  # taken for dead, so that another one writes it again
             self.names.append(name)
             yield shards.write(name, tables)
-        if self._most is not None:
-            raise KeyboardInterrupt
+        if self._error is not None:
+            raise self._error
 
 
 @pytest.mark.parametrize("kind", ["int8", "mixed"])
@@ -58,11 +58,12 @@ def test_the_bytes_are_those_of_one_machine(
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StemEdgeError("no machine is left")])
 def test_an_interrupted_export_goes_on_with_the_other_shards(
-    tiny_checkpoint: Path, tmp_path: Path
+    tiny_checkpoint: Path, tmp_path: Path, error: BaseException
 ) -> None:
-    out, first, rest = tmp_path / "out", Machines(2), Machines()
-    with pytest.raises(KeyboardInterrupt):
+    out, first, rest = tmp_path / "out", Machines(2, error), Machines()
+    with pytest.raises(type(error)):
         stem_edge.export_bundle(tiny_checkpoint, out, elsewhere=first)
     stem_edge.export_bundle(tiny_checkpoint, out, elsewhere=rest)
     assert len(first.names) == 2
@@ -70,6 +71,16 @@ def test_an_interrupted_export_goes_on_with_the_other_shards(
     assert not {*first.names} & {*rest.names}
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "expected")
     assert contents(out) == contents(tmp_path / "expected")
+
+
+def test_shards_that_are_all_written_need_no_machine(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    def none(shards: Shards) -> Generator[Step]:
+        pytest.fail(f"asked for {shards.names}")
+
+    out, machines = tmp_path / "out", Machines(error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        stem_edge.export_bundle(tiny_checkpoint, out, elsewhere=machines)
+    stem_edge.export_bundle(tiny_checkpoint, out, elsewhere=none)
 
 
 def refuse(shards: Shards, **changed: Any) -> Generator[Step]:

@@ -13,7 +13,7 @@ import numpy as np
 from stem_edge.bundle.manifest import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
-from stem_edge.measuring.planning.candidates import is_bundle, open_checkpoint
+from stem_edge.measuring.planning.candidates import is_bundle, model_folder, open_checkpoint
 from stem_edge.measuring.quality.scores import Logits, Task, split
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import head_forward, hidden_states
@@ -76,7 +76,7 @@ def check_reference(path: Path, bundle: Bundle, task: Task) -> None:
 
 def open_reference(
     stack: ExitStack,
-    path: Path,
+    reference: str | Path,
     window: int,
     memory: int | str | None,
     threads: int | None,
@@ -84,6 +84,7 @@ def open_reference(
     engine: EngineChoice,
 ) -> Reference:
     """Open a reference, which is closed with the stack."""
+    path = model_folder(reference)
     if not is_bundle(path):
         return Reference(partial(checkpoint_logits, open_checkpoint(path)), None, memory)
     limit = None if memory is None else parse_size(memory)

@@ -19,6 +19,7 @@ from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
 from stem_edge.edit_files.file import Edit
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KvChoice
+from stem_edge.hub.fetch import pinned
 from stem_edge.measuring.planning.candidates import model_folder
 from stem_edge.measuring.quality.logit_source import check_reference
 from stem_edge.measuring.quality.scores import (
@@ -153,12 +154,12 @@ def evaluate(
     Raises InputError for a text of fewer than two tokens, a window or stride out of range, another
     vocabulary or tokenizer; BundleError, CheckpointError, MemoryPlanError, BackendError.
     """
+    bundle, against = pinned(bundle), None if against is None else pinned(against)
     opened = open_bundle(bundle)
     _check(opened, worst, edits, prefill_graph=prefill_graph)
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
-    reference = None if against is None else model_folder(against)
-    if reference is not None:
-        check_reference(reference, opened, task)
+    if against is not None:
+        check_reference(model_folder(against), opened, task)
     keywords: LoadKeywords = {
         "memory": memory,
         "threads": threads,
@@ -171,12 +172,12 @@ def evaluate(
         "progress": progress,
     }
     scoring = Scoring(
-        bundle, {**keywords, **device}, task.window, tuple(edits), reference, against_engine
+        bundle, {**keywords, **device}, task.window, tuple(edits), against, against_engine
     )
     ways, (scores, nats) = _score(scoring, task, elsewhere or score_here)
     documents, likelihood = task.documents, float(scores[0].likelihood.mean())
     divergence = None
-    if reference is not None:
+    if against is not None:
         named = _worst(opened, documents, scores, nats, worst)
         divergence = _divergence(str(against), ways.reference_engine, scores, nats, named)
     bits = -likelihood * documents.predicted / math.log(2)
@@ -211,13 +212,20 @@ def _score(scoring: Scoring, task: Task, run: Score) -> tuple[Ways, Scored]:
             bar.advance(tokens * documents.nbytes // count)
 
         with closing(run(scoring, parts(task), advance)) as done:
-            found = sorted(done, key=lambda each: each.number)
-    if len(ways := {each.ways for each in found}) > 1:
+            for each in done:
+                found.append(each)
+                _check_ways(scoring, found[0].ways, each.ways)
+    found.sort(key=lambda each: each.number)
+    return found[0].ways, join([each.scored for each in found])
+
+
+def _check_ways(scoring: Scoring, first: Ways, other: Ways) -> None:
+    """Raise InputError if two parts were computed in different ways."""
+    if other != first:
         raise InputError(
-            f"{scoring.bundle}: machines computed in different ways ({', '.join(map(str, ways))}), so "
-            "figures would not be those of one of them; give memory and engine, which then hold for all"
+            f"{scoring.bundle}: machines compute in different ways ({first}, {other}), so figures "
+            "would not be those of one of them; give memory and engine, which then hold for all"
         )
-    return ways.pop(), join([each.scored for each in found])
 
 
 def _check(bundle: Bundle, worst: int, edits: Sequence[Edit], *, prefill_graph: bool) -> None:

@@ -31,11 +31,11 @@ class Ways(NamedTuple):
 class Scoring:
     """Models that score parts of a text; can be pickled."""
 
-    bundle: str | Path
+    bundle: str | Path  # a folder, or what each machine fetches from a hub; so is `against`
     keywords: LoadKeywords  # of stem_edge.load, for the bundle; context_length is the window
     window: int
     edits: tuple[Edit, ...]
-    against: Path | None
+    against: str | Path | None
     against_engine: EngineChoice
 
     def with_keywords(self, keywords: LoadKeywords) -> Scoring:

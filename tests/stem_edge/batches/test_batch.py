@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -10,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_server import HubServer
+from installed import DEMO
 
 import stem_edge
+from stem_edge.batches.batch import split
 from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import Settings
-from stem_edge.errors import InputError
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.errors import BundleError, InputError
 from stem_edge.runtime.model import Model
 
 Written = Callable[..., Path]
@@ -35,7 +40,7 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def run(model: Model, source: Path, **options: Any) -> dict[Any, Any]:
+def run(model: Model | str, source: Path, **options: Any) -> dict[Any, Any]:
     """Answer a file; return the results by id, or by line."""
     output = source.with_name("out.jsonl")
     stem_edge.batch(source, output, model, **options)
@@ -117,6 +122,7 @@ WRONG = [
     ({"id": "both", "prompt": "a", "messages": []}, "both", "either a prompt or messages"),
     ({"id": "kind", "prompt": 5}, "kind", "token ids"),
     ({"id": "talk", "messages": "a"}, "talk", "messages is not a list"),
+    ({"id": "typo", "promt": "a"}, "typo", "no option promt"),
     ({"id": "field", "prompt": "a", "max_tokens": 5}, "field", "no option max_tokens"),
     ({"id": "hot", "prompt": "a", "temperature": "x"}, "hot", "temperature is 'x'"),
     ({"id": "bias", "prompt": "a", "logit_bias": {"x": 1}}, "bias", "logit_bias has 'x'"),
@@ -243,7 +249,33 @@ def test_what_cannot_be_a_batch_is_refused(
         stem_edge.batch(source, "out", model, answers=echo)
     with pytest.raises(InputError, match="threads is an option of loading"):
         stem_edge.batch(source, "out", model, threads=1)
+    for unused in ({"temperature": 1.0}, {"memory": "1GB"}, {"name": "a"}):
+        with pytest.raises(InputError, match=f"{min(unused)} is not for answers"):
+            stem_edge.batch(source, "out", answers=echo, **unused)
+    with pytest.raises(BundleError):
+        stem_edge.batch(source, "none", tmp_path / "no", sequences=2)
+    with pytest.raises(InputError, match="threads is 0"):
+        stem_edge.batch(source, "none", DEMO, threads=0, sequences=2)
+    with pytest.raises(InputError, match="need a file"):
+        stem_edge.batch(source, "-", answers=echo)
+    assert not (tmp_path / "none").exists()
     assert other.read_text() == "what is no result\n"
+
+
+def test_a_name_on_a_hub_means_one_commit(hub: HubServer, written: Written) -> None:
+    hub.add("acme/model", DEMO)
+    source = written(openai("a", TEXT | {"max_tokens": 1}))
+    response = run("hf:acme/model", source, progress=False)["a"]["response"]
+    assert response["body"]["model"] == "acme/model"
+    assert hub.requests.count("GET /api/models/acme/model") == 1
+
+
+def test_tables_elsewhere_are_not_looked_for_here(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(DEMO, bundle, ignore=shutil.ignore_patterns("c"))  # the shards of each array
+    with pytest.raises(BundleError):
+        split({}, bundle=bundle)
+    assert split({"tables": str(DEMO / TABLES)}, bundle=bundle)[0]["sequences"] > 0
 
 
 def test_http_and_clusters_are_not_imported() -> None:

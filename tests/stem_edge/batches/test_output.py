@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from faulty_disk import CHANGES, Failing, watch
+from open_files import open_files
 
 from stem_edge.batches.keys import Keys
 from stem_edge.batches.output import Output
 from stem_edge.batches.results import Result, known
 from stem_edge.errors import InputError
+from stem_edge.files import disk
 
 LINES = [b'{"id":"a","text":"1"}\n', b'{"id":2,"line":2,"error":{"message":"no"}}\n']
 
@@ -23,6 +33,10 @@ LINES = [b'{"id":"a","text":"1"}\n', b'{"id":2,"line":2,"error":{"message":"no"}
         (LINES[0] + LINES[1][:-1], 1),  # even what lacks its end alone
         (LINES[0] + LINES[1][:3], 1),
         (LINES[1][:1], 0),
+        (LINES[0] + bytes(9000), 1),  # as after a power cut
+        (LINES[0] + LINES[1][:9] + bytes(90), 1),
+        (LINES[0] + bytes(90) + LINES[1][9:-1], 1),
+        (bytes(9000), 0),
         (b"".join(LINES), 2),
     ],
 )
@@ -45,7 +59,18 @@ def test_other_files_stay_as_they_are(data: bytes, tmp_path: Path) -> None:
     assert path.read_bytes() == data
 
 
-def test_errors_are_dropped_to_be_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("renames_open", [True, False])
+def test_errors_are_dropped_to_be_tried_again(
+    renames_open: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = disk.rename
+
+    def renamed(source: Path, target: Path) -> None:
+        assert renames_open or not {source, target} & set(_open_here())
+        rename(source, target)
+
+    monkeypatch.setattr(disk, "RENAMES_OPEN", renames_open)  # False: as on Windows
+    monkeypatch.setattr(disk, "rename", renamed)
     path, link = tmp_path / "out", tmp_path / "link"
     path.write_bytes(b"".join(LINES) + LINES[0][:5])
     link.symlink_to(path)
@@ -58,10 +83,53 @@ def test_errors_are_dropped_to_be_tried_again(tmp_path: Path) -> None:
     assert link.is_symlink()
 
 
+def _open_here() -> Iterator[Path]:
+    for each in Path("/proc/self/fd").iterdir() if sys.platform == "linux" else ():
+        with suppress(OSError):  # of the one that lists them
+            yield each.readlink()
+
+
+def test_on_windows_no_byte_of_a_result_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, error = SimpleNamespace(LockFile=Mock(return_value=1)), Mock(return_value=33)
+    msvcrt = SimpleNamespace(get_osfhandle=lambda descriptor: descriptor + 100)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "msvcrt", msvcrt)
+        patch.setattr(ctypes, "WinDLL", lambda *_, **__: kernel, raising=False)
+        patch.setattr(ctypes, "get_last_error", error, raising=False)
+        patch.setattr(ctypes, "WinError", lambda number: OSError(number, ""), raising=False)
+        patch.setattr(sys, "platform", "win32")
+        assert disk.lock(5)
+        handle, low, high, *length = kernel.LockFile.call_args.args
+        assert (handle, length) == (105, [1, 0]) and low + (high << 32) > 1 << 50
+        kernel.LockFile.return_value = 0
+        assert not disk.lock(5)
+        error.return_value = 1  # ERROR_INVALID_FUNCTION
+        with pytest.raises(OSError, match="1"):
+            disk.lock(5)
+
+
 def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
     with Output(tmp_path / "out"), pytest.raises(InputError, match="another batch writes it"):
         Output(tmp_path / "out")
     Output(tmp_path / "out").close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EIO])
+def test_disks_without_locks(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"".join(LINES))
+    fcntl, before = pytest.importorskip("fcntl"), open_files()
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
+    if number == errno.EIO:
+        with pytest.raises(InputError, match="Input/output error"):
+            Output(path)
+    else:
+        with (
+            pytest.warns(RuntimeWarning, match="cannot be locked here"),
+            Output(path, retry_errors=True) as found,
+        ):
+            assert len(found) == 1
+    assert open_files() <= before
 
 
 @pytest.mark.parametrize("at", range(10))

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from open_files import posix
 
 from stem_edge.batches import reading
 from stem_edge.batches.reading import count_rows, read_rows
+
+
+@posix
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit(path.write_bytes, b'{"id":"a"}\n')
+        assert count_rows(path) is None
+        assert [row.id for row in read_rows(path)] == ["a"]
 
 
 @pytest.mark.parametrize(

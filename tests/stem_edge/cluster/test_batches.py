@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +23,7 @@ from stem_edge.batches.settings import Settings
 from stem_edge.cluster.batches import Answering
 from stem_edge.commands.main import main
 
-ROWS = 60
+ROWS, MANY = 60, 2000
 SETTINGS = Settings({"max_new_tokens": 8})
 
 
@@ -30,8 +33,8 @@ def rows(count: int = ROWS) -> list[Row]:
     return [Row(str(n), n + 1, data) for n, data in enumerate(made)]
 
 
-def write_rows(path: Path) -> Path:
-    path.write_bytes(b"".join(row.data + b"\n" for row in rows()))
+def write_rows(path: Path, count: int = ROWS) -> Path:
+    path.write_bytes(b"".join(row.data + b"\n" for row in rows(count)))
     return path
 
 
@@ -108,6 +111,29 @@ def test_rows_of_what_is_killed_are_answered_again(
     stem_edge.batch(write_rows(tmp_path / "in.jsonl"), out, answers=killing, progress=False)
     assert len(seen) == ROWS
     assert results(out) == expected
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="kills")
+def test_a_command_that_is_killed_twice_goes_on(nodes: Nodes, tmp_path: Path) -> None:
+    given, out, here = write_rows(tmp_path / "in", MANY), tmp_path / "out", tmp_path / "here"
+    options = ["--bundle", str(DEMO), "-n", "2", "-q"]
+    command = [sys.executable, "-m", "stem_edge", "batch", str(given), str(out), *options]
+    for killed in (True, True, False):
+        before = lines(out)
+        process = subprocess.Popen([*command, f"--ray={nodes.address}"])
+        while killed and lines(out) < before + MANY // 4 and process.poll() is None:
+            time.sleep(0.01)
+        if killed:
+            process.kill()
+        assert process.wait(600) == (-signal.SIGKILL if killed else 0)
+    assert main(["batch", str(given), str(here), *options]) == 0
+    assert results(out) == results(here)
+    assert len(results(out)) == MANY
 
 
 @pytest.mark.slow
