@@ -147,11 +147,12 @@ class RemoteShards:
 
     def _request(self, wanted: _Range, *, repeated: bool) -> bytes:
         shard, start, stop = wanted
-        # The parameter of fsspec's wrapper around coroutines; other file systems have limits of their own.
-        limit = {"timeout": TIMEOUT_SECONDS} if self._files.async_impl else {}
+        # Of fsspec's wrapper around coroutines; other file systems have limits of their own, and may
+        # open a file that reads megabytes ahead.
+        options = {"timeout": TIMEOUT_SECONDS} if self._files.async_impl else {"cache_type": "none"}
         try:
             path = f"{self._root}/{self._shards[shard][0]}"
-            found: bytes = self._files.cat_file(path, start=start, end=stop, **limit)
+            found: bytes = self._files.cat_file(path, start=start, end=stop, **options)
         except Exception as error:
             if getattr(error, "status", None) != BEYOND:
                 raise

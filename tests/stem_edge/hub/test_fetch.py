@@ -14,12 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from fsspec.core import url_to_fs
 from hub_server import PIECE_NBYTES, Blob, HubServer, Model, cache_of
-from huggingface_hub import constants, errors
+from huggingface_hub import HfFileSystem, constants, errors
 from installed import DEMO
 from manifests import make_bundle
+from stores import write_store
 
 import stem_edge
 from stem_edge.bundle import fetched
@@ -30,7 +31,9 @@ from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import EngineName
 from stem_edge.hub import fetch
 from stem_edge.hub.names import HubName
+from stem_edge.runtime.rows.store import open_store
 from stem_edge.system.user_folder import cache_folder
+from stem_edge.tables.rows import RecordLayout
 
 NAME = "acme/model"
 SHARD = f"{TABLES}/records/c/0/0"
@@ -447,19 +450,22 @@ def test_lists_of_checked_files_are_kept_and_removed(
     assert listed() == [(str(path), "")]
 
 
-def test_tables_that_come_later_are_read_through_fsspec(
-    hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
+def test_of_tables_that_come_later_only_records_are_read(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.add(NAME, bundle)
-    tables = open_bundle(f"hf:{NAME}", tables_later=True).tables
-    assert tables is not None
+    layout = RecordLayout(
+        records=128, layers=(1,), parts=((65536,),), row_type="int8", group_size=128
+    )
+    records = np.zeros((128, layout.record_nbytes), np.uint8)  # more than fsspec reads ahead
+    format = write_store(tmp_path / TABLES, layout, records, records_per_shard=128)
+    commit = hub.add(NAME, tmp_path)
     # As HF_ENDPOINT does in a new process.
     usual = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + usual)
-    files, root = url_to_fs(tables, skip_instance_cache=True)
-    data = (bundle / SHARD).read_bytes()
-    assert files.cat_file(f"{root}/records/c/0/0", start=8, end=40) == data[8:40]
-    hub.requests.clear()
-    assert files.cat_file(f"{root}/records/c/0/0", start=len(data) - 4, end=len(data)) == data[-4:]
-    assert len(hub.requests) == 1
+    HfFileSystem.clear_instance_cache()
+    with open_store(tmp_path / TABLES, format, url=f"hf://{NAME}@{commit}/{TABLES}") as store:
+        assert np.array_equal(store.read(np.array([9])), records[[9]])
+        assert store.traffic is not None
+        assert hub.sent == store.traffic.nbytes == layout.record_nbytes + 4 + 4
+    HfFileSystem.clear_instance_cache()
