@@ -120,6 +120,10 @@ class DiskTier:
         with contextlib.suppress(OSError):
             write_whole(self._map, data + crc32c(data).to_bytes(4, "little"))
 
+    def stop(self) -> None:
+        """Stop as RowStore.stop does."""
+        self.far.stop()
+
     def close(self) -> None:
         """Save what it holds, and close file and store."""
         with self._turn:

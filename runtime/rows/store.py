@@ -172,6 +172,10 @@ class RowStore:
             return None
         return f"{damaged[1]}; {self._shards.advice.damaged}"
 
+    def stop(self) -> None:
+        """Let reads over a network fail soon, as a thread may wait for them that is to end."""
+        self._shards.stop()
+
     def close(self) -> None:
         """Close all shards; later reads fail."""
         if self._pool is not None:

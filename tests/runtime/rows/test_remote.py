@@ -15,8 +15,11 @@ from stores import ids, write_store
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows import remote
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.remote import joined, printable_url
 from stem_edge.runtime.rows.shards import Piece
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables.rows import RecordLayout
 
@@ -124,6 +127,30 @@ def test_a_server_without_ranges_is_asked_once(server: RangeServer) -> None:
             refused(lambda: store.read(EVERY), RowReadError, "serves no ranges")
             assert len(server.requests) == times
         assert store.traffic is not None and store.traffic.nbytes == 0
+
+
+def test_a_dead_server_is_waited_for_once(server: RangeServer) -> None:
+    store = open_far(server)
+    rows = Prefetcher(store, RowCache(ArraySlots(LAYOUT, 4)))
+    store.read(ids(0))
+    begun, server.fault = len(server.requests), lambda number, path: "500"
+    rows.submit(ids(5))
+    refused(lambda: rows.fetch(ids(5)), RowReadError, "500")
+    assert len(server.requests) == begun + remote.TRIES
+    # What is not wanted any more does not fail a step.
+    rows.submit(ids(5))
+    while len(server.requests) < begun + 2 * remote.TRIES:
+        time.sleep(0.001)
+    server.fault = lambda number, path: None
+    rows.fetch(ids(7))
+    server.fault = lambda number, path: "hang"
+    begun = len(server.requests)
+    rows.submit(ids(9))
+    while len(server.requests) == begun:
+        time.sleep(0.001)
+    started = time.perf_counter()
+    rows.close()  # nobody waits for what hangs
+    assert time.perf_counter() - started < remote.SILENCE_SECONDS / 4
 
 
 def test_a_slow_line_is_waited_for(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
