@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows import remote
 from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
 from stem_edge.runtime.rows.prefetch import Prefetcher
-from stem_edge.runtime.rows.remote import joined, printable_url
-from stem_edge.runtime.rows.shards import Piece
+from stem_edge.runtime.rows.remote import RemoteShards, joined, printable_url
+from stem_edge.runtime.rows.shards import Fill, Piece
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables.rows import RecordLayout
@@ -127,6 +128,21 @@ def test_a_server_without_ranges_is_asked_once(server: RangeServer) -> None:
             refused(lambda: store.read(EVERY), RowReadError, "serves no ranges")
             assert len(server.requests) == times
         assert store.traffic is not None and store.traffic.nbytes == 0
+
+
+def test_answers_are_held_in_parts(
+    server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, ahead = list[int](), RemoteShards.ahead
+
+    def counted(shards: RemoteShards, pieces: Sequence[Piece]) -> Fill:
+        asked.append(len(pieces))
+        return ahead(shards, pieces)
+
+    monkeypatch.setattr(RemoteShards, "ahead", counted)
+    with open_far(server) as store:
+        store.read(EVERY)
+    assert asked == [READ_AT_ONCE, V - READ_AT_ONCE]
 
 
 def test_a_dead_server_is_waited_for_once(server: RangeServer) -> None:
