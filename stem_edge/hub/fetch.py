@@ -53,6 +53,7 @@ class Snapshot:
     name: HubName  # with the commit
     folder: Path
     progress: bool | None = None  # show a bar on stderr; None: if that is a terminal
+    ref: Path | None = None  # the file that says which commit a revision is; None: a commit was asked
 
     def lacking(self, files: Collection[str]) -> list[str]:
         """Return those of the files that are not in the folder yet."""
@@ -93,25 +94,45 @@ def pinned(path: str, progress: bool | None = None) -> str:
     Raises HubError, InputError.
     """
     name = hub_name(path)
-    return path if name is None else str(_resolve(name, progress))
+    if name is None:
+        return path
+    snapshot = open_snapshot(name, progress)
+    # Nobody tells later whether all files came, so an older commit is left until some are there.
+    if snapshot.ref and (snapshot.folder.is_dir() or _kept_commit(snapshot.ref) is None):
+        keep_ref(snapshot)
+    return str(snapshot.name)
 
 
 def open_snapshot(name: HubName, progress: bool | None = None) -> Snapshot:
     """Resolve a name to a commit, and tell it. Raises HubError."""
     commit = _resolve(name, progress)
     folder = cache() / name.folder / SNAPSHOTS / (commit.revision or "")
-    return Snapshot(commit, folder, progress)
+    return Snapshot(commit, folder, progress, None if name.pinned else _ref(name))
+
+
+def keep_ref(snapshot: Snapshot) -> None:
+    """Write down which commit a revision is, when the files that were wanted are there.
+
+    Without a network, the name then means this commit.
+    """
+    if snapshot.ref is not None:
+        with suppress(OSError):  # a cache that cannot be written may have all files
+            snapshot.ref.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(snapshot.ref, snapshot.folder.name.encode())
+
+
+def _ref(name: HubName) -> Path:
+    return cache() / name.folder / "refs" / (name.revision or MAIN)
 
 
 def _resolve(name: HubName, progress: bool | None) -> HubName:
     if name.pinned:
         return name
-    ref = cache() / name.folder / "refs" / (name.revision or MAIN)
     try:
         with asking(name):
             info = hub_api().model_info(name.repository, revision=name.revision)
     except UnreachableError as error:
-        commit = _kept_commit(ref)
+        commit = _kept_commit(_ref(name))
         if commit is None:
             raise
         said = str(error).removeprefix(f"{name}: ").partition(";")[0]
@@ -121,9 +142,6 @@ def _resolve(name: HubName, progress: bool | None) -> HubName:
         raise HubError(
             f"{name}: the hub names no commit, but {one_line(ascii(info.sha))}; set HF_ENDPOINT to a hub"
         )
-    with suppress(OSError):  # a cache that cannot be written may have all files
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(ref, info.sha.encode())
     tell(f"{name} is commit {info.sha}", progress)
     return name.at(info.sha)
 

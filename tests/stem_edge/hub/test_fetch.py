@@ -330,6 +330,24 @@ def test_without_a_network_the_cache_is_used(
             open_bundle(f"hf:{other}")
 
 
+def test_a_newer_commit_that_did_not_come_leaves_the_older_one(
+    hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, bundle)
+    path = open_bundle(f"hf:{NAME}").path
+    newer = hub.add(NAME, shutil.copytree(DEMO, bundle.with_name("newer")))
+    hub.faults.status["/resolve/"] = 403
+    with pytest.raises(HubError):
+        open_bundle(f"hf:{NAME}")
+    assert fetch.pinned(f"hf:{NAME}") == f"hf:{NAME}@{newer}"
+    hub.faults.status[""] = 503
+    assert open_bundle(f"hf:{NAME}").path == path
+    hub.faults.status.clear()
+    assert open_bundle(f"hf:{NAME}").path.name == newer
+    hub.faults.status[""] = 503
+    assert open_bundle(f"hf:{NAME}").path.name == newer
+
+
 @pytest.mark.slow
 def test_a_killed_fetch_goes_on(hub: HubServer, bundle: Path) -> None:
     hub.add(NAME, bundle)
