@@ -53,7 +53,9 @@ class Snapshot:
     name: HubName  # with the commit
     folder: Path
     progress: bool | None = None  # show a bar on stderr; None: if that is a terminal
-    ref: Path | None = None  # the file that says which commit a revision is; None: a commit was asked
+    ref: Path | None = (
+        None  # the file that says which commit a revision is; None: a commit was asked
+    )
 
     def lacking(self, files: Collection[str]) -> list[str]:
         """Return those of the files that are not in the folder yet."""
@@ -255,15 +257,32 @@ def _unfinished(blobs: Path) -> Iterator[Path]:
             yield path
 
 
-def remove(snapshot: Snapshot, file: str) -> None:
-    """Delete a wrong file from the cache, so that it is fetched anew."""
+def _says(snapshot: Snapshot, file: str, sha256: str | None) -> bool:
+    """Return whether the hub says that a file has this hash; not if it does not answer."""
+    with suppress(HubError):
+        return (
+            sha256 is not None
+            and file in snapshot.listing
+            and snapshot.listing[file].blob == sha256
+        )
+    return False
+
+
+def remove(snapshot: Snapshot, file: str, sha256: str | None = None) -> None:
+    """Delete a wrong file from the cache, so that it is fetched anew.
+
+    sha256: what it should have. One that other models may share is deleted only if the hub says the
+    same; otherwise any manifest could delete it.
+    """
     path = snapshot.folder / file
     places = {path}
     with suppress(OSError):  # raised for a link that is not the hub's, which alone is deleted
         blob = disk.plain(path)
         if blob != path:
             link = Path(os.path.normpath(path.parent.resolve() / path.readlink()))
-            places |= {link, blob}  # two if the blob itself is a link, to one that is shared
+            places.add(link)
+            if link == blob or _says(snapshot, file, sha256):  # else it is a link to a shared one
+                places.add(blob)
     for place in places:
         with suppress(OSError):
             place.unlink()

@@ -130,9 +130,7 @@ def test_a_server_without_ranges_is_asked_once(server: RangeServer) -> None:
         assert store.traffic is not None and store.traffic.nbytes == 0
 
 
-def test_answers_are_held_in_parts(
-    server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_held_in_parts(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, ahead = list[int](), RemoteShards.ahead
 
     def counted(shards: RemoteShards, pieces: Sequence[Piece]) -> Fill:

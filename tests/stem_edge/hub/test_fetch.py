@@ -270,7 +270,10 @@ def test_wrong_bytes_of_another_program_are_refused(hub: HubServer, bundle: Path
     open_bundle(f"hf:{NAME}")
 
 
-def test_a_wrong_file_that_repositories_share_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", ["right", "another", "nothing"])
+def test_a_wrong_file_that_repositories_share_is_removed_if_the_hub_agrees(
+    tmp_path: Path, hub: HubServer, said: str
+) -> None:
     repository, digest = tmp_path / "models--acme--model", "ab" + "0" * 62
     folder, store = repository / "snapshots" / ("0" * 40), tmp_path / "blobs" / "ab"
     for made in (folder, store, repository / "blobs"):
@@ -280,12 +283,18 @@ def test_a_wrong_file_that_repositories_share_is_removed(tmp_path: Path) -> None
     (folder / "file").symlink_to("../../blobs/etag")
     (folder / "odd").symlink_to(tmp_path / "mine")
     (tmp_path / "mine").write_bytes(b"not the hub's")
-    snapshot = fetch.Snapshot(HubName(NAME, folder.name), folder)
+    hub.models[NAME] = Model()
+    blob = Blob(b"right" * 1000)
+    commit = hub.models[NAME].commit({"file": blob})
+    if said == "nothing":
+        hub.faults.status[""] = 400
+    snapshot = fetch.Snapshot(HubName(NAME, commit), folder)
     for file in ("file", "odd", "none"):
-        fetch.remove(snapshot, file)
-    assert [path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()] == [
-        tmp_path / "mine"
-    ]
+        fetch.remove(snapshot, file, blob.sha256 if said != "another" else "f" * 64)
+    left = {path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()}
+    assert left == {tmp_path / "mine", store / digest} - (
+        {store / digest} if said == "right" else set()
+    )
 
 
 def test_tables_later(hub: HubServer, bundle: Path) -> None:
