@@ -40,6 +40,7 @@ SILENCE_SECONDS = 20.0  # of a web server; not of a request, as slow lines share
 # Statuses of HTTP that may pass; others below 500 last.
 PASSING = (408, 425, 429)
 BEYOND = 416  # the status for a range behind a file's end, where other file systems give no bytes
+URL = re.compile(r"[\w.+:-]+://[^\s'\"<>]+")  # in an error's words
 LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError, ImportError)
 
 
@@ -159,7 +160,7 @@ class RemoteShards:
             else:  # which may open a file that reads megabytes ahead
                 found = self._files.cat_file(path, start=start, end=stop, cache_type="none")
         except Exception as error:
-            if getattr(error, "status", None) != BEYOND:
+            if _status(error) != BEYOND:
                 raise
             found = b""
         finally:
@@ -239,22 +240,37 @@ def open_url(url: str) -> tuple[Any, str]:
 
 
 def printable_url(url: str) -> str:
-    """Return a URL for messages, without the password that it may have."""
-    return one_line(re.sub(r"//[^/@]*@", "//", url.rstrip("/")))
+    """Return a URL for messages, without the password and the signature that it may have."""
+    scheme, mark, rest = url.rstrip("/").partition("://")
+    if not mark:
+        return one_line(scheme)
+    host = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "@" in host:
+        rest = rest[host.rindex("@") + 1 :]
+    elif re.search(r":\D", host):  # no port, so a password in which one of these characters is
+        rest = rest.rpartition("@")[2]
+    return one_line(f"{scheme}://{re.split('[?#]', rest, maxsplit=1)[0].rstrip('/')}")
 
 
 def _lasts(error: Exception) -> bool:
     """Return whether a request that failed so would fail again."""
-    status = getattr(error, "status", None)
-    if isinstance(status, int) and 400 <= status < 500:
+    status = _status(error)
+    if status is not None and 400 <= status < 500:
         return status not in PASSING
     return isinstance(error, LASTING)
+
+
+def _status(error: Exception) -> int | None:
+    """Return the status of HTTP that an error of aiohttp, httpx or requests has."""
+    answer = getattr(error, "response", None)
+    status = getattr(error, "status", getattr(answer, "status_code", None))
+    return status if isinstance(status, int) else None
 
 
 def _words(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    said = printable_url(str(error))
+    said = one_line(URL.sub(lambda found: printable_url(found[0]), str(error)))
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -221,8 +222,46 @@ def test_a_protocol_that_nothing_here_reads(server: RangeServer, url: str) -> No
     refused(lambda: open_far(server), InputError, url)
 
 
-def test_messages_show_no_password() -> None:
-    assert printable_url("https://me:secret@host/tables.zarr/") == "https://host/tables.zarr"
+URLS = {
+    "https://me:secret@host/tables.zarr/": "https://host/tables.zarr",
+    "https://me:se@cret@host:80/t": "https://host:80/t",
+    "https://me:se/cret@host/t": "https://host/t",
+    "https://me:se?cret@host/t": "https://host/t",
+    "https://host/t/?sig=secret#secret": "https://host/t",
+    "https://[::1]:80/t": "https://[::1]:80/t",
+    "hf://org/name@commit/t": "hf://org/name@commit/t",
+    "/a/path#1?": "/a/path#1?",
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_messages_show_no_password(url: str) -> None:
+    assert printable_url(url) == URLS[url]
+
+
+class Refused(Exception):
+    """What httpx and requests make of a status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("for url 'https://me:se@cret@host/t?secret'")
+        self.response = SimpleNamespace(status_code=status)
+
+
+@pytest.mark.parametrize(("status", "tries"), [(401, 1), (403, 1), (429, 3), (503, 3)])
+def test_what_other_libraries_say_lasts_is_not_repeated(
+    server: RangeServer, monkeypatch: pytest.MonkeyPatch, status: int, tries: int
+) -> None:
+    asked = list[str]()
+
+    def cat_file(path: str, **_: object) -> bytes:
+        asked.append(path)
+        raise Refused(status)
+
+    files = SimpleNamespace(async_impl=False, cat_file=cat_file)
+    monkeypatch.setattr(remote, "open_url", lambda url: (files, "root"))
+    with open_far(server) as store:
+        error = refused(lambda: store.read(ids(0)), RowReadError, "Refused: for url 'https://host/t'")
+    assert len(asked) == tries and "cret" not in error
 
 
 GAP, MOST = remote.GAP_NBYTES, remote.RANGE_NBYTES
