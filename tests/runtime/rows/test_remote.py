@@ -239,7 +239,7 @@ def test_messages_show_no_password(url: str) -> None:
     assert printable_url(url) == URLS[url]
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """What httpx and requests make of a status."""
 
     def __init__(self, status: int) -> None:
@@ -255,12 +255,14 @@ def test_what_other_libraries_say_lasts_is_not_repeated(
 
     def cat_file(path: str, **_: object) -> bytes:
         asked.append(path)
-        raise Refused(status)
+        raise RefusedError(status)
 
     files = SimpleNamespace(async_impl=False, cat_file=cat_file)
     monkeypatch.setattr(remote, "open_url", lambda url: (files, "root"))
     with open_far(server) as store:
-        error = refused(lambda: store.read(ids(0)), RowReadError, "Refused: for url 'https://host/t'")
+        error = refused(
+            lambda: store.read(ids(0)), RowReadError, "RefusedError: for url 'https://host/t'"
+        )
     assert len(asked) == tries and "cret" not in error
 
 
