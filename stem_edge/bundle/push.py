@@ -98,9 +98,8 @@ def _make(target: HubName, *, private: bool) -> None:
     """Make the model and the branch, if they are missing."""
     api = hub_api()
     api.create_repo(target.repository, private=private or None, exist_ok=True)
-    if (
-        private and not api.model_info(target.repository).private
-    ):  # so there was one, for all to see
+    # There may have been one, for all to see.
+    if private and not api.model_info(target.repository).private:
         raise InputError(
             f"{target}: is public, and private is for new models; make it private on the hub first, "
             "give another name, or leave out private (--private)"
