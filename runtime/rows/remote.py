@@ -13,7 +13,6 @@ by its own configuration and environment; a bundle never names either.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import threading
@@ -177,6 +176,8 @@ class RemoteShards:
 
     def _awaited(self, path: str, start: int, stop: int) -> bytes:
         """Read a range by a coroutine, which `stop` can end."""
+        import asyncio  # here, because it takes 2 MB, which models with tables here do not need
+
         files = self._files
         if "https" in files.protocol:
             reading = read_range(files, path, start, stop, SILENCE_SECONDS)
