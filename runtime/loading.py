@@ -330,9 +330,8 @@ def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> R
         return store
     with ExitStack() as failed:
         failed.callback(store.close)
-        root = cache_folder(options.cache_dir)
-        nbytes = tier_nbytes(options.disk_tier, root, format.tables)
-        tier = open_tier(store, root / TIER / f"{bundle_key(bundle)}.rows", nbytes)
+        path = cache_folder(options.cache_dir) / TIER / f"{bundle_key(bundle)}.rows"
+        tier = open_tier(store, path, tier_nbytes(options.disk_tier, path, format.tables))
         failed.pop_all()
     return tier
 

@@ -18,7 +18,7 @@ from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_files
 from stem_edge.hub.asking import UnreachableError
-from stem_edge.hub.fetch import Snapshot, fetch, open_snapshot
+from stem_edge.hub.fetch import Snapshot, fetch, keep_ref, open_snapshot
 from stem_edge.hub.names import hub_name
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -48,6 +48,7 @@ def checkpoint_folder(path: str | Path, progress: bool | None = None) -> Path:
     _fetch(snapshot, files)
     if INDEX in files:
         _fetch(snapshot, sorted(indexed_files(snapshot.folder)))
+    keep_ref(snapshot)
     return snapshot.folder
 
 

@@ -120,6 +120,10 @@ class DiskTier:
         with contextlib.suppress(OSError):
             write_whole(self._map, data + crc32c(data).to_bytes(4, "little"))
 
+    def stop(self) -> None:
+        """Stop as RowStore.stop does."""
+        self.far.stop()
+
     def close(self) -> None:
         """Save what it holds, and close file and store."""
         with self._turn:
@@ -146,17 +150,18 @@ def open_tier(store: RowStore, path: Path, nbytes: int) -> RowStore | DiskTier:
         return store
 
 
-def tier_nbytes(asked: int | str | None, folder: Path, layout: RecordLayout) -> int:
-    """Return the bytes of a tier below this folder, no more than all records take.
+def tier_nbytes(asked: int | str | None, path: Path, layout: RecordLayout) -> int:
+    """Return the bytes of a tier in this file, no more than all records take.
 
     asked: a size, 0 for no tier, or None for the usual one. Raises InputError.
     """
     everything = layout.records * file_slot_nbytes(layout)
     if asked is not None:
         return min(parse_tier(asked), everything)
-    while not folder.exists():
-        folder = folder.parent
+    folder = next(folder for folder in path.parents if folder.exists())
     free = shutil.disk_usage(folder).free
+    with contextlib.suppress(OSError, AttributeError):  # Windows counts no blocks
+        free += path.stat().st_blocks * 512  # what an earlier run took counts as free
     return min(USUAL_NBYTES, int(SHARE_OF_FREE * free), everything)
 
 

@@ -4,7 +4,7 @@
 ids: it waits for that read, and itself reads what was not submitted. Only `fetch` changes the cache,
 in the caller's thread and between two computations, so the graph never reads a slot that is being
 written. At most one read is under way, and no record is read twice for a step unless the thread
-fails: then `fetch` reads again and reports what still fails.
+fails: then `fetch` reads again, except over a network, and reports what still fails.
 
 If the slots are in a device's memory, a host tier (stem_edge.runtime.rows.host_tier) may hold records
 between flash and cache. The thread also converts records to the form of the slots.
@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import InputError
+from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.background import Background
 from stem_edge.runtime.rows.cache import RowCache, needed_whole
@@ -214,11 +214,13 @@ class Prefetcher(Rows):
             return
         (read, started), self._pending = self._pending, None
         records = self._timed(partial(self._background.result, started))
-        if records is None:
-            return  # fetch reads what is missing again, and reports the error if it persists
         # Records of an abandoned generation are not wanted now, and would evict some of `keep`.
         numbers, whole = read
         wanted = np.isin(numbers, keep)
+        if records is None:
+            if self.flash.traffic is not None and wanted.all():
+                _raise_read_error(started)  # as over a network all tries were made
+            return  # fetch reads what is missing again, and reports the error if it persists
         if wanted.all():  # nearly always, so avoid the copy that choosing makes
             self.cache.install(numbers, records, keep, whole)
         elif wanted.any():
@@ -244,7 +246,15 @@ class Prefetcher(Rows):
 
     def close(self) -> None:
         """Wait for the read under way, end the thread, close the store."""
+        self.flash.stop()
         if self._background is not None:
             self._background.close()
         self._pending = None
         self.store.base.close()
+
+
+def _raise_read_error(read: Future[Staged]) -> None:
+    """Raise what a read raised, if that is a RowReadError."""
+    done = read.done() and not read.cancelled()
+    if done and isinstance(error := read.exception(), RowReadError):
+        raise error

@@ -26,6 +26,7 @@ from stem_edge.errors import InputError, RowReadError
 from stem_edge.files.strict_json import one_line
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.shards import Advice, Fill, Piece, Traffic
+from stem_edge.runtime.rows.web_range import LIMIT_SECONDS, read_range
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableStore
 
@@ -34,10 +35,11 @@ THREADS = 32  # requests under way at once
 GAP_NBYTES, RANGE_NBYTES = 32 << 10, 1 << 20
 TRIES = 4  # of a request
 PAUSE_SECONDS = 0.2  # before the second; doubled before each further one, and varied
-TIMEOUT_SECONDS = 20.0  # of a request, where fsspec can end one
+SILENCE_SECONDS = 20.0  # of a web server; not of a request, as slow lines share what there is
 # Statuses of HTTP that may pass; others below 500 last.
 PASSING = (408, 425, 429)
 BEYOND = 416  # the status for a range behind a file's end, where other file systems give no bytes
+URL = re.compile(r"[\w.+:-]+://[^\s'\"<>]+")  # in an error's words
 LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError, ImportError)
 
 
@@ -70,14 +72,15 @@ class RemoteShards:
         self._checks: dict[int, Future[None]] = {}  # shards that were used, or are being tried
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(THREADS, "stem-edge-remote")
-        self._closing = threading.Event()
+        self._served = False  # whether a shard was read in ranges
+        self._closing, self._under_way = threading.Event(), set[Future[bytes]]()
 
     def name(self, shard: int) -> str:
         return f"{self._url}/{self._shards[shard][0]}"
 
     def ahead(self, pieces: Sequence[Piece]) -> Fill:
         """Start reading pieces, of which each can be filled once without another request."""
-        if pieces and not self._checks:  # learn first whether ranges are served at all
+        if pieces and not self._served:  # otherwise each request may bring a whole shard
             self._check(pieces[0].shard).result()
         for shard in {piece.shard for piece in pieces}:
             self._check(shard)
@@ -120,6 +123,7 @@ class RemoteShards:
         end = self._read(_Range(shard, nbytes - CRC_NBYTES, nbytes + 1))
         expected = grid.index_bytes(number)[-CRC_NBYTES:]
         if end == expected:
+            self._served = True
             return
         found = f"{len(end)} bytes" if len(end) != CRC_NBYTES else end.hex()
         raise RowReadError(
@@ -129,9 +133,10 @@ class RemoteShards:
 
     def _read(self, wanted: _Range) -> bytes:
         """Read a range, fewer bytes only at the shard's end. Raises RowReadError."""
+        reason: Exception = ValueError("the table store is closed")
         for attempt in range(TRIES):
             pause = PAUSE_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
-            if attempt and self._closing.wait(pause):
+            if self._closing.wait(pause if attempt else 0):
                 break
             try:
                 found = self._request(wanted, repeated=attempt > 0)
@@ -147,13 +152,14 @@ class RemoteShards:
 
     def _request(self, wanted: _Range, *, repeated: bool) -> bytes:
         shard, start, stop = wanted
-        # The parameter of fsspec's wrapper around coroutines; other file systems have limits of their own.
-        limit = {"timeout": TIMEOUT_SECONDS} if self._files.async_impl else {}
+        path = f"{self._root}/{self._shards[shard][0]}"
         try:
-            path = f"{self._root}/{self._shards[shard][0]}"
-            found: bytes = self._files.cat_file(path, start=start, end=stop, **limit)
+            if self._files.async_impl:
+                found = self._awaited(path, start, stop)
+            else:  # which may open a file that reads megabytes ahead
+                found = self._files.cat_file(path, start=start, end=stop, cache_type="none")
         except Exception as error:
-            if getattr(error, "status", None) != BEYOND:
+            if _status(error) != BEYOND:
                 raise
             found = b""
         finally:
@@ -168,12 +174,36 @@ class RemoteShards:
             )
         return found
 
+    def _awaited(self, path: str, start: int, stop: int) -> bytes:
+        """Read a range by a coroutine, which `stop` can end."""
+        import asyncio  # here, because it takes 2 MB, which models with tables here do not need
+
+        files = self._files
+        if "https" in files.protocol:
+            reading = read_range(files, path, start, stop, SILENCE_SECONDS)
+        else:
+            reading = asyncio.wait_for(files._cat_file(path, start=start, end=stop), LIMIT_SECONDS)
+        started = asyncio.run_coroutine_threadsafe(reading, files.loop)
+        self._under_way.add(started)
+        try:
+            if self._closing.is_set():
+                started.cancel()
+            return started.result()
+        finally:
+            self._under_way.discard(started)
+
     def forget(self, piece: Piece) -> None:
         """Nothing is kept here."""
 
-    def close(self) -> None:
-        """Wait for requests under way, which are not repeated then."""
+    def stop(self) -> None:
+        """End requests under way, and refuse others."""
         self._closing.set()
+        for started in list(self._under_way):
+            started.cancel()
+
+    def close(self) -> None:
+        """End requests under way, or wait for those that cannot be ended."""
+        self.stop()
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -211,26 +241,42 @@ def open_url(url: str) -> tuple[Any, str]:
 
 
 def printable_url(url: str) -> str:
-    """Return a URL for messages, without the password that it may have."""
-    return one_line(re.sub(r"//[^/@]*@", "//", url.rstrip("/")))
+    """Return a URL for messages, without the password and the signature that it may have."""
+    scheme, mark, rest = url.rstrip("/").partition("://")
+    if not mark:
+        return one_line(scheme)
+    host = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "@" in host:
+        rest = rest[host.rindex("@") + 1 :]
+    elif re.search(r":\D", host):  # no port, so a password in which one of these characters is
+        rest = rest.rpartition("@")[2]
+    return one_line(f"{scheme}://{re.split('[?#]', rest, maxsplit=1)[0].rstrip('/')}")
 
 
 def _lasts(error: Exception) -> bool:
     """Return whether a request that failed so would fail again."""
-    status = getattr(error, "status", None)
-    if isinstance(status, int) and 400 <= status < 500:
+    status = _status(error)
+    if status is not None and 400 <= status < 500:
         return status not in PASSING
     return isinstance(error, LASTING)
+
+
+def _status(error: Exception) -> int | None:
+    """Return the status of HTTP that an error of aiohttp, httpx or requests has."""
+    answer = getattr(error, "response", None)
+    status = getattr(error, "status", getattr(answer, "status_code", None))
+    return status if isinstance(status, int) else None
 
 
 def _words(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    kind, said = type(error).__name__, printable_url(str(error))
+    kind = type(error).__name__
+    said = one_line(URL.sub(lambda found: printable_url(found[0]), str(error)))
     if isinstance(error, NotImplementedError):
         return said
     if isinstance(error, TimeoutError):
-        said = said or f"no answer within {TIMEOUT_SECONDS:g} s"
+        said = said or f"nothing came for {SILENCE_SECONDS:g} s"
     return f"{said} ({kind})" if said else kind
 
 

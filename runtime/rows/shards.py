@@ -70,6 +70,9 @@ class Shards(Protocol):
     def forget(self, piece: Piece) -> None:
         """Drop copies of a piece that was damaged, so that it is read from where it is kept."""
 
+    def stop(self) -> None:
+        """Let reads over a network fail soon, those under way, too."""
+
     def close(self) -> None:
         """Release files and threads; later reads fail."""
 
@@ -144,6 +147,9 @@ class ShardFiles:
             with contextlib.suppress(OSError):
                 file = self._opened[shard].file
                 os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+    def stop(self) -> None:
+        """Reads of files end by themselves."""
 
     def close(self) -> None:
         while self._opened:  # popped, so that closing twice cannot close a descriptor in new use

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.numerics.quantize import U8
+from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
 from stem_edge.runtime.rows.emulated_flash import EmulatedFlash
 from stem_edge.runtime.rows.remote import RemoteShards
 from stem_edge.runtime.rows.shards import Fill, Piece, ReadMode, ShardFiles, Shards
@@ -107,18 +108,23 @@ class RowStore:
         buffers = own_pages((len(numbers), self.layout.record_nbytes + CRC_NBYTES), np.uint8)
         flags = [True] * len(numbers) if whole is None else whole.tolist()
         jobs = list(map(self._job, numbers.tolist(), flags, buffers))
-        pieces = [job.piece for job in jobs]
-        fill = self._shards.ahead(pieces)
-        if self._pool is not None and len(jobs) > 1:
-            list(self._pool.map(partial(self._read_one, fill), jobs))
-        else:
-            for job in jobs:
-                self._read_one(fill, job)
-        nbytes = sum([piece.nbytes for piece in pieces])
+        # Over a network in parts, because answers are held beside the records.
+        step = READ_AT_ONCE if self.traffic is not None else max(1, len(jobs))
+        for at in range(0, len(jobs), step):
+            self._read_jobs(jobs[at : at + step])
+        nbytes = sum([job.piece.nbytes for job in jobs])
         if self._flash is not None:
             self._flash.wait(started, len(jobs), nbytes)
         self.bytes_read += nbytes if self.traffic is None else 0
         return buffers[:, :-CRC_NBYTES]
+
+    def _read_jobs(self, jobs: list[_Job]) -> None:
+        fill = self._shards.ahead([job.piece for job in jobs])
+        if self._pool is not None and len(jobs) > 1:
+            list(self._pool.map(partial(self._read_one, fill), jobs))
+            return
+        for job in jobs:
+            self._read_one(fill, job)
 
     def _job(self, number: int, whole: bool, buffer: U8) -> _Job:
         """Find a record. Raises InputError for an unknown number, ValueError after `close`."""
@@ -171,6 +177,10 @@ class RowStore:
         if (damaged := job.grid.first_damaged(buffer[None])) is None:
             return None
         return f"{damaged[1]}; {self._shards.advice.damaged}"
+
+    def stop(self) -> None:
+        """Let reads over a network fail soon, as a thread may wait for them that is to end."""
+        self._shards.stop()
 
     def close(self) -> None:
         """Close all shards; later reads fail."""

@@ -99,7 +99,7 @@ def _check_file(snapshot: Snapshot, file: str, expected: Expected, bar: Progress
     except BundleError as error:
         wrong = str(error).removeprefix(f"{snapshot.folder / file}: ").partition("; ")[0]
     if wrong:
-        remove(snapshot, file)
+        remove(snapshot, file, expected.sha256)
         raise BundleError(
             f"{snapshot.name}: {file}: {wrong}; it is deleted from the cache: fetch it again, and if "
             f"that does not help, {_ask(snapshot)}"

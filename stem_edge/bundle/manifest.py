@@ -36,7 +36,7 @@ from stem_edge.ggml.gguf_schema import foreign_parts
 from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
-from stem_edge.hub.fetch import fetch, open_snapshot, remove
+from stem_edge.hub.fetch import fetch, keep_ref, open_snapshot, remove
 from stem_edge.hub.names import PREFIX, hub_name, name_of
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat
@@ -255,6 +255,7 @@ def bundle_folder(
         if not (tables_later and is_shard(file))
     }
     fetch_checked(snapshot, files)
+    keep_ref(snapshot)
     return snapshot.folder
 
 

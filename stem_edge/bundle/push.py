@@ -42,7 +42,7 @@ def push(
     a push that was cut off goes on. Files there that an older bundle had are deleted.
 
     name: org/name; the model is made if there is none.
-    private: whether a new model is for its owner only.
+    private: make a new model for its owner only; refuse one that is public.
     revision: branch to push to, made if there is none. Default: the main branch.
     license, base_model: for the card, as the hub spells them: "apache-2.0", "org/name".
 
@@ -149,6 +149,12 @@ def _make(target: HubName, *, private: bool) -> None:
     """Make the model and the branch, if they are missing."""
     api = hub_api()
     api.create_repo(target.repository, private=private or None, exist_ok=True)
+    # There may have been one, for all to see.
+    if private and not api.model_info(target.repository).private:
+        raise InputError(
+            f"{target}: is public, and private is for new models; make it private on the hub first, "
+            "give another name, or leave out private (--private)"
+        )
     if target.revision is not None:
         api.create_branch(target.repository, branch=target.revision, exist_ok=True)
 

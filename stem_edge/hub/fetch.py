@@ -53,6 +53,9 @@ class Snapshot:
     name: HubName  # with the commit
     folder: Path
     progress: bool | None = None  # show a bar on stderr; None: if that is a terminal
+    ref: Path | None = (
+        None  # the file that says which commit a revision is; None: a commit was asked
+    )
 
     def lacking(self, files: Collection[str]) -> list[str]:
         """Return those of the files that are not in the folder yet."""
@@ -96,27 +99,47 @@ def pinned(path: str | Path, progress: bool | None = None) -> str:
     Raises HubError, InputError.
     """
     name = hub_name(path)
-    return str(path if name is None else _resolve(name, progress))
+    if name is None:
+        return str(path)
+    snapshot = open_snapshot(name, progress)
+    # Nobody tells later whether all files came, so an older commit is left until some are there.
+    if snapshot.ref and (snapshot.folder.is_dir() or _kept_commit(snapshot.ref) is None):
+        keep_ref(snapshot)
+    return str(snapshot.name)
 
 
 def open_snapshot(name: HubName, progress: bool | None = None) -> Snapshot:
     """Resolve a name to a commit, and tell it. Raises HubError."""
     commit = _resolve(name, progress)
     folder = cache() / name.folder / SNAPSHOTS / (commit.revision or "")
-    return Snapshot(commit, folder, progress)
+    return Snapshot(commit, folder, progress, None if name.pinned else _ref(name))
+
+
+def keep_ref(snapshot: Snapshot) -> None:
+    """Write down which commit a revision is, when the files that were wanted are there.
+
+    Without a network, the name then means this commit.
+    """
+    if snapshot.ref is not None:
+        with suppress(OSError):  # a cache that cannot be written may have all files
+            snapshot.ref.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(snapshot.ref, snapshot.folder.name.encode())
+
+
+def _ref(name: HubName) -> Path:
+    return cache() / name.folder / "refs" / (name.revision or MAIN)
 
 
 def _resolve(name: HubName, progress: bool | None) -> HubName:
     if name.pinned:
         return name
-    ref = cache() / name.folder / "refs" / (name.revision or MAIN)
     try:
         with asking(name):
             info = hub_api().model_info(
                 name.repository, revision=name.revision, timeout=ANSWER_SECONDS
             )
     except UnreachableError as error:
-        commit = _kept_commit(ref)
+        commit = _kept_commit(_ref(name))
         if commit is None:
             raise
         said = str(error).removeprefix(f"{name}: ").partition(";")[0]
@@ -126,9 +149,6 @@ def _resolve(name: HubName, progress: bool | None) -> HubName:
         raise HubError(
             f"{name}: the hub names no commit, but {one_line(ascii(info.sha))}; set HF_ENDPOINT to a hub"
         )
-    with suppress(OSError):  # a cache that cannot be written may have all files
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(ref, info.sha.encode())
     tell(f"{name} is commit {info.sha}", progress)
     return name.at(info.sha)
 
@@ -242,15 +262,32 @@ def _unfinished(blobs: Path) -> Iterator[Path]:
             yield path
 
 
-def remove(snapshot: Snapshot, file: str) -> None:
-    """Delete a wrong file from the cache, so that it is fetched anew."""
+def _says(snapshot: Snapshot, file: str, sha256: str | None) -> bool:
+    """Return whether the hub says that a file has this hash; not if it does not answer."""
+    with suppress(HubError):
+        return (
+            sha256 is not None
+            and file in snapshot.listing
+            and snapshot.listing[file].blob == sha256
+        )
+    return False
+
+
+def remove(snapshot: Snapshot, file: str, sha256: str | None = None) -> None:
+    """Delete a wrong file from the cache, so that it is fetched anew.
+
+    sha256: what it should have. One that other models may share is deleted only if the hub says the
+    same; otherwise any manifest could delete it.
+    """
     path = snapshot.folder / file
     places = {path}
     with suppress(OSError):  # raised for a link that is not the hub's, which alone is deleted
         blob = disk.plain(path)
         if blob != path:
             link = Path(os.path.normpath(path.parent.resolve() / path.readlink()))
-            places |= {link, blob}  # two if the blob itself is a link, to one that is shared
+            places.add(link)
+            if link == blob or _says(snapshot, file, sha256):  # else it is a link to a shared one
+                places.add(blob)
     for place in places:
         with suppress(OSError):
             place.unlink()

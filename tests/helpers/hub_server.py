@@ -218,7 +218,10 @@ class _Handler(BaseHTTPRequestHandler):
         if found := self._model(name, revision):
             sha, files = found
             siblings = [_sibling(file, blob, "blobs" in self.query) for file, blob in files.items()]
-            self._json({"id": name, "sha": sha, "siblings": siblings, "private": False, "tags": []})
+            private = self.hub.models[name].private
+            self._json(
+                {"id": name, "sha": sha, "siblings": siblings, "private": private, "tags": []}
+            )
 
     def tree(self, name: str, revision: str, folder: str = "") -> None:
         if found := self._model(name, revision):

@@ -45,6 +45,9 @@ class MemoryStore(RowStore):
         self.bytes_read += len(numbers) * self.layout.record_nbytes
         return self._content(numbers)
 
+    def stop(self) -> None:
+        """Nothing is under way."""
+
     def close(self) -> None:
         self.closed = True
 

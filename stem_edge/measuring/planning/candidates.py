@@ -13,7 +13,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType, WeightType
 from stem_edge.hub.asking import UnreachableError
-from stem_edge.hub.fetch import open_snapshot
+from stem_edge.hub.fetch import keep_ref, open_snapshot
 from stem_edge.hub.names import hub_name
 from stem_edge.runtime.backends.engines import engine_names
 from stem_edge.runtime.backends.options import EngineChoice
@@ -51,10 +51,13 @@ def model_folder(path: str | Path) -> Path:
     with suppress(UnreachableError):  # then its readers use what is there
         there = there or MANIFEST in snapshot.listing
     if there:
-        return bundle_folder(str(snapshot.name))
-    with _extra(path):
-        from stem_edge.export.checkpoints.fetched import checkpoint_folder
-    return checkpoint_folder(str(snapshot.name))
+        folder = bundle_folder(str(snapshot.name))
+    else:
+        with _extra(path):
+            from stem_edge.export.checkpoints.fetched import checkpoint_folder
+        folder = checkpoint_folder(str(snapshot.name))
+    keep_ref(snapshot)
+    return folder
 
 
 def is_bundle(path: Path) -> bool:

@@ -53,6 +53,8 @@ OBSERVED: dict[EngineName, Observed] = {
     "onnxruntime": Observed(30_200_000, 36_500_000, 6_000_000),
     "ggml": Observed(21_100_000, 30_000_000, 3_000_000),
 }
+# Of tables elsewhere, by how their address begins: what reads them, with its threads and connections.
+FAR_OBSERVED = {"hf:": 19_500_000, "http": 9_500_000, "": 3_500_000}
 # Share of the planned activations that is alive at once. For onnxruntime: by whether there are
 # tables, and a graph for prompts.
 GGML_ACTIVATIONS = 0.7
@@ -120,13 +122,15 @@ def predict(
     network: Network | None = None,
     *,
     tokenizer_nbytes: int = 0,
+    far_nbytes: int = 0,
     room: int | None = None,
 ) -> Prediction:
     """Predict the figures of one run.
 
     `flash`: None if records come out of the page cache. `network`: None if the tables are on this
     machine; otherwise flash holds the disk tier. `tokenizer_nbytes`: memory of the loaded
-    tokenizer. `room`: limit of process and mapped files together; None without one.
+    tokenizer. `far_nbytes`: of what reads tables elsewhere. `room`: limit of process and mapped files
+    together; None without one.
     """
     needs = needs_at(plan.context_length)
     footprint, stored = needs.footprint, needs.footprint.table_format
@@ -136,7 +140,8 @@ def predict(
     peak = kv_cache + row_cache + _activations(needs_at(usage.prompt_tokens), plan, usage)
     if needs.prepared and needs.prefill:
         peak = max(peak, int(LOADING_SHARE * footprint.prefill_nbytes))
-    anonymous = OBSERVED[footprint.engine].imported + tokenizer_nbytes + _loaded(needs) + peak
+    process = OBSERVED[footprint.engine].imported + tokenizer_nbytes + far_nbytes
+    anonymous = process + _loaded(needs) + peak
     mapped, for_prompts = _mapped(needs, usage)
     if room is None or anonymous + mapped + for_prompts <= room:
         mapped += for_prompts  # otherwise the pages that decoding reads push these out
@@ -176,7 +181,8 @@ def expect_run(
     tokenizer, context = tokenizer_nbytes(bundle.path), options.contexts(bundle)[0]
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
     needs = needs_at(context)
-    process = OBSERVED[needs.footprint.engine].imported + tokenizer
+    far = _far_nbytes(bundle.tables)
+    process = OBSERVED[needs.footprint.engine].imported + tokenizer + far
     plan = plan_memory(bundle.path, needs, ask, process, available_memory())
     ids = np.asarray(workload.prompt + workload.following, np.int64)
     hits, filled, curve = 1.0, plan.slots, {}
@@ -197,7 +203,13 @@ def expect_run(
         curve = {size: simulated(size)[0] for size in sizes}
     usage = Usage(len(workload.prompt), len(workload.following), len(np.unique(ids)), filled, hits)
     at = partial(predict, needs_at, plan, usage, flash=options.emulate_flash, room=room)
-    return partial(at, tokenizer_nbytes=tokenizer), curve
+    return partial(at, tokenizer_nbytes=tokenizer, far_nbytes=far), curve
+
+
+def _far_nbytes(url: str | None) -> int:
+    if url is None:
+        return 0
+    return next(nbytes for start, nbytes in FAR_OBSERVED.items() if url.startswith(start))
 
 
 def warm_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:

@@ -234,4 +234,7 @@ def test_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         usage = SimpleNamespace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
         assert tier_nbytes(None, tmp_path / "not" / "yet", big) == usual
+    path = tmp_path / "tier"
+    path.write_bytes(bytes(1 << 20))  # counts as free, so that the size stays what it was
+    assert tier_nbytes(None, path, big) == (10**9 + (1 << 20)) // 10
     assert tier_nbytes("1GB", tmp_path, LAYOUT) == V * SLOT_NBYTES

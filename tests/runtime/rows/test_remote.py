@@ -1,9 +1,11 @@
 """Shards elsewhere: read in ranges, again where that helps, and refused by name where it does not."""
 
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +16,12 @@ from stores import ids, write_store
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows import remote
-from stem_edge.runtime.rows.remote import joined, printable_url
-from stem_edge.runtime.rows.shards import Piece
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
+from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.remote import RemoteShards, joined, printable_url
+from stem_edge.runtime.rows.shards import Fill, Piece
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables.rows import RecordLayout
 
@@ -70,7 +76,7 @@ FAULTS: dict[Fault, tuple[bool, str]] = {
     "500": (True, "500"),
     "cut": (True, "ClientPayloadError"),
     "wrong": (True, "crc32c"),
-    "hang": (True, "FSTimeoutError"),
+    "hang": (True, "Timeout"),
     "403": (False, "403"),
     "no ranges": (False, "serves no ranges"),
 }
@@ -93,7 +99,7 @@ def test_a_fault_that_passes_costs_another_request(
 def end_soon(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """End requests that hang, without ending those of other faults on a busy machine."""
     if fault == "hang":
-        monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 0.2)
+        monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.2)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -119,8 +125,60 @@ def test_a_fault_that_stays_names_shard_and_offset(
 def test_a_server_without_ranges_is_asked_once(server: RangeServer) -> None:
     server.fault = lambda number, path: "no ranges"
     with open_far(server) as store:
-        refused(lambda: store.read(EVERY), RowReadError, "serves no ranges")
-    assert len(server.requests) == 1
+        for times in (1, 2):  # also the second time not for all shards at once
+            refused(lambda: store.read(EVERY), RowReadError, "serves no ranges")
+            assert len(server.requests) == times
+        assert store.traffic is not None and store.traffic.nbytes == 0
+
+
+def test_answers_are_held_in_parts(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ahead = list[int](), RemoteShards.ahead
+
+    def counted(shards: RemoteShards, pieces: Sequence[Piece]) -> Fill:
+        asked.append(len(pieces))
+        return ahead(shards, pieces)
+
+    monkeypatch.setattr(RemoteShards, "ahead", counted)
+    with open_far(server) as store:
+        store.read(EVERY)
+    assert asked == [READ_AT_ONCE, V - READ_AT_ONCE]
+
+
+def test_a_dead_server_is_waited_for_once(server: RangeServer) -> None:
+    store = open_far(server)
+    rows = Prefetcher(store, RowCache(ArraySlots(LAYOUT, 4)))
+    store.read(ids(0))
+    begun, server.fault = len(server.requests), lambda number, path: "500"
+    rows.submit(ids(5))
+    refused(lambda: rows.fetch(ids(5)), RowReadError, "500")
+    assert len(server.requests) == begun + remote.TRIES
+    # What is not wanted any more does not fail a step.
+    rows.submit(ids(5))
+    while len(server.requests) < begun + 2 * remote.TRIES:
+        time.sleep(0.001)
+    server.fault = lambda number, path: None
+    rows.fetch(ids(7))
+    server.fault = lambda number, path: "hang"
+    begun = len(server.requests)
+    rows.submit(ids(9))
+    while len(server.requests) == begun:
+        time.sleep(0.001)
+    started = time.perf_counter()
+    rows.close()  # nobody waits for what hangs
+    assert time.perf_counter() - started < remote.SILENCE_SECONDS / 4
+
+
+def test_a_slow_line_is_waited_for(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.5)
+    layout = RecordLayout(records=8, layers=(1,), parts=((65536,),), row_type="int8", group_size=64)
+    records = np.zeros((8, layout.record_nbytes), np.uint8)
+    format = write_store(server.root / "slow", layout, records, 8)
+    with open_store(server.root / "slow", format, url=f"{server.url}/slow") as store:
+        store.read(ids(0))
+        begun, server.bandwidth = time.perf_counter(), 6e5
+        assert np.array_equal(store.read(np.arange(8)), records)
+        assert store.traffic is not None and not store.traffic.repeated
+        assert time.perf_counter() - begun > 0.5
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -164,8 +222,48 @@ def test_a_protocol_that_nothing_here_reads(server: RangeServer, url: str) -> No
     refused(lambda: open_far(server), InputError, url)
 
 
-def test_messages_show_no_password() -> None:
-    assert printable_url("https://me:secret@host/tables.zarr/") == "https://host/tables.zarr"
+URLS = {
+    "https://me:secret@host/tables.zarr/": "https://host/tables.zarr",
+    "https://me:se@cret@host:80/t": "https://host:80/t",
+    "https://me:se/cret@host/t": "https://host/t",
+    "https://me:se?cret@host/t": "https://host/t",
+    "https://host/t/?sig=secret#secret": "https://host/t",
+    "https://[::1]:80/t": "https://[::1]:80/t",
+    "hf://org/name@commit/t": "hf://org/name@commit/t",
+    "/a/path#1?": "/a/path#1?",
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_messages_show_no_password(url: str) -> None:
+    assert printable_url(url) == URLS[url]
+
+
+class RefusedError(Exception):
+    """What httpx and requests make of a status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("for url 'https://me:se@cret@host/t?secret'")
+        self.response = SimpleNamespace(status_code=status)
+
+
+@pytest.mark.parametrize(("status", "tries"), [(401, 1), (403, 1), (429, 3), (503, 3)])
+def test_what_other_libraries_say_lasts_is_not_repeated(
+    server: RangeServer, monkeypatch: pytest.MonkeyPatch, status: int, tries: int
+) -> None:
+    asked = list[str]()
+
+    def cat_file(path: str, **_: object) -> bytes:
+        asked.append(path)
+        raise RefusedError(status)
+
+    files = SimpleNamespace(async_impl=False, cat_file=cat_file)
+    monkeypatch.setattr(remote, "open_url", lambda url: (files, "root"))
+    with open_far(server) as store:
+        error = refused(
+            lambda: store.read(ids(0)), RowReadError, "RefusedError: for url 'https://host/t'"
+        )
+    assert len(asked) == tries and "cret" not in error
 
 
 GAP, MOST = remote.GAP_NBYTES, remote.RANGE_NBYTES

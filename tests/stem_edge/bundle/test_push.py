@@ -76,6 +76,14 @@ def test_what_was_pushed_is_fetched(
     assert not hub.asked("PUT") and not hub.asked("/commit/")
 
 
+def test_what_is_private_is_not_published(hub: HubServer, bundle: Path) -> None:
+    push(bundle, NAME)
+    with pytest.raises(InputError, match=r"is public.*--private"):
+        push(bundle, NAME, private=True)
+    hub.models[NAME].private = True
+    push(bundle, NAME, private=True)
+
+
 def test_a_push_goes_on_where_it_was_cut_off(hub: HubServer, bundle: Path) -> None:
     hub.faults.status["/commit/"] = 400
     with pytest.raises(HubError, match=r"hf:acme/pushed: the hub answers 400 \(something is wrong"):

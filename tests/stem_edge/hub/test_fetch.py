@@ -16,12 +16,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from fsspec.core import url_to_fs
 from hub_server import PIECE_NBYTES, Blob, HubServer, Model, cache_of
-from huggingface_hub import constants, errors, get_session
+from huggingface_hub import HfFileSystem, constants, errors, get_session
 from installed import DEMO
 from manifests import make_bundle
+from stores import write_store
 
 import stem_edge
 from stem_edge.bundle import fetched, push
@@ -35,7 +36,9 @@ from stem_edge.hub.asking import asking
 from stem_edge.hub.names import HubName
 from stem_edge.measuring.quality.scores import Part
 from stem_edge.measuring.quality.scoring import Advance, Done, Scoring, score_here
+from stem_edge.runtime.rows.store import open_store
 from stem_edge.system.user_folder import cache_folder
+from stem_edge.tables.rows import RecordLayout
 
 NAME = "acme/model"
 SHARD = f"{TABLES}/records/c/0/0"
@@ -272,7 +275,10 @@ def test_wrong_bytes_of_another_program_are_refused(hub: HubServer, bundle: Path
     open_bundle(f"hf:{NAME}")
 
 
-def test_a_wrong_file_that_repositories_share_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", ["right", "another", "nothing"])
+def test_a_wrong_file_that_repositories_share_is_removed_if_the_hub_agrees(
+    tmp_path: Path, hub: HubServer, said: str
+) -> None:
     repository, digest = tmp_path / "models--acme--model", "ab" + "0" * 62
     folder, store = repository / "snapshots" / ("0" * 40), tmp_path / "blobs" / "ab"
     for made in (folder, store, repository / "blobs"):
@@ -282,12 +288,18 @@ def test_a_wrong_file_that_repositories_share_is_removed(tmp_path: Path) -> None
     (folder / "file").symlink_to("../../blobs/etag")
     (folder / "odd").symlink_to(tmp_path / "mine")
     (tmp_path / "mine").write_bytes(b"not the hub's")
-    snapshot = fetch.Snapshot(HubName(NAME, folder.name), folder)
+    hub.models[NAME] = Model()
+    blob = Blob(b"right" * 1000)
+    commit = hub.models[NAME].commit({"file": blob})
+    if said == "nothing":
+        hub.faults.status[""] = 400
+    snapshot = fetch.Snapshot(HubName(NAME, commit), folder)
     for file in ("file", "odd", "none"):
-        fetch.remove(snapshot, file)
-    assert [path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()] == [
-        tmp_path / "mine"
-    ]
+        fetch.remove(snapshot, file, blob.sha256 if said != "another" else "f" * 64)
+    left = {path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()}
+    assert left == {tmp_path / "mine", store / digest} - (
+        {store / digest} if said == "right" else set()
+    )
 
 
 def test_tables_later(hub: HubServer, bundle: Path) -> None:
@@ -355,6 +367,24 @@ def test_what_is_no_address_of_a_hub(address: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HF_ENDPOINT", address)
     with pytest.raises(HubError, match=f"HF_ENDPOINT is '{address}', expected an address"):
         open_bundle("hf:acme/other")
+
+
+def test_a_newer_commit_that_did_not_come_leaves_the_older_one(
+    hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, bundle)
+    path = open_bundle(f"hf:{NAME}").path
+    newer = hub.add(NAME, shutil.copytree(DEMO, bundle.with_name("newer")))
+    hub.faults.status["/resolve/"] = 403
+    with pytest.raises(HubError):
+        open_bundle(f"hf:{NAME}")
+    assert fetch.pinned(f"hf:{NAME}") == f"hf:{NAME}@{newer}"
+    hub.faults.status[""] = 503
+    assert open_bundle(f"hf:{NAME}").path == path
+    hub.faults.status.clear()
+    assert open_bundle(f"hf:{NAME}").path.name == newer
+    hub.faults.status[""] = 503
+    assert open_bundle(f"hf:{NAME}").path.name == newer
 
 
 @pytest.mark.slow
@@ -487,19 +517,22 @@ def test_lists_of_checked_files_are_kept_and_removed(
     assert listed() == [(str(path), "")]
 
 
-def test_tables_that_come_later_are_read_through_fsspec(
-    hub: HubServer, bundle: Path, monkeypatch: pytest.MonkeyPatch
+def test_of_tables_that_come_later_only_records_are_read(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.add(NAME, bundle)
-    tables = open_bundle(f"hf:{NAME}", tables_later=True).tables
-    assert tables is not None
+    layout = RecordLayout(
+        records=128, layers=(1,), parts=((65536,),), row_type="int8", group_size=128
+    )
+    records = np.zeros((128, layout.record_nbytes), np.uint8)  # more than fsspec reads ahead
+    format = write_store(tmp_path / TABLES, layout, records, records_per_shard=128)
+    commit = hub.add(NAME, tmp_path)
     # As HF_ENDPOINT does in a new process.
     usual = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + usual)
-    files, root = url_to_fs(tables, skip_instance_cache=True)
-    data = (bundle / SHARD).read_bytes()
-    assert files.cat_file(f"{root}/records/c/0/0", start=8, end=40) == data[8:40]
-    hub.requests.clear()
-    assert files.cat_file(f"{root}/records/c/0/0", start=len(data) - 4, end=len(data)) == data[-4:]
-    assert len(hub.requests) == 1
+    HfFileSystem.clear_instance_cache()
+    with open_store(tmp_path / TABLES, format, url=f"hf://{NAME}@{commit}/{TABLES}") as store:
+        assert np.array_equal(store.read(np.array([9])), records[[9]])
+        assert store.traffic is not None
+        assert hub.sent == store.traffic.nbytes == layout.record_nbytes + 4 + 4
+    HfFileSystem.clear_instance_cache()

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from installed import DEMO
+from range_server import serving
 
 import stem_edge
 from stem_edge import InputError, Measurement, MemoryPlanError
 from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import TABLES
 from stem_edge.commands.main import main
 from stem_edge.measuring.bench import plots
 from stem_edge.measuring.bench.measure_report import (
@@ -87,6 +89,16 @@ def test_predictions(found: Measurement) -> None:
     assert expected.hit_rate == found.hit_rate
     assert expected.row_cache == found.phase("decode").row_cache
     assert expected.kv_cache == found.phase("decode").kv_cache
+
+
+@pytest.mark.slow
+def test_what_reads_tables_elsewhere_is_predicted(found: Measurement) -> None:
+    with serving(DEMO / TABLES) as server:
+        far = stem_edge.measure(
+            DEMO, prompt_tokens=100, new_tokens=20, warm_start=False, tables=server.url, disk_tier=0
+        )
+    grown = far.prediction.anonymous - found.prediction.anonymous
+    assert grown == pytest.approx(far.peak - found.peak, rel=0.4)
 
 
 @pytest.mark.slow
