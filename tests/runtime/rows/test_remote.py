@@ -261,7 +261,7 @@ def test_what_other_libraries_say_lasts_is_not_repeated(
     monkeypatch.setattr(remote, "open_url", lambda url: (files, "root"))
     with open_far(server) as store:
         error = refused(
-            lambda: store.read(ids(0)), RowReadError, "RefusedError: for url 'https://host/t'"
+            lambda: store.read(ids(0)), RowReadError, "for url 'https://host/t' (RefusedError)"
         )
     assert len(asked) == tries and "cret" not in error
 
