@@ -444,7 +444,7 @@ def test_workers_get_the_folder(
     (text := tmp_path / "text").write_text("The capital of Spain is Madrid.")
     assert main(["eval", demo, "--text", str(text), "--against", demo, "--json"]) == 0
     assert main(["fit", demo, "--bandwidth", "17GB", "--json"]) == 0
-    assert main(["inspect", demo, "--memory", "600MB"]) == 0
+    assert main(["inspect", demo, "--memory", "4GB"]) == 0
     assert main(["verify", demo, "--runs"]) == 0
 
 
