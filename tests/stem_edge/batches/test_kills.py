@@ -16,6 +16,13 @@ from pathlib import Path
 import pytest
 from installed import DEMO, ROOT
 
+# Ctrl-C is ignored in what a script starts in the background, and so in what that starts.
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from stem_edge.commands.main import main
+sys.exit(main())
+"""
 PLACES = ["France", "Spain", "Peru", "Chile", "Italy", "Japan", "Kenya", "Norway", "Oman", "Cuba"]
 
 
@@ -45,8 +52,8 @@ def run(source: Path, output: Path, kill_at: int | None = None) -> int:
 
 
 def _command(source: Path, output: Path) -> list[str]:
-    command = [sys.executable, "-m", "stem_edge", "batch", source, output, "--bundle", DEMO, "-q"]
-    return list(map(str, command))
+    options = ["batch", source, output, "--bundle", DEMO, "-q"]
+    return [sys.executable, "-c", PROGRAM, *map(str, options)]
 
 
 def _count(output: Path) -> int:

@@ -68,7 +68,7 @@ def test_a_busy_cluster_is_told_of(ray: FakeRay, capsys: pytest.CaptureFixture[s
     assert "waiting for one of 3 machines" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("memory", [None, "700MB"])
+@pytest.mark.parametrize("memory", [None, "4GB"])
 def test_a_model_gets_the_memory_that_ray_reserves(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, memory: str | None
 ) -> None:
