@@ -57,7 +57,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
 def test_rows_of_several_threads_are_answered_together() -> None:
     with stem_edge.load(DEMO) as model, ThreadPoolExecutor(12) as threads:
         answering = Answering(model, SETTINGS)
-        found = list(threads.map(answering, rows(30)))
+        groups = [[row] for row in rows(20)] + [rows(30)[20:]]
+        found = [each for group in threads.map(answering, groups) for each in group]
         answering.close()
     assert [each.line for each in found] == [row.line for row in rows(30)]
     assert all(json.loads(each.data)["text"] for each in found)
@@ -67,7 +68,7 @@ def test_what_ends_the_model_ends_every_row() -> None:
     with stem_edge.load(DEMO) as model:
         answering = Answering(model, SETTINGS)
     with pytest.raises(InputError, match="closed"):
-        answering(rows(1)[0])
+        answering(rows(1))
     answering.close()
 
 
