@@ -57,7 +57,11 @@ def _answers(
         lambda cpus: nbytes,
         at_once=max(2, ROWS_PER_SEQUENCE * settings.sequences // GROUP_ROWS),
     )
-    with closing(share(address, work, _groups(rows))) as groups:
+    return _each(share(address, work, _groups(rows)))
+
+
+def _each(groups: Generator[list[Result]]) -> Generator[Result]:
+    with closing(groups):
         for results in groups:
             yield from results
 
