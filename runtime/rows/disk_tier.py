@@ -26,7 +26,7 @@ from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
 from stem_edge.runtime.rows.shards import Traffic
 from stem_edge.runtime.rows.store import Flags, RowStore
 from stem_edge.runtime.rows.tier_file import TierFile, file_slot_nbytes
-from stem_edge.system.memory import own_pages
+from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import crc32c
 from stem_edge.units import parse_size
@@ -68,7 +68,7 @@ class DiskTier:
         """
         with self._turn:
             self._cache.use(numbers)
-            records = own_pages((len(numbers), self.layout.record_nbytes), np.uint8)
+            records = pages_to_fill((len(numbers), self.layout.record_nbytes))
             found = self._file.read(numbers, self._cache.slots_of(numbers), records)
             missing = np.flatnonzero(~found)
             self.hits, self.misses = self.hits + int(found.sum()), self.misses + len(missing)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stem_edge.numerics.quantize import I64, U8
-from stem_edge.system.memory import own_pages
+from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.lookup import RowLookup, compose, token_of, tokens_of
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class EditedStore:
         made = np.flatnonzero(numbers >= self.layout.records)
         if not len(made):
             return self.base.read(numbers, whole)
-        records = own_pages((len(numbers), self.layout.record_nbytes), np.uint8)
+        records = pages_to_fill((len(numbers), self.layout.record_nbytes))
         stored = np.flatnonzero(numbers < self.layout.records)
         for at in range(0, len(stored), READ_AT_ONCE):
             piece = stored[at : at + READ_AT_ONCE]

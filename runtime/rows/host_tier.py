@@ -20,7 +20,7 @@ from stem_edge.runtime.rows.disk_tier import DiskTier
 from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import Flags, RowStore
-from stem_edge.system.memory import own_pages
+from stem_edge.system.memory import own_pages, pages_to_fill
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.token_counts import Counts
 
@@ -45,7 +45,7 @@ class RecordSlots(Slots):
 
     def copy(self, slots: npt.NDArray[np.int32]) -> U8:
         """Records [n, record_nbytes] of these slots [n]."""
-        copied: U8 = own_pages((len(slots), self.layout.record_nbytes), np.uint8)
+        copied: U8 = pages_to_fill((len(slots), self.layout.record_nbytes))
         # mode="clip", because the default "raise" makes numpy buffer a second copy.
         np.take(self.records, slots, axis=0, out=copied, mode="clip")
         return copied

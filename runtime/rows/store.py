@@ -31,7 +31,7 @@ from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
 from stem_edge.runtime.rows.emulated_flash import EmulatedFlash
 from stem_edge.runtime.rows.remote import RemoteShards
 from stem_edge.runtime.rows.shards import Fill, Piece, ReadMode, ShardFiles, Shards
-from stem_edge.system.memory import own_pages
+from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store
 
@@ -105,7 +105,7 @@ class RowStore:
         """
         started = time.perf_counter()
         # A record in one piece is read together with the checksum that follows it.
-        buffers = own_pages((len(numbers), self.layout.record_nbytes + CRC_NBYTES), np.uint8)
+        buffers = pages_to_fill((len(numbers), self.layout.record_nbytes + CRC_NBYTES))
         flags = [True] * len(numbers) if whole is None else whole.tolist()
         jobs = list(map(self._job, numbers.tolist(), flags, buffers))
         # Over a network in parts, because answers are held beside the records.

@@ -112,6 +112,21 @@ def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
+def pages_to_fill(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Bytes of zeros that will be filled at once and soon dropped.
+
+    As from `own_pages`, but in huge pages, the last if it fills half of one: the system gives one in a
+    tenth of the time of 512 small ones. The C library gives less than one, and keeps little of it.
+    """
+    nbytes = int(np.prod(shape))
+    if not hasattr(mmap, "MADV_HUGEPAGE") or nbytes < HUGE_PAGE:
+        return np.zeros(shape, np.uint8)
+    memory = own_pages((nbytes + 2 * HUGE_PAGE,), np.uint8)
+    start = -memory.ctypes.data % HUGE_PAGE
+    advise_huge_pages(memory.ctypes.data + start, round(nbytes / HUGE_PAGE) * HUGE_PAGE)
+    return memory[start : start + nbytes].reshape(shape)
+
+
 def page_aligned(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Bytes of zeros that begin at a page; pages are allocated when written."""
     nbytes = int(np.prod(shape))

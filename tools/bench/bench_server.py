@@ -17,13 +17,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import uvicorn
@@ -34,6 +34,9 @@ from stem_edge.serving import app
 
 HOST = "127.0.0.1"
 SECONDS = 600.0
+
+Asked = TypeVar("Asked")
+Found = TypeVar("Found")
 
 
 class Answered(NamedTuple):
@@ -131,7 +134,11 @@ class Round(NamedTuple):
 def measured(
     model: Model, ids: list[int], *, rounds: int, streams: int, prompt: int, tokens: int
 ) -> list[Round]:
-    """Measure in turns; a first round, not counted, warms both up."""
+    """Measure in turns, each first in every other round.
+
+    Each prompt is answered once before, not counted, so that whoever comes first does not read its rows
+    for the other.
+    """
     rng, found = np.random.default_rng(0), list[Round]()
 
     def prompts(count: int) -> list[list[int]]:
@@ -142,16 +149,38 @@ def measured(
         served(model, streams) as port,
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as client,
     ):
-        for number in range(rounds + 1):
+
+        def server(one: list[int]) -> Answered:
+            return client.submit(over_http, port, one, tokens).result()
+
+        def server_together(many: Sequence[list[int]]) -> float:
+            return client.submit(together_over_http, port, many, tokens).result()
+
+        def here(one: list[int]) -> Answered:
+            return in_process(model, one, tokens)
+
+        def here_together(many: Sequence[list[int]]) -> float:
+            return together_in_process(model, many, tokens)
+
+        for number in range(rounds):
             one, many = prompts(1)[0], prompts(streams)
-            plain = in_process(model, one, tokens)
-            asked = client.submit(over_http, port, one, tokens).result()
-            together = together_in_process(model, many, tokens)
-            asked_together = client.submit(together_over_http, port, many, tokens).result()
-            if number:
-                figures = plain.rate, asked.rate, plain.first * 1e3, asked.first * 1e3
-                found.append(Round(*figures, together, asked_together))
+            asked, plain = _in_turns(server, here, one, number)
+            asked_together, together = _in_turns(server_together, here_together, many, number)
+            figures = plain.rate, asked.rate, plain.first * 1e3, asked.first * 1e3
+            found.append(Round(*figures, together, asked_together))
     return found
+
+
+def _in_turns(
+    first: Callable[[Asked], Found], second: Callable[[Asked], Found], given: Asked, number: int
+) -> tuple[Found, Found]:
+    """Return what two functions give; both run once before, and in odd rounds the second comes first."""
+    first(given)
+    second(given)
+    if number % 2:
+        found = second(given)
+        return first(given), found
+    return first(given), second(given)
 
 
 def main(arguments: list[str] | None = None) -> int:
