@@ -11,15 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.manifest import (
-    BACKBONE_FILES,
-    MANIFEST,
-    TABLES,
-    TOKENIZER,
-    Bundle,
-    FileEntry,
-    open_bundle,
-)
+from stem_edge.bundle.manifest import BACKBONE_FILES, MANIFEST, TABLES, TOKENIZER, FileEntry
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint

@@ -20,11 +20,10 @@ from stem_edge.bundle.manifest import (
     TOKEN_COUNTS,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    Bundle,
     FileEntry,
     encode_manifest,
-    open_bundle,
 )
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.verdicts import keep_good
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.add_backbone import check_base, keep_files, open_base

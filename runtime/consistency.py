@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends.engines import check_installed, is_installed

@@ -1,9 +1,8 @@
-"""Loading a bundle: choose an engine, plan its memory, open the backbone, fill the row cache."""
+"""Loading a bundle: try it, plan its memory, open backbone and tables, fill the row cache."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -11,33 +10,32 @@ from typing import Unpack
 
 import numpy as np
 
-from stem_edge.bundle.manifest import (
-    TABLES,
-    TOKENIZER,
-    Bundle,
-)
-from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
+from stem_edge.bundle.manifest import TABLES, TOKENIZER
+from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import (
     ENGINES,
     EngineLoader,
     choose_engine,
     first_that_runs,
-    loaders,
 )
 from stem_edge.runtime.backends.interface import Backend
-from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
+from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import (
-    SMALL_KV,
     LoadOptions,
     MoreKeywords,
-    OtherKeywords,
     Providers,
 )
-from stem_edge.runtime.backends.planner import allowed, plan_memory
 from stem_edge.runtime.backends.step_costs import SIZES, StepCosts
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.first_load.trial import try_first
+from stem_edge.runtime.load_plan import (
+    FAR_BATCH,
+    check_tables,
+    drafting_nbytes,
+    loaders_of_kv,
+    plan_load,
+)
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
 from stem_edge.runtime.rows.cache import RowCache
@@ -45,7 +43,6 @@ from stem_edge.runtime.rows.disk_tier import TIER, DiskTier, open_tier, tier_nby
 from stem_edge.runtime.rows.emulated_flash import open_flash
 from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
-from stem_edge.runtime.rows.remote import open_url
 from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import RowStore, open_store
@@ -54,13 +51,9 @@ from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
 from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.system.memory import available_memory, own_memory, raise_out_of_memory
+from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.store import TableFormat
-
-# Of tables elsewhere: records that are read at a time to begin with, which is as many as are under way
-# at once; memory of threads, connections and answers (measured); and of a record in the tier's map.
-FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 8_000_000, 32
 
 
 def load(
@@ -157,7 +150,7 @@ def load(
 
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
-    _check_tables(bundle, options)
+    check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     verdict = None
@@ -166,12 +159,12 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         verdict = try_first(bundle, backbone, options.cache_dir, options.progress)
     text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
     draft = draft_bundle(bundle, options)
-    drafting = _drafting(draft)
-    candidates = _candidates(bundle, chosen, options, drafting)
+    drafting = drafting_nbytes(draft)
+    candidates = loaders_of_kv(bundle, chosen, options, drafting)
 
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
-        plan = _plan(bundle, chosen, loader.needs, options, drafting)
+        plan = plan_load(bundle, chosen, loader.needs, options, drafting)
         if options.prompt_cache and not can_keep(plan):
             raise InputError(
                 f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
@@ -208,57 +201,6 @@ def _let_speculate(
             if (drafter := smaller.drafter()) is not None:
                 model.speculation.use(drafter)
                 unused.pop_all()
-
-
-def _drafting(draft: DraftBundle | None) -> int:
-    """Return the bytes of memory that a bundle that drafts will take."""
-    if draft is None:
-        return 0
-    plan = memory_plan(draft.bundle.path, **draft.keywords)
-    return plan.total - plan.process
-
-
-def _candidates(
-    bundle: Bundle, engine: str, options: LoadOptions, drafting: int
-) -> Sequence[EngineLoader]:
-    """Return the engine's loaders for keys and values of the type asked for.
-
-    "auto" is the engine's usual type, unless the context that fits is shorter than with SMALL_KV.
-    """
-    usual = loaders(bundle, engine, options)
-    if options.kv != "auto":
-        return usual
-    with suppress(MemoryPlanError):
-        plan = _plan(bundle, engine, usual[0].needs, options, drafting)
-        if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
-            return usual
-    with suppress(InputError, MemoryPlanError):
-        small = dataclasses.replace(options, kv=SMALL_KV)
-        fitting = loaders(bundle, engine, small)
-        _plan(bundle, engine, fitting[0].needs, small, drafting)
-        return fitting
-    return usual
-
-
-def _plan(
-    bundle: Bundle,
-    engine: str,
-    needs_at: Callable[[int], Needs],
-    options: LoadOptions,
-    drafting: int,
-) -> MemoryPlan:
-    """Choose a context, and plan for it.
-
-    needs_at: context length -> needs; keeps the last one. drafting: bytes taken by _drafting's bundle.
-    """
-    ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
-    room = own_memory() + drafting + _far_nbytes(bundle), available_memory() - drafting
-
-    def plan_at(context: int) -> MemoryPlan:
-        return plan_memory(bundle.path, needs_at(context), ask, *room)
-
-    plan = choose_plan(options.contexts(bundle), plan_at, allowed(ask, *room))
-    return dataclasses.replace(plan, engine=engine)
 
 
 def _assemble(
@@ -303,25 +245,6 @@ def _assemble(
     return loaded
 
 
-def _check_tables(bundle: Bundle, options: LoadOptions) -> None:
-    """Find what reads tables elsewhere, before memory is planned, which counts what that imports.
-
-    Raises InputError.
-    """
-    if bundle.tables is not None:
-        open_url(bundle.tables)
-    elif options.disk_tier is not None:
-        raise InputError("disk_tier is for tables that are elsewhere; give tables, or leave it out")
-
-
-def _far_nbytes(bundle: Bundle) -> int:
-    """Return the bytes that reading tables elsewhere takes beside records wanted by a step."""
-    layout = bundle.manifest.tables
-    if bundle.tables is None or layout is None:
-        return 0
-    return FAR_NBYTES + 3 * FAR_BATCH * layout.record_nbytes + FAR_RECORD_NBYTES * layout.records
-
-
 def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> RowStore | DiskTier:
     """Open the table store, with a disk tier if its shards are elsewhere."""
     rows, flash = bundle.manifest.model.prompt_rows, open_flash(options.emulate_flash)
@@ -334,28 +257,6 @@ def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> R
         tier = open_tier(store, path, tier_nbytes(options.disk_tier, path, format.tables))
         failed.pop_all()
     return tier
-
-
-def memory_plan(
-    path: str | Path,
-    memory: int | str | None = None,
-    context_length: int | None = None,
-    **others: Unpack[OtherKeywords],
-) -> MemoryPlan:
-    """Plan memory as `load` would, here and now, with these keywords; loads nothing.
-
-    With `prepare`, the plan is that of a prepared backbone, even if no load has prepared it yet. On
-    an accelerator, it is that of the first variant of the graphs that `load` would try.
-    """
-    options = LoadOptions(memory=memory, context_length=context_length, **others)
-    bundle = options.open(path)
-    _check_tables(bundle, options)
-    chosen = choose_engine(bundle, options.engine)
-    # Read as `load` does, because the memory that this process keeps from it counts.
-    TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
-    drafting = _drafting(draft_bundle(bundle, options))
-    loader = _candidates(bundle, chosen, options, drafting)[0]
-    return _plan(bundle, chosen, loader.needs, options, drafting)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.edit_files.file import Edit
 from stem_edge.edit_files.folder import as_edit
 from stem_edge.errors import InputError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stem_edge.bundle.manifest import TOKENIZER_CONFIG, Bundle
+from stem_edge.bundle.manifest import TOKENIZER_CONFIG
+from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.runtime.lookups.row_ids import checked_ids
 from stem_edge.runtime.text.chat import Chat, Messages, Tools

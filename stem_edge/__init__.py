@@ -34,8 +34,8 @@ from stem_edge.errors import (
 if TYPE_CHECKING:
     from stem_edge.batches.batch import Batch, batch
     from stem_edge.bundle.checksums import verify
-    from stem_edge.bundle.manifest import open_bundle
     from stem_edge.bundle.mmap_store import MmapStore
+    from stem_edge.bundle.opening import open_bundle
     from stem_edge.bundle.push import push
     from stem_edge.bundle.table_arrays import open_tables
     from stem_edge.cluster.batches import ray_answers
@@ -119,7 +119,7 @@ __all__ = [
 # Module -> public names that it provides.
 _HOMES = {
     "stem_edge.batches.batch": ("Batch", "batch"),
-    "stem_edge.bundle.manifest": ("open_bundle",),
+    "stem_edge.bundle.opening": ("open_bundle",),
     "stem_edge.bundle.checksums": ("verify",),
     "stem_edge.cluster.batches": ("ray_answers",),
     "stem_edge.cluster.evaluation": ("ray_scores",),

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.bundle.footprint import expected_footprint, gguf_footprint
-from stem_edge.bundle.manifest import Bundle, FileEntry
+from stem_edge.bundle.manifest import FileEntry
+from stem_edge.bundle.opening import Bundle
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.job.table_plan import TablePlan

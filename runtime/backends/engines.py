@@ -12,7 +12,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple, Protocol, TypeVar
 
-from stem_edge.bundle.manifest import BACKBONE_FILES, Bundle
+from stem_edge.bundle.manifest import BACKBONE_FILES
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml.library import INSTALL, library_path

@@ -23,12 +23,10 @@ from stem_edge.bundle.manifest import (
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    Bundle,
-    bundle_folder,
     is_shard,
-    open_bundle,
     open_manifest,
 )
+from stem_edge.bundle.opening import Bundle, bundle_folder, open_bundle
 from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.files import disk

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stem_edge import errors
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import PROBE_TOKENS
 from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import BackendError, StemEdgeError

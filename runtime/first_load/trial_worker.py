@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.prefill_check import UNUSABLE, mean_divergence, probe_tokens
 from stem_edge.errors import RowReadError, StemEdgeError
 from stem_edge.numerics.quantize import F32, U8

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from stem_edge.bundle.manifest import Bundle, encode_manifest
+from stem_edge.bundle.manifest import encode_manifest
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import versions
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.memory_plan import MemoryPlan

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.manifest import MANIFEST, MAX_MANIFEST_NBYTES, TOKEN_COUNTS, Bundle
+from stem_edge.bundle.manifest import MANIFEST, MAX_MANIFEST_NBYTES, TOKEN_COUNTS
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import RowReadError
 from stem_edge.files.plain_files import read_plain
 from stem_edge.numerics.quantize import I32, I64

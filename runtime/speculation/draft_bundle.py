@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT
 from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions

@@ -17,7 +17,7 @@ from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import SEQUENCES, Answers, Settings
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.hub.fetch import pinned

@@ -7,14 +7,8 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stem_edge.bundle.manifest import (
-    MANIFEST,
-    TABLES,
-    FileEntry,
-    bundle_folder,
-    is_shard,
-    open_manifest,
-)
+from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, is_shard, open_manifest
+from stem_edge.bundle.opening import bundle_folder
 from stem_edge.errors import BundleError
 from stem_edge.files.hashes import sha256_of
 from stem_edge.files.plain_files import PlainFolders, unreadable

@@ -13,7 +13,8 @@ from typing import Any
 
 from stem_edge.bundle.card import CARD, OWN_CARD, model_card
 from stem_edge.bundle.checksums import verify
-from stem_edge.bundle.manifest import BACKBONE_FILES, MANIFEST, TABLES, TOKEN_COUNTS, open_bundle
+from stem_edge.bundle.manifest import BACKBONE_FILES, MANIFEST, TABLES, TOKEN_COUNTS
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import HubError, InputError
 from stem_edge.files.plain_files import damaged
 from stem_edge.hub.asking import LOG_IN, UnreachableError, asking

@@ -15,7 +15,8 @@ from typing import Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle.manifest import TABLES, bundle_folder
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import bundle_folder
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import check_folder, unreadable

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TABLES, Bundle
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import Bundle
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged, read_piece
 from stem_edge.numerics.quantize import F32, U8

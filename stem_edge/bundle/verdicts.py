@@ -31,9 +31,9 @@ from stem_edge.bundle.manifest import (
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    Bundle,
     is_shard,
 )
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.hashes import sha256_of

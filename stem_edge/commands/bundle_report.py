@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stem_edge.bundle.manifest import GGUF, TABLES, Bundle, Manifest, is_shard
+from stem_edge.bundle.manifest import GGUF, TABLES, Manifest, is_shard
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.quality_report import QualityReport
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import matrix_types

@@ -27,7 +27,7 @@ import onnxruntime as ort
 
 from stem_edge import __version__
 from stem_edge.bundle.fetched import CHECKED, read_checked
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import PLACES, TRIALS, Records, read_verdict
 from stem_edge.commands.loading import add_cache_dir
 from stem_edge.errors import BundleError, StemEdgeError

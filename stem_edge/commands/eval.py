@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.cluster.evaluation import ray_scores
 from stem_edge.commands.arguments import own_command
 from stem_edge.commands.loading import (

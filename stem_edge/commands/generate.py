@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.answers import (
     add_sampling,
     as_object,

@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, get_args
 
 import stem_edge
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.arguments import engine_name
 from stem_edge.commands.bundle_report import bundle_figures, bundle_table
 from stem_edge.commands.loading import (

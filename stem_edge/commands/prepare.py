@@ -8,7 +8,7 @@ import json
 import msgspec
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.loading import add_cache_dir, add_kv, add_tables, add_threads
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.onnxruntime.prepacked import make, place

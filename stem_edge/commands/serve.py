@@ -15,7 +15,7 @@ import uvicorn
 from anyio import to_thread
 from starlette.applications import Starlette
 
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
 from stem_edge.commands.text_input import read_text
 from stem_edge.errors import InputError

@@ -15,7 +15,8 @@ from typing import Annotated, Literal, TypeAlias, get_args
 import msgspec
 
 from stem_edge.bundle.checksums import tables_hash
-from stem_edge.bundle.manifest import TOKENIZER, Bundle
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle
 from stem_edge.edit_files.schemes import Scheme
 from stem_edge.errors import EditError, InputError
 from stem_edge.files import disk

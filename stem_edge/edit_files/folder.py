@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.edit_files.file import SUFFIX, Edit, check_edit, read_edit
 from stem_edge.errors import EditError, InputError
 from stem_edge.hub.names import name_of

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from stem_edge.bundle.manifest import TOKENIZER, Bundle
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle
 from stem_edge.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.edit_files.schemes import Lookup, Scheme, choose_scheme
 from stem_edge.errors import InputError

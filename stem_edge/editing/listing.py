@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.edit_files.file import SUFFIX, Edit, NewRows, check_edit, read_edit, tables_id
 from stem_edge.edit_files.folder import edits_folder, open_edit, search_folders
 from stem_edge.errors import EditError, InputError

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_bundle
+from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files.file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, Scope, tables_id
 from stem_edge.edit_files.schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError

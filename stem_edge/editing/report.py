@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.edit_files.file import Edit, NewRows
 from stem_edge.edit_files.schemes import Scheme
 from stem_edge.editing.compare import Comparison, NextToken

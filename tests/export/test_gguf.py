@@ -17,7 +17,8 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from stem_edge import BackendError, ExportError
 from stem_edge.bundle.checksums import tables_hash
-from stem_edge.bundle.manifest import GGUF, MANIFEST, Bundle
+from stem_edge.bundle.manifest import GGUF, MANIFEST
+from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.export import exporter

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
 
 import stem_edge
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hf_names import tensor_name
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer

@@ -10,7 +10,7 @@ import numpy as np
 from device_runs import exact_graphs
 from installed import DEMO
 
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.graph import names as io
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.numerics.quantize import F32

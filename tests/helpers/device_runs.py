@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TABLES, Bundle
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import Bundle
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.device_rows import Activations, DeviceRows

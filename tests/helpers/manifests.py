@@ -18,8 +18,8 @@ from stem_edge.bundle.manifest import (
     FileEntry,
     Manifest,
     encode_manifest,
-    weight_nbytes,
 )
+from stem_edge.bundle.opening import weight_nbytes
 from stem_edge.bundle.quality_report import KindError, QualityReport
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import BackboneFormat

@@ -15,10 +15,10 @@ from stem_edge.bundle.manifest import (
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    Bundle,
     FileEntry,
     Manifest,
 )
+from stem_edge.bundle.opening import Bundle
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.tables.rows import make_layout

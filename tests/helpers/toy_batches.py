@@ -18,7 +18,7 @@ from toy_engine import ToyLoader
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.runtime.backends.engines import ENGINES, Engine
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.memory_plan import Needs, Part

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.runtime.backends.memory_plan import Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.plain_batch import PlainBatch

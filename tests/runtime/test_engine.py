@@ -10,7 +10,8 @@ import pytest
 from installed import DEMO
 
 import stem_edge
-from stem_edge.bundle.manifest import TABLES, open_bundle
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs

@@ -13,7 +13,7 @@ from installed import DEMO
 import stem_edge
 from stem_edge import InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime import Model, loading
+from stem_edge.runtime import Model, load_plan
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.sampling import top_ids
 from stem_edge.tables.rows import RecordLayout
@@ -181,7 +181,7 @@ def test_memory_does_not_change_the_text(
     model: Model, more: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What the tests before this one left behind must not count, nor grow between two readings.
-    monkeypatch.setattr(loading, "own_memory", lambda: PROCESS)
+    monkeypatch.setattr(load_plan, "own_memory", lambda: PROCESS)
     memory = None if more is None else PROCESS + LEAST_OF_DEMO + more
     with stem_edge.load(DEMO, memory=memory, warm_start=False) as small:
         for prompt in ("The capital of Peru is", "What is the currency of Mexico? It is the"):

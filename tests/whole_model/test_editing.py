@@ -17,7 +17,7 @@ from installed import DEMO, add_ggml
 from torch import Tensor
 
 import stem_edge
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.edit_files.file import SCOPES, Scope
 from stem_edge.errors import InputError

@@ -16,7 +16,7 @@ from installed import DATA, needs_ggml
 from tiers import slow_but
 
 import stem_edge
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundle_report import bundle_table
 from stem_edge.errors import BackendError, ExportError, InputError
 from stem_edge.export import exporter

@@ -14,7 +14,8 @@ from scale_text import Reads, run_cache
 
 from stem_edge import load
 from stem_edge.bundle.footprint import Footprint, expected_footprint, footprint_of
-from stem_edge.bundle.manifest import TABLES, FileEntry, open_bundle
+from stem_edge.bundle.manifest import TABLES, FileEntry
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.measuring.planning.rates import WEIGHTS_SHARE, measure_rates

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stem_edge.bundle.footprint import FLOAT, HALF, Footprint, footprint_of
-from stem_edge.bundle.manifest import GGUF, Bundle
+from stem_edge.bundle.manifest import GGUF
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml.check import checked_ggml

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import DeviceRows

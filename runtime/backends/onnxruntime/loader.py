@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding, prefill_refusal
 from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import InputError

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import onnxruntime as ort
 
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import HEAD, PREFILL, REST, STEP

@@ -22,7 +22,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import onnxruntime as ort
 
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError
 from stem_edge.files import disk

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.measuring.analysis.cost import (

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TABLES, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import TABLES, TOKENIZER
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import InputError
 from stem_edge.measuring.analysis.geometry_rows import (

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from stem_edge.bundle.manifest import TABLES, Bundle
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError

@@ -17,7 +17,7 @@ from typing import Unpack
 import psutil
 
 import stem_edge
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench.figures import (
     BenchReport,

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.memory.sampler import Sampler

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import BACKBONE_FILES, GGUF, TABLES, Bundle
+from stem_edge.bundle.manifest import BACKBONE_FILES, GGUF, TABLES
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stem_edge.bundle.footprint import Footprint, expected_footprint, gguf_footprint
-from stem_edge.bundle.manifest import MANIFEST, bundle_folder
+from stem_edge.bundle.manifest import MANIFEST
+from stem_edge.bundle.opening import bundle_folder
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType, WeightType

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from stem_edge.bundle.footprint import Footprint, footprint_of, kv_obstacle
-from stem_edge.bundle.manifest import TOKEN_COUNTS, Bundle, open_bundle
+from stem_edge.bundle.manifest import TOKEN_COUNTS
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TABLES, Bundle
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import Bundle
 from stem_edge.numerics.quantize import I32, I64
 from stem_edge.runtime.engine import cut
 from stem_edge.runtime.rows.cache import RowCache, needed_whole

@@ -16,7 +16,8 @@ from typing import TypeAlias
 import numpy as np
 
 from stem_edge.bundle.footprint import Footprint
-from stem_edge.bundle.manifest import TOKENIZER, Bundle
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.ggml.gguf_schema import repacked_nbytes
 from stem_edge.graph.formats import EngineName, GgufFormat

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle.manifest import TABLES, open_bundle
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import types as ggml_types

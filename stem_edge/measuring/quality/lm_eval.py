@@ -36,7 +36,8 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG, open_bundle
+from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime import SamplingParams, load
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder, open_checkpoint

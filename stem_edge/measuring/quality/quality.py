@@ -15,7 +15,8 @@ from typing import Unpack
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files.file import Edit
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KvChoice

@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TOKENIZER, Bundle
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.numerics.distributions import kullback_leibler, log_softmax, positions_at_once
 from stem_edge.numerics.quantize import F32, F64, I64

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.run.workers import Subject

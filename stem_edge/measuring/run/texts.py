@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from stem_edge.bundle.manifest import TOKENIZER, Bundle
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.measuring.run.workload import DEFAULT_TEXT, NEW_TOKENS, make_workload
 from stem_edge.runtime.text.codec import TextCodec

@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from stem_edge import errors
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import TABLES, open_bundle
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 from stem_edge.measuring.memory.page_cache import files_in

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TOKENIZER, Bundle
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.row_ids import check_text
 

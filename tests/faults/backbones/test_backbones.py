@@ -18,7 +18,8 @@ from installed import needs_ggml
 from stores import write_store
 
 import stem_edge
-from stem_edge.bundle.manifest import GGUF, TABLES, open_bundle
+from stem_edge.bundle.manifest import GGUF, TABLES
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BackendError, BundleError, OutOfMemoryError, StemEdgeError
 from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.ggml.library import Ggml

@@ -17,7 +17,8 @@ from contract import command_refused, refused
 from forging import sealed
 
 import stem_edge
-from stem_edge.bundle.manifest import TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError
 from stem_edge.runtime.first_load import trial

@@ -19,7 +19,8 @@ from contract import command_refused, refused
 
 import stem_edge
 from stem_edge.bundle.checksums import verify
-from stem_edge.bundle.manifest import GGUF, MANIFEST, TABLES, TOKENIZER, open_bundle
+from stem_edge.bundle.manifest import GGUF, MANIFEST, TABLES, TOKENIZER
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.files import disk, hashes, plain_files

@@ -15,9 +15,9 @@ from stem_edge.bundle.manifest import (
     MANIFEST,
     MAX_MANIFEST_NBYTES,
     TOKENIZER,
-    open_bundle,
     parse_manifest,
 )
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError
 from stem_edge.files.names import MAX_FILES

@@ -17,7 +17,7 @@ import pytest
 from contract import refused
 
 import stem_edge
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files.file import MAX_NBYTES, Edit, NewRows, encode_edit, read_edit
 from stem_edge.edit_files.folder import find_edit
 from stem_edge.errors import EditError

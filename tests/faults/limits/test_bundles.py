@@ -24,10 +24,10 @@ from stem_edge.bundle.manifest import (
     TOKENIZER,
     FileEntry,
     Manifest,
-    open_bundle,
     open_manifest,
     parse_manifest,
 )
+from stem_edge.bundle.opening import MAX_SMALL_NBYTES, open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.files import disk, hashes
 from stem_edge.graph import formats
@@ -120,7 +120,7 @@ def test_weights_are_as_many_bytes_as_the_model_has(bundle: Path, more: int) -> 
     judged(lambda: open_bundle(bundle), not more, BundleError, *said)
 
 
-@pytest.mark.parametrize("name", sorted(bundles.MAX_SMALL_NBYTES))
+@pytest.mark.parametrize("name", sorted(MAX_SMALL_NBYTES))
 def test_a_small_file_that_is_large(bundle: Path, name: str) -> None:
     """The file is sparse, because none of it is read."""
 
@@ -129,7 +129,7 @@ def test_a_small_file_that_is_large(bundle: Path, name: str) -> None:
         rewrite(bundle, {f"files {name} nbytes": nbytes})
         open_bundle(bundle)
 
-    most = bundles.MAX_SMALL_NBYTES[name]
+    most = MAX_SMALL_NBYTES[name]
     takes(read, most, f"{name}: {most + 1} bytes found, expected at most {most}")
 
 

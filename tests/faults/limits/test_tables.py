@@ -19,7 +19,8 @@ from open_files import open_files
 from stores import check_shard, flip_bit, write_store
 
 from stem_edge.bundle import table_check
-from stem_edge.bundle.manifest import TABLES, Bundle
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError
 from stem_edge.files import disk

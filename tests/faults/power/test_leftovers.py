@@ -14,7 +14,7 @@ from recorded_exports import ASIDE, WORK, finish, record_export
 from tiny_exports import Exports, bundle_files, run_export
 
 import stem_edge
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError, ExportError
 from stem_edge.export.job.publish import Leftover
 from stem_edge.files import disk

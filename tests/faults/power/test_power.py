@@ -31,7 +31,7 @@ from recorded_exports import ASIDE, WORK, Recorded, finish, record_export
 from tiny_exports import KINDS, Exports, TinyExport, bundle_files, many_writes
 
 import stem_edge
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError, ExportError
 from stem_edge.export.job.publish import Leftover
 from stem_edge.files import disk

@@ -19,7 +19,7 @@ from helper_process import HelperProcess
 from kill_helper import Job
 from tiny_exports import KINDS, Exports, Kind, TinyExport, bundle_files
 
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
 
 ASIDE = ".stem-edge-out-old"

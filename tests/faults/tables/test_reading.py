@@ -20,7 +20,8 @@ from stores import write_store
 from threads import run_script
 
 import stem_edge
-from stem_edge.bundle.manifest import TABLES, Bundle
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError, InputError, RowReadError

@@ -13,7 +13,8 @@ import pytest
 from installed import HAS_GGML, NO_GGML, add_ggml
 
 import stem_edge
-from stem_edge.bundle.manifest import GGUF, open_bundle
+from stem_edge.bundle.manifest import GGUF
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.runtime.backends import engines

@@ -10,12 +10,8 @@ import pytest
 from planned_bundle import BUNDLE, CONTEXT, DATA, make_bundle
 
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, array_slot_nbytes, footprint_of
-from stem_edge.bundle.manifest import (
-    TABLES,
-    Bundle,
-    FileEntry,
-    Manifest,
-)
+from stem_edge.bundle.manifest import TABLES, FileEntry, Manifest
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
 from stem_edge.runtime.backends import planner as module
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Ask, MemoryPlan

@@ -15,7 +15,8 @@ from installed import DEMO, needs_ggml
 
 import stem_edge
 from stem_edge.bundle import verdicts
-from stem_edge.bundle.manifest import TOKENIZER, open_bundle
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.files import hashes

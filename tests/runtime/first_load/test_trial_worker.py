@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stem_edge
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.first_load import trial_worker

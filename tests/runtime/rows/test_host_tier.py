@@ -13,7 +13,8 @@ from installed import DEMO
 from interrupts import interrupted
 from stores import MemoryStore, ids
 
-from stem_edge.bundle.manifest import TABLES, open_bundle
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache

@@ -12,7 +12,7 @@ from installed import DEMO
 from stores import resident, rows_of
 
 import stem_edge
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.runtime.rows.shards import ShardFiles
 from stem_edge.runtime.rows.warm import counts_file
 from stem_edge.system.user_folder import cache_folder

@@ -14,7 +14,7 @@ from threads import run_script
 
 import stem_edge
 from stem_edge.errors import BackendError, InputError, MemoryPlanError
-from stem_edge.runtime import Model, loading
+from stem_edge.runtime import Model, load_plan, loading
 from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.speculation.speculation import Speculation
 
@@ -102,7 +102,7 @@ def test_a_model_drafts(helped: Model) -> None:
 
 
 def test_its_memory_is_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "own_memory", lambda: 100_000_000)
+    monkeypatch.setattr(load_plan, "own_memory", lambda: 100_000_000)
     limit, slots = 200_000_000, 300
     alone = stem_edge.memory_plan(DEMO, limit, slots=slots, threads=1)
     both = stem_edge.memory_plan(DEMO, limit, slots=slots, threads=1, draft=DEMO)

@@ -9,7 +9,8 @@ import pytest
 from installed import DEMO
 
 from stem_edge.bundle.footprint import expected_footprint, footprint_of, matrix_nbytes
-from stem_edge.bundle.manifest import Manifest, open_bundle
+from stem_edge.bundle.manifest import Manifest
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.layer import backbone_shapes
 

@@ -19,8 +19,8 @@ from stem_edge.bundle.manifest import (
     TOKENIZER_CONFIG,
     FileEntry,
     encode_manifest,
-    open_bundle,
 )
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.graph.decode import BACKBONE_DATA
 

@@ -13,7 +13,8 @@ from architectures import SIZES, VARIANTS, write
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import MANIFEST, Bundle, encode_manifest, open_bundle
+from stem_edge.bundle.manifest import MANIFEST, encode_manifest
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.prefill_check import mean_divergence, prefill_refusal, probe_tokens
 from stem_edge.bundle.verdicts import Records
 from stem_edge.commands.main import main

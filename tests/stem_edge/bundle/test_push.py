@@ -18,9 +18,9 @@ from stem_edge.bundle.manifest import (
     TABLES,
     TOKEN_COUNTS,
     encode_manifest,
-    open_bundle,
     open_manifest,
 )
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.push import push
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError

@@ -13,7 +13,8 @@ from installed import DEMO
 
 from stem_edge import __version__
 from stem_edge.bundle import verdicts
-from stem_edge.bundle.manifest import BACKBONE_GRAPH, GGUF, MANIFEST, TOKENIZER, Bundle, open_bundle
+from stem_edge.bundle.manifest import BACKBONE_GRAPH, GGUF, MANIFEST, TOKENIZER
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.verdicts import (
     Records,
     Verdict,

@@ -120,7 +120,9 @@ def lines(path: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="kills")
-def test_a_command_that_is_killed_twice_goes_on(nodes: Nodes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_command_that_is_killed_twice_goes_on(nodes: Nodes, tmp_path: Path, count: int) -> None:
+    nodes.set(count)
     given, out, here = write_rows(tmp_path / "in", MANY), tmp_path / "out", tmp_path / "here"
     options = ["--bundle", str(DEMO), "-n", "2", "-q"]
     command = [sys.executable, "-m", "stem_edge", "batch", str(given), str(out), *options]

@@ -15,7 +15,7 @@ import pytest
 from installed import DEMO
 
 import stem_edge
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.commands.cache import entries
 from stem_edge.commands.main import main

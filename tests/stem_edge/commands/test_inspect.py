@@ -11,15 +11,8 @@ import msgspec
 import pytest
 from manifests import LAYOUT, NAMES, SHARDS, make_bundle
 
-from stem_edge.bundle.manifest import (
-    BACKBONE_GRAPH,
-    MANIFEST,
-    TABLES,
-    TOKENIZER,
-    encode_manifest,
-    open_bundle,
-    weight_nbytes,
-)
+from stem_edge.bundle.manifest import BACKBONE_GRAPH, MANIFEST, TABLES, TOKENIZER, encode_manifest
+from stem_edge.bundle.opening import open_bundle, weight_nbytes
 from stem_edge.commands.main import main
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.units import format_size

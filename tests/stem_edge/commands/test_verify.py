@@ -11,7 +11,8 @@ import pytest
 from changing import seal
 from installed import DEMO
 
-from stem_edge.bundle.manifest import MANIFEST, TOKENIZER_CONFIG, open_bundle, open_manifest
+from stem_edge.bundle.manifest import MANIFEST, TOKENIZER_CONFIG, open_manifest
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import read_verdict
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError

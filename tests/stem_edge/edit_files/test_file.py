@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files import file as edit_file
 from stem_edge.edit_files.file import (
     Edit,

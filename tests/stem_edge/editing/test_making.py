@@ -15,7 +15,8 @@ from text_codecs import codec_of
 
 import stem_edge
 from stem_edge import make_edit, make_row_edit
-from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG, Bundle, open_bundle
+from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files.file import Replacement, check_edit, tables_id
 from stem_edge.edit_files.schemes import Scheme
 from stem_edge.errors import InputError

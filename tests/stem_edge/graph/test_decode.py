@@ -18,7 +18,8 @@ from onnx import TensorProto
 from onnxruntime.capi import _pybind_state
 
 import stem_edge
-from stem_edge.bundle.manifest import BACKBONE_GRAPH, Bundle, open_bundle
+from stem_edge.bundle.manifest import BACKBONE_GRAPH
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.export.backbone import weight_file
 from stem_edge.graph import names as io

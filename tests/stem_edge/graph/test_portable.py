@@ -10,7 +10,7 @@ import pytest
 from architectures import HASHED, QUANTIZED, SIZES, VARIANTS, quantized, write
 
 import stem_edge
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.portable import obstacle

@@ -15,7 +15,7 @@ from installed import DATA, DEMO
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.graph import linear, variants
 from stem_edge.graph import names as io

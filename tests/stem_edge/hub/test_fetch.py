@@ -26,7 +26,8 @@ from stores import write_store
 
 import stem_edge
 from stem_edge.bundle import fetched, push
-from stem_edge.bundle.manifest import MANIFEST, TABLES, open_bundle
+from stem_edge.bundle.manifest import MANIFEST, TABLES
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
 from stem_edge.graph.decode import BACKBONE_DATA

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import unreadable

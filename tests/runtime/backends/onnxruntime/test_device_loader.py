@@ -13,7 +13,7 @@ import pytest
 from installed import DEMO
 
 import stem_edge
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import (
     BackendError,
     InputError,

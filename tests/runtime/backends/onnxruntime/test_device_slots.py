@@ -7,7 +7,7 @@ import pytest
 from device_parts import prefetcher
 from installed import DEMO
 
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.graph.names import ROW_ZERO_POINTS, ROWS, row_codes, row_scales

@@ -12,7 +12,7 @@ from installed import DATA
 from tiers import slow_but
 
 import stem_edge
-from stem_edge.bundle.manifest import Bundle
+from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32

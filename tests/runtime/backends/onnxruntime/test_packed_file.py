@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 import stem_edge
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.runtime.backends.onnxruntime.packed_file import put_packed_first, share_weights
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU

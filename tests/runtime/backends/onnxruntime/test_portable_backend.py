@@ -16,7 +16,8 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import TABLES, Bundle, open_bundle
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph import linear

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stem_edge
-from stem_edge.bundle.manifest import Bundle, open_bundle
+from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError

@@ -15,7 +15,8 @@ from installed import DATA, DEMO
 from stores import write_store
 
 import stem_edge
-from stem_edge.bundle.manifest import MANIFEST, TABLES, encode_manifest, open_bundle
+from stem_edge.bundle.manifest import MANIFEST, TABLES, encode_manifest
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from installed import DEMO
 
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError, StemEdgeError
 from stem_edge.measuring.bench.bench import bench, machine

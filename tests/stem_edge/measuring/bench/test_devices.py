@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from installed import DEMO
 
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.measuring.bench.bench import bench

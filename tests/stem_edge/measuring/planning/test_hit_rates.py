@@ -9,7 +9,7 @@ import pytest
 from installed import DEMO
 
 import stem_edge
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.measuring.planning.hit_rates import from_counts, simulate, zipf_counts
 from stem_edge.measuring.run.workload import DEFAULT_TEXT, read_ids
 from stem_edge.numerics.quantize import I64

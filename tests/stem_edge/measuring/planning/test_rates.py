@@ -8,7 +8,7 @@ import pytest
 from installed import DEMO
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.measuring.planning.rates import derived_rates

@@ -16,7 +16,7 @@ from installed import DEMO, needs_ggml
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of, gguf_footprint
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pytest
 from installed import DEMO
 
-from stem_edge.bundle.manifest import open_bundle
+from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanError, StemEdgeError
 from stem_edge.measuring.run import workers
 from stem_edge.measuring.run.worker import Worker

@@ -1,0 +1,118 @@
+"""What a load will take: an engine's loaders, the context that fits, and the memory plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Unpack
+
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
+from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, loaders
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
+from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, OtherKeywords
+from stem_edge.runtime.backends.planner import allowed, plan_memory
+from stem_edge.runtime.rows.remote import open_url
+from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.system.memory import available_memory, own_memory
+
+# Of tables elsewhere: records that are read at a time to begin with, which is as many as are under way
+# at once; memory of threads, connections and answers (measured); and of a record in the tier's map.
+FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 8_000_000, 32
+
+
+def memory_plan(
+    path: str | Path,
+    memory: int | str | None = None,
+    context_length: int | None = None,
+    **others: Unpack[OtherKeywords],
+) -> MemoryPlan:
+    """Plan memory as `load` would, here and now, with these keywords; loads nothing.
+
+    With `prepare`, the plan is that of a prepared backbone, even if no load has prepared it yet. On
+    an accelerator, it is that of the first variant of the graphs that `load` would try.
+    """
+    options = LoadOptions(memory=memory, context_length=context_length, **others)
+    bundle = options.open(path)
+    check_tables(bundle, options)
+    chosen = choose_engine(bundle, options.engine)
+    # Read as `load` does, because the memory that this process keeps from it counts.
+    TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
+    drafting = drafting_nbytes(draft_bundle(bundle, options))
+    loader = loaders_of_kv(bundle, chosen, options, drafting)[0]
+    return plan_load(bundle, chosen, loader.needs, options, drafting)
+
+
+def drafting_nbytes(draft: DraftBundle | None) -> int:
+    """Return the bytes of memory that a bundle that drafts will take."""
+    if draft is None:
+        return 0
+    plan = memory_plan(draft.bundle.path, **draft.keywords)
+    return plan.total - plan.process
+
+
+def loaders_of_kv(
+    bundle: Bundle, engine: str, options: LoadOptions, drafting: int
+) -> Sequence[EngineLoader]:
+    """Return the engine's loaders for keys and values of the type asked for.
+
+    "auto" is the engine's usual type, unless the context that fits is shorter than with SMALL_KV.
+    """
+    usual = loaders(bundle, engine, options)
+    if options.kv != "auto":
+        return usual
+    with suppress(MemoryPlanError):
+        plan = plan_load(bundle, engine, usual[0].needs, options, drafting)
+        if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
+            return usual
+    with suppress(InputError, MemoryPlanError):
+        small = dataclasses.replace(options, kv=SMALL_KV)
+        fitting = loaders(bundle, engine, small)
+        plan_load(bundle, engine, fitting[0].needs, small, drafting)
+        return fitting
+    return usual
+
+
+def plan_load(
+    bundle: Bundle,
+    engine: str,
+    needs_at: Callable[[int], Needs],
+    options: LoadOptions,
+    drafting: int,
+) -> MemoryPlan:
+    """Choose a context, and plan for it.
+
+    needs_at: context length -> needs; keeps the last one. drafting: bytes that a bundle that drafts takes.
+    """
+    ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
+    room = own_memory() + drafting + _far_nbytes(bundle), available_memory() - drafting
+
+    def plan_at(context: int) -> MemoryPlan:
+        return plan_memory(bundle.path, needs_at(context), ask, *room)
+
+    plan = choose_plan(options.contexts(bundle), plan_at, allowed(ask, *room))
+    return dataclasses.replace(plan, engine=engine)
+
+
+def check_tables(bundle: Bundle, options: LoadOptions) -> None:
+    """Find what reads tables elsewhere, before memory is planned, which counts what that imports.
+
+    Raises InputError.
+    """
+    if bundle.tables is not None:
+        open_url(bundle.tables)
+    elif options.disk_tier is not None:
+        raise InputError("disk_tier is for tables that are elsewhere; give tables, or leave it out")
+
+
+def _far_nbytes(bundle: Bundle) -> int:
+    """Return the bytes that reading tables elsewhere takes beside records wanted by a step."""
+    layout = bundle.manifest.tables
+    if bundle.tables is None or layout is None:
+        return 0
+    return FAR_NBYTES + 3 * FAR_BATCH * layout.record_nbytes + FAR_RECORD_NBYTES * layout.records

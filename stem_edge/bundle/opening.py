@@ -1,0 +1,188 @@
+"""Opening a bundle: its files are there, in the sizes that its manifest and its model give.
+
+Of a bundle on a hub, what is needed is fetched first. Checksums of a folder are left to checksums.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from stem_edge.bundle.fetched import Expected, fetch_checked
+from stem_edge.bundle.manifest import (
+    BACKBONE_FILES,
+    GGUF,
+    MANIFEST,
+    TABLES,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Manifest,
+    is_shard,
+    open_manifest,
+)
+from stem_edge.errors import BundleError, InputError
+from stem_edge.files.plain_files import PlainFolders, check_file, damaged
+from stem_edge.ggml.gguf_schema import foreign_parts
+from stem_edge.ggml.gguf_tensors import locate
+from stem_edge.graph.decode import decoding, prompts
+from stem_edge.graph.formats import WEIGHT_BITS, GgufFormat
+from stem_edge.hub.fetch import fetch, keep_ref, open_snapshot, remove
+from stem_edge.hub.names import hub_name, name_of
+from stem_edge.units import MAX_SIZE
+
+# A tokenizer.json may be twice the largest that is published.
+MAX_SMALL_NBYTES = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20}
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """Opened bundle: its folder and its checked manifest."""
+
+    path: Path
+    manifest: Manifest
+    tables: str | None = None  # URL of the table store whose shards are not in the folder
+
+    def file(self, name: str) -> Path:
+        """Path of one file of the bundle."""
+        return self.path / name
+
+
+def open_bundle(
+    path: str | Path,
+    tables: str | None = None,
+    *,
+    tables_later: bool = False,
+    progress: bool | None = None,
+) -> Bundle:
+    """Open a bundle: check its manifest, and that every file is there in its exact size.
+
+    path: its folder, or its name on a model hub, hf:org/name or hf:org/name@revision, from where it
+        is fetched into the hub's cache, unless it is there. What was fetched is hashed.
+    tables: URL of its table store, as fsspec takes it, if the folder lacks the shards, which are not
+        fetched then.
+    tables_later: leave the shards of a bundle from a hub there; Bundle.tables names them.
+    progress: show a bar on stderr while fetching. Default: if stderr is a terminal.
+
+    Raises BundleError, HubError, InputError. Checksums of a folder are left to `verify`, because
+    hashing gigabytes at every start would take too long.
+    """
+    elsewhere = tables_later or tables is not None
+    root = bundle_folder(path, tables_later=elsewhere, progress=progress)
+    manifest = open_manifest(root)
+    if tables_later and tables is None and manifest.tables is not None:
+        tables = _tables_on_hub(root)
+    shards = [name for name in manifest.files if is_shard(name)]
+    lacking = tables is None and all(_is_missing(root / name) for name in shards)
+    folders = PlainFolders(root)
+    for name, entry in manifest.files.items():
+        if (lacking or tables is not None) and is_shard(name):
+            continue
+        folders.check(root / name)
+        check_file(root / name, entry.nbytes)
+        # Their readers would refuse larger ones, but only after all of it was hashed.
+        if entry.nbytes > (most := MAX_SMALL_NBYTES.get(name, MAX_SIZE)):
+            raise damaged(root / name, f"{entry.nbytes} bytes found, expected at most {most}")
+    if lacking and shards:
+        raise BundleError(
+            f"{root / shards[0]}: missing, and so are all shards of the tables; if they are elsewhere, "
+            "name their folder tables.zarr: --tables URL (tables= in Python); else the bundle is "
+            "incomplete: copy or export it again"
+        )
+    _check_backbones(root, manifest)
+    return Bundle(root, manifest, tables)
+
+
+def _is_missing(path: Path) -> bool:
+    """Return whether nothing is there; what is in the way, or cannot be read, is another matter."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
+
+
+def bundle_folder(
+    path: str | Path, *, tables_later: bool = False, progress: bool | None = None
+) -> Path:
+    """Return the folder of a bundle; one on a hub is fetched, as open_bundle says."""
+    name = hub_name(path)
+    if name is None:
+        return Path(path)
+    snapshot = open_snapshot(name, progress)
+    if snapshot.lacking([MANIFEST]):
+        if MANIFEST not in snapshot.listing:
+            raise BundleError(
+                f"{name}: not a bundle, it has no {MANIFEST}; make one with: stem-edge export {name} OUT"
+            )
+        fetch(snapshot, [MANIFEST])
+    try:
+        manifest = open_manifest(snapshot.folder)
+    except BundleError:
+        remove(snapshot, MANIFEST)  # otherwise a damaged one would stay for ever
+        raise
+    files = {
+        file: Expected(entry.nbytes, entry.sha256)
+        for file, entry in manifest.files.items()
+        if not (tables_later and is_shard(file))
+    }
+    fetch_checked(snapshot, files)
+    keep_ref(snapshot)
+    return snapshot.folder
+
+
+def _tables_on_hub(root: Path) -> str:
+    """Return the URL, as fsspec takes it, of the tables of a bundle in the hub's cache."""
+    name = name_of(root)
+    if name is None:
+        raise InputError(
+            f"{root}: tables_later is for models on a hub, by their names (hf:org/name); leave it out"
+        )
+    return f"hf://{name.repository}@{name.revision}/{TABLES}"
+
+
+def _check_backbones(root: Path, manifest: Manifest) -> None:
+    """Check that weight files have the size that the model needs, so that nothing later must.
+
+    A model larger than its files is refused before its shapes size anything.
+    """
+    parameters = manifest.model.backbone_parameters
+    least = parameters * min(WEIGHT_BITS.values()) // 8
+    for engine in manifest.engines:
+        if (found := manifest.files[BACKBONE_FILES[engine][0]].nbytes) < least:
+            raise damaged(
+                root / MANIFEST,
+                f"a backbone of {parameters} parameters, but its weights for {engine} have {found} "
+                f"bytes, expected at least {least}",
+            )
+    try:
+        expected = weight_nbytes(manifest)
+    except ValueError as error:
+        raise damaged(
+            root / MANIFEST, f"this model cannot be stored in this format ({error})"
+        ) from error
+    for name, nbytes in expected.items():
+        if (found := manifest.files[name].nbytes) != nbytes:
+            raise damaged(
+                root / name, f"{found} bytes, but the weights of this model take {nbytes}"
+            )
+    if manifest.gguf is not None:
+        _check_gguf(root, manifest, manifest.gguf)
+
+
+def _check_gguf(root: Path, manifest: Manifest, gguf: GgufFormat) -> None:
+    if foreign := foreign_parts(manifest.model):
+        raise damaged(
+            root / MANIFEST,
+            f"a backbone in {GGUF} with {', '.join(foreign)}, which only onnxruntime can run",
+        )
+    locate(root / GGUF, manifest.files[GGUF].nbytes, manifest.model, gguf.weights)
+
+
+def weight_nbytes(manifest: Manifest) -> dict[str, int]:
+    """Weight file of onnxruntime -> its bytes. Raises ValueError if no graph can be built."""
+    if manifest.backbone is None:
+        return {}
+    described = manifest.model, manifest.tables, manifest.backbone
+    plans = [decoding(*described).plan]
+    plans += [prompts(*described).plan] if manifest.has_prefill else []
+    return {plan.file: plan.nbytes for plan in plans}
