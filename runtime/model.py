@@ -257,7 +257,12 @@ class Model(ModelText):
         if self.plan.variant is not None:
             footprint = footprint.without_windows()
         exact = self.exact if exact is None else exact
-        same_bits = self.step_costs is not None and self.step_costs.same_in_batches
+        batches = not exact or (self.step_costs is not None and self.step_costs.same_in_batches)
+        if self.plan.device is not None:
+            # Places take their memory at once; one planned context is left to compute prompts in.
+            places = self.plan.sequences - 1
+            batches = batches and places > 1
+            sequences, steady = min(sequences, places) if batches else sequences, False
         return Scheduler(
             self.engine,
             self._prefixes,
@@ -267,7 +272,7 @@ class Model(ModelText):
             size=sequences,
             length=self.plan.context_length,
             exact=exact,
-            batches=same_bits or not exact,
+            batches=batches,
             steady=steady and not exact,
         )
 

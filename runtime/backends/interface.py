@@ -102,6 +102,9 @@ class BackendBatch(Protocol):
     """
 
     copies: bool  # whether `join` copies, so that the context is free again
+    # Bytes of keys and values taken at opening, where contexts that join must have the batch's length;
+    # 0: taken as places fill.
+    fixed_nbytes: int = 0
 
     def join(self, context: BackendContext, tokens: int) -> None:
         """Add a sequence in the next place, with what a context has of its first tokens.

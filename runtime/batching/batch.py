@@ -40,6 +40,11 @@ class Batch:
         """Whether a context that has joined is free again."""
         return self._backend.copies
 
+    @property
+    def fixed_nbytes(self) -> int:
+        """Bytes of keys and values taken at once, for contexts of the greatest length; 0: as they fill."""
+        return self._backend.fixed_nbytes
+
     def close(self) -> None:
         """Give back all sequences; takes no lock. A step under way in another thread is completed."""
         self._backend, self._empty = PlainBatch(), None

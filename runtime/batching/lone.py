@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.runtime.batching.request import Guessing, Request
+from stem_edge.runtime.batching.sizes import Sizes
 from stem_edge.runtime.decoding import MOST
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Sampled
@@ -16,21 +17,21 @@ from stem_edge.runtime.stats import Recorder
 class Lone:
     """Decodes `request`, if there is one, in its context and with guesses, as Model.generate does.
 
-    nbytes: bytes of keys and values of so many tokens. record, exact: see Decoding.
+    record, exact: see Decoding.
     """
 
     def __init__(
         self,
         engine: Engine,
         prefixes: Prefixes,
-        nbytes: Callable[[int], int],
+        sizes: Sizes,
         record: Recorder,
         guessing: Guessing,
         *,
         exact: bool,
     ) -> None:
         self.request: Request | None = None
-        self._engine, self._prefixes, self._nbytes = engine, prefixes, nbytes
+        self._engine, self._prefixes, self._sizes = engine, prefixes, sizes
         self._record, self._guessing, self._exact = record, guessing, exact
 
     def step(self, request: Request) -> Iterator[Sampled]:
@@ -44,7 +45,8 @@ class Lone:
 
         Its own is free before the other begins.
         """
-        nbytes = max(nbytes, self._nbytes(request.position + MOST)) + self._nbytes(request.length)
+        own = self._sizes.context(request.position + MOST)
+        nbytes = max(nbytes, own) + self._sizes.place(request)
         return self._prefixes.fits(nbytes, without=request.context)
 
     def move(self, request: Request, join: Callable[[Request], None], *, copies: bool) -> bool:
@@ -54,7 +56,7 @@ class Lone:
         """
         try:
             if copies:
-                request.reserve(self._prefixes, self._nbytes(request.length))
+                request.reserve(self._prefixes, self._sizes.place(request))
             else:
                 self._prefixes.make_room(request.context, request.context.room)
             join(request)

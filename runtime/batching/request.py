@@ -91,15 +91,15 @@ class Request:
         """Tell whether the token chosen last is to be processed."""
         return self.sampled.finish_reason is None
 
-    def begin(self, engine: Engine, prefixes: Prefixes, *, whole: bool) -> None:
-        """Take a context, and cut the prompt into steps.
+    def begin(self, engine: Engine, prefixes: Prefixes, length: int, *, whole: bool) -> None:
+        """Take a context for up to `length` tokens, and cut the prompt into steps.
 
         whole: take the memory of a full context, rather than as it fills.
         """
         self.answer = Answer(self.prompt, self._params, self._eos_ids, self._constraint)
         self.chunks = Chunks(self._codec, self._params, self._eos_ids)
         self.lookups.__enter__()
-        lent = prefixes.lent(self.prompt, self.lookups.places, self.length, whole=whole)
+        lent = prefixes.lent(self.prompt, self.lookups.places, length, whole=whole)
         self.context = lent.__enter__()
         self._lent = lent
         self.cached_tokens = self.context.position

@@ -15,10 +15,10 @@ from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.batching.batch import Batch
 from stem_edge.runtime.batching.lone import Lone
 from stem_edge.runtime.batching.request import Guessing, Request
+from stem_edge.runtime.batching.sizes import Sizes
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.prefixes.prefix import in_steps
 from stem_edge.runtime.stats import Recorder
 from stem_edge.system.memory import raise_out_of_memory
 
@@ -58,20 +58,18 @@ class Scheduler:
         self.size = min(size, engine.logit_tokens)
         self._engine, self._prefixes, self._record = engine, prefixes, record
 
-        def nbytes(tokens: int) -> int:
-            return nbytes_of(min(in_steps(tokens), length))
-
-        self._nbytes = nbytes  # no method, which would keep this from being freed at its end
         self._steady = steady and batches and self.size > 1
         if self._steady and self.size == engine.logit_tokens:
             self.size -= (
                 self.size % 2
             )  # because an empty sequence takes a place beside an odd number
         self._batch = Batch(engine, self.size, length, exact=not batches, steady=self._steady)
+        self._sizes = Sizes(nbytes_of, length, fixed=self._batch.fixed_nbytes > 0)
+        self._reserved = prefixes.reserve(self._batch.fixed_nbytes)
         self._queue = deque[Request]()
         self._prompt: Request | None = None  # the request whose prompt is being computed
         self._running: list[Request] = []  # in the order of their places
-        self._lone = Lone(engine, prefixes, nbytes, record, guessing, exact=exact)
+        self._lone = Lone(engine, prefixes, self._sizes, record, guessing, exact=exact)
         self._prompt_next = False  # whether the next unit is a chunk of the prompt
         self._others = 0  # pieces of other work that have a context
         self._others_wait = False  # whether any was refused since the last step
@@ -117,7 +115,7 @@ class Scheduler:
         other work and requests begin in turns.
         """
         turn = self._others_next or not self._queue
-        if turn and (self._idle or self._prefixes.fits(self._nbytes(tokens))):
+        if turn and (self._idle or self._prefixes.fits(self._sizes.nbytes(tokens))):
             self._others_next = False
             return self._beside()
         self._others_wait = True
@@ -175,6 +173,7 @@ class Scheduler:
         while self._queue:
             self._queue.popleft().end()
         self._batch.close()
+        self._reserved.release()
 
     def _drop_cancelled(self) -> None:
         for request in [*self._running, self._prompt]:
@@ -199,20 +198,21 @@ class Scheduler:
             self._others_next = True
             with self._errors_of(request):
                 beside, copies = bool(self._running), self._batch.copies
-                request.begin(self._engine, self._prefixes, whole=beside and not copies)
+                length, whole = self._sizes.context_length(request), beside and not copies
+                request.begin(self._engine, self._prefixes, length, whole=whole)
                 if beside and copies:
-                    request.reserve(self._prefixes, self._nbytes(request.length))
+                    request.reserve(self._prefixes, self._sizes.place(request))
                 elif not beside:
                     self._expect(request.steps[0])
 
     def _fits(self, request: Request) -> bool:
         """Tell whether a request can begin, once one that runs alone has joined the batch."""
-        nbytes, lone = self._nbytes(request.length), self._lone.request
+        sizes, lone = self._sizes, self._lone.request
         if self._idle:
             return True
         if not self._running or not self._batch.copies:
-            return self._prefixes.fits(nbytes)
-        nbytes += self._nbytes(len(request.prompt))
+            return self._prefixes.fits(sizes.context(request.length))
+        nbytes = sizes.place(request) + sizes.context(len(request.prompt))
         return self._prefixes.fits(nbytes) if lone is None else self._lone.leaves(lone, nbytes)
 
     def _process_chunk(self, request: Request) -> None:

@@ -47,7 +47,7 @@ the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is
 
 backbone.onnx in the bundle joins embed, early, late, rest and head in one graph for other tools:
 it has no hidden, new_hidden, embedded or wanted, and takes row.<l> as portable graphs do. There and
-on accelerators, layers with a window keep the whole context, too, and B is 1.
+on accelerators, layers with a window keep the whole context, too; there and in portable graphs, B is 1.
 
 Accelerators run variants of these graphs over the same weights. "fp32" and "fp16" keep everything
 in device memory. They differ from the graphs above as follows:
@@ -57,7 +57,8 @@ in device memory. They differ from the graphs above as follows:
 | all | fp16: float32 becomes float16, except logits and rows that are stored as floats |
 | early, late | rows have an even number of groups: some providers require it (graph.device_rows) |
 | rows | writes rows into slots: records int32 [n, words], slots int64 [n, 1] and each row_codes.<l> and row_scales.<l> as int32 [slots, words] -> the slabs under their names with the prefix new_, in the same memory |
-| top | logits float32 [1, n, V], count int64 [1] -> top_logits float32 and top_ids int64, [1, n, count] |
+| top | logits float32 [B, n, V], count int64 [1] -> top_logits float32 and top_ids int64, [B, n, count] |
+| copy | copies lines of lines int32 [k, words], from int64 [n], into places, to int64 [n, 1], of places int32 [m, words] -> new_places, in the same memory |
 
 "portable" uses only operators of the ONNX standard. What they could do only if sizes were known in
 advance is left to the runtime: it supplies the tokens' rows, RoPE angles and the KV cache ready for
@@ -89,9 +90,10 @@ REST = "rest"
 HEAD = "head"
 STEP = "step"
 PREFILL = "prefill"
-# Only variants for devices have these two.
+# Only variants for devices have these three.
 ROWS = "rows"
 TOP = "top"
+COPY = "copy"
 
 TOKEN_IDS = "token_ids"
 HIDDEN = "hidden"
@@ -114,6 +116,10 @@ SLOTS = "slots"
 COUNT = "count"
 TOP_LOGITS = "top_logits"
 TOP_IDS = "top_ids"
+LINES = "lines"
+FROM = "from"
+PLACES = "places"
+TO = "to"
 MASK = "mask."
 ROW = "row."
 ROW_CODES = "row_codes."

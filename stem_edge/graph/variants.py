@@ -1,7 +1,8 @@
 """Graphs for accelerators: which of them a model can have, and how they are built.
 
-Besides the graphs that decode, two without weights serve a device's memory: one writes rows into
-slots, the other picks the largest logits of a step. stem_edge.graph.names lists inputs and outputs.
+Besides the graphs that decode, three without weights serve a device's memory: one writes rows into
+slots, one copies keys and values of sequences, and one picks the largest logits of a step.
+stem_edge.graph.names lists inputs and outputs.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ def graphs(
     variant: Variant, config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> dict[str, Graph]:
     """Build all graphs of a variant that has no `obstacle`, by name."""
-    plain = decoding(config, layout, format, positions="", sequences=1).graphs
+    sequences = 1 if variant == "portable" else "B"
+    plain = decoding(config, layout, format, positions="", sequences=sequences).graphs
     if variant == "portable":
         return {n: portable.lower(n, graph, config, layout) for n, graph in plain.items()}
     made = {n: device.derive(graph, layout, variant) for n, graph in plain.items()}
     if layout is not None:
         made[io.ROWS] = rows_graph(DeviceRows(layout, variant))
-    return made | {io.TOP: top_graph(config)}
+    return made | {io.TOP: top_graph(config), io.COPY: copy_graph()}
 
 
 def rows_graph(rows: DeviceRows) -> Graph:
@@ -59,11 +61,24 @@ def rows_graph(rows: DeviceRows) -> Graph:
 def top_graph(config: ModelConfig) -> Graph:
     """Build the graph that picks the `count` largest logits, in descending order, and their ids."""
     graph = Graph()
-    graph.input(io.LOGITS, np.float32, [1, "n", config.vocab_size])
+    graph.input(io.LOGITS, np.float32, ["B", "n", config.vocab_size])
     graph.input(io.COUNT, np.int64, [1])
     outputs = [
-        graph.output(io.TOP_LOGITS, np.float32, [1, "n", "count"]),
-        graph.output(io.TOP_IDS, np.int64, [1, "n", "count"]),
+        graph.output(io.TOP_LOGITS, np.float32, ["B", "n", "count"]),
+        graph.output(io.TOP_IDS, np.int64, ["B", "n", "count"]),
     ]
     graph.node("TopK", [io.LOGITS, io.COUNT], outputs)
+    return graph
+
+
+def copy_graph() -> Graph:
+    """Build the graph that copies lines [k, words], `from` [n], into places [m, words], `to` [n, 1]."""
+    graph = Graph()
+    graph.input(io.LINES, np.int32, ["k", "words"])
+    graph.input(io.FROM, np.int64, ["n"])
+    graph.input(io.PLACES, np.int32, ["m", "words"])
+    graph.input(io.TO, np.int64, ["n", 1])
+    new = graph.output(io.NEW + io.PLACES, np.int32, ["m", "words"])
+    chosen = graph.add("Gather", [io.LINES, io.FROM], "chosen")
+    graph.add("ScatterND", [io.PLACES, io.TO, chosen], new)
     return graph

@@ -21,6 +21,7 @@ from stem_edge.graph.names import Variant
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.batch import OrtBatch
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
+from stem_edge.runtime.backends.onnxruntime.device_batch import DeviceBatch
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.portable_backend import PortableContext
@@ -60,6 +61,7 @@ class OrtBackend:
         self.kv = CACHES[kv or ("fp16" if variant == "fp16" else "fp32")]
         self.memory = memory or DeviceMemory(CPU)
         self.on_cpu = all(provider.on_cpu for provider in providers)
+        self.batches = variant != "portable"  # whether sequences of a device decode together
         self._ropes: RopeArrays | None = None
         self.sessions: dict[str, ort.InferenceSession] = {}
         for name, graph in graphs.items():
@@ -78,11 +80,13 @@ class OrtBackend:
         return OrtContext(self, length)
 
     def open_batch(self, size: int, length: int) -> BackendBatch:
-        """Return an empty batch; graphs for accelerators take one sequence at a time.
+        """Return an empty batch; portable graphs, and devices that fail a trial, take one at a time.
 
         Raises OutOfMemoryError.
         """
-        return PlainBatch() if self.variant else OrtBatch(self, size, length)
+        if self.variant is None:
+            return OrtBatch(self, size, length)
+        return DeviceBatch(self, size, length) if self.batches else PlainBatch()
 
     @property
     def windowed(self) -> bool:

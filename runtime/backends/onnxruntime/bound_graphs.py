@@ -49,7 +49,7 @@ class BoundGraphs:
         self.graphs = {
             name: BoundSession(session, in_place=backend.on_cpu)
             for name, session in backend.sessions.items()
-            if name not in without
+            if name not in {io.COPY, *without}
         }
         if isinstance(backend.slots, DeviceSlots):
             self.bind(backend.slots.inputs())

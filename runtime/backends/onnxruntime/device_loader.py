@@ -8,6 +8,7 @@ trusted only when their logits agree with those of kernels for few.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -17,7 +18,7 @@ import numpy as np
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdict
-from stem_edge.errors import BackendError, OutOfMemoryError
+from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
 from stem_edge.graph.device_rows import DeviceRows
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import ROWS, Variant
@@ -42,6 +43,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots, placeholder_rows
 from stem_edge.system.memory import free_on_nvidia
@@ -133,6 +135,7 @@ class DeviceLoader:
             )
             try:
                 self.step_tokens = self._trusted_tokens(backend, slots)
+                backend.batches = backend.batches and agreeing_batches(backend, slots)
             except BaseException:
                 backend.close()
                 raise
@@ -205,8 +208,42 @@ def agreeing_tokens(backend: Backend, slots: Slots | None, context_length: int) 
         many = _last_logits(backend, taken, tokens)
     except NotFiniteError:
         return FEW_TOKENS
-    apart = np.square(many - few).mean(axis=1) / np.square(few).mean(axis=1)
-    return ANY_NUMBER if apart.max() <= MOST_APART**2 else FEW_TOKENS
+    return ANY_NUMBER if _agree(many, few) else FEW_TOKENS
+
+
+def agreeing_batches(backend: Backend, slots: Slots | None) -> bool:
+    """Tell whether a step of sequences of different lengths runs, and gives the logits of each alone.
+
+    Overwrites slots with placeholder rows. Raises OutOfMemoryError, DeviceLostError.
+    """
+    try:
+        return _agree(*_last_logits_of_several(backend, slots))
+    except (OutOfMemoryError, DeviceLostError):
+        raise
+    except BackendError:
+        return False
+
+
+def _last_logits_of_several(backend: Backend, slots: Slots | None) -> list[F32]:
+    """Return logits [n, V] of n sequences, together and one after the other."""
+    lengths = np.array([FEW_TOKENS, 3, 1])
+    taken, length = placeholder_rows(slots, FEW_TOKENS + 1), FEW_TOKENS + 1
+    batches = backend.open_batch(len(lengths), length), PlainBatch()
+    for batch, tokens in itertools.product(batches, lengths.tolist()):
+        context = backend.open_context(length)
+        context.begin(np.arange(tokens), 0)
+        context.finish(taken[:tokens], 1)
+        batch.join(context, tokens)
+    found = []
+    for batch in batches:
+        batch.begin(0, lengths, lengths)
+        found.append(batch.finish(taken[lengths]).copy())
+    return found
+
+
+def _agree(found: F32, expected: F32) -> bool:
+    apart = np.square(found - expected).mean(axis=1) / np.square(expected).mean(axis=1)
+    return bool(apart.max() <= MOST_APART**2)
 
 
 def _last_logits(backend: Backend, slots: I32, step: int) -> F32:

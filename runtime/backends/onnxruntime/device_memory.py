@@ -68,10 +68,10 @@ class DeviceArray:
         return array
 
     def value(self, dtype: npt.DTypeLike | None = None, shape: Shape | None = None) -> ort.OrtValue:
-        """Return a view of this memory, also as another type and shape of as many bytes."""
+        """Return a view of this memory, or of its beginning, also as another type."""
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         shape = self.shape if shape is None else shape
-        if nbytes_of(shape, wanted) != self.nbytes:
+        if nbytes_of(shape, wanted) > self.nbytes:
             raise ValueError(f"cannot view {self.dtype} {self.shape} as {wanted} {shape}")
         value = self._place.value(self._store, wanted, shape)
         value.owner = self  # needed because views do not keep a device's memory alive
@@ -186,7 +186,8 @@ class _Host:
         array[...] = store
 
     def value(self, store: Array, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_numpy(store.reshape(-1).view(dtype).reshape(shape))
+        values = store.reshape(-1).view(dtype)[: math.prod(shape)]
+        return ort.OrtValue.ortvalue_from_numpy(values.reshape(shape))
 
 
 class _Named:

@@ -55,6 +55,13 @@ class KvArrays:
             found |= dict.fromkeys(names, ort.OrtValue.ortvalue_from_numpy(view))
         return found
 
+    def beginning(self, count: int) -> dict[str, ort.OrtValue]:
+        """Return `values` for the first `count` sequences, in any memory."""
+        pairs = zip(self._names, self.arrays, strict=True)
+        return {
+            n: array.value(None, (count, *array.shape[1:])) for names, array in pairs for n in names
+        }
+
     def window(self, place: int = 0) -> KvWindow:
         """Return the window of a sequence without tokens."""
         short = [array for array in self.arrays if self._is_short(array)]
