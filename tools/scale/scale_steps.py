@@ -21,7 +21,7 @@ from stem_edge.runtime.rows.emulated_flash import FlashProfile
 GPU_LAYER_SECONDS = 20e-6  # assumed
 # Bytes a second at which the runtime takes several records out of the page cache, checks them and puts
 # them into slots, one after the other, as `scale.py check` measured it.
-ROWS_RATE = 1.6e9
+ROWS_RATE = 3.5e9
 
 
 @dataclass(frozen=True)
