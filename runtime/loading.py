@@ -91,7 +91,8 @@ def load(
         installed as Python packages are found without it.
     slots: size of the row cache. Default: as many slots as fit.
     sequences: full contexts that the KV cache has room for, for generate_many and calls in several
-        threads. Default: 1, which sequences that decode together share, as many as fit.
+        threads. Default: 1, which sequences that decode together share, as many as fit. On an
+        accelerator, one fewer than this decode together.
     host_slots: with a device: records kept in host memory, between flash and device. Default: as
         many as `memory` leaves room for.
     resident: read all tables into memory first.

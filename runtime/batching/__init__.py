@@ -12,10 +12,12 @@ known one ahead: they are read while this one computes. A sequence that runs alo
 | request.py | a prompt and its answer: what it holds from its first chunk to its last |
 | lone.py | a sequence that runs alone |
 | scheduler.py | the queue, places, turns, memory and failures |
+| sizes.py | what a sequence takes in memory |
 | prompts.py | many prompts, taken as places become free |
 
 A prompt is computed in a context of its own, as `generate` computes it, so kept prefixes serve it and
 its keys and values have the same bits. They are copied into the batch, or their context joins, once
-it does not run alone (BackendBatch.copies). Memory of keys and values is counted by runtime/prefixes
+it does not run alone (BackendBatch.copies). A device's batch has taken the memory of all its places
+before (BackendBatch.fixed_nbytes). Memory of keys and values is counted by runtime/prefixes
 for all callers.
 """

@@ -54,6 +54,7 @@ class Backend:
     def __init__(self, vocab_size: int, slots: Any, nbytes_of: Callable[[int], int]) -> None:
         self.vocab_size, self.slots, self.nbytes_of = vocab_size, slots, nbytes_of
         self.copies = True  # batches that are opened from now on
+        self.fixed = False  # whether these take their memory at once
         self.units: list[Unit] = []
         self.before: Callable[[list[int]], object] = lambda ids: None  # ids: that a step ends with
         self.contexts, self.batches = WeakSet[Context](), WeakSet[ToyBatch]()
@@ -62,8 +63,9 @@ class Backend:
     def nbytes(self) -> int:
         """Bytes of all keys and values that are there."""
         texts = [context.ids for context in self.contexts]
-        texts += [ids for batch in self.batches for ids in batch.texts]
-        return sum(self.nbytes_of(int((ids != NOTHING).sum())) for ids in texts)
+        texts += [ids for batch in self.batches if not batch.fixed_nbytes for ids in batch.texts]
+        fixed = sum(batch.fixed_nbytes for batch in self.batches)
+        return fixed + sum(self.nbytes_of(int((ids != NOTHING).sum())) for ids in texts)
 
     def open_context(self, length: int) -> Context:
         return Context(self, length)
@@ -135,10 +137,12 @@ class ToyBatch:
     def __init__(self, backend: Backend, size: int, length: int) -> None:
         self.backend, self.size, self.length = backend, size, length
         self.texts: list[Any] = []
+        self.fixed_nbytes = size * backend.nbytes_of(length) if backend.fixed else 0
         backend.batches.add(self)
 
     def join(self, context: BackendContext, tokens: int) -> None:
         assert isinstance(context, Context) and len(self.texts) < self.size
+        assert not tokens or not self.fixed_nbytes or context.length == self.length
         text = np.full(self.length, NOTHING, np.int64)
         text[:tokens] = context.ids[:tokens]
         self.texts.append(text)
@@ -165,7 +169,9 @@ class ToyBatch:
 
 
 @contextmanager
-def toy_model(bundle: Any, *, copies: bool = True, **options: Any) -> Iterator[tuple[Model, Any]]:
+def toy_model(
+    bundle: Any, *, copies: bool = True, fixed: bool = False, **options: Any
+) -> Iterator[tuple[Model, Any]]:
     """Load a bundle with this engine; yield the model and its backend."""
     with pytest.MonkeyPatch.context() as patch:
         engine = Engine("onnxruntime", "toy_batches", lambda: True, "pip install toy")
@@ -173,7 +179,7 @@ def toy_model(bundle: Any, *, copies: bool = True, **options: Any) -> Iterator[t
         given: dict[str, Any] = {"engine": "toy", "warm_start": False, "trial": False} | options
         with stem_edge.load(bundle, **given) as model:
             backend: Any = model.engine.backend
-            backend.copies = copies
+            backend.copies, backend.fixed = copies, fixed
             yield model, backend
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from architectures import SIZES, VARIANTS, write
 from hf_folders import write_gemma
-from installed import DATA, add_ggml
+from installed import DATA, add_ggml, needs_ggml
 
 import stem_edge
 from stem_edge.config import ModelConfig
@@ -64,11 +64,18 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(out, ids, min(LENGTH, longest))
 
 
-@pytest.fixture
-def model(case: Case, engine: EngineName) -> Iterator[Model]:
-    if engine not in stem_edge.open_bundle(case.path).manifest.engines:
+@pytest.fixture(params=["onnxruntime", pytest.param("ggml", marks=needs_ggml), "device"])
+def model(case: Case, request: pytest.FixtureRequest) -> Iterator[Model]:
+    """A model on an engine, or on onnxruntime with the CPU playing a device."""
+    options: Any = {"engine": request.param}
+    bundle = stem_edge.open_bundle(case.path)
+    if request.param == "device":
+        options = {"providers": "cpu", "device_memory": "4GB"}
+        if not bundle.manifest.model.plain or bundle.manifest.model.n_experts:
+            pytest.skip("this model has no graphs for devices")
+    elif request.param not in bundle.manifest.engines:
         pytest.skip("this model runs on the other engine only")
-    with stem_edge.load(case.path, engine=engine) as loaded:
+    with stem_edge.load(case.path, **options) as loaded:
         yield loaded
 
 
@@ -90,7 +97,7 @@ class Beside:
         self._positions.append(len(ids))
 
     def _join(self, batch: BackendBatch, ids: Sequence[int], roomy: bool) -> F32:
-        long = roomy or not batch.copies
+        long = roomy or not batch.copies or batch.fixed_nbytes > 0
         context = self._engine.open_context(self._length if long else len(ids))
         (logits,) = self._engine.process(context, ids)
         logits = logits.copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,13 @@ TEXTS = [f"The capital of {name} is" for name in COUNTRIES]
 TEXTS += ["What is the currency of Mexico? It is the", "The", "The language of Egypt is " * 8]
 
 
-@pytest.fixture
-def model() -> Any:
+DEVICE = {"providers": "cpu", "device_memory": "1GB"}  # played by the CPU
+
+
+@pytest.fixture(params=[{}, DEVICE], ids=["cpu", "device"])
+def model(request: pytest.FixtureRequest) -> Any:
     """The demo, with room for several contexts."""
-    with stem_edge.load(DEMO, sequences=8) as loaded:
+    with stem_edge.load(DEMO, sequences=8, **request.param) as loaded:
         yield loaded
 
 
@@ -74,6 +78,28 @@ def test_tokens_of_both_engines(tiny: Path, engine: EngineName, slots: int | Non
             for number, chunk in many:
                 found[number] += chunk.token_ids
             assert found == expected
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 3, 6])
+def test_a_devices_memory_is_that_of_the_plan(sequences: int) -> None:
+    """Places but one of the sequences decode together; each of them has a full context."""
+    options: Any = DEVICE | {"sequences": sequences, "warm_start": False}
+    needed = stem_edge.memory_plan(DEMO, **options).device
+    assert needed is not None
+    with stem_edge.load(DEMO, **options | {"device_memory": needed.total}) as model:
+        assert model.plan.device == replace(needed, limit=needed.total)
+        backend: Any = model.engine.backend
+        memory, most = backend.memory, list[int]()
+        expected = [model.generate_text(text, max_new_tokens=12) for text in TEXTS]
+        found = [""] * len(TEXTS)
+        for number, chunk in model.generate_many(TEXTS, max_new_tokens=12):
+            found[number] += chunk.text
+            most.append(memory.nbytes)
+        assert found == expected
+        together = sequences - 1 if sequences > 2 else 0
+        context = needed.kv_cache // sequences
+        assert max(most) - min(most) <= 2 * context + together * context
+        assert max(most) < needed.total
 
 
 def test_generations_at_the_same_time(model: Model) -> None:

@@ -18,8 +18,10 @@ from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import Activations
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
+from stem_edge.runtime.backends.onnxruntime.device_batch import DeviceBatch
 from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider, resolve
+from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.text.codec import TextCodec
 
@@ -134,7 +136,9 @@ def test_out_of_memory_leaves_a_usable_model(
         context = backend.open_context(64)
         first = all_logits(context, rows, [5])
         held = memory.nbytes
-        with pytest.raises(OutOfMemoryError, match="for rows of all tokens: 68,719,476,736 bytes"):
+        with pytest.raises(
+            OutOfMemoryError, match="for rows of all tokens: needs 68,719,476,736 bytes"
+        ):
             memory.empty((1 << 34,), np.int32, "rows of all tokens")
         with pytest.raises(OutOfMemoryError, match="for the KV cache of 50,000,000 tokens"):
             backend.open_context(50_000_000)
@@ -146,6 +150,7 @@ def test_out_of_memory_leaves_a_usable_model(
 
 def test_dropped_contexts_leave_nothing(webgpu: Provider, activations: Activations) -> None:
     with on_device(activations, webgpu) as parts:
+        parts.backend.ropes(64)  # which contexts share, and which stay
         before = parts.memory.nbytes
         contexts = [parts.backend.open_context(64) for _ in range(2)]
         for position in range(3):  # so they must take turns
@@ -173,3 +178,29 @@ def greedy(
         leads.append(float(first - second))
         logits = step(context, rows, ids[-1:], len(prompt) + len(ids) - 1)
     return ids, leads
+
+
+def test_sequences_decode_together(webgpu: Provider, activations: Activations) -> None:
+    """Also from a place on, and when one has left; each as alone."""
+    lengths, tokens = [5, 17, 1, 30], np.random.default_rng(0).integers(3, 200, (8, 30))
+    with on_device(activations, webgpu, slots=256) as (backend, _, rows, _):
+        both = backend.open_batch(4, 64), PlainBatch()
+        assert isinstance(both[0], DeviceBatch)
+        for ids, length in zip(tokens, lengths, strict=False):
+            for batch in both:
+                context = backend.open_context(64)
+                step(context, rows, ids[:length].tolist(), 0)
+                batch.join(context, length)
+        positions = np.array(lengths)
+        for number, (first, count) in enumerate([(0, 4), (0, 4), (1, 2), (3, 1), (0, 3), (0, 3)]):
+            if number == 4:
+                for batch in both:
+                    batch.leave(1)
+                positions = positions[[0, 3, 2]]
+            ids, part = tokens[number, :count], slice(first, first + count)
+            found = []
+            for batch in both:
+                batch.begin(first, ids, positions[part])
+                found.append(batch.finish(rows.fetch(ids)).copy())
+            assert np.abs(found[0] - found[1]).max() < BOUNDS[activations]
+            positions[part] += 1

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from device_parts import on_device
 
 import stem_edge
-from stem_edge.errors import OutOfMemoryError
+from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import BackendBatch
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.batch import OrtBatch
+from stem_edge.runtime.backends.onnxruntime.device_batch import DeviceBatch
+from stem_edge.runtime.backends.onnxruntime.device_loader import agreeing_batches
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.system.memory import own_memory
 
@@ -137,6 +141,62 @@ def test_a_short_sequence_in_the_place_of_a_long_one_keeps_none_of_its_memory(mo
     assert np.array_equal(step(model, batch, 0, 1), expected)
 
 
-def test_graphs_for_devices_take_one_sequence_at_a_time() -> None:
+@pytest.mark.parametrize("batches", [True, False])
+def test_devices_that_compute_batches_wrongly_take_one_sequence_at_a_time(batches: bool) -> None:
     with on_device("fp32") as parts:
-        assert isinstance(parts.backend.open_batch(3, LENGTH), PlainBatch)
+        assert agreeing_batches(parts.backend, parts.slots)
+        parts.backend.batches = batches
+        batch = parts.backend.open_batch(3, LENGTH)
+        assert isinstance(batch, DeviceBatch if batches else PlainBatch)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(None, False), (BackendError("no"), False), (OutOfMemoryError("no"), None)],
+)
+def test_batches_are_tried(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, expected: bool | None
+) -> None:
+    real = DeviceBatch.finish
+
+    def finish(batch: DeviceBatch, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
+        if error is not None:
+            raise error
+        return real(batch, slot_ids, top)[::-1]  # the logits of another sequence
+
+    monkeypatch.setattr(DeviceBatch, "finish", finish)
+    with on_device("fp32") as parts:
+        if expected is None:
+            with pytest.raises(OutOfMemoryError):
+                agreeing_batches(parts.backend, parts.slots)
+        else:
+            assert agreeing_batches(parts.backend, parts.slots) is expected
+
+
+def test_only_contexts_of_its_length_join_a_devices_batch() -> None:
+    with on_device("fp32") as parts:
+        batch = parts.backend.open_batch(2, LENGTH)
+        batch.join(parts.backend.open_context(1), 0)  # nothing to copy
+        short = parts.backend.open_context(LENGTH - 1)
+        with pytest.raises(ValueError, match="the context has 63 tokens; expected 64"):
+            batch.join(short, 5)
+        with pytest.raises(ValueError, match="PlainBatch"):
+            batch.join(PlainBatch(), 1)  # type: ignore[arg-type]
+
+
+def test_a_devices_batch_takes_its_memory_at_once_and_gives_it_back() -> None:
+    with on_device("fp32") as parts:
+        parts.backend.ropes(LENGTH)  # which stay
+        before = parts.memory.nbytes
+        one = parts.backend.open_context(LENGTH).nbytes_of(LENGTH)
+        parts.memory.collect()
+        batch = parts.backend.open_batch(3, LENGTH)
+        taken = parts.memory.nbytes - before
+        assert taken == batch.fixed_nbytes == 3 * one
+        del batch
+        parts.memory.collect()
+        gc.collect()
+        assert parts.memory.nbytes == before
+        parts.memory.limit = before + taken - 1
+        with pytest.raises(OutOfMemoryError, match="for the KV cache of 64 tokens"):
+            parts.backend.open_batch(3, LENGTH)
