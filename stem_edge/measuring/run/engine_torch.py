@@ -1,8 +1,8 @@
 """A STEM model in torch bfloat16 as the public trainer computes it, for bench --against.
 
 It has the same shapes and operations (RMSNorm, fused scaled-dot-product attention with a KV cache,
-SwiGLU or a row of a table) and random weights. The tables are allocated but not filled: only rows
-that are used take memory here, while the trainer's own model holds all of them.
+SwiGLU or a row of a table) and random weights. The tables are zeros: on the CPU, only rows that are
+used take memory, while the trainer's own model holds all of them, as other devices do here, too.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from stem_edge.measuring.run.worker import MeasuredEngine
 
 
 class TorchModel(MeasuredEngine):
-    """A model in torch with one context."""
+    """A model in torch with one context. device: that of torch, such as "cuda", where all of it lies."""
 
-    def __init__(self, bundle: str, context: int, threads: int) -> None:
+    def __init__(self, bundle: str, context: int, threads: int, device: str = "cpu") -> None:
         torch.set_num_threads(threads)
         config = self._config = stem_edge.open_bundle(bundle).manifest.model
         if config.stem_ffn != "stem" or config.row_rank or not config.plain:
@@ -26,7 +26,20 @@ class TorchModel(MeasuredEngine):
                 f"{bundle}: its layers are {config.stem_ffn}, rank {config.row_rank}; torch computes "
                 "plain STEM layers and dense ones only: leave out --against torch"
             )
-        generator = torch.Generator().manual_seed(0)
+        try:
+            self._device = torch.device(device)
+            with self._device:
+                self._make(context)
+        except (
+            RuntimeError,
+            AssertionError,
+        ) as error:  # without CUDA, torch asserts that it has it
+            raise BackendError(f"torch cannot use {device}: {error}") from error
+
+    def _make(self, context: int) -> None:
+        """Make weights, tables and KV cache on the device."""
+        config = self._config
+        generator = torch.Generator(self._device).manual_seed(0)
         self._weights = {
             name: torch.randn(shape, generator=generator, dtype=torch.bfloat16).div_(
                 shape[-1] ** 0.5
@@ -49,6 +62,10 @@ class TorchModel(MeasuredEngine):
 
     @torch.inference_mode()
     def choose(self, token_ids: list[int]) -> int:
+        with self._device:
+            return self._choose(token_ids)
+
+    def _choose(self, token_ids: list[int]) -> int:
         ids, weights = torch.tensor(token_ids), self._weights
         x = functional.embedding(ids, weights["embedding"])
         for layer in range(self._config.n_layers):

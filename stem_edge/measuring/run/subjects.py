@@ -77,7 +77,8 @@ AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()}
     "loaded (no-lazy; without either, llama.cpp decides by their size), with weights used as they lie "
     "in the file (no-repack), or with one KV cache for all sequences of --batches (unified); modes "
     "can be joined: FILE.gguf,lazy,no-repack",
-    "torch": "the public trainer's way of computing, in bfloat16",
+    "torch[=DEVICE]": "the public trainer's way of computing, in bfloat16, with all tables on a device of "
+    "torch such as cuda (cpu without it)",
     "transformers=DIR": "a checkpoint of Hugging Face's form, of the same tokenizer, in bfloat16",
 }
 
@@ -151,9 +152,10 @@ def _compared(wanted: str, common: Common) -> list[Subject]:
         case "flash", True:
             open_flash(cast(FlashName, value))  # only to raise InputError for an unknown name
             options = options | {"emulate_flash": value}
-        case "torch", False:
+        case "torch", _:
             _need("torch", name)
-            return [Subject(wanted, name, str(bundle.path.resolve()))]
+            on = {"device": value} if value else {}
+            return [Subject(wanted, name, str(bundle.path.resolve()), on)]
         case "transformers", True:
             _need("transformers", name)
             if not (folder := Path(value)).joinpath("config.json").is_file():

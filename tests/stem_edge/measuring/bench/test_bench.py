@@ -133,10 +133,17 @@ def test_the_command_prints_json_and_writes_it(tmp_path: Path, capsys: Capture) 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_against_torch(capsys: Capture) -> None:
-    assert main(["bench", *QUICK, "--against", "torch", str(DEMO)]) == 0
+    assert main(["bench", *QUICK, "--against", "torch", "torch=cpu", str(DEMO)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert "bundle / torch: decode " in out
+    assert "bundle / torch: decode " in out and "bundle / torch=cpu: decode " in out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("device", ["xla:99", "tape"])
+def test_torch_without_a_device(device: str) -> None:
+    with pytest.raises(BackendError, match=f"torch cannot use {device}: "):
+        bench(DEMO, against=[f"torch={device}"], rounds=1, new_tokens=2)
 
 
 @pytest.mark.parametrize(
