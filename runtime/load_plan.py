@@ -1,4 +1,4 @@
-"""What a load will take: an engine's loaders, the context that fits, and the memory plan."""
+"""Plan of a load: an engine's loaders, the context that fits, and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loaded bundle does with text alone, before and after its layers."""
+"""Text of a loaded bundle, before and after its layers: tokens, chat templates, tools."""
 
 from __future__ import annotations
 

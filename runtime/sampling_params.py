@@ -1,4 +1,4 @@
-"""What a user sets for choosing tokens and for stopping, and its checks."""
+"""Settings of a user for choosing tokens and for stopping, with their checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Gemma 3n and 4 share: text models inside multimodal ones, per-layer embeddings, borrowed K and V.
+"""Parts that Gemma 3n and 4 share: text models inside multimodal ones, per-layer embeddings, borrowed K and V.
 
 A row of the table of per-layer embeddings holds the rows of one token in all layers.
 """

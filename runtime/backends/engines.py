@@ -39,7 +39,7 @@ class EngineLoader(Protocol):
 
     @property
     def step_costs(self) -> StepCosts | None:
-        """What decoding steps cost, if that was measured; known after `prepare`."""
+        """Costs of decoding steps, if they were measured; known after `prepare`."""
 
     def prepare(self, verdict: Verdict | None) -> None:
         """Do the work that only a first load needs. verdict: of the bundle's trial."""

@@ -1,4 +1,4 @@
-"""What a step of several tokens takes, beside a step of one, and whether it computes the same bits."""
+"""Times of steps of several tokens beside a step of one, and whether they compute the same bits."""
 
 from __future__ import annotations
 

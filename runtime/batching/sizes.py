@@ -1,4 +1,4 @@
-"""What sequences take in memory, in contexts and in places of a batch."""
+"""Memory that sequences take, in contexts and in places of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer may be, token by token."""
+"""Constraints on answers, token by token."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Grammars:
 
 
 class Constraint:
-    """What may follow in one answer. Use it in one thread at a time.
+    """Tokens that may follow in one answer. Use it in one thread at a time.
 
     Every method raises InputError once the grammar has become too ambiguous to follow, and for a
     panic of the library.

@@ -35,7 +35,7 @@ class Atom:
 
 @dataclass(frozen=True)
 class Item:
-    """What stands in a sequence, and how often: "", or a sign that means the same in Lark."""
+    """Element of a sequence, and how often it stands there: "", or a sign that means the same in Lark."""
 
     what: Atom | Choice
     times: str = ""

@@ -1,4 +1,4 @@
-"""What a user writes to say which texts a model may answer with."""
+"""Grammars as users write them, which say what texts a model may answer with."""
 
 from __future__ import annotations
 

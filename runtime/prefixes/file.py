@@ -51,7 +51,7 @@ class UnusableError(ValueError):
 
 @dataclass(frozen=True)
 class Saved:
-    """What a file says of its prefix."""
+    """Description of a prefix, as its file has it."""
 
     fingerprint: str  # of all that keys and values depend on, beside the ids
     token_ids: list[int]

@@ -1,4 +1,4 @@
-"""What keeps the prompts of a model that is loaded."""
+"""Opening of what keeps the prompts of a loaded model."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class DiskTier:
 
     @property
     def traffic(self) -> Traffic | None:
-        """What came over a network."""
+        """Bytes and requests that came over a network."""
         return self.far.traffic
 
     def read(self, numbers: I64, whole: Flags | None = None) -> U8:

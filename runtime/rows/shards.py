@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 @dataclass
 class Traffic:
-    """What came over a network, since opening."""
+    """Bytes and requests that came over a network, since opening."""
 
     nbytes: int = 0
     requests: int = 0
@@ -38,7 +38,7 @@ class Traffic:
 
 
 class Advice(NamedTuple):
-    """What to do when a piece cannot be read, is too short, or is damaged."""
+    """Advice for a piece that cannot be read, is too short, or is damaged."""
 
     unreadable: str
     short: str
@@ -56,7 +56,7 @@ class Shards(Protocol):
 
     @property
     def traffic(self) -> Traffic | None:
-        """What came over a network; None if they are on flash."""
+        """Bytes and requests that came over a network; None if the shards are on flash."""
 
     def name(self, shard: int) -> str:
         """Name a shard in messages."""

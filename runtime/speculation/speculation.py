@@ -1,4 +1,4 @@
-"""What a model speculates with, and the guesses of one answer."""
+"""Speculation of a model, and the guesses of one answer."""
 
 from __future__ import annotations
 

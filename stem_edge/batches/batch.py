@@ -35,7 +35,7 @@ class BatchKeywords(LoadKeywords, SamplingOptions, total=False):
 
 @dataclass(frozen=True)
 class Batch:
-    """What became of a batch. results, errors: lines of the output, and those that are errors.
+    """Outcome of a batch. results, errors: lines of the output, and those that are errors.
 
     answered, failed: rows of this run; tokens: of their answers, in so many seconds without loading.
     first_error: what the first error of this run says, with its line.

@@ -33,7 +33,7 @@ class Result:
 
     @property
     def key(self) -> bytes:
-        """What makes it the result of a row."""
+        """Key of the row whose result it is."""
         return key_of(self.id, self.line)
 
 
@@ -60,7 +60,7 @@ def failed(row: Row, error: StemEdgeError, *, openai: bool = False) -> Result:
 
 
 class _Line(msgspec.Struct):
-    """What a line of results tells of its row."""
+    """Fields of a line of results that tell of its row."""
 
     id: str | int | None
     custom_id: str | None = None

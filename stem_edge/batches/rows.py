@@ -29,7 +29,7 @@ class Row:
 
     @property
     def key(self) -> bytes:
-        """What makes it the same row as that of a result."""
+        """Key of the row, which its result has, too."""
         return key_of(self.id, self.line)
 
 

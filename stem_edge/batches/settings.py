@@ -1,4 +1,4 @@
-"""What holds for all rows of a batch."""
+"""Settings for all rows of a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEQUENCES = 8  # answers computed together, if memory allows
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds for all rows of a batch; can be pickled.
+    """Settings for all rows of a batch; can be pickled.
 
     options: of plain rows that say nothing else, without a seed. seed: of all that is sampled; each
     row without a seed takes its own from this and its id, so that a repeat gives the same. None:

@@ -29,14 +29,14 @@ MAX_LIST_NBYTES = 1 << 23  # for the most files that a bundle may have
 
 
 class Expected(NamedTuple):
-    """What a file must be."""
+    """Size and hash that a file must have."""
 
     nbytes: int
     sha256: str
 
 
 class Mark(NamedTuple):
-    """What a file was when it had the right hash; another one may differ in it."""
+    """State of a file when it had the right hash; another file may differ in it."""
 
     sha256: str
     nbytes: int

@@ -1,4 +1,4 @@
-"""What a model on each machine of a cluster takes."""
+"""Memory that a model takes on each machine of a cluster."""
 
 from __future__ import annotations
 

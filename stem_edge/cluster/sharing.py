@@ -29,7 +29,7 @@ BUSY_SECONDS = 15.0  # in which a process begins on a machine that is free
 
 @dataclass(frozen=True)
 class Work(Generic[T, R]):
-    """What a process on each machine does; it is sent there.
+    """Work of a process on each machine; it is sent there.
 
     open: takes the number of CPUs, and returns what works on a piece; called once in a process.
     nbytes: memory of the process, by CPUs. at_once: pieces that it works on together.

@@ -1,4 +1,4 @@
-"""What commands that generate text share: options of sampling, answers on stdout, figures."""
+"""Parts of commands that generate text: options of sampling, answers on stdout, figures."""
 
 from __future__ import annotations
 

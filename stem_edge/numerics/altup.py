@@ -68,7 +68,7 @@ def laurel(
 
 
 def _routed(config: ModelConfig, weights: Mapping[str, Matrix], x: F32) -> F32:
-    """What coefficients are computed from [T, streams]; x: a stream [T, dim]."""
+    """Input of the coefficients [T, streams]; x: a stream [T, dim]."""
     scaled = rms_norm(x, weights["altup_norm"], config.norm_eps) / np.float32(config.dim)
     return np.asarray(np.tanh(linear(scaled, weights, "altup_router")), np.float32)
 

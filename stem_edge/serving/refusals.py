@@ -1,4 +1,4 @@
-"""What is refused, with its status in HTTP, and errors in the form of each interface."""
+"""Refusals, with their status in HTTP, and errors in the form of each interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all parts of a layer share: its inputs, tensors, products, norms and activation.
+"""Base of all parts of a layer: its inputs, tensors, products, norms and activation.
 
 Sizes are in ggml's order, innermost first: hidden states are [dim, T].
 """

@@ -30,7 +30,7 @@ from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
 class Shape(NamedTuple):
-    """What the bound hidden states are for."""
+    """Sequences and tokens that the bound hidden states are for."""
 
     sequences: int = 0
     tokens: int = 0  # of each

@@ -15,7 +15,7 @@ QUOTES = '"""'
 
 
 class Typed(NamedTuple):
-    """What was typed: a message, or a command with its slash."""
+    """Typed line: a message, or a command with its slash."""
 
     text: str
     is_command: bool

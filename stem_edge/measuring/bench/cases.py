@@ -41,7 +41,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What one way of running did in one case: medians over the rounds, and ratios within them."""
+    """Figures of one way of running in one case: medians over the rounds, and ratios within them."""
 
     subject: str
     case: str

@@ -31,7 +31,7 @@ SLOW_TO_LOAD = ("torch", "transformers")  # kinds of subjects
 
 @dataclass
 class Results:
-    """What was measured of each subject, by its name."""
+    """Measurements of each subject, by its name."""
 
     measured: dict[str, Measured]
     bandwidth: list[float] = field(default_factory=list)  # bytes a second, before each round

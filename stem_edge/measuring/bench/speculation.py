@@ -43,7 +43,7 @@ WAYS = {
 
 
 class Key(NamedTuple):
-    """What is measured in each round."""
+    """Key of what is measured in each round."""
 
     subject: str
     kind: str

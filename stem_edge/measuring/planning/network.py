@@ -15,7 +15,7 @@ EXPECTED = "expected latency and bytes a second, like 20ms,100MB"
 
 
 class Network(NamedTuple):
-    """What a record from elsewhere costs, and how many bytes of records the disk tier keeps."""
+    """Cost of a record from elsewhere, and how many bytes of records the disk tier keeps."""
 
     latency: float  # seconds from a request to its first byte
     bandwidth: float  # bytes a second

@@ -1,4 +1,4 @@
-"""What quantizing each kind of tensor costs on a text, and the fewest bits under a bound.
+"""Cost of quantizing each kind of tensor on a text, and the fewest bits under a bound.
 
 The reference model computes the text in float32, once for each kind with that kind alone as an
 export would store it. So no bundle is written, and the checkpoint is read a layer at a time.

@@ -28,13 +28,13 @@ class Document(msgspec.Struct, tag="document"):
 
 
 class Thinking(msgspec.Struct, tag="thinking"):
-    """What a model thought in an earlier answer."""
+    """Thoughts of a model in an earlier answer."""
 
     thinking: str = ""
 
 
 class RedactedThinking(msgspec.Struct, tag="redacted_thinking"):
-    """What a model thought, encrypted."""
+    """Thoughts of a model, encrypted."""
 
 
 class ToolUse(msgspec.Struct, tag="tool_use"):
@@ -46,7 +46,7 @@ class ToolUse(msgspec.Struct, tag="tool_use"):
 
 
 class ToolResult(msgspec.Struct, tag="tool_result"):
-    """What a tool returned."""
+    """Result of a tool."""
 
     tool_use_id: str
     content: str | list[Text | Image | Document] = ""
@@ -88,13 +88,13 @@ class Format(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    """What is wanted of the answer; `effort` is ignored."""
+    """Form that is wanted of the answer; `effort` is ignored."""
 
     format: Format | None = None
 
 
 class Conversation(msgspec.Struct):
-    """What makes the prompt: the body of `count_tokens`."""
+    """Fields that make the prompt: the body of `count_tokens`."""
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     system: str | list[Text] = ""

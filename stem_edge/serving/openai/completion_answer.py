@@ -20,7 +20,7 @@ from stem_edge.serving.turn import seeded
 
 @dataclass(frozen=True)
 class Echo:
-    """What stands before an answer: nothing, or the prompt."""
+    """Text before an answer: nothing, or the prompt."""
 
     text: str
     found: list[TokenLogprobs | int]  # its tokens, the first without log probabilities

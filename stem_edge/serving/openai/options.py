@@ -1,4 +1,4 @@
-"""What completions and chat completions both can ask for."""
+"""Options of both completions and chat completions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRAMMARS = ("grammar", "json_schema", "guided_json", "guided_regex", "guided_gra
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream has beside the answer."""
+    """Parts of a stream beside the answer."""
 
     include_usage: bool | None = None
 

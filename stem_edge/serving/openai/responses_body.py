@@ -37,14 +37,14 @@ class FunctionCall(msgspec.Struct):
 
 
 class FunctionCallOutput(msgspec.Struct):
-    """What a tool returned."""
+    """Result of a tool."""
 
     call_id: str
     output: str | list[Part]
 
 
 class Reasoning(msgspec.Struct):
-    """What a model thought in an earlier answer; left out, as templates leave it out."""
+    """Thoughts of a model in an earlier answer; left out, as templates leave it out."""
 
 
 Item = Message | FunctionCall | FunctionCallOutput | Reasoning
@@ -67,7 +67,7 @@ class Format(msgspec.Struct, omit_defaults=True):
 
 
 class TextConfig(msgspec.Struct):
-    """What is wanted of the answer's text; `verbosity` is ignored."""
+    """Form that is wanted of the answer's text; `verbosity` is ignored."""
 
     format: Format | None = None
 
