@@ -260,9 +260,10 @@ class Model(ModelText):
         batches = not exact or (self.step_costs is not None and self.step_costs.same_in_batches)
         if self.plan.device is not None:
             # Places take their memory at once; one planned context is left to compute prompts in.
-            places = self.plan.sequences - 1
+            places = min(sequences, self.plan.sequences - 1)
+            places -= places % 2 if steady else 0  # an empty sequence may take one
             batches = batches and places > 1
-            sequences, steady = min(sequences, places) if batches else sequences, False
+            sequences = places if batches else sequences
         return Scheduler(
             self.engine,
             self._prefixes,

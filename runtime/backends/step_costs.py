@@ -8,6 +8,7 @@ import time
 import msgspec
 import numpy as np
 
+from stem_edge.errors import OutOfMemoryError
 from stem_edge.numerics.quantize import F32, I32, I64
 from stem_edge.runtime.backends.interface import Backend, BackendContext, NotFiniteError
 
@@ -53,11 +54,11 @@ class Probe:
     def same_in_batches(self) -> bool:
         """Tell whether each of several sequences has the logits that it has alone."""
         alone, sizes = self.step(self.before, 1).copy(), range(2, max(SIZES) + 1)
-        batch = self._backend.open_batch(max(sizes), self.before + 1)
-        for _ in range(max(sizes)):
-            batch.join(self._context, self.before)
         token, slot = self._token_ids[[self.before]], self._slots[[self.before]]
-        with contextlib.suppress(NotFiniteError):
+        with contextlib.suppress(NotFiniteError, OutOfMemoryError):  # a device takes it at once
+            batch = self._backend.open_batch(max(sizes), self._context.length)
+            for _ in range(max(sizes)):
+                batch.join(self._context, self.before)
             for n in sizes:
                 batch.begin(0, token.repeat(n), np.full(n, self.before))
                 if not np.array_equal(batch.finish(slot.repeat(n)), alone.repeat(n, 0)):

@@ -45,7 +45,9 @@ class Lone:
 
         Its own is free before the other begins.
         """
-        own = self._sizes.context(request.position + MOST)
+        if self._sizes.fixed:
+            return True
+        own = self._sizes.nbytes(request.position + MOST)
         nbytes = max(nbytes, own) + self._sizes.place(request)
         return self._prefixes.fits(nbytes, without=request.context)
 

@@ -102,9 +102,8 @@ class Request:
         lent = prefixes.lent(self.prompt, self.lookups.places, length, whole=whole)
         self.context = lent.__enter__()
         self._lent = lent
-        self.context.length = (
-            self.length
-        )  # tokens that this one may process; there may be room for more
+        # Fewer than it has room for, where contexts must have the length of a batch.
+        self.context.length = self.length
         self.cached_tokens = self.context.position
         stem_ids = self.lookups.prompt
         self.steps.extend(engine.steps(self.prompt, stem_ids, computed=self.cached_tokens))

@@ -57,15 +57,11 @@ class Scheduler:
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
         self._engine, self._prefixes, self._record = engine, prefixes, record
-
         self._steady = steady and batches and self.size > 1
         if self._steady and self.size == engine.logit_tokens:
-            self.size -= (
-                self.size % 2
-            )  # because an empty sequence takes a place beside an odd number
+            self.size -= self.size % 2  # an empty sequence takes a place beside an odd number
         self._batch = Batch(engine, self.size, length, exact=not batches, steady=self._steady)
         self._sizes = Sizes(nbytes_of, length, fixed=self._batch.fixed_nbytes > 0)
-        self._reserved = prefixes.reserve(self._batch.fixed_nbytes)
         self._queue = deque[Request]()
         self._prompt: Request | None = None  # the request whose prompt is being computed
         self._running: list[Request] = []  # in the order of their places
@@ -115,7 +111,8 @@ class Scheduler:
         other work and requests begin in turns.
         """
         turn = self._others_next or not self._queue
-        if turn and (self._idle or self._prefixes.fits(self._sizes.nbytes(tokens))):
+        nbytes = self._sizes.nbytes(tokens) + self._batch.fixed_nbytes
+        if turn and (self._idle or self._prefixes.fits(nbytes)):
             self._others_next = False
             return self._beside()
         self._others_wait = True
@@ -173,7 +170,6 @@ class Scheduler:
         while self._queue:
             self._queue.popleft().end()
         self._batch.close()
-        self._reserved.release()
 
     def _drop_cancelled(self) -> None:
         for request in [*self._running, self._prompt]:
@@ -208,11 +204,11 @@ class Scheduler:
     def _fits(self, request: Request) -> bool:
         """Tell whether a request can begin, once one that runs alone has joined the batch."""
         sizes, lone = self._sizes, self._lone.request
-        if self._idle:
+        if self._idle or sizes.fixed:  # a batch that has its memory leaves one context for prompts
             return True
         if not self._running or not self._batch.copies:
-            return self._prefixes.fits(sizes.context(request.length))
-        nbytes = sizes.place(request) + sizes.context(len(request.prompt))
+            return self._prefixes.fits(sizes.nbytes(request.length))
+        nbytes = sizes.place(request) + sizes.nbytes(len(request.prompt))
         return self._prefixes.fits(nbytes) if lone is None else self._lone.leaves(lone, nbytes)
 
     def _process_chunk(self, request: Request) -> None:

@@ -28,10 +28,6 @@ class Sizes(NamedTuple):
         """Return how many tokens the context of a request has room for."""
         return self.length if self.fixed else request.length
 
-    def context(self, tokens: int) -> int:
-        """Return those of a context for requests once it has so many tokens."""
-        return self.nbytes(self.length if self.fixed else tokens)
-
     def place(self, request: Request) -> int:
         """Return those that a request takes in the batch."""
         return 0 if self.fixed else self.nbytes(request.length)

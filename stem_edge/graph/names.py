@@ -46,8 +46,9 @@ the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is
 | logits | float32 [B, n, V] | head only |
 
 backbone.onnx in the bundle joins embed, early, late, rest and head in one graph for other tools:
-it has no hidden, new_hidden, embedded or wanted, and takes row.<l> as portable graphs do. There and
-on accelerators, layers with a window keep the whole context, too; there and in portable graphs, B is 1.
+it has no hidden, new_hidden, embedded or wanted, and takes row.<l> as portable graphs do. B is 1 in it
+and in portable graphs. In it and in all graphs for accelerators, layers with a window keep the whole
+context, too.
 
 Accelerators run variants of these graphs over the same weights. "fp32" and "fp16" keep everything
 in device memory. They differ from the graphs above as follows:
@@ -58,7 +59,7 @@ in device memory. They differ from the graphs above as follows:
 | early, late | rows have an even number of groups: some providers require it (graph.device_rows) |
 | rows | writes rows into slots: records int32 [n, words], slots int64 [n, 1] and each row_codes.<l> and row_scales.<l> as int32 [slots, words] -> the slabs under their names with the prefix new_, in the same memory |
 | top | logits float32 [B, n, V], count int64 [1] -> top_logits float32 and top_ids int64, [B, n, count] |
-| copy | copies lines of lines int32 [k, words], from int64 [n], into places, to int64 [n, 1], of places int32 [m, words] -> new_places, in the same memory |
+| copy | copies some lines of an array to some places of another: lines int32 [k, words], from int64 [n], places int32 [m, words], to int64 [n, 1] -> new_places, in the memory of places |
 
 "portable" uses only operators of the ONNX standard. What they could do only if sizes were known in
 advance is left to the runtime: it supplies the tokens' rows, RoPE angles and the KV cache ready for

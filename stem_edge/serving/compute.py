@@ -92,6 +92,11 @@ class Compute:
         return max(0, len(self._replies) - self.queued)
 
     @property
+    def places(self) -> int:
+        """Count of answers that can be computed together."""
+        return self._found[1].size if self._found is not None else self.sequences
+
+    @property
     def queued(self) -> int:
         """Count of requests that have not begun."""
         return self._found[1].waiting if self._found is not None else 0
@@ -227,7 +232,9 @@ class Compute:
                 if isinstance(error, DeviceLostError):
                     raise
                 model.engine.check_usable()
-                self._found = model, model.scheduler(self.sequences)
+                self._found = None
+        if self._found is None:  # once the error is gone, and what it held of the batch
+            self._found = model, model.scheduler(self.sequences)
         # One after the other, because each may hold a context.
         if self._jobs and not self._jobs[0].step():
             self._jobs.popleft()

@@ -45,7 +45,7 @@ async def props(request: Request) -> Response:
             "engine": model.plan.engine,
             "memory_limit": model.plan.total,
             "build_info": stem_edge.__version__,
-            "slots": service.compute.sequences,
+            "slots": service.compute.places,
         }
     )
 

@@ -92,8 +92,13 @@ class BoundGraphs:
         for name in self._before_rows:
             self._run(name)
 
-    def finish(self, slot_ids: npt.NDArray[np.integer[Any]], wanted: int, top: int = 0) -> F32:
-        """Complete the step; return logits [B * wanted, V] of the last tokens of each sequence."""
+    def finish(
+        self, slot_ids: npt.NDArray[np.integer[Any]], wanted: int, top: int = 0, *, skipped: int = 0
+    ) -> F32:
+        """Complete the step; return logits [B * wanted, V] of the last tokens of each sequence.
+
+        skipped: lines of logits that are neither checked nor returned, of the first sequences.
+        """
         self._slot_ids[...] = slot_ids
         for name in self._after_rows:
             self._run(name)
@@ -105,7 +110,8 @@ class BoundGraphs:
                 self._output.run()
         if not wanted:
             return np.empty((0, self._vocab_size), np.float32)
-        return self._output.logits([begin + n for begin in self._begins for n in places])
+        positions = [begin + n for begin in self._begins for n in places]
+        return self._output.logits(positions, skipped)
 
     def allocate(self, shape: Shape) -> None:
         """Bind hidden states for such steps, an array for each graph's output."""

@@ -1,8 +1,7 @@
 """Sequences that decode together in the memory of a device, each in its place of arrays.
 
-The arrays are taken at once. A step of the sequences in places 0..n-1 binds their beginning, so nothing
-is copied; others, which only a step that follows an error takes, are copied to arrays of their own
-and back. A provider need not tell where within its memory an array lies, so a graph copies.
+The arrays are taken at once. A step binds the beginning of them, because a provider need not tell where
+within its memory an array lies. For the same reason, a graph copies keys and values.
 """
 
 from __future__ import annotations
@@ -37,75 +36,86 @@ class DeviceBatch(BackendBatch):
     copies = True
 
     def __init__(self, backend: OrtBackend, size: int, length: int) -> None:
-        self._backend, self._memory, self._size = backend, backend.memory, size
+        self._memory, self._size = backend.memory, size
+        self._owned: list[object] = []
+        self._memory.collect()
         self._kv = KvArrays(backend, size, length)
+        self._owned.append(self._kv)
         self._graphs = BoundGraphs(backend, length)
+        self._owned.append(self._graphs)
         self._session = BoundSession(backend.sessions[io.COPY], in_place=backend.on_cpu)
-        self._owned: list[object] = [self._kv, self._graphs, self._session]
+        self._owned.append(self._session)
         self.fixed_nbytes = self._kv.nbytes_of(length)
-        self._count = 0  # of sequences
-        self._bound: object = None  # what the graphs are bound to: a count, or arrays of some
-        self._apart: KvArrays | None = None  # keys and values of the sequences of a step, and
-        self._first = 0  # the place of their first
+        self._lines: list[int] = []  # of the arrays, that have the sequences in places 0, 1, ...
+        self._free: list[int] = []  # positions that the next tokens of these will take
+        self._bound = self._skipped = 0  # sequences whose arrays are bound; not wanted in this step
 
     def __del__(self) -> None:
         self._memory.retire(self._owned)  # not freed here: this may be any thread
 
     def join(self, context: BackendContext, tokens: int) -> None:
-        place, wanted = self._count, self._kv.length
+        place, wanted = len(self._lines), self._kv.length
         if not isinstance(context, OrtContext) or place == self._size or tokens > wanted:
             raise ValueError(
                 f"{tokens} tokens of a {type(context).__name__} are to join {place} sequences; "
                 f"expected up to {wanted} of an OrtContext, and {self._size} sequences"
             )
+        if tokens and context.length != wanted:
+            raise ValueError(f"the context has {context.length} tokens; expected {wanted}")
+        self._close_gaps()
         if tokens:
-            if context.length != wanted:
-                raise ValueError(f"the context has {context.length} tokens; expected {wanted}")
-            self._copy(context.kv, [0], self._kv, [place])
-        self._count += 1
+            self._copy(context.kv, 0, place)
+        self._lines.append(place)
+        self._free.append(tokens)
 
     def leave(self, place: int) -> None:
-        last = self._count - 1
-        if place < last:
-            self._copy(self._kv, [last], self._kv, [place])
-        self._count = last
+        """Remove a sequence. Nothing is copied before the next step or join, where it may fail."""
+        for numbers in (self._lines, self._free):
+            last = numbers.pop()
+            if place < len(numbers):
+                numbers[place] = last
 
     def begin(
         self, first: int, token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> None:
-        count = len(token_ids)
+        """Start a step as BackendBatch.begin does.
+
+        Sequences before the first, which only a step after an error leaves out, compute a token that
+        their next one replaces.
+        """
         self._memory.collect()
-        self._first, self._apart = first, None
-        if first:
-            self._apart = KvArrays(self._backend, count, self._kv.length)
-            self._copy(self._kv, list(range(first, first + count)), self._apart, list(range(count)))
-        if self._apart is not None or self._bound != count:
-            self._bound = None  # so that the next step binds anew if this fails
-            self._graphs.bind((self._apart or self._kv).beginning(count))
-            self._bound = self._apart or count
-        self._graphs.begin(token_ids[:, None], positions.tolist(), [0] * count)
+        self._close_gaps()
+        count, self._skipped = first + len(token_ids), first
+        if self._bound != count:
+            self._bound = 0  # so that the next step binds anew if this fails
+            self._graphs.bind(self._kv.beginning(count))
+            self._bound = count
+        places = [min(position, self._kv.length - 1) for position in self._free[:first]]
+        places += positions.tolist()
+        self._free[first:count] = [position + 1 for position in positions.tolist()]
+        ids = np.concatenate([np.zeros(first, np.int64), token_ids])
+        self._graphs.begin(ids[:, None], places, [0] * count)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
-        try:
-            return self._graphs.finish(slot_ids[:, None], 1, top)
-        finally:
-            if self._apart is not None:
-                count, first = len(slot_ids), self._first
-                places = list(range(first, first + count))
-                self._copy(self._apart, list(range(count)), self._kv, places)
-                self._apart = None
+        slots = np.concatenate([slot_ids[:1].repeat(self._skipped), slot_ids])
+        return self._graphs.finish(slots[:, None], 1, top, skipped=self._skipped)
 
-    def _copy(
-        self, source: KvArrays, lines: list[int], target: KvArrays, places: list[int]
-    ) -> None:
-        """Copy keys and values of sequences to other places."""
-        to = np.array(places, np.int64)[:, None]
-        self._session.feed({io.FROM: np.array(lines, np.int64), io.TO: to})
-        for found, array in zip(source.arrays, target.arrays, strict=True):
+    def _close_gaps(self) -> None:
+        """Move sequences to the lines of their places, which others have left."""
+        for place, line in enumerate(self._lines):
+            if line != place:
+                self._copy(self._kv, line, place)
+                self._lines[place] = place
+
+    def _copy(self, source: KvArrays, line: int, place: int) -> None:
+        """Copy keys and values of a sequence, from a line of arrays to a place here."""
+        self._session.feed({io.FROM: np.array([line], np.int64), io.TO: np.array([[place]])})
+        for found, array in zip(source.arrays, self._kv.arrays, strict=True):
             values = {io.LINES: _words(found), io.PLACES: _words(array)}
             self._session.bind(values | {io.NEW + io.PLACES: values[io.PLACES]})
             with onnxruntime_errors("while keys and values were copied"):
                 self._session.run()
+        self._session.unbind()
 
 
 def _words(array: DeviceArray) -> ort.OrtValue:

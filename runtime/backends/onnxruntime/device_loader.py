@@ -79,6 +79,7 @@ class DeviceLoader:
         variant: Variant,
     ) -> None:
         self._bundle, self._threads, self._providers = bundle, options.cpus, tuple(providers)
+        self._sequences = options.sequences
         self.variant, self.name = variant, f"{providers[0].name} {variant}"
         self.kv: KvType = "fp16" if variant == "fp16" else "fp32"
         self.provider = providers[0]  # the others only take operators that it lacks
@@ -135,7 +136,8 @@ class DeviceLoader:
             )
             try:
                 self.step_tokens = self._trusted_tokens(backend, slots)
-                backend.batches = backend.batches and agreeing_batches(backend, slots)
+                if self._sequences > 2:  # otherwise they take turns
+                    backend.batches = backend.batches and agreeing_batches(backend, slots)
             except BaseException:
                 backend.close()
                 raise

@@ -68,12 +68,21 @@ class DeviceArray:
         return array
 
     def value(self, dtype: npt.DTypeLike | None = None, shape: Shape | None = None) -> ort.OrtValue:
-        """Return a view of this memory, or of its beginning, also as another type."""
+        """Return a view of this memory, also as another type and shape of as many bytes."""
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         shape = self.shape if shape is None else shape
-        if nbytes_of(shape, wanted) > self.nbytes:
+        if nbytes_of(shape, wanted) != self.nbytes:
             raise ValueError(f"cannot view {self.dtype} {self.shape} as {wanted} {shape}")
-        value = self._place.value(self._store, wanted, shape)
+        return self._view(wanted, shape)
+
+    def beginning(self, count: int) -> ort.OrtValue:
+        """Return a view of the first `count` along the first axis."""
+        if not 0 < count <= self.shape[0]:
+            raise ValueError(f"cannot view the first {count} of {self.shape}")
+        return self._view(self.dtype, (count, *self.shape[1:]))
+
+    def _view(self, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
+        value = self._place.value(self._store, dtype, shape)
         value.owner = self  # needed because views do not keep a device's memory alive
         return value
 

@@ -58,9 +58,7 @@ class KvArrays:
     def beginning(self, count: int) -> dict[str, ort.OrtValue]:
         """Return `values` for the first `count` sequences, in any memory."""
         pairs = zip(self._names, self.arrays, strict=True)
-        return {
-            n: array.value(None, (count, *array.shape[1:])) for names, array in pairs for n in names
-        }
+        return {name: array.beginning(count) for names, array in pairs for name in names}
 
     def window(self, place: int = 0) -> KvWindow:
         """Return the window of a sequence without tokens."""

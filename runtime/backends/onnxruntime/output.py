@@ -63,19 +63,19 @@ class Output:
         if self._top is not None and self._largest is not None:
             self._top.run()
 
-    def logits(self, positions: Sequence[int]) -> F32:
-        """Return logits [n, V] of all that are bound, which are for tokens at these positions.
+    def logits(self, positions: Sequence[int], skipped: int = 0) -> F32:
+        """Return logits [n - skipped, V] of the n that are bound, for tokens at these positions [n].
 
-        Raises NotFiniteError.
+        skipped: of the first, how many are not wanted. Raises NotFiniteError.
         """
         found = self._logits if self._largest is None else self._largest
-        for n, position in enumerate(positions):
-            check_logits(found[n : n + 1], position)
+        for n in range(skipped, len(positions)):
+            check_logits(found[n : n + 1], positions[n])
         if self._largest is not None:
             np.put_along_axis(self._logits, self._set, -np.inf, 1)
             self._set = self._ids.copy()
             np.put_along_axis(self._logits, self._set, self._largest, 1)
-        return self._logits
+        return self._logits[skipped:]
 
     def _bind_places(self, sequences: int, places: range) -> None:
         wanted = np.array(places, np.int64)

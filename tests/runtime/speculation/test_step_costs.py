@@ -20,6 +20,8 @@ SECONDS = {1: 0.002, 2: 0.003, 4: 0.005, 8: 0.009}
 class Steps:
     """Backend, context and batch, which round otherwise with several tokens if they shall."""
 
+    length = 1 << 20
+
     def __init__(self, delays: Iterator[float], off_by: float = 0, batch_off_by: float = 0) -> None:
         self.now, self.delays, self.off_by, self.batch_off_by = 0.0, delays, off_by, batch_off_by
 
