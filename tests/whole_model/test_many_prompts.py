@@ -28,7 +28,7 @@ TEXTS = [f"The capital of {name} is" for name in COUNTRIES]
 TEXTS += ["What is the currency of Mexico? It is the", "The", "The language of Egypt is " * 8]
 
 
-DEVICE = {"providers": "cpu", "device_memory": "1GB"}  # played by the CPU
+DEVICE: Any = {"providers": "cpu", "device_memory": "1GB"}  # played by the CPU
 
 
 @pytest.fixture(params=[{}, DEVICE], ids=["cpu", "device"])
@@ -86,7 +86,7 @@ def test_tokens_of_both_engines(tiny: Path, engine: EngineName, slots: int | Non
 @pytest.mark.parametrize("sequences", [1, 2, 3, 6])
 def test_a_devices_memory_is_that_of_the_plan(sequences: int) -> None:
     """Places but one of the sequences decode together; each of them has a full context."""
-    options: Any = DEVICE | {"sequences": sequences, "warm_start": False}
+    options = DEVICE | {"sequences": sequences, "warm_start": False}
     needed = stem_edge.memory_plan(DEMO, **options).device
     assert needed is not None
     with stem_edge.load(DEMO, **options | {"device_memory": needed.total}) as model:
