@@ -1,7 +1,7 @@
 """Run a command with a software GPU (Vulkan), so that onnxruntime finds one on any Linux machine.
 
     python tools/software_gpu.py stem-edge inspect --providers
-    python tools/software_gpu.py pytest tests/whole_model/test_webgpu.py
+    python tools/software_gpu.py pytest tests/whole_model/test_gpus.py
 
 onnxruntime offers its WebGPU plug-in a device only if the system shows a display adapter. So the
 command gets its own view of /sys/class/drm with a made-up adapter; the rest of /sys stays the same, and

@@ -34,7 +34,7 @@ class Way(NamedTuple):
 
 
 WAYS = [Way("cpu", variant) for variant in TOLERANCES]
-WAYS += [Way("webgpu", variant) for variant in TOLERANCES]
+WAYS += [Way(name, variant) for name in ("webgpu", "cuda") for variant in TOLERANCES]
 # Needed because otherwise it computes in whatever type the processor is fastest with.
 EXACT = (("load_config", '{"CPU": {"EXECUTION_MODE_HINT": "ACCURACY"}}'),)
 WAYS += [Way("openvino", "portable", EXACT)]
@@ -64,9 +64,15 @@ def model(
     for name in ("ON_CPU", "ACCELERATED"):
         monkeypatch.setattr(device_loader, name, (way.variant,))
     size = "100MB" if way.provider == "cpu" else None
-    with stem_edge.load(
-        bundle, providers=[(way.provider, dict(way.options))], device_memory=size
-    ) as loaded:
+    try:
+        loaded = stem_edge.load(
+            bundle, providers=[(way.provider, dict(way.options))], device_memory=size
+        )
+    except BackendError as error:
+        if way[:2] != ("cuda", "fp32"):  # whose attention is for halves alone
+            raise
+        pytest.skip(f"cuda cannot compute in fp32: {error}")
+    with loaded:
         assert (loaded.plan.provider, loaded.plan.variant) == (way.provider, way.variant)
         yield loaded
 

@@ -1,6 +1,6 @@
-"""A device with memory of its own, through the WebGPU plug-in; skipped where there is none.
+"""A device with memory of its own, through the WebGPU plug-in or CUDA; skipped where there is none.
 
-Any adapter will do, a software one included.
+For WebGPU, any adapter will do, a software one included.
 """
 
 from __future__ import annotations
@@ -37,31 +37,32 @@ PROMPTS = [
 NEW_TOKENS = 32
 
 
-@pytest.fixture(scope="module")
-def webgpu(request: pytest.FixtureRequest) -> Iterator[Provider]:
+@pytest.fixture(scope="module", params=["webgpu", "cuda"])
+def gpu(request: pytest.FixtureRequest) -> Iterator[Provider]:
     cache = request.config.cache
     with pytest.MonkeyPatch.context() as patch:
         if cache is not None and "MESA_SHADER_CACHE_DIR" not in os.environ:
             # Kept between runs, because compiling shaders in software takes a minute.
             patch.setenv("MESA_SHADER_CACHE_DIR", str(cache.mkdir("shaders")))
         try:
-            provider = resolve("webgpu")[0]
+            provider = resolve(request.param)[0]
         except BackendError as error:
-            pytest.skip(f"no WebGPU here: {error}")
+            pytest.skip(f"no {request.param} here: {error}")
         yield provider
 
 
 @pytest.fixture(params=["fp32", "fp16"])
-def activations(request: pytest.FixtureRequest, webgpu: Provider) -> Activations:
+def activations(request: pytest.FixtureRequest, gpu: Provider) -> Activations:
     """Activation types that the device supports."""
     chosen: Activations = request.param
     try:
-        with on_device(chosen, webgpu) as (backend, _, rows, _):
+        with on_device(chosen, gpu) as (backend, _, rows, _):
             step(backend.open_context(4), rows, [1], 0)
     except BackendError as error:
-        if chosen == "fp32":
+        # CUDA's attention is for halves alone, and float32 computed by portable graphs.
+        if chosen == ("fp16" if gpu.name == "cuda" else "fp32"):
             raise
-        pytest.skip(f"this device has no float16: {error}")
+        pytest.skip(f"{gpu.name} cannot compute in {chosen} here: {error}")
     return chosen
 
 
@@ -72,8 +73,8 @@ def expected() -> F32:
         return all_logits(backend.open_context(64), rows, [len(IDS)])
 
 
-def test_memory_is_the_devices(webgpu: Provider) -> None:
-    memory = DeviceMemory(webgpu)
+def test_memory_is_the_devices(gpu: Provider) -> None:
+    memory = DeviceMemory(gpu)
     assert memory.kind == "device"
     odd = memory.put(np.arange(35, dtype=np.uint8).reshape(5, 7), "a test")
     scalar = memory.put(np.array(5, np.int32), "a test")
@@ -84,9 +85,9 @@ def test_memory_is_the_devices(webgpu: Provider) -> None:
     assert memory.nbytes == 0
 
 
-def test_logits_and_uploads(webgpu: Provider, activations: Activations, expected: F32) -> None:
+def test_logits_and_uploads(gpu: Provider, activations: Activations, expected: F32) -> None:
     sizes = [12, 12, 3] + [1] * 12
-    with on_device(activations, webgpu, slots=16, overlap=True) as (backend, slots, rows, memory):
+    with on_device(activations, gpu, slots=16, overlap=True) as (backend, slots, rows, memory):
         assert memory.nbytes == 16 * slots.slot_nbytes
         context = backend.open_context(64)
         found = all_logits(context, rows, sizes)
@@ -96,8 +97,8 @@ def test_logits_and_uploads(webgpu: Provider, activations: Activations, expected
         assert slots.uploaded_nbytes == slots.uploaded_rows * (4 * slots.rows.words + 8)
 
 
-def test_the_largest_logits(webgpu: Provider, activations: Activations) -> None:
-    with on_device(activations, webgpu) as (backend, _, rows, _):
+def test_the_largest_logits(gpu: Provider, activations: Activations) -> None:
+    with on_device(activations, gpu) as (backend, _, rows, _):
         context = backend.open_context(64)
         all_logits(context, rows, [10])
         whole = step(context, rows, IDS[10:11], 10)[0]
@@ -108,12 +109,12 @@ def test_the_largest_logits(webgpu: Provider, activations: Activations) -> None:
             assert np.abs(found[best] - whole[best]).max() < 1e-6
 
 
-def test_greedy_text_is_that_of_the_cpu(webgpu: Provider, activations: Activations) -> None:
+def test_greedy_text_is_that_of_the_cpu(gpu: Provider, activations: Activations) -> None:
     codec = TextCodec(DEMO / "tokenizer.json")
     prompts = [codec.encode(text) for text in PROMPTS]
     with on_host() as (backend, rows):
         wanted = [greedy(backend.open_context(64), rows, prompt) for prompt in prompts]
-    with on_device(activations, webgpu) as parts:
+    with on_device(activations, gpu) as parts:
         found = [greedy(parts.backend.open_context(64), parts.rows, p) for p in prompts]
     differing = []
     for text, (ids, _), (others, leads) in zip(PROMPTS, found, wanted, strict=True):
@@ -130,9 +131,9 @@ def test_greedy_text_is_that_of_the_cpu(webgpu: Provider, activations: Activatio
 
 
 def test_out_of_memory_leaves_a_usable_model(
-    webgpu: Provider, activations: Activations, expected: F32
+    gpu: Provider, activations: Activations, expected: F32
 ) -> None:
-    with on_device(activations, webgpu) as (backend, _, rows, memory):
+    with on_device(activations, gpu) as (backend, _, rows, memory):
         context = backend.open_context(64)
         first = all_logits(context, rows, [5])
         held = memory.nbytes
@@ -148,8 +149,8 @@ def test_out_of_memory_leaves_a_usable_model(
         assert np.abs(found - expected[:9]).max() < BOUNDS[activations]
 
 
-def test_dropped_contexts_leave_nothing(webgpu: Provider, activations: Activations) -> None:
-    with on_device(activations, webgpu) as parts:
+def test_dropped_contexts_leave_nothing(gpu: Provider, activations: Activations) -> None:
+    with on_device(activations, gpu) as parts:
         parts.backend.ropes(64)  # which contexts share, and which stay
         before = parts.memory.nbytes
         contexts = [parts.backend.open_context(64) for _ in range(2)]
@@ -180,10 +181,10 @@ def greedy(
     return ids, leads
 
 
-def test_sequences_decode_together(webgpu: Provider, activations: Activations) -> None:
+def test_sequences_decode_together(gpu: Provider, activations: Activations) -> None:
     """Also from a place on, and when one has left; each as alone."""
     lengths, tokens = [5, 17, 1, 30], np.random.default_rng(0).integers(3, 200, (8, 30))
-    with on_device(activations, webgpu, slots=256) as (backend, _, rows, _):
+    with on_device(activations, gpu, slots=256) as (backend, _, rows, _):
         both = backend.open_batch(4, 64), PlainBatch()
         assert isinstance(both[0], DeviceBatch)
         for ids, length in zip(tokens, lengths, strict=False):
