@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from stem_edge.measuring.analysis.geometry import geometry
     from stem_edge.measuring.bench.bench import bench
     from stem_edge.measuring.bench.measurement import Measurement, measure
-    from stem_edge.measuring.planning.fit import Fit, fit
+    from stem_edge.measuring.planning.fit import fit
+    from stem_edge.measuring.planning.target import Fit
     from stem_edge.measuring.quality.quality import Quality, evaluate
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
     from stem_edge.runtime.backends.onnxruntime.providers.provider import providers
@@ -131,7 +132,8 @@ _HOMES = {
     "stem_edge.export": ("export_bundle",),
     "stem_edge.export.dense_gguf": ("export_dense_gguf",),
     "stem_edge.measuring.bench.bench": ("bench",),
-    "stem_edge.measuring.planning.fit": ("Fit", "fit"),
+    "stem_edge.measuring.planning.fit": ("fit",),
+    "stem_edge.measuring.planning.target": ("Fit",),
     "stem_edge.measuring.analysis.geometry": ("geometry",),
     "stem_edge.measuring.bench.measurement": ("Measurement", "measure"),
     "stem_edge.measuring.quality.quality": ("Quality", "evaluate"),

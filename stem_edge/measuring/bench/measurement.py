@@ -21,9 +21,9 @@ from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limit, Limits
 from stem_edge.measuring.memory.page_cache import cached_nbytes, make_cold
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS, PhaseMemory, Sample
-from stem_edge.measuring.planning.fit import fit_on_device
 from stem_edge.measuring.planning.predict import Prediction, expect_run
 from stem_edge.measuring.planning.rates import between, measure_rates
+from stem_edge.measuring.planning.target import fit_on_device
 from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.subjects import bundle_subject, load_options
 from stem_edge.measuring.run.workers import Answer, WorkerProcess

@@ -6,9 +6,8 @@ and the mapped weights that every token reads. What is left goes to the row cach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +16,7 @@ import numpy as np
 from stem_edge.bundle.footprint import Footprint, footprint_of, kv_obstacle
 from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.memory.device_profiles import Device, find_device
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder, of_checkpoint
@@ -30,77 +27,20 @@ from stem_edge.measuring.planning.hit_rates import (
     token_index,
     zipf_counts,
 )
-from stem_edge.measuring.planning.network import Network, parse_network
-from stem_edge.measuring.planning.predict import (
-    OBSERVED,
-    NeedsAt,
-    Prediction,
-    Usage,
-    predict,
-    read_in_place,
-    tokenizer_nbytes,
-)
+from stem_edge.measuring.planning.network import parse_network
 from stem_edge.measuring.planning.rates import derived_rates, measure_rates
+from stem_edge.measuring.planning.target import Fit, Target
 from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import read_ids
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, contexts, leaves_room
+from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, contexts
 from stem_edge.runtime.backends.engines import choose_backbone
-from stem_edge.runtime.backends.ggml.loader import ggml_needs
-from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.options import SMALL_KV, EngineChoice, check_sequences
-from stem_edge.runtime.backends.planner import Planner
 from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
-from stem_edge.runtime.rows.tier_file import file_slot_nbytes
 from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
-from stem_edge.units import format_size, parse_size
+from stem_edge.units import parse_size
 
-WANTED_SLOTS = 1024  # if there is no room for these beside a context, a shorter one is better
 LEAST_BANDWIDTH = 10**8  # less must be a typing error
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Plan and expected figures of a model on a device."""
-
-    needs: Needs  # at the context that was chosen
-    plan: MemoryPlan
-    hit_source: str  # of the hit rate, in words
-    rates_source: str  # of the speed of memory, in words
-    flash: FlashName | None
-    network: Network | None  # to the tables; None: they are on flash
-    prediction: Prediction
-
-    @property
-    def footprint(self) -> Footprint:
-        """Sizes of the bundle's parts."""
-        return self.needs.footprint
-
-    @property
-    def types(self) -> BackboneFormat | GgufFormat:
-        """Types of the weights."""
-        return self.footprint.backbone
-
-    @property
-    def tables(self) -> str:
-        """Type of the rows; empty for a dense model."""
-        return self.footprint.tables.row_type if self.footprint.tables else ""
-
-    @property
-    def load_memory(self) -> int:
-        """Bytes to give to stem_edge.load(memory=) or --memory."""
-        return self.plan.total
-
-    @property
-    def mapped(self) -> int:
-        """Bytes of weights that every token reads in place, in mapped files."""
-        return read_in_place(self.needs)
-
-    @property
-    def memory(self) -> int:
-        """Bytes of expected anonymous memory and of those weights."""
-        return self.prediction.anonymous + self.mapped
 
 
 def fit(
@@ -159,21 +99,19 @@ def fit(
     )
     hits, source = _hits(bundle, first, text)
     limit = memory_limit() if stated is None else stated.memory
-    target = _Target(
-        *(
-            root,
-            bundle,
-            allowed,
-            limit,
-            lengths,
-            rates_of,
-            hits,
-            source,
-            flash,
-            over,
-            repack,
-            sequences,
-        )
+    target = Target(
+        root,
+        bundle,
+        memory=allowed,
+        limit=limit,
+        contexts=lengths,
+        rates_of=rates_of,
+        hits=hits,
+        hit_source=source,
+        flash=flash,
+        network=over,
+        repack=repack,
+        sequences=sequences,
     )
     if kv != "auto" or kv_obstacle(first.model, first.backbone, SMALL_KV):
         return target.fits([footprint.with_kv(kv) for footprint in footprints])
@@ -182,70 +120,6 @@ def fit(
         if found[0].plan.context_length >= min(USUAL_CONTEXT, lengths[0]):
             return found
     return target.fits([footprint.with_kv(SMALL_KV) for footprint in footprints])
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Machine and use that plans are made for."""
-
-    root: Path
-    bundle: Bundle | None
-    memory: int
-    limit: int  # bytes that the device has, of which `memory` may be a part
-    contexts: list[int]
-    rates_of: Callable[[Footprint], Rates]
-    hits: Callable[[int], float]
-    hit_source: str
-    flash: FlashName | None
-    network: Network | None
-    repack: bool
-    sequences: int
-
-    def fits(self, footprints: Sequence[Footprint]) -> list[Fit]:
-        """Plan for each of the possible bundles that fits. Raises MemoryPlanError if none does."""
-        rates, found, refused = self.rates_of(footprints[0]), list[Fit](), list[MemoryPlanError]()
-        for footprint in footprints:
-            try:
-                found.append(self.fit(footprint, rates))
-            except MemoryPlanError as error:
-                refused.append(error)
-        if not found:
-            raise refused[-1]  # the last, because it needs least
-        return found
-
-    def fit(self, footprint: Footprint, rates: Rates) -> Fit:
-        """Plan for one of the possible bundles. Raises MemoryPlanError."""
-        tokenizer, prepared = tokenizer_nbytes(self.root), _will_be_prepared(footprint, self.bundle)
-        prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
-        needs_at = partial(
-            _needs, footprint, prepared=prepared, prefill=prefill, repack=self.repack
-        )
-        plan = _plan(
-            self.root, needs_at, self.memory, self.contexts, tokenizer, sequences=self.sequences
-        )
-        context, hit_rate = plan.context_length, self.hits(plan.slots)
-        tables, tier = footprint.table_format, 0.0
-        if self.network is not None and tables is not None:
-            nbytes = file_slot_nbytes(tables.tables)
-            tier = self.network.tier_share(self.hits, plan.slots, nbytes)
-        used = min(context, USUAL_CONTEXT)  # half of it by a prompt, the other half decoded
-        usage = Usage(
-            *(used // 2, used - used // 2, min(used, 500), plan.slots, hit_rate),
-            *(self.sequences, tier),
-        )
-        media = self.flash, self.network
-        expected = predict(needs_at, plan, usage, rates, *media, tokenizer_nbytes=tokenizer)
-        return Fit(needs_at(context), plan, self.hit_source, rates.source, *media, expected)
-
-
-def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length: int) -> int:
-    """Return the bytes to give to load as `memory` if a device has so much for one program.
-
-    Raises MemoryPlanError as fit does.
-    """
-    tokenizer = tokenizer_nbytes(bundle.path)
-    words = "for one program", "take a larger device"
-    return _plan(bundle.path, needs_at, memory, [context_length], tokenizer, *words).total
 
 
 def _check(
@@ -313,58 +187,3 @@ def _hits(
         return partial(from_counts, warm), "the bundle's token counts"
     zipf = zipf_counts(config.records)
     return partial(from_counts, zipf), "assumed: token frequencies by Zipf's law"
-
-
-def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
-    """Return whether load will find or make a prepared backbone."""
-    if footprint.engine != "onnxruntime":
-        return False
-    from stem_edge.runtime.backends.onnxruntime.prepacked import LEAST_NBYTES, place
-
-    if bundle is not None:
-        return place(bundle, None).is_worth_it
-    return footprint.backbone_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
-
-
-def _needs(
-    footprint: Footprint, context: int, *, prepared: bool, prefill: bool, repack: bool
-) -> Needs:
-    """Return the memory needs of the engine, with all processors of this machine."""
-    if footprint.engine == "ggml":
-        return ggml_needs(footprint, context, usable_cpus(), repack=repack)
-    return cpu_needs(footprint, context, usable_cpus(), prepared=prepared, prefill=prefill)
-
-
-def _plan(
-    path: Path,
-    needs_at: NeedsAt,
-    memory: int,
-    contexts: list[int],
-    tokenizer: int,
-    whose: str = "of memory",
-    advice: str = "allow more",
-    *,
-    sequences: int = 1,
-) -> MemoryPlan:
-    """Return the plan with the longest context that leaves room for rows. Raises MemoryPlanError.
-
-    contexts: in descending order.
-    """
-    for context in contexts:
-        needs = needs_at(context)
-        planner = Planner(needs, OBSERVED[needs.footprint.engine].generating + tokenizer, sequences)
-        anonymous = memory - read_in_place(needs)
-        smallest = planner.least(anonymous)
-        if smallest.total <= anonymous:
-            plan = planner.filled(smallest, anonymous)
-            useful = plan.slots >= min(WANTED_SLOTS, planner.records)
-            if context > USUAL_CONTEXT:
-                useful &= leaves_room(plan, anonymous)
-            if useful or context == contexts[-1]:
-                return plan
-    least = format_size(smallest.total + memory - anonymous)
-    raise MemoryPlanError(
-        f"{path}: {format_size(memory)} {whose} are too little: with a context of {context} tokens, "
-        f"at least {least} must stay in memory, including the weights that every token reads; "
-        f"{advice}, shorten the context, or export with fewer bits"
-    )
