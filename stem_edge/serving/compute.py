@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TypeVar
 
 from stem_edge.errors import DeviceLostError, StemEdgeError
@@ -224,17 +224,19 @@ class Compute:
 
     def _turn(self, model: Model, scheduler: Scheduler) -> None:
         """Do a step of the answers and one of other work."""
-        try:
-            self._step(scheduler)
-        except Exception as error:  # none of these can go on
-            with self._lock:
+        failed = False
+        with ExitStack() as held:
+            try:
+                self._step(scheduler)
+            except Exception as error:  # none of these can go on
+                held.enter_context(self._lock)  # until there is another scheduler
                 self._end_all(error)
                 if isinstance(error, DeviceLostError):
                     raise
                 model.engine.check_usable()
-                self._found = None
-        if self._found is None:  # once the error is gone, and what it held of the batch
-            self._found = model, model.scheduler(self.sequences)
+                failed = True
+            if failed:  # not above, where the error would keep the memory of the batch
+                self._found = model, model.scheduler(self.sequences)
         # One after the other, because each may hold a context.
         if self._jobs and not self._jobs[0].step():
             self._jobs.popleft()
