@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from stem_edge.bundle.footprint import gguf_footprint
@@ -49,6 +49,7 @@ def export_dense_gguf(
     calibration_tokens: int | None = None,
     lora: str | Path | None = None,
     tokenizer: str | Path | None = None,
+    ignore_keys: Collection[str] = (),
     force: bool = False,
     threads: int | None = None,
     progress: bool | None = None,
@@ -62,6 +63,7 @@ def export_dense_gguf(
     calibration_tokens: how many of its tokens, at most. Default: 16384.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
+    ignore_keys: keys of config.json that you know to change nothing, though transformers knows them.
     force: replace an existing GGUF file; it stays whole until the new one is.
     progress: show a progress bar on stderr. Default: if that is a terminal.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,7 @@ def export_bundle(
     tables: ExportTables | None = None,
     lora: str | Path | None = None,
     tokenizer: str | Path | None = None,
+    ignore_keys: Collection[str] = (),
     head: WeightType | None = None,
     bits: Mapping[MatrixKind, int] | None = None,
     block_size: int | None = None,
@@ -109,6 +110,7 @@ def export_bundle(
         that the calibration text uses most, int4 for the others.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
+    ignore_keys: keys of config.json that you know to change nothing, though transformers knows them.
     head: type of embedding and head. Default: that of the backbone. For onnx only, as are bits,
         block_size, asymmetric, quantizer and prefill_graph.
     bits: bits (4, 8 or 32) of kinds of matrices that differ from backbone and head: "embedding",
@@ -208,7 +210,7 @@ def read_source(
     checkpoint: str | Path, options: ExportOptions
 ) -> tuple[Checkpoint, ExportedTokenizer]:
     """Open the checkpoint, with the adapter that the options name, and its tokenizer."""
-    source = read_checkpoint(checkpoint)
+    source = read_checkpoint(checkpoint, options.ignore_keys)
     if options.lora is not None:
         source = merge_lora(source, options.lora)
     return source, _convert_tokenizer(source, options.tokenizer)
@@ -266,6 +268,7 @@ def _shards(
         folder=job.folder.absolute(),
         checkpoint=job.source.path.absolute(),  # its name tells what a link is
         lora=None if lora is None else Path(lora).absolute(),
+        ignore_keys=job.options.ignore_keys,
         files=files,
         plan=plan,
         shard_nbytes=writer.shard_nbytes,

@@ -7,7 +7,7 @@ taken for dead and go on: another one writes the same bytes under the same name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ class Shards:
     folder: Path  # where the export writes
     checkpoint: Path
     lora: Path | None
+    ignore_keys: Collection[str]  # of config.json
     files: Mapping[Path, tuple[int, ...]]  # of checkpoint and adapter, as Sources.used returns them
     plan: TablePlan
     shard_nbytes: int
@@ -70,7 +71,7 @@ class Shards:
             raise CheckpointError(
                 f"{file}: missing here, or another than where the export runs; {SHARED}"
             )
-        source = open_checkpoint(self.checkpoint)
+        source = open_checkpoint(self.checkpoint, self.ignore_keys)
         if self.lora is not None:
             source = merge_lora(source, self.lora)
         return source.tables

@@ -17,6 +17,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hf_config import FULL, SLIDING, Windowed
+from stem_edge.export.checkpoints.hf_keys import read_known_keys
 from stem_edge.export.checkpoints.hf_names import NAMES, Names, tensor_name
 from stem_edge.export.checkpoints.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
@@ -54,8 +55,6 @@ class Gemma(Windowed, kw_only=True, dict=True):
     multimodal: ClassVar[str]  # model_type of a multimodal model
     # What a token stands for -> key of config.json with its id, and the id without that key.
     PLACEHOLDERS: ClassVar[Mapping[str, tuple[str, int]]]
-    # Keys of a multimodal config.json that text does not need.
-    MULTIMODAL_KEYS: ClassVar[frozenset[str]]
     PATTERN: ClassVar[int]  # without layer_types, every so many layers have full attention
     ROPES: ClassVar[Mapping[str, Mapping[str, Any]]]  # the defaults of transformers
     TENSORS: ClassVar[Mapping[str, str]] = {}  # part of a layer -> its tensor without a module
@@ -64,9 +63,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
     placeholders: ClassVar[Mapping[str, int]] = {}  # what a token stands for -> its id
     num_attention_heads: int = 8
     head_dim: int | None = 256
-    hidden_activation: str = "gelu_pytorch_tanh"
     tie_word_embeddings: bool = True
-    attention_bias: bool = False
     sliding_window: int | None = 512
     vocab_size_per_layer_input: int = 262_144
     hidden_size_per_layer_input: int = 256
@@ -77,8 +74,6 @@ class Gemma(Windowed, kw_only=True, dict=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.expect("hidden_activation", "gelu_pytorch_tanh")
-        self.expect("attention_bias", False)
         self.expect("rope_scaling", None)
 
     def expect(self, key: str, *wanted: object) -> None:
@@ -94,8 +89,9 @@ class Gemma(Windowed, kw_only=True, dict=True):
         text = given.get("text_config")
         if given.get("model_type") != cls.multimodal or not isinstance(text, dict):
             return given
-        known = {key for key, _ in cls.PLACEHOLDERS.values()} | cls.MULTIMODAL_KEYS
-        outside = given.keys() - {"text_config", *known}
+        keys = read_known_keys()
+        of_towers = keys.of(cls.multimodal).keys() - keys.of_text(cls.multimodal).keys()
+        outside = given.keys() - of_towers
         # Null says nothing, so it must not hide the dtype of the whole.
         stated = {key: value for key, value in text.items() if value is not None}
         return {key: given[key] for key in outside} | stated

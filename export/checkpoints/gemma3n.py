@@ -43,10 +43,6 @@ class Gemma3n(Gemma, kw_only=True):
         "sound": ("audio_token_id", 262_273),
         "the end of sound": ("eoa_token_id", 262_272),
     }
-    MULTIMODAL_KEYS = frozenset({
-        "audio_config", "vision_config", "audio_soft_tokens_per_image",
-        "vision_soft_tokens_per_image", "boi_token_id", "boa_token_id",
-    })  # fmt: skip
     PATTERN = 5
     TENSORS: ClassVar = {"ple_gate_scale": SCALE}
     vocab_size: int = 262_400
@@ -64,11 +60,6 @@ class Gemma3n(Gemma, kw_only=True):
     altup_active_idx: int = 0
     altup_correct_scale: bool = True
     laurel_rank: int = 64
-    # For training only.
-    altup_coef_clip: float | None = None
-    altup_lr_multiplier: float | None = None
-    # Read by no version of transformers: the factor of scores is 1.
-    query_pre_attn_scalar: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

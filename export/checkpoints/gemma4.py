@@ -26,11 +26,6 @@ class Gemma4(Gemma, kw_only=True):
         "a video": ("video_token_id", 258_884),
         "sound": ("audio_token_id", 258_881),
     }
-    MULTIMODAL_KEYS = frozenset({
-        "audio_config", "vision_config", "vision_soft_tokens_per_image", "boi_token_id",
-        "eoi_token_id", "boa_token_id", "eoa_token_id", "audio_token_index", "eoi_token_index",
-        "eoa_token_index",
-    })  # fmt: skip
     PATTERN = 6
     ROPES: ClassVar = {
         SLIDING: {"rope_theta": 10_000.0},
@@ -51,16 +46,11 @@ class Gemma4(Gemma, kw_only=True):
     max_position_embeddings: int = 131_072
     use_bidirectional_attention: str | None = None
     attention_k_eq_v: bool = False
-    enable_moe_block: bool = False
     use_double_wide_mlp: bool = False
-    num_experts: int | None = None
-    top_k_experts: int | None = None
-    moe_intermediate_size: int | None = None
     per_layer_config: dict[str, dict[str, int]] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.expect("enable_moe_block", False)
         self.expect("use_bidirectional_attention", None, "vision")
         self.expect("rope_theta", None)
 

@@ -10,11 +10,12 @@
 | gemma3n_text, gemma3n | see gemma3n.py |
 | stem | this project's own, see stem_schema.py |
 
-A key that is not known here may change what the model computes, so it is refused, unless it is null.
+hf_keys.py says what happens to keys that are not read here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,48 +26,16 @@ import numpy.typing as npt
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
+from stem_edge.export.checkpoints.hf_keys import CODE, check_keys
 from stem_edge.export.checkpoints.hf_names import NAMES, Names, tensor_name
 from stem_edge.export.checkpoints.rope import read_rope
-from stem_edge.export.tensor_files.json import one_line, read_json, read_options
+from stem_edge.export.tensor_files.json import convert_options, one_line, read_json
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.layers import RopeScaling
 from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Keys of training, of generating text (tokenizers/tokenizer.py reads eos_token_id), and obsolete ones.
-_HARMLESS = """
-architectures model_type transformers_version torch_dtype dtype use_cache _name_or_path
-bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
-initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop pretraining_tp
-output_attentions output_hidden_states output_scores return_dict return_dict_in_generate
-torchscript use_bfloat16 is_decoder is_llama_config transformers.js_config
-id2label label2id num_labels problem_type task_specific_params finetuning_task
-attn_implementation _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled
-unsloth_version unsloth_fixed unsloth_processed
-max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
-temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
-encoder_no_repeat_ngram_size bad_words_ids num_return_sequences forced_bos_token_id
-forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
-begin_suppress_tokens prefix tokenizer_class tf_legacy_loss gradient_checkpointing
-"""
-HARMLESS = frozenset(_HARMLESS.split())
-# Values that these must have in models that do not read them.
-FIXED: dict[str, tuple[object, ...]] = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "rope_interleaved": (False,),
-    "partial_rotary_factor": (1, 1.0),
-    "use_mrope": (False,),
-    "use_sliding_window": (False,),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-    "chunk_size_feed_forward": (0,),
-    "pruned_heads": ({},),
-    "tie_encoder_decoder": (False,),
-}
-# Keys that name code in the checkpoint, which is never run here.
-CODE = ("auto_map", "trust_remote_code", "custom_pipelines")
+QUANTIZED = ("quantization_config", "compression_config", "quantization")
 
 
 class Decoder(msgspec.Struct, kw_only=True):
@@ -241,36 +210,55 @@ class Described(NamedTuple):
     notes: tuple[str, ...]  # for the user, a sentence each
 
 
-def read_config(path: Path, kinds: dict[str, type[Decoder]]) -> Described:
-    """Read a config.json of one of `kinds`. Raises CheckpointError."""
-    given = read_json(path, "a model's configuration", dict[str, Any])
-    kind = given.get("model_type")
+def read_config(
+    path: Path, kinds: dict[str, type[Decoder]], ignore_keys: Collection[str] = ()
+) -> Described:
+    """Read a config.json of one of `kinds`. Raises CheckpointError.
+
+    ignore_keys: keys that the user knows to change nothing.
+    """
+    whole = read_json(path, "a model's configuration", dict[str, Any])
+    kind = whole.get("model_type")
     if not isinstance(kind, str) or kind not in kinds:
         raise CheckpointError(
             f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
         )
-    whole, given = given, kinds[kind].text(given)
-    if (quantized := given.get("quantization_config")) is not None:
-        method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else quantized
-        raise CheckpointError(
-            f"{path}: quantization_config: the model is already quantized ({one_line(method)}); "
-            "export the original"
-        )
-    fields = kinds[kind].__struct_fields__  # null is kept for these, because it may mean something
-    decoder = read_options(
-        path,
-        {key: value for key, value in given.items() if value is not None or key in fields},
-        kinds[kind],
-        expected=FIXED,
-        ignored=HARMLESS.union(CODE),
-        advice=f"it may change what {kind} models compute; remove it only if it does not",
-        unknown_off=False,
-    )
+    given = kinds[kind].text(whole)
+    _refuse_quantized(path, whole | given)
+    fields = kinds[kind].__struct_fields__
+    notes = _note_ignored(path, whole | given, fields, ignore_keys)
+    notes += check_keys(path, given, kind, {*fields, *ignore_keys})
+    decoder = convert_options(path, given, kinds[kind])
     decoder.outer(whole)
     try:
         config = decoder.model()
     except (ValueError, ArithmeticError) as error:
         raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
     named = ", ".join(key for key in CODE if given.get(key))
-    notes = (f"{path.name} names code ({named}), which is not run",) if named else ()
+    notes += (f"{path.name} names code ({named}), which is not run",) if named else ()
     return Described(config, decoder, notes + decoder.notes())
+
+
+def _refuse_quantized(path: Path, given: dict[str, Any]) -> None:
+    """Raise CheckpointError for a model whose tensors are codes of a quantizer."""
+    for key in QUANTIZED:
+        if (found := given.get(key)) is not None:
+            # mlx alone does not name itself.
+            method = found.get("quant_method", "mlx") if isinstance(found, dict) else found
+            raise CheckpointError(
+                f"{path}: {key}: the model is already quantized ({one_line(method)}); "
+                "export the original"
+            )
+
+
+def _note_ignored(
+    path: Path, given: dict[str, Any], fields: Collection[str], ignore_keys: Collection[str]
+) -> tuple[str, ...]:
+    """Return a note about keys that the user had ignored. Raises CheckpointError if they cannot be."""
+    for key in ignore_keys:
+        if key in fields:
+            raise CheckpointError(f"{path}: {key} counts in this model, so it cannot be ignored")
+        if key not in given:
+            raise CheckpointError(f"{path}: has no key {one_line(key)} to ignore; leave that out")
+    named = ", ".join(map(one_line, ignore_keys))
+    return (f"{path.name}: ignored because it was asked for: {named}",) if named else ()

@@ -7,6 +7,7 @@ Dense models of the kinds in hf_config.py, and STEM models in this project's own
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from stem_edge.config import ModelConfig
@@ -50,9 +51,12 @@ KINDS: dict[str, type[Decoder]] = {
 DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Open a folder with config.json and safetensors. Raises CheckpointError."""
-    config, decoder, notes = read_config(path / CONFIG, KINDS)
+def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
+    """Open a folder with config.json and safetensors; ignore_keys as in read_config.
+
+    Raises CheckpointError.
+    """
+    config, decoder, notes = read_config(path / CONFIG, KINDS, ignore_keys)
     files = TensorFiles(path)
     backbone = decoder.backbone(config, files)
     tables, index = decoder.tables(config, files), decoder.index(config, files)

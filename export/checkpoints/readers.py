@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from stem_edge.bundle.manifest import MANIFEST
-from stem_edge.errors import CheckpointError
+from stem_edge.errors import CheckpointError, InputError
 from stem_edge.export.checkpoints.blagpt import find_states
 from stem_edge.export.checkpoints.blagpt import read_checkpoint as read_blagpt
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, note_zero_tables
@@ -23,33 +24,47 @@ from stem_edge.export.checkpoints.lingua import PARAMS
 from stem_edge.export.checkpoints.lingua import read_checkpoint as read_lingua
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.stored_tensor import SourceFile, looks_like
+from stem_edge.hub.names import PREFIX, hub_name
 
 ARCHIVES = (".zip", ".npz", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 PICKLES = (".bin", ".ckpt", ".pkl", ".pickle")
 
 
-def read_checkpoint(path: str | Path) -> Checkpoint:
+def read_checkpoint(path: str | Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """Open a checkpoint of any known trainer, in a folder or on a hub (hf:org/name).
 
-    Raises CheckpointError, HubError, InputError.
+    ignore_keys: keys of config.json that the user knows to change nothing. Raises CheckpointError,
+    HubError, InputError.
     """
-    return note_zero_tables(open_checkpoint(checkpoint_folder(path)))
+    return note_zero_tables(open_checkpoint(checkpoint_folder(path), ignore_keys))
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """Open a checkpoint as read_checkpoint does, but read no tables for its notes."""
     if not path.exists():
         raise CheckpointError(
-            f"{path}: no such checkpoint; give a folder or file that training wrote"
+            f"{path}: no such checkpoint; {_hint(path)}give a folder or file that training wrote"
         )
     if (path / CONFIG).is_file():  # must be first, since Mistral's folders have a params.json, too
-        return read_hugging_face(path)
+        return read_hugging_face(path, ignore_keys)
+    if ignore_keys:
+        raise CheckpointError(
+            f"{path}: has no {CONFIG}, whose keys --ignore-key is for; leave that out"
+        )
     if (path / PARAMS).is_file():
         return read_lingua(path)
     if find_states(path):
         return read_blagpt(path)
     _refuse(path)
     return read_lingua(path)  # only to say what is missing
+
+
+def _hint(path: Path) -> str:
+    """Ask about a path that looks like the name of a model on a hub."""
+    try:
+        return f"did you mean {hub_name(PREFIX + path.as_posix())}? else "
+    except InputError:
+        return ""
 
 
 def _refuse(path: Path) -> None:

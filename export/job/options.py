@@ -64,6 +64,7 @@ class ExportOptions:
     tables: ExportTables | None = None
     lora: File = None
     tokenizer: File = None
+    ignore_keys: Collection[str] = ()
     head: WeightType | None = None
     bits: Mapping[MatrixKind, int] | None = None
     block_size: int | None = None

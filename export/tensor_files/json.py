@@ -59,13 +59,12 @@ def read_options(
     expected: Mapping[str, tuple[object, ...]],
     ignored: Collection[str],
     advice: str,
-    unknown_off: bool = True,
 ) -> T:
     """Convert a trainer's options to `type`, if no other option changes the model.
 
     expected: option -> its supported values; ignored: options that do not change the model; advice:
-    what to do about others. Those must be null or, with unknown_off, off (False, 0, empty), because
-    new options of a trainer are off by default. Raises CheckpointError.
+    what to do about others. Those must be off (null, False, 0, empty), because new options of a
+    trainer are off by default. Raises CheckpointError.
     """
     for name, found in options.items():
         if name in ignored or name in type.__struct_fields__:
@@ -75,14 +74,17 @@ def read_options(
         if name in expected:
             wanted = " or ".join(map(repr, expected[name]))
             fits = any(isinstance(found, v.__class__) and found == v for v in expected[name])
-        elif not unknown_off:
-            wanted = "no such key"
         elif isinstance(found, bool | int | float | str | list | tuple | dict):
             fits = not found
         if not fits:
             raise CheckpointError(
                 f"{path}: {one_line(name)} is {one_line(repr(found))}; expected {wanted}: {advice}"
             )
+    return convert_options(path, options, type)
+
+
+def convert_options(path: Path, options: Mapping[str, object], type: type[T]) -> T:
+    """Convert options to `type`, without those that it lacks. Raises CheckpointError."""
     try:
         return msgspec.convert(options, type)
     except (ValueError, re.error, ArithmeticError, RecursionError) as error:

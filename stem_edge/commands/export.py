@@ -108,6 +108,15 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="FILE", help="tokenizer.json to use instead of the checkpoint's"
     )
+    parser.add_argument(
+        "--ignore-key",
+        action="append",
+        default=[],
+        dest="ignore_keys",
+        metavar="KEY",
+        help="key of config.json that you know to change nothing, where the export asks; once for "
+        "each key",
+    )
 
 
 def _add_backbone(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import exports
 import numpy as np
 import pytest
 import torch
+import transformers
 from hf_folders import EVERY_SECOND, MODELS, YARN, edit, edit_tensors, make_model, refused
 
 from stem_edge.config import ModelConfig
@@ -109,13 +111,19 @@ def add_biases(tensors: dict[str, torch.Tensor]) -> None:
             {"quantization_config": {"quant_method": "awq"}},
             ["already quantized (awq); export the original"],
         ),
+        ({"quantization": {"group_size": 64, "bits": 4}}, ["already quantized (mlx)"]),
+        ({"quantization_config": {"group_size": 64, "bits": 4}}, ["already quantized (mlx)"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor is 0.5", "expected 1"]),
-        ({"rope_interleaved": True}, ["rope_interleaved is True", "expected False"]),
-        ({"residual_multiplier": 0.2}, ["residual_multiplier is 0.2", "llama models"]),
-        ({"num_local_experts": 8}, ["num_local_experts is 8"]),
-        ({"sliding_window": 5}, ["sliding_window is 5"]),
-        ({"model_type": "mistral", "attention_bias": True}, ["attention_bias", "False"]),
+        ({"chunk_size_feed_forward": 2}, ["chunk_size_feed_forward is 2, expected 0"]),
         ({"model_type": "mistral", "layer_types": EVERY_SECOND}, ["layer_types"]),
+        (
+            {"sliding_window": 5, "is_causal": False},
+            [
+                "sliding_window is 5",
+                "is_causal is False, expected True: may change what llama models",
+                "--ignore-key sliding_window --ignore-key is_causal (ignore_keys=)",
+            ],
+        ),
         ({"num_hidden_layers": 10**12}, ["num_hidden_layers"]),
         ({"num_attention_heads": 0}, ["num_attention_heads is 0"]),
         ({"num_key_value_heads": 3}, ["not a multiple of n_kv_heads 3"]),
@@ -144,10 +152,54 @@ def test_a_config_that_is_not_understood(
     refused(llama, "config.json", *parts)
 
 
-def test_keys_that_do_not_matter(llama: Path) -> None:
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"pretraining_tp": 2, "attention_dropout": 0.1, "use_cache": False, "top_k": 5},
+        {"_model_name_or_path": "a", "_commit_hash": "b", "unk_token_id": 0, "name_or_path": "c"},
+        {"partial_rotary_factor": 1.0, "is_causal": True, "sliding_window": None},
+    ],
+)
+def test_keys_that_change_nothing(llama: Path, values: dict[str, Any]) -> None:
+    before = read_checkpoint(llama)
+    edit(llama, **values)
+    found = read_checkpoint(llama)
+    assert (found.config, found.notes) == (before.config, ())
+
+
+UNKNOWN: dict[str, Any] = {"max_window_layers": 1, "rope_interleaved": True, "multiplier": 0.2}
+
+
+def test_keys_that_transformers_does_not_know_change_nothing_there_either(llama: Path) -> None:
+    ids = list(range(40))
+    expected = logits(read_checkpoint(llama), ids)
+    edit(llama, **UNKNOWN)
+    found = read_checkpoint(llama)
+    (note,) = found.notes
+    assert note.endswith(
+        "not know in llama models: max_window_layers, rope_interleaved, multiplier"
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    with torch.no_grad():
+        assert np.abs(model(torch.tensor([ids])).logits[0].numpy() - expected).max() < 1e-4
+    assert (logits(found, ids) == expected).all()
+
+
+def test_keys_that_the_user_ignores(llama: Path) -> None:
     before = read_checkpoint(llama).config
-    nothing = {"pretraining_tp": 2, "attention_dropout": 0.1, "rope_interleaved": False}
-    assert config_of(llama, **nothing, num_local_experts=None, use_cache=False) == before
+    edit(llama, sliding_window=5, is_causal=False, vendor=3)
+    found = read_checkpoint(llama, ["sliding_window", "is_causal", "vendor"])
+    assert found.config == before
+    asked = "config.json: ignored because it was asked for: sliding_window, is_causal, vendor"
+    assert found.notes == (asked,)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("hidden_size", "counts in this model"), ("none", "has no key none to ignore")],
+)
+def test_keys_that_cannot_be_ignored(llama: Path, key: str, said: str) -> None:
+    exports.refused(lambda: read_checkpoint(llama, [key]), "config.json", said)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from exports import Steps, contents
+from hf_folders import edit
 from make_checkpoint import Shape, write_checkpoint
 from safetensors.torch import save_file
 from torch_model import random_tensors
 
 import stem_edge
+from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hf_names import tensor_name
@@ -71,7 +73,7 @@ def test_folders_that_are_not_checkpoints(tmp_path: Path) -> None:
     for path, expected in (
         (tmp_path / "bundle", "is a bundle"),
         (tmp_path / "weights", "no config.json"),
-        (tmp_path / "none", "no such checkpoint"),
+        (tmp_path / "none", "no such checkpoint; give"),
         (tmp_path / "a.txt", "not a checkpoint"),
         (tmp_path / "run", "its folders consolidated, checkpoints/0000000100 are; give"),
         (tmp_path, "its folders run/consolidated are; give"),
@@ -79,6 +81,24 @@ def test_folders_that_are_not_checkpoints(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=expected):
             read_checkpoint(path)
+    with pytest.raises(CheckpointError, match="did you mean hf:org/name"):
+        read_checkpoint("org/name")
+
+
+def test_keys_are_ignored_in_config_json_alone(tiny_checkpoint: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"has no config.json, whose keys --ignore-key is for"
+    ):
+        read_checkpoint(tiny_checkpoint, ["key"])
+
+
+def test_a_bundle_names_the_keys_that_its_export_ignored(llama: Path, tmp_path: Path) -> None:
+    edit(llama, sliding_window=5, is_causal=False)
+    export = ["export", str(llama), str(tmp_path / "out"), "--ignore-key", "sliding_window"]
+    assert main(export) == 1
+    assert main([*export, "--ignore-key", "is_causal"]) == 0
+    notes = stem_edge.open_bundle(tmp_path / "out").manifest.report.notes
+    assert "config.json: ignored because it was asked for: sliding_window, is_causal" in notes
 
 
 @pytest.mark.parametrize("otherwise", [False, True], ids=["", "spelled otherwise"])

@@ -1,0 +1,44 @@
+"""The keys of config.json that this package knows are those of the installed transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hf_keys
+import msgspec
+import pytest
+
+from stem_edge.export.checkpoints.hf_keys import KnownKeys, read_known_keys
+from stem_edge.export.checkpoints.hugging_face import KINDS
+from stem_edge.export.checkpoints.stem_schema import MODEL_TYPE
+
+RENEW = (
+    "transformers {} knows more keys: see what they do there, run `python tools/hf_keys.py`, and read "
+    "those that change what a model computes, or name them in HARMLESS (export/checkpoints/hf_keys.py)"
+)
+
+
+def test_the_installed_transformers_knows_no_other_keys() -> None:
+    """It may know fewer, if it is older or gave some up."""
+    installed, shipped = hf_keys.known_keys(), read_known_keys()
+    said = RENEW.format(installed.transformers)
+    assert set(installed.generation) <= set(shipped.generation), said
+    for kind in installed.models:
+        more = installed.of(kind).items() - shipped.of(kind).items()
+        assert not more, f"{said}: {kind}: {sorted(key for key, _ in more)}"
+
+
+def test_every_model_that_is_read_is_known() -> None:
+    assert read_known_keys().models.keys() == KINDS.keys() - {MODEL_TYPE}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {MODEL_TYPE}))
+def test_what_is_read_is_what_transformers_knows(kind: str) -> None:
+    assert set(KINDS[kind].__struct_fields__) <= read_known_keys().of_text(kind).keys()
+
+
+def test_the_tool_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_keys, "FILE", tmp_path / "keys.json")
+    hf_keys.main([])
+    found = msgspec.json.decode((tmp_path / "keys.json").read_bytes(), type=KnownKeys)
+    assert found == hf_keys.known_keys()
