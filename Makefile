@@ -2,14 +2,25 @@
 # make test    lint, types and the tests that a person waits for (installs into .venv-dev, with torch)
 # make test-all    every test: also kills, soak, fuzz, training, and ggml, which it compiles
 # make test-processors    those that depend on the processor, on ARM64 (as root) and x86 without VNNI
+# make test-newest test-oldest    the quick tests with the newest and the oldest versions that pyproject.toml allows
+# make lock    choose the newest versions for the environments of demo, test and test-all (requirements/*.txt)
 # make coverage   which branches the tests take; fails if some at the trust boundary are missed
 # make model   train the demo model again and put it into the package (some minutes)
 
 PYTHON ?= python3
 # A process for each core, so that their libraries need no threads; whoever is done takes tests from another.
 # Bytecode is written even where the environment says otherwise, because tests start many processes.
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 .venv-dev/bin/pytest -q -n logical --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(1)/bin/pytest -q -n logical --dist worksteal
+# Options of pip may follow, such as an index with builds for the CPU.
 TORCH ?= torch==2.13.0
+PIP = bin/python -m pip install --quiet --disable-pip-version-check
+# This package itself, built by the setuptools that is locked.
+EDITABLE = --no-deps --no-build-isolation --editable .
+# Chooses versions from the ranges of pyproject.toml, with hashes. torch is left out, because its builds for the CPU and
+# for CUDA have the same version, but different hashes and dependencies.
+CHOOSE = echo "$(firstword $(TORCH))" | .venv-lock/bin/uv pip compile --quiet --upgrade --generate-hashes --no-annotate --no-header \
+	--constraints - --excludes requirements/cuda.in --no-emit-package torch pyproject.toml --group build
+EVERYWHERE = --universal --python-version 3.11
 
 # How llama-cpp-python compiles ggml here: the same everywhere, for any x86-64 of the last ten years
 # and for ARM (where the AVX options mean nothing), not for what this processor announces; without
@@ -24,16 +35,26 @@ export CMAKE_ARGS CMAKE_BUILD_PARALLEL_LEVEL
 BOUNDARY = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["tool"]["mutmut"]["only_mutate"], "*/system/child.py", \
 	"*/text/chat_worker.py", "*/first_load/*.py", "*/ggml/check.py", sep=",")
 
-.PHONY: demo test test-all test-processors lint coverage model clean
+.PHONY: demo test test-all test-newest test-oldest test-processors lint lock coverage model clean
 
 demo: .venv/installed
 	.venv/bin/stem-edge demo
 
 test: lint
-	$(PYTEST) -m "not slow"
+	$(call PYTEST,.venv-dev) -m "not slow"
 
 test-all: .venv-dev/installed-all lint
-	$(PYTEST)
+	$(call PYTEST,.venv-dev)
+
+test-newest: RESOLUTION = highest
+test-oldest: RESOLUTION = lowest-direct
+test-newest test-oldest: test-%: .venv-lock/installed
+	$(PYTHON) -m venv --clear .venv-$*
+	$(CHOOSE) --python .venv-$*/bin/python --resolution $(RESOLUTION) --extra dev --output-file .venv-$*/versions.txt
+	.venv-$*/$(PIP) --no-deps --requirement .venv-$*/versions.txt
+	.venv-$*/$(PIP) $(TORCH)
+	.venv-$*/$(PIP) $(EDITABLE)
+	$(call PYTEST,.venv-$*) -m "not slow"
 
 test-processors: .venv-dev/installed
 	.venv-dev/bin/python tools/processors.py
@@ -43,6 +64,11 @@ lint: .venv-dev/installed
 	.venv-dev/bin/ruff format --check .
 	.venv-dev/bin/mypy
 	.venv-dev/bin/lint-imports
+
+lock: .venv-lock/installed
+	$(CHOOSE) $(EVERYWHERE) --group compile --extra dev-all --output-file requirements/test-all.txt
+	$(CHOOSE) $(EVERYWHERE) --group compile --extra dev --constraints requirements/test-all.txt --output-file requirements/test.txt
+	$(CHOOSE) $(EVERYWHERE) --constraints requirements/test-all.txt --output-file requirements/demo.txt
 
 coverage: .venv-dev/installed-all
 	.venv-dev/bin/coverage erase
@@ -57,23 +83,29 @@ model: .venv-dev/installed
 	.venv-dev/bin/python tools/demo/demo_logits.py tests/data
 
 clean:
-	rm -rf .venv .venv-dev build dist .coverage* *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build dist .coverage* *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
-.venv/installed: pyproject.toml
+.venv/installed: requirements/demo.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e .
+	.venv/$(PIP) --no-deps --requirement requirements/demo.txt
+	.venv/$(PIP) $(EDITABLE)
 	touch $@
 
-# torch first and by itself: pinned to a release whose build for this platform is known to be small.
-.venv-dev/installed: pyproject.toml
+.venv-dev/installed: requirements/test.txt pyproject.toml
 	$(PYTHON) -m venv .venv-dev
-	.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	.venv-dev/$(PIP) --no-deps --requirement requirements/test.txt
+	.venv-dev/$(PIP) $(TORCH)
+	.venv-dev/$(PIP) $(EDITABLE)
+	touch $@
+
+.venv-lock/installed:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/$(PIP) "uv>=0.13"
 	touch $@
 
 # The chat page is tested in a real browser where one is there, or where root can install Debian's.
-.venv-dev/installed-all: .venv-dev/installed
-	.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev-all]"
+.venv-dev/installed-all: requirements/test-all.txt .venv-dev/installed
+	.venv-dev/$(PIP) --no-build-isolation --no-deps --requirement requirements/test-all.txt
 	command -v chromedriver || apt-get install -qq --no-install-recommends chromium chromium-driver || \
 		{ apt-get update -qq && apt-get install -qq --no-install-recommends chromium chromium-driver; } || \
 		echo "no chromium: tests of the chat page will skip"

@@ -136,7 +136,14 @@ def test_the_same_library_in_another_folder(trials: Trials, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"{", b'{"format": 0, "library": "", "repack": true}', bytes(1 << 17)]
+    "damage",
+    [b"", b"{", b'{"format": 0, "library": "", "repack": true}', bytes(1 << 17)],
+    ids=[
+        "empty",
+        "cut",
+        "another format",
+        "too long",
+    ],  # a name of 128 KiB is too long to start processes
 )
 def test_a_damaged_verdict_does_not_count(damage: bytes, trials: Trials) -> None:
     trials.count()
