@@ -7,6 +7,7 @@ from pathlib import Path
 import hf_keys
 import msgspec
 import pytest
+from packaging.version import Version
 
 from stem_edge.export.checkpoints.hf_keys import KnownKeys, read_known_keys
 from stem_edge.export.checkpoints.hugging_face import KINDS
@@ -19,8 +20,10 @@ RENEW = (
 
 
 def test_the_installed_transformers_knows_no_other_keys() -> None:
-    """It may know fewer, if it is older or gave some up."""
+    """It may know fewer, if it gave some up."""
     installed, shipped = hf_keys.known_keys(), read_known_keys()
+    if Version(installed.transformers) < Version(shipped.transformers):
+        pytest.skip("older than the one whose keys are known")
     said = RENEW.format(installed.transformers)
     assert set(installed.generation) <= set(shipped.generation), said
     for kind in installed.models:
