@@ -234,7 +234,7 @@ def test_several_streams_without_per_layer_embeddings(
     config = source.config.dense_twin()
     backbone = {name: source.backbone[name] for name in config.backbone_shapes()}
     dense = replace(source, config=config, backbone=backbone, tables={}, index=None)
-    monkeypatch.setattr(exporter, "read_checkpoint", lambda path: dense)
+    monkeypatch.setattr(exporter, "read_checkpoint", lambda *given: dense)
     stem_edge.export_bundle(CHECKPOINT, tmp_path / "bundle", backbone="fp32")
     ids = np.random.default_rng(1).integers(310, size=30).tolist()
     expected = forward(config, backbone, {}, ids)
