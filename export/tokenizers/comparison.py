@@ -54,7 +54,7 @@ def compare(path: Path, original: Conversion, written: str, template: object) ->
     path: the original's file; template: of its chats, which holds the names that they need.
     """
     tokenizer = Tokenizer.from_str(written)
-    texts = list(_texts(tokenizer, template))
+    texts = list(_texts(original.tokenizer, template))
     readings = [(True, original.as_text)]
     if original.as_names is not None:
         readings.append((False, original.as_names))
@@ -72,8 +72,8 @@ def compare(path: Path, original: Conversion, written: str, template: object) ->
 
 
 def _texts(tokenizer: Tokenizer, template: object) -> Iterator[str]:
-    yield from TEXTS
     names = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    yield from (text for text in TEXTS if text not in names)  # sentencepiece.py says why
     yield "a" + " b".join(names[:MOST_NAMES])
     if isinstance(template, str):
         yield template
