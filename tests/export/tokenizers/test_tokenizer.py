@@ -13,6 +13,7 @@ import pytest
 import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, models
 from trained_tokenizers import TEXTS, train_ranks, train_sp, write_ranks
 
@@ -140,6 +141,22 @@ def test_sentencepiece_without_dummy_prefix(tmp_path: Path) -> None:
     original = train_sp(tmp_path / "m", add_dummy_prefix=False, byte_fallback=True)
     exported = convert_tokenizer("sp", tmp_path / "m", add_bos=False)
     assert differing(exported, original.encode, TEXTS) == []
+
+
+def test_sentencepiece_model_whose_parts_are_split(sp_file: Path, tmp_path: Path) -> None:
+    """Protocol buffers join them: here, a second part of the normalizer has no dummy prefix."""
+    path = tmp_path / "m"
+    path.write_bytes(sp_file.read_bytes() + b"\x1a\x02\x18\x00")
+    original = SentencePieceProcessor(model_file=str(path))
+    assert original.encode("a") != SentencePieceProcessor(model_file=str(sp_file)).encode("a")
+    assert differing(convert_tokenizer("sp", path, add_bos=False), original.encode, TEXTS) == []
+
+
+def test_sentencepiece_model_with_a_piece_that_is_not_used(sp_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_bytes(sp_file.read_bytes() + b"\x0a\x08\x0a\x04four\x18\x05")
+    with pytest.raises(CheckpointError, match="1 unused pieces, such as 'four'"):
+        convert_tokenizer("sp", path, add_bos=False)
 
 
 def test_sentencepiece_special_tokens(sp_file: Path) -> None:
