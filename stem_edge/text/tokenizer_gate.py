@@ -26,7 +26,7 @@ from stem_edge.text_table import printable
 MAX_NBYTES = 64 << 20  # twice the largest among published models
 MAX_ADDED = 1 << 15
 MAX_TOKEN_CHARS = 1 << 12
-MAX_MERGES = 4  # for each token; published models have up to 2.3
+MAX_MERGES = 4  # for each token; Llama 3 has 2.2
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 Content = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TOKEN_CHARS)]
@@ -90,8 +90,6 @@ def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokeniz
             f"{path}: cannot read ({error.strerror}); the bundle is incomplete: export it again"
         ) from error
     try:
-        if len(data) > MAX_NBYTES:
-            raise ValueError(f"larger than {MAX_NBYTES:,} bytes")
         return check_json(data, vocab_size or MAX_VOCAB)
     except (ValueError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors
         reason = " ".join(str(error).split())[:500]
@@ -105,6 +103,8 @@ def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
 
     Padding and truncation are removed, and dropout, which makes the ids of a text random.
     """
+    if len(data) > MAX_NBYTES:
+        raise ValueError(f"larger than {MAX_NBYTES:,} bytes")
     file = msgspec.json.decode(data, type=TokenizerFile)
     model = msgspec.json.decode(file.model, type=dict[str, msgspec.Raw])
     ids = _vocabulary(model)
