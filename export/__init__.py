@@ -1,4 +1,4 @@
-"""Exporting checkpoints to bundles. May import torch, which the runtime never does."""
+"""Exporting checkpoints to bundles."""
 
 from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.exporter import export_bundle

@@ -349,4 +349,4 @@ def _with_special_tokens(source: Checkpoint, converted: ExportedTokenizer) -> Ch
         source.config, bos_id=converted.bos_id, eos_ids=converted.eos_ids
     )
     missing = () if converted.eos_ids else (NO_END,)
-    return replace(source, config=config, notes=source.notes + missing)
+    return replace(source, config=config, notes=source.notes + converted.notes + missing)

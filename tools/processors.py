@@ -196,12 +196,11 @@ def make_root(root: Path, processor: Processor) -> None:
 
 
 def requirements() -> list[str]:
-    """Requirements of the tests, from pyproject.toml, without torch."""
+    """Requirements of the tests, from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     own = [name for name in extras["dev"] if name.startswith(("pytest", "hypothesis", "onnx"))]
-    wanted = [*own, *project["dependencies"], *extras["export"], *extras["zarr"]]
-    return [name for name in wanted if not name.startswith("torch")]
+    return [*own, *project["dependencies"], *extras["export"], *extras["zarr"]]
 
 
 def _compile_launcher(path: Path, processor: Processor) -> None:

@@ -5,90 +5,120 @@ normalizer, decoder and special tokens are built here.
 
 Known differences that remain: a text that consists of one user-defined symbol gets no dummy prefix.
 With NFKC rules, a text of deleted control characters alone gets none either; marks on letters of
-another script or on compatibility characters may differ, as may U+FDD0, U+FDD1 and singleton marks
+another script or on compatibility characters may differ, as may U+0378, U+0379 and singleton marks
 such as U+0340.
 """
 
 import re
 import unicodedata
-from typing import Any
+from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers
-from tokenizers.pre_tokenizers import Split
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # piece types in sentencepiece_model.proto
-_UNIGRAM, _BPE = 1, 2
+from stem_edge.export.tokenizers.comparison import Conversion, import_original
+from stem_edge.export.tokenizers.ranks import merges
+from stem_edge.export.tokenizers.sentencepiece_file import (
+    ModelType,
+    PieceType,
+    SentencePieceModel,
+    read_model,
+)
 
 
-def build_sentencepiece(library: Any, proto: Any, parts: dict[str, Any]) -> Tokenizer:
-    """Build a tokenizer that gives the ids of sentencepiece.
+def convert_sentencepiece(path: Path) -> Conversion:
+    """Convert a BPE or unigram model.
 
-    library: transformers.convert_slow_tokenizer; proto: the model's protobuf; parts: what the
-    library's SentencePieceExtractor extracts. Raises ValueError for models that cannot be converted.
+    Raises CheckpointError without the package sentencepiece, ValueError for models that cannot be
+    converted, and what sentencepiece raises for damaged ones.
     """
-    trainer, norm = proto.trainer_spec, proto.normalizer_spec
-    if trainer.model_type not in (_UNIGRAM, _BPE):
-        raise ValueError(f"model type {trainer.model_type}")
-    if trainer.treat_whitespace_as_suffix or not norm.escape_whitespaces:
+    library, data = import_original("sentencepiece"), path.read_bytes()
+    original = library.SentencePieceProcessor(model_proto=data)
+    ids = (original.bos_id(), original.eos_id())  # -1 where the model has none
+    bos, eos = (original.id_to_piece(i) if i >= 0 else None for i in ids)
+    return Conversion(_tokenizer(read_model(data)), original.encode, bos, eos)
+
+
+def _tokenizer(model: SentencePieceModel) -> Tokenizer:
+    if model.treat_whitespace_as_suffix or not model.escape_whitespaces:
         raise ValueError("treat_whitespace_as_suffix or escape_whitespaces=false")
-    hidden = {p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL, _BYTE)}
-    merges = [pair for pair in parts.get("merges", ()) if "".join(pair) not in hidden]
-    tokenizer: Tokenizer = library.SpmConverter.build_tokenizer_from_spm_proto(
-        proto, parts["vocab"], merges
-    )
-    symbols = [p.piece for p in proto.pieces if p.type == _USER_DEFINED]
-    normalizer = normalizers.Sequence(_sp_normalizer(norm, symbols))
+    if unused := model.names(PieceType.UNUSED):
+        raise ValueError(f"{len(unused)} unused pieces, such as {unused[0]!r}")
+    symbols = model.names(PieceType.USER_DEFINED)
+    normalizer = normalizers.Sequence(_normalizer(model, symbols))
     unstable = [name for name in symbols if normalizer.normalize_str(name) != name]
     if unstable:  # cannot be added, because text like its normalised form would match it
         raise ValueError(f"user-defined symbol {unstable[0]!r}, which normalisation changes")
+    tokenizer = Tokenizer(_model(model))
     tokenizer.normalizer = normalizer
-    if trainer.model_type == _UNIGRAM:
-        visible = [p.piece for p in proto.pieces if p.piece not in hidden]
-        tokenizer.pre_tokenizer = _keep_apart(hidden, "\n".join(visible))
-    strip = [decoders.Strip(" ", 1, 0)] if norm.add_dummy_prefix else []
+    if model.type == ModelType.UNIGRAM:
+        hidden = model.names(PieceType.UNKNOWN, PieceType.CONTROL, PieceType.BYTE)
+        visible = "\n".join(model.names(PieceType.NORMAL, PieceType.USER_DEFINED))
+        tokenizer.pre_tokenizer = _keep_apart(hidden, visible)
+    strip = [decoders.Strip(" ", 1, 0)] if model.add_dummy_prefix else []
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     tokenizer.decoder = decoders.Sequence(steps)
-    special = [p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)]
+    special = model.names(PieceType.UNKNOWN, PieceType.CONTROL)
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     # Matched after normalisation, otherwise spaces beside a symbol would count as ends of the text.
     tokenizer.add_tokens([AddedToken(name, normalized=True) for name in symbols])
     return tokenizer
 
 
-def _sp_normalizer(norm: Any, symbols: list[str]) -> list[Any]:
-    steps = _charsmap(norm)
-    if norm.remove_extra_whitespaces:
+def _model(model: SentencePieceModel) -> models.Model:
+    (unknown,) = model.names(PieceType.UNKNOWN)
+    ids = {piece.name: number for number, piece in enumerate(model.pieces)}
+    if model.type == ModelType.UNIGRAM:
+        scores = [(piece.name, piece.score) for piece in model.pieces]
+        return models.Unigram(scores, ids[unknown], model.byte_fallback)
+    if model.type != ModelType.BPE:
+        raise ValueError(f"model type {model.type}")
+    # Others are never made by merging: symbols are split off a text before.
+    normal = {piece.name: piece.score for piece in model.pieces if piece.type == PieceType.NORMAL}
+    ranked = sorted(normal, key=normal.__getitem__, reverse=True)
+    return models.BPE(
+        ids,
+        merges(ranked, normal),
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=model.byte_fallback,
+    )
+
+
+def _normalizer(model: SentencePieceModel, symbols: list[str]) -> list[normalizers.Normalizer]:
+    steps = _charsmap(model)
+    if model.remove_extra_whitespaces:
         # Only U+0020, and "▁" at the end; not by Strip, because that removes any white space.
         steps.append(normalizers.Replace(Regex(r"\A +|(?<= ) +|[ ▁]+\z"), ""))
-    steps.append(normalizers.Replace(" ", "▁"))
-    if norm.add_dummy_prefix and symbols:
+    if model.add_dummy_prefix and symbols:
         # Symbols are normalised themselves before they are searched for; they must get no prefix.
         alone = "|".join(map(re.escape, symbols))
-        steps.append(normalizers.Replace(Regex(rf"\A(?!(?:{alone})\z)(?=(?m:.))"), "▁"))
-    elif norm.add_dummy_prefix:
+        steps.append(normalizers.Replace(Regex(rf"\A(?!(?:{alone})\z)(?=(?m:.))"), " "))
+    steps.append(normalizers.Replace(" ", "▁"))
+    if model.add_dummy_prefix and not symbols:
         steps.append(normalizers.Prepend("▁"))
     return steps
 
 
-def _charsmap(norm: Any) -> list[Any]:
+def _charsmap(model: SentencePieceModel) -> list[normalizers.Normalizer]:
     """Return steps that replace characters as sentencepiece does, which takes the longest match.
 
     Precompiled replaces a whole grapheme by what its first match becomes, and so loses the accent of
-    "①́" and the voice of "ｶﾞ". So each character goes to it alone (U+FDD0 between), and NFC composes
-    after. U+FDD1 keeps NFC from reordering marks that never compose.
+    "①́" and the voice of "ｶﾞ". So each character goes to it alone (U+0378 between), and NFC composes
+    after. U+0379 keeps NFC from reordering marks that never compose. Both are unassigned, and short:
+    a load refuses steps that could make a text too long (text/tokenizer_steps.py).
     """
-    if not norm.precompiled_charsmap:
+    if not model.charsmap:
         return []
-    mapped = normalizers.Precompiled(norm.precompiled_charsmap)
-    if "nfkc" not in norm.name:
+    mapped = normalizers.Precompiled(model.charsmap)
+    if "nfkc" not in model.rules:
         return [mapped]
     return [
-        normalizers.Replace(Regex(_never_composed()), "\ufdd1"),
-        normalizers.Replace(Regex(r"(?m)(?<=.)(?=.)"), "\ufdd0"),
+        normalizers.Replace(Regex(_never_composed()), "\u0379"),
+        normalizers.Replace(Regex(r"(?m)(?<=.)(?=.)"), "\u0378"),
         mapped,
-        normalizers.Replace("\ufdd0", ""),
+        normalizers.Replace("\u0378", ""),
         normalizers.NFC(),
-        normalizers.Replace("\ufdd1", ""),
+        normalizers.Replace("\u0379", ""),
     ]
 
 
@@ -108,7 +138,7 @@ def _never_composed() -> str:
     return rf"(?m)(?<=.)(?=\p{{M}})(?:{'|'.join(places)})"
 
 
-def _keep_apart(hidden: set[str], visible: str) -> Any:
+def _keep_apart(hidden: list[str], visible: str) -> pre_tokenizers.Split | None:
     """Cut names such as "<0x41>" in ordinary text, at a place that no ordinary piece spans.
 
     Otherwise the unigram model would take the name for the piece itself.
@@ -118,4 +148,4 @@ def _keep_apart(hidden: set[str], visible: str) -> Any:
         at = next((k for k in range(1, len(name)) if name[k - 1 : k + 1] not in visible), None)
         if at:
             cuts.append(f"{re.escape(name[:at])}(?={re.escape(name[at:])})")
-    return Split(Regex("|".join(cuts)), "merged_with_previous") if cuts else None
+    return pre_tokenizers.Split(Regex("|".join(cuts)), "merged_with_previous") if cuts else None

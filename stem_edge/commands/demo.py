@@ -62,4 +62,4 @@ What to do next:
   {command} inspect {path}
   {command} generate {path} "Spain borders"
   {command} edit {path} --compare "The capital of Spain is" --source Spain --target Germany
-  {command} export CHECKPOINT OUT     your own model; needs: pip install 'stem-edge[export]'"""
+  {command} export CHECKPOINT OUT     your own model"""

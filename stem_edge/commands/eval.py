@@ -24,7 +24,7 @@ from stem_edge.commands.ray import add_ray
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
-from stem_edge.measuring.planning.candidates import is_bundle, model_folder, open_checkpoint
+from stem_edge.measuring.planning.candidates import is_bundle, model_folder
 from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.text_table import printable, table, wrapped
@@ -53,8 +53,7 @@ examples:
   stem-edge eval runs/0000100000 --text book.txt --kinds --max-kl 0.02
 
 Several bundles are compared with the first. For --kinds, give a checkpoint instead of a bundle. A
-checkpoint as reference needs pip install 'stem-edge[export]'; it is computed in float32, and read
-again for every window."""
+checkpoint as reference is computed in float32, and read again for every window."""
 
 FOR_KINDS = ("--text", "--kinds", "--max-kl", "--json")
 
@@ -153,7 +152,6 @@ def _run_kinds(args: argparse.Namespace) -> int:
             raise InputError(
                 f"{path}: is a bundle; --kinds measures what a checkpoint could become"
             )
-        open_checkpoint(path)  # says what to install where exports are not
     from stem_edge.measuring.quality.kinds import kind_costs
 
     found = [kind_costs(path, args.text, max_kl=args.max_kl) for path in paths]

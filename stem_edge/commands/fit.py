@@ -19,8 +19,8 @@ from stem_edge.units import format_rate, format_size
 
 DESCRIPTION = """\
 Plan how to run a bundle on a device, without running it: how long a context and how many rows fit
-into memory, and how much memory and time to expect. For a checkpoint (needs pip install
-'stem-edge[export]'), also plan which types to export it with.
+into memory, and how much memory and time to expect. For a checkpoint, also plan which types to
+export it with.
 
 Here --memory includes the weights: they are mapped from their file, but every token reads them, so
 decoding is fast only while they stay in memory."""

@@ -51,7 +51,7 @@ COMMANDS = {
     "cache": "list or remove what is kept for faster loads",
 }
 # Command -> extra of the package that it needs.
-EXTRAS = {"export": "export", "lm-eval": "lm-eval", "serve": "server"}
+EXTRAS = {"lm-eval": "lm-eval", "serve": "server"}
 
 DESCRIPTION = """\
 Run STEM language models whose parameters do not fit in memory. A checkpoint is exported once, to a
@@ -60,7 +60,6 @@ folder called a bundle, which the other commands run, check and measure."""
 EPILOG = """\
 first steps:
   stem-edge demo
-  pip install 'stem-edge[export]'
   stem-edge export runs/0000100000 model
   stem-edge generate model "Once upon a time"
 

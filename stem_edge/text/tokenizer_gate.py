@@ -26,6 +26,7 @@ from stem_edge.text_table import printable
 MAX_NBYTES = 64 << 20  # twice the largest among published models
 MAX_ADDED = 1 << 15
 MAX_TOKEN_CHARS = 1 << 12
+MAX_MERGES = 4  # for each token; Llama 3 has 2.2
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 Content = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TOKEN_CHARS)]
@@ -80,7 +81,7 @@ def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokeniz
     """Check a tokenizer.json for a model with `vocab_size` rows. Raises BundleError.
 
     Ids must be 0 to vocab_size - 1, each of one token; some may have none, because a model can have
-    more rows than its tokenizer has tokens. Padding and truncation are removed.
+    more rows than its tokenizer has tokens.
     """
     try:
         data = disk.read_file(path, MAX_NBYTES)
@@ -89,9 +90,7 @@ def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokeniz
             f"{path}: cannot read ({error.strerror}); the bundle is incomplete: export it again"
         ) from error
     try:
-        if len(data) > MAX_NBYTES:
-            raise ValueError(f"larger than {MAX_NBYTES:,} bytes")
-        return _checked(data, vocab_size or MAX_VOCAB)
+        return check_json(data, vocab_size or MAX_VOCAB)
     except (ValueError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors
         reason = " ".join(str(error).split())[:500]
         raise BundleError(
@@ -99,7 +98,13 @@ def check_tokenizer(path: Path, vocab_size: int | None = None) -> CheckedTokeniz
         ) from None
 
 
-def _checked(data: bytes, vocab_size: int) -> CheckedTokenizer:
+def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
+    """Check the bytes of a tokenizer.json as check_tokenizer does. Raises ValueError, RecursionError.
+
+    Padding and truncation are removed, and dropout, which makes the ids of a text random.
+    """
+    if len(data) > MAX_NBYTES:
+        raise ValueError(f"larger than {MAX_NBYTES:,} bytes")
     file = msgspec.json.decode(data, type=TokenizerFile)
     model = msgspec.json.decode(file.model, type=dict[str, msgspec.Raw])
     ids = _vocabulary(model)
@@ -111,6 +116,9 @@ def _checked(data: bytes, vocab_size: int) -> CheckedTokenizer:
             )
     _check_ids(ids, vocab_size)
     check_model(model)
+    _check_merges(model, len(ids))
+    if "dropout" in model:
+        model["dropout"] = NULL
     steps = {name: getattr(file, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
     growth = check_steps(steps | {"post_processor": file.post_processor}, vocab_size)
     file.model = msgspec.Raw(msgspec.json.encode(model))
@@ -138,6 +146,18 @@ def _vocabulary(model: Mapping[str, msgspec.Raw]) -> dict[str, int]:
     if not ids:
         raise ValueError("model.vocab is empty, expected tokens")
     return ids
+
+
+def _check_merges(model: Mapping[str, msgspec.Raw], tokens: int) -> None:
+    """Raise ValueError for more merges than tokens could need: the library takes 0.5 kB for each."""
+    raw = model.get("merges", msgspec.Raw(b"[]"))
+    merges = msgspec.json.decode(raw, type=list[tuple[str, str] | str])
+    distinct = len(set(merges))
+    if distinct < len(merges) or distinct > MAX_MERGES * tokens:
+        raise ValueError(
+            f"model.merges has {len(merges)} entries, {distinct} of them distinct, for {tokens} tokens; "
+            f"expected distinct ones, at most {MAX_MERGES} for each token"
+        )
 
 
 def _check_ids(ids: Mapping[str, int], vocab_size: int) -> None:

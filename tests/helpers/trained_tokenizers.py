@@ -12,20 +12,13 @@ from typing import Any
 
 import sentencepiece
 
+from stem_edge.export.tokenizers import comparison
+
 WORDS = [
     *["the", "of", "and", "to", "in", "capital", "city", "river", "Paris", "Ouagadougou", "12"],
     *["345", "2024", "foo_bar()", "x==0:", "élan", "naïve", "Straße", "übermäßig", "東京都"],
     *["日本語", "は", "カタカナ", "서울", "한국어", "Москва", "Привет", "мир", "مرحبا", "שלום"],
     *["नमस्ते", "😀", "👍🏽", "<div>", "</s", "x41>", "we'll", "I'M", "YOU'RE"],
-]
-NASTY = [
-    *["", " ", "  ", "a", " a", "a ", "  a  b  ", "\n", "\r\n", "a\r\nb", "\t\ta", "  \n  \n x"],
-    *["\0", "a\0b", "\x01\x7f\x85\xa0", "\u200b\ufeff", "\u2028\u2029", "\xad", "\ufffd", "\ufffe"],
-    *["e\u0301", "\u0301", "か\u3099", "\u1112\u1161\u11ab", "①\u0301", "ﾊﾟｿｺﾝ ｶﾞ", "ﬁ ½ ～〜", "İı"],
-    *["tiê\u0301ng Viê\u0323t", "a\u0301\u0323", "مُحَمَّدٌ", "בְּרֵאשִׁית", "प\u093c", "\u3000全角\u3000"],
-    *["👨\u200d👩\u200d👧", "🇩🇪🇫", "❤️ 1️⃣", "\U0010ffff", "don't DON'T don'ſ", "12345678 ١٢٣"],
-    *["<0x41>", "<0x0A>x", "</s", "▁", "a▁ b", " ▁ ▁", "a ▁ ", "a  ▁b", "a" * 99, "ab" * 50],
-    "if x:\n    y = 1\n",
 ]
 POOLS = [(0x20, 0x7F), (0, 0x20), (0x80, 0x590), (0x590, 0x700), (0x900, 0xD00), (0x2000, 0x2100)]
 POOLS += [(0x2150, 0x2500), (0x3000, 0x3100), (0x4E00, 0x9FFF), (0xAC00, 0xD7A4), (0xFF00, 0xFFF0)]
@@ -46,7 +39,7 @@ def random_texts(count: int) -> list[str]:
     return ["".join(piece() for _ in range(rng.randint(1, 30))) for _ in range(count)]
 
 
-TEXTS = NASTY + random_texts(400)
+TEXTS = [*comparison.TEXTS, *random_texts(400)]
 
 
 def corpus() -> list[str]:

@@ -54,9 +54,9 @@ def test_measuring_needs_no_extra(name: str) -> None:
     assert not loaded & {"torch", "onnx", "zarr", "matplotlib", "lm_eval", "llama_cpp"}
 
 
-def test_exporting_needs_torch_for_one_quantizer_only() -> None:
+def test_exporting_loads_neither_torch_nor_the_trainers_tokenizers() -> None:
     loaded = loaded_after("import stem_edge.export.exporter")
-    assert not loaded & {"torch", "onnx"}
+    assert not loaded & {"torch", "transformers", "onnx", "sentencepiece", "tiktoken"}
 
 
 def test_generating_loads_neither_torch_nor_onnx_nor_zarr() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from stem_edge.bundle.footprint import Footprint, expected_footprint, gguf_footp
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.config import ModelConfig
-from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.errors import InputError
 from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType, WeightType
 from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import keep_ref, open_snapshot
@@ -54,8 +53,8 @@ def model_folder(path: str | Path) -> Path:
     if there:
         folder = bundle_folder(str(snapshot.name))
     else:
-        with _extra(path):
-            from stem_edge.export.checkpoints.fetched import checkpoint_folder
+        from stem_edge.export.checkpoints.fetched import checkpoint_folder
+
         folder = checkpoint_folder(str(snapshot.name))
     keep_ref(snapshot)
     return folder
@@ -69,27 +68,10 @@ def is_bundle(path: Path) -> bool:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint as stem-edge export does.
+    """Open a checkpoint as stem-edge export does. Raises CheckpointError."""
+    from stem_edge.export.checkpoints.readers import read_checkpoint
 
-    Raises CheckpointError, or StemEdgeError if the extra [export] is not installed.
-    """
-    with _extra(path):
-        from stem_edge.export.checkpoints.readers import read_checkpoint
     return read_checkpoint(path)
-
-
-@contextmanager
-def _extra(path: str | Path) -> Iterator[None]:
-    """Say how to install what exports need, where imports fail."""
-    try:
-        yield
-    except ImportError as error:
-        if error.name is None or error.name.startswith("stem_edge"):
-            raise
-        raise StemEdgeError(
-            f"{path}: not a bundle, and reading a checkpoint needs the package {error.name}; "
-            "install it with: pip install 'stem-edge[export]'"
-        ) from error
 
 
 def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:

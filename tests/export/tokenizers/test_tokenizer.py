@@ -2,18 +2,23 @@
 
 import json
 import random
-import subprocess
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, models
 from trained_tokenizers import TEXTS, train_ranks, train_sp, write_ranks
 
 from stem_edge.errors import CheckpointError
+from stem_edge.export.tokenizers import ranks, sentencepiece
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
 # The trainer's cut, written down again: a slip in the module must not repeat itself here.
@@ -37,6 +42,7 @@ def differing(exported: ExportedTokenizer, encode: Any, texts: list[str]) -> lis
 
 def round_trip(exported: ExportedTokenizer, text: str) -> str:
     tokenizer = Tokenizer.from_str(exported.json)
+    tokenizer.encode_special_tokens = True
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     return str(tokenizer.decode(ids, skip_special_tokens=False))
 
@@ -107,7 +113,7 @@ def test_tiktoken_file_that_was_replaced(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strip", [True, False])
 @pytest.mark.parametrize("fallback", [True, False])
-@pytest.mark.parametrize("rules", ["identity", "nmt_nfkc"])
+@pytest.mark.parametrize("rules", ["identity", "nmt_nfkc", "nmt_nfkc_cf"])
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_sentencepiece(kind: str, rules: str, fallback: bool, strip: bool, tmp_path: Path) -> None:
     options: dict[str, Any] = {"model_type": kind, "normalization_rule_name": rules}
@@ -137,6 +143,22 @@ def test_sentencepiece_without_dummy_prefix(tmp_path: Path) -> None:
     assert differing(exported, original.encode, TEXTS) == []
 
 
+def test_sentencepiece_model_whose_parts_are_split(sp_file: Path, tmp_path: Path) -> None:
+    """Protocol buffers join them: here, a second part of the normalizer has no dummy prefix."""
+    path = tmp_path / "m"
+    path.write_bytes(sp_file.read_bytes() + b"\x1a\x02\x18\x00")
+    original = SentencePieceProcessor(model_file=str(path))
+    assert original.encode("a") != SentencePieceProcessor(model_file=str(sp_file)).encode("a")
+    assert differing(convert_tokenizer("sp", path, add_bos=False), original.encode, TEXTS) == []
+
+
+def test_sentencepiece_model_with_a_piece_that_is_not_used(sp_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_bytes(sp_file.read_bytes() + b"\x0a\x08\x0a\x04four\x18\x05")
+    with pytest.raises(CheckpointError, match="1 unused pieces, such as 'four'"):
+        convert_tokenizer("sp", path, add_bos=False)
+
+
 def test_sentencepiece_special_tokens(sp_file: Path) -> None:
     tokenizer = Tokenizer.from_str(convert_tokenizer("sp", sp_file, add_bos=True).json)
     plain = tokenizer.encode("a", add_special_tokens=False).ids
@@ -157,6 +179,9 @@ def test_bos_config_and_determinism(kind: str, ranks_file: Path, sp_file: Path) 
     assert (tokenizer.token_to_id(str(exported.config["eos_token"])),) == exported.eos_ids
     bare = Tokenizer.from_str(convert_tokenizer(kind, path, add_bos=False).json)
     assert bare.encode("abc").ids == tokenizer.encode("abc", add_special_tokens=False).ids
+
+
+to_str = Tokenizer.to_str
 
 
 def write_json(folder: Path, config: dict[str, object] | None) -> Path:
@@ -210,7 +235,7 @@ NULL_MAP = json.dumps(  # because it makes the library panic
         ("tiktoken", b"IQ== 1\n", "the ranks of 1 lines are not 0 to 0"),
         ("sp", b"", "expected a sentencepiece"), ("sp", b"not a model", "expected a sentencepiece"),
         ("json", b"", "expected a tokenizer"), ("json", b"\xff\xfe", "UnicodeDecodeError"),
-        ("json", b"{}", "expected a tokenizer"), ("json", BAD_MODEL.encode(), "0 tokens"),
+        ("json", b"{}", "expected a tokenizer"), ("json", BAD_MODEL.encode(), "vocab is empty"),
         ("json", NULL_MAP.encode(), "expected a tokenizer"),
     ],
 )  # fmt: skip
@@ -278,10 +303,98 @@ def test_unknown_kind_and_missing_file(tmp_path: Path) -> None:
         convert_tokenizer("sp", None, add_bos=False)
 
 
+def test_merges_in_the_order_of_ranks(tmp_path: Path) -> None:
+    """Tokens of two letters, so that a text can be cut in many ways."""
+    rng = random.Random(5)
+    for number in range(40):
+        tokens = [bytes([byte]) for byte in range(256)]
+        while len(tokens) < 290:
+            parts = rng.choices([b"a", b"b", *tokens[256:]], k=2)
+            tokens += [b"".join(parts)] * (b"".join(parts) not in tokens)
+        rng.shuffle(tokens)
+        ranks = {token: rank for rank, token in enumerate(tokens)}
+        exported = convert_tokenizer(
+            "tiktoken", write_ranks(tmp_path / str(number), ranks), add_bos=False
+        )
+        original = tiktoken.Encoding("", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+        texts = ["".join(rng.choices("ab", k=rng.randint(1, 60))) for _ in range(50)]
+        assert differing(exported, original.encode_ordinary, texts) == []
+
+
+MIXED = st.lists(st.one_of(st.sampled_from([*TEXTS, " ", "  ", "<sep>", "▁"]), st.text(max_size=6)))
+
+
+def check_any(exported: ExportedTokenizer, encode: Any) -> None:
+    """Compare on texts of any characters."""
+
+    @settings(max_examples=300, deadline=None)
+    @given(MIXED.map("".join))
+    def check(text: str) -> None:
+        assert ours(text) == encode(text)
+
+    ours = as_trainer(exported)
+    check()
+
+
 @pytest.mark.slow
-def test_bytes_and_json_do_not_import_transformers() -> None:
-    code = (
-        "import sys; from stem_edge.export.tokenizers.tokenizer import convert_tokenizer as c;"
-        "c('bytes', None, add_bos=True); assert 'transformers' not in sys.modules"
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model_type": "bpe", "byte_fallback": True},
+        {"model_type": "bpe", "remove_extra_whitespaces": False},
+        {"model_type": "unigram", "byte_fallback": True, "remove_extra_whitespaces": False},
+        {"model_type": "unigram", "user_defined_symbols": ["<sep>"], "add_dummy_prefix": False},
+    ],
+)
+def test_sentencepiece_of_any_characters(options: dict[str, Any], tmp_path: Path) -> None:
+    original = train_sp(tmp_path / "m", normalization_rule_name="identity", **options)
+    check_any(convert_tokenizer("sp", tmp_path / "m", add_bos=False), original.encode)
+
+
+@pytest.mark.slow
+def test_tiktoken_of_any_characters(ranks_file: Path) -> None:
+    original = tiktoken.Encoding(
+        "", pat_str=PATTERN, mergeable_ranks=train_ranks(400), special_tokens={}
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    check_any(convert_tokenizer("tiktoken", ranks_file, add_bos=False), original.encode_ordinary)
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "made"),
+    [
+        ("tiktoken", ranks, "merges"),
+        ("sp", sentencepiece, "merges"),
+        ("sp", sentencepiece, "_normalizer"),
+    ],
+)
+def test_a_conversion_with_other_ids_ends_the_export(
+    kind: str, module: ModuleType, made: str, ranks_file: Path, sp_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As if the library changed."""
+    monkeypatch.setattr(module, made, lambda *_: [])
+    path = {"tiktoken": ranks_file, "sp": sp_file}[kind]
+    with pytest.raises(CheckpointError) as caught:
+        convert_tokenizer(kind, path, add_bos=True)
+    words = r"reads '.+' after '.*' other than the original: expected ids \[\d.*\], found \[\d.*\]"
+    assert re.search(words, str(caught.value)) and str(path) in str(caught.value)
+
+
+def test_a_special_token_that_is_lost_ends_the_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "to_str", lambda own: to_str(own).replace('"<x>"', '"<z>"'))
+    tokenizer = Tokenizer.from_file(str(path := write_json(tmp_path, {})))
+    tokenizer.add_special_tokens(["<x>"])
+    path.write_text(to_str(tokenizer))
+    with pytest.raises(CheckpointError, match="other than the original"):
+        convert_tokenizer("json", path, add_bos=False)
+
+
+@pytest.mark.parametrize(("kind", "package"), [("tiktoken", "tiktoken"), ("sp", "sentencepiece")])
+def test_without_the_trainers_library(
+    kind: str, package: str, sp_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(CheckpointError, match=rf"needs {package}.*stem-edge\[export\]"):
+        convert_tokenizer(kind, sp_file, add_bos=True)

@@ -140,9 +140,9 @@ def test_times_that_steps_lengthen_a_text() -> None:
     assert growth({"type": "NFKC"}, {"type": "NFKC"}, {"type": "NFKD"}) == 11
     assert growth({"type": "Metaspace"}, part="pre_tokenizer") == 3
     double, half = replace({"String": "a"}, "bb"), {"type": "Lowercase"}
-    assert growth(*[double] * 10, half) == 1024
-    with pytest.raises(ValueError, match=r"normalizer can make a text 2,048 times as long"):
-        growth(*[double] * 11)
+    assert growth(*[double] * 11, half) == 2048
+    with pytest.raises(ValueError, match=r"normalizer can make a text 4,096 times as long"):
+        growth(*[double] * 12)
     with pytest.raises(ValueError, match=r"1,000,000,000,000 times"):
         growth(*[double] * 50)
 

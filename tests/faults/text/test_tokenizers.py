@@ -180,6 +180,28 @@ def test_t7_ids_beyond_the_model_and_gaps(path: Path) -> None:
     assert codec.encode("ab", add_special_tokens=False) == [3, 900]
 
 
+@pytest.mark.parametrize(
+    ("merges", "named"),
+    [
+        ([["a", "b"], ["a", "b"]], "2 entries, 1 of them distinct"),
+        (["a b", "a b"], "2 entries, 1 of them distinct"),
+        ([[chr(ord("A") + k), "b"] for k in range(13)], "13 of them distinct, for 3 tokens"),
+        ([["a", "b", "c"]], "not a tokenizer.json"),
+    ],
+)
+def test_t7_merges_that_no_tokens_need(path: Path, merges: list[Any], named: str) -> None:
+    """The library takes half a kilobyte for each, before it looks at it."""
+    model = {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": merges}
+    write(path, added_tokens=[], post_processor=None, model=model)
+    refused(lambda: TextCodec(path), BundleError, path, named)
+
+
+def test_t7_dropout_of_a_training_is_left_out(path: Path) -> None:
+    codec = TextCodec(write(path, model={"dropout": 0.5}))
+    for text in probe_texts():
+        assert codec.encode(text) == CODEC.encode(text)
+
+
 def test_t8_two_tokens_exchanged_show_only_in_the_checksum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

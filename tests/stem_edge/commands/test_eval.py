@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 from pathlib import Path
 from typing import Any
@@ -97,19 +96,3 @@ def test_the_command_refuses_a_bad_file(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
-
-
-def test_a_checkpoint_without_torch_says_what_to_install(
-    text: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = builtins.__import__
-
-    def no_torch(name: str, *rest: Any) -> Any:
-        if name == "stem_edge.export.checkpoints.readers":
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", no_torch)
-    arguments = ["--text", str(text), "--against", str(CHECKPOINT)]
-    assert main(["eval", str(DEMO), *arguments]) == 1
-    assert "pip install 'stem-edge[export]'" in capsys.readouterr().err

@@ -228,15 +228,15 @@ def test_version(capsys: Capture) -> None:
     assert capsys.readouterr().out.strip() == stem_edge.__version__
 
 
-def test_export_needs_only_a_hint_when_its_packages_are_missing() -> None:
+def test_a_command_whose_packages_are_missing_says_what_to_install() -> None:
     code = (
-        "import sys; sys.modules['filelock'] = None\n"
-        "from stem_edge.commands.main import main; sys.exit(main(['export', 'a', 'b']))"
+        "import sys; sys.modules['starlette'] = None\n"
+        "from stem_edge.commands.main import main; sys.exit(main(['serve', 'a']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "pip install 'stem-edge[export]'" in done.stderr
+    assert "pip install 'stem-edge[server]'" in done.stderr
 
 
 def test_export_prints_the_new_bundle(
