@@ -17,43 +17,48 @@ from stem_edge.numerics.quantize import F32, U8, Blocks, cut, pack_codes, recipr
 # the calibration text never had must not be taken for impossible.
 DAMPING = 0.01
 DAMPING_STEP = 10.0  # factor of more damping when rounding errors leave no Cholesky factor
+SMALL = 256  # triangles up to this size are inverted at once
 TILE_COLUMNS = 128  # columns whose corrections are applied to the rest of the matrix at once
 
 
 def inverse_factor(hessian: F32) -> F32:
     """Return the upper triangular U [K, K] with U^T U = (H + damping)^-1, H [K, K] = sum of x x^T.
 
-    Takes three times the memory of H beside it. Raises ExportError if H is not finite, or if torch,
-    which nothing else in an export needs, is not installed.
+    Takes three times the memory of H beside it. Raises ExportError if H is not finite.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise ExportError(
-            f"the quantizer gptq needs torch, which cannot be imported ({error}); "
-            "install it with: pip install 'stem-edge[export]', or export with --quantizer search"
-        ) from error
-    size, mean = len(hessian), float(np.diagonal(hessian).mean(dtype=np.float64)) or 1.0
     if not np.isfinite(hessian).all():
         raise ExportError(
             "the calibration text drives hidden states beyond float32; training diverged or the "
             "weights are damaged: export an earlier step, or try --quantizer search"
         )
+    mean = float(np.diagonal(hessian).mean(dtype=np.float64)) or 1.0
     # Rows and columns are reversed, so that H = L L^T becomes H = R R^T with an upper R, whose
     # inverse is U: one factorization instead of two and an inversion.
-    damped = torch.from_numpy(np.ascontiguousarray(hessian[::-1, ::-1]))
-    damped /= mean
-    damping = DAMPING
-    damped.diagonal().add_(damping)
-    factor, failed = torch.linalg.cholesky_ex(damped)
-    while failed:
-        damped.diagonal().add_(damping * (DAMPING_STEP - 1))
-        damping *= DAMPING_STEP
-        factor, failed = torch.linalg.cholesky_ex(damped)
-    del damped
-    inverse = torch.linalg.solve_triangular(factor, torch.eye(size), upper=False)
-    del factor
-    return np.ascontiguousarray(inverse.numpy()[::-1, ::-1])
+    damped = hessian[::-1, ::-1] / np.float32(mean)
+    diagonal, damping = np.einsum("kk->k", damped), DAMPING  # a view of the diagonal
+    diagonal += np.float32(damping)
+    while True:
+        try:
+            lower = np.linalg.cholesky(damped)
+            break
+        except np.linalg.LinAlgError:
+            diagonal += np.float32(damping * (DAMPING_STEP - 1))
+            damping *= DAMPING_STEP
+    del damped, diagonal
+    return np.ascontiguousarray(_inverse(lower)[::-1, ::-1])
+
+
+def _inverse(lower: F32) -> F32:
+    """Invert a lower triangle [K, K] by halves, which leaves nearly all work to products."""
+    size = len(lower)
+    if size <= SMALL:
+        return np.tril(np.linalg.inv(lower)).astype(np.float32)
+    first, second, inverse = slice(0, size // 2), slice(size // 2, size), np.zeros_like(lower)
+    inverse[first, first] = _inverse(lower[first, first])
+    inverse[second, second] = _inverse(lower[second, second])
+    beside = lower[second, first] @ inverse[first, first]
+    inverse[second, first] = -inverse[second, second] @ beside
+    return inverse
 
 
 def solve(matrix: F32, factor: F32, bits: int, block: int, *, asymmetric: bool = False) -> Blocks:
