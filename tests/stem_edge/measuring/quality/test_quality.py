@@ -231,7 +231,8 @@ def test_the_prefill_graph_is_measured_when_asked_for(bundles: dict[str, Path]) 
 
 
 def test_memory_is_of_both_bundles() -> None:
-    assert evaluate(DEMO, TEXT, against=DEMO, memory="2GB").divergence is not None
+    # Half of it is more than this process has after thousands of other tests.
+    assert evaluate(DEMO, TEXT, against=DEMO, memory="5GB").divergence is not None
     with pytest.raises(stem_edge.MemoryPlanError):
         evaluate(DEMO, TEXT, against=DEMO, memory="1MB")
 
