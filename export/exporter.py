@@ -40,6 +40,7 @@ from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
 from stem_edge.export.job.journal import Journal
 from stem_edge.export.job.options import ExportEngine, ExportOptions
 from stem_edge.export.job.publish import LOCK, check_free, publish
+from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.job.table_plan import ExportTables, TablePlan, plan_tables
 from stem_edge.export.job.trained_grid import keep_trained_grid
 from stem_edge.export.quality_check import accept
@@ -179,6 +180,7 @@ def export_with(
             "--engine onnx"
         )
     _check_kinds(source, options.bits)
+    options = keep_stored_types(source, options)
     source, options = keep_trained_grid(_with_special_tokens(source, converted), options)
     text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
     with publish(out, force=options.force or options.add) as work:

@@ -17,7 +17,7 @@ from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.ggml import gguf_schema
-from stem_edge.graph.formats import GgufFormat, GgufType
+from stem_edge.graph.formats import GgufFormat, GgufType, OwnTypes
 from stem_edge.hub.names import shown_name
 from stem_edge.numerics.quantize import F32, I64
 
@@ -31,6 +31,7 @@ FILE_TYPES: dict[GgufType, int] = {
     "q5_k_m": 17,
     "q6_k": 18,
 }
+MIXED = 1024  # llama.cpp's number for a guess from the tensors themselves
 KINDS = {"wq": "qkv", "wk": "qkv", "wv": "qkv"}  # names in the quality report
 
 
@@ -68,11 +69,11 @@ def write_backbone(
     return {path: write_gguf(path, job.ggml, values, tensors, threads, meter, advance)}
 
 
-def _metadata(source: Checkpoint, weights: GgufType) -> dict[str, GgufValue]:
+def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, GgufValue]:
     return {
         "general.architecture": gguf_schema.ARCHITECTURE,
         "general.name": shown_name(source.path.resolve()) or gguf_schema.ARCHITECTURE,
-        "general.file_type": FILE_TYPES[weights],
+        "general.file_type": FILE_TYPES[weights] if isinstance(weights, str) else MIXED,
         "general.quantization_version": gguf_schema.QUANTIZATION_VERSION,
         "general.alignment": gguf_schema.ALIGNMENT,
         **gguf_schema.model_metadata(source.config),

@@ -26,7 +26,7 @@ from stem_edge.export.backbone.gguf import FILE_TYPES
 from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.checkpoints.head_padding import HeadRows
+from stem_edge.export.checkpoints.head_padding import head_rows
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml.library import Ggml
@@ -170,4 +170,4 @@ def _turned(config: ModelConfig, architecture: str, part: str, matrix: Matrix) -
     if part not in ROTATED or config.rope_interleaved == (architecture == LLAMA):
         return matrix
     pairs = np.arange(config.head_dim).reshape((2, -1) if architecture == LLAMA else (-1, 2))
-    return HeadRows(matrix, pairs.T.ravel())
+    return head_rows(matrix, pairs.T.ravel())

@@ -28,21 +28,26 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from stem_edge.export.backbone.gguf_writer import GgufValue
+from stem_edge.export.tokenizers.gguf import (
+    BYTE,
+    BYTE_LEVEL,
+    CONTROL,
+    NORMAL,
+    SENTENCEPIECE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+)
+from stem_edge.export.tokenizers.gguf_patterns import GPT2, LLAMA3, QWEN2, SMOLLM
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.numerics.quantize import F32, I32
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-BYTE_LEVEL, SENTENCEPIECE, NONE = "gpt2", "llama", "no_vocab"
+NONE = "no_vocab"
 BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>\Z")
 # llama.cpp needs merges, and an empty array cannot say its type. This merge never happens, because
 # no other makes its first part, which is longer than a character.
 NO_MERGES = ("no merges",)
 
-_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA3, QWEN2 = _LETTERS + r"\p{N}{1,3}" + _REST, _LETTERS + r"\p{N}" + _REST
-# Labels for patterns that no tokenizer.json spells out, since ByteLevel itself has them.
-GPT2, SMOLLM = "that of ByteLevel", "digits, then that of ByteLevel"
 # (pattern, ignore_merges) -> tokenizer.ggml.pre
 PRE = {
     (LLAMA3, True): "llama-bpe",

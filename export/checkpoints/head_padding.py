@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
+from stem_edge.export.tensor_files.gguf_tensor import Coded
 from stem_edge.graph.names import head_width
 from stem_edge.layers import Layer
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, U8
+
+Rows = TypeVar("Rows", F32, U8)
 
 
 def pad_heads(
@@ -75,8 +79,29 @@ class HeadRows:
 
     def rows(self, start: int, stop: int) -> F32:
         """Read rows start..stop; heads are read whole."""
+        return self._ordered(self._matrix.rows, start, stop)
+
+    def _ordered(self, read: Callable[[int, int], Rows], start: int, stop: int) -> Rows:
         size = len(self._order)
         first = start // size * size
-        values = self._matrix.rows(first, -(-stop // size) * size)
+        values = read(first, -(-stop // size) * size)
         heads = values.reshape(-1, size, *values.shape[1:])[:, self._order]
-        return np.ascontiguousarray(heads.reshape(values.shape)[start - first : stop - first])
+        return cast(Rows, np.ascontiguousarray(heads.reshape(values.shape)[start - first : stop - first]))
+
+
+class CodedHeads(HeadRows):
+    """The same of a Coded matrix, whose rows keep their codes."""
+
+    def __init__(self, matrix: Coded, order: npt.NDArray[np.intp], nbytes: int = 0) -> None:
+        super().__init__(matrix, order, nbytes)
+        self._coded, self.type = matrix, matrix.type
+
+    def codes(self, start: int, stop: int) -> U8:
+        """Read rows start..stop as they are stored."""
+        return self._ordered(self._coded.codes, start, stop)
+
+
+def head_rows(matrix: Matrix, order: npt.NDArray[np.intp], nbytes: int = 0) -> HeadRows:
+    """Return a matrix or vector of heads with the rows of each in another order."""
+    kind = CodedHeads if isinstance(matrix, Coded) else HeadRows
+    return kind(matrix, order, nbytes)

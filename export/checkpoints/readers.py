@@ -4,6 +4,7 @@
 |---|---|
 | hugging_face.py | config.json: dense models, and this project's own schema for STEM models |
 | lingua.py | params.json |
+| gguf.py | a file .gguf: llama.cpp's form of dense models, one file or a split one's first |
 | blagpt.py | a file state_step*.pt or best_model*.pt, or a folder with such files |
 """
 
@@ -18,6 +19,8 @@ from stem_edge.export.checkpoints.blagpt import find_states
 from stem_edge.export.checkpoints.blagpt import read_checkpoint as read_blagpt
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, note_zero_tables
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
+from stem_edge.export.checkpoints.gguf import SUFFIX
+from stem_edge.export.checkpoints.gguf import read_checkpoint as read_gguf
 from stem_edge.export.checkpoints.hugging_face import CONFIG
 from stem_edge.export.checkpoints.hugging_face import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.lingua import PARAMS
@@ -27,6 +30,7 @@ from stem_edge.export.tensor_files.stored_tensor import SourceFile, looks_like
 from stem_edge.hub.names import PREFIX, hub_name
 
 ARCHIVES = (".zip", ".npz", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+MOST_SHOWN = 8  # names of files in a message
 PICKLES = (".bin", ".ckpt", ".pkl", ".pickle")
 
 
@@ -47,6 +51,8 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         )
     if (path / CONFIG).is_file():  # must be first, since Mistral's folders have a params.json, too
         return read_hugging_face(path, ignore_keys)
+    if path.suffix == SUFFIX and path.is_file() and not ignore_keys:
+        return read_gguf(path)
     if ignore_keys:
         raise CheckpointError(
             f"{path}: has no {CONFIG}, whose keys --ignore-key is for; leave that out"
@@ -71,8 +77,8 @@ def _refuse(path: Path) -> None:
     """Raise CheckpointError for what is often given instead of a checkpoint."""
     if path.is_file():
         raise CheckpointError(
-            f"{path}: not a checkpoint{_which_is(path)}; give the folder it lies in, or a .pt file "
-            "of BlaGPT"
+            f"{path}: not a checkpoint{_which_is(path)}; give the folder it lies in, a .gguf "
+            "file, or a .pt file of BlaGPT"
         )
     if not path.is_dir():
         raise CheckpointError(f"{path}: not a folder; give the folder that holds the checkpoint")
@@ -86,6 +92,10 @@ def _refuse(path: Path) -> None:
     names = sorted(p.name for p in path.iterdir())
     if any(name.endswith(".safetensors") for name in names):
         raise CheckpointError(f"{path}: has safetensors, but no {CONFIG}; copy that file, too")
+    if ggufs := [name for name in names if name.endswith(SUFFIX)]:
+        raise CheckpointError(
+            f"{path}: has {', '.join(map(one_line, ggufs[:MOST_SHOWN]))}; give one of these files itself"
+        )
     if archives := [name for name in names if name.lower().endswith(ARCHIVES)]:
         raise CheckpointError(
             f"{path}: not a checkpoint, but has {one_line(archives[0])}; unpack the archive with a "

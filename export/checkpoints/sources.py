@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stem_edge.errors import CheckpointError, ExportError
+from stem_edge.export.tensor_files.gguf import split_files
 
 # Files of models, tokenizers, adapters and texts only, because a training run that is still writing
 # logs to the folder must not stop the export.
@@ -62,8 +63,9 @@ def changed(files: Mapping[Path, tuple[int, ...]]) -> Path | None:
 
 
 def _real(paths: Sequence[str | Path | None]) -> list[Path]:
-    """Resolve links and `..`, so that paths to the same place are equal."""
-    return [Path(os.path.realpath(path)) for path in paths if path is not None]
+    """Resolve links and `..`, so that paths to the same place are equal; add the rest of split files."""
+    each = [file for path in paths if path is not None for file in split_files(Path(path))]
+    return [Path(os.path.realpath(path)) for path in each]
 
 
 def _state(path: Path) -> tuple[int, ...] | None:

@@ -23,6 +23,7 @@ from stem_edge.graph.formats import (
     GgufFormat,
     GgufType,
     MatrixKind,
+    OwnTypes,
     QuantizerName,
     WeightType,
     usual_type,
@@ -80,6 +81,7 @@ class ExportOptions:
     force: bool = False
     threads: int | None = None
     progress: bool | None = None
+    stored: OwnTypes | None = None  # set by keep_stored_types
 
     def __post_init__(self) -> None:
         _ = self.format, self.stored_tables
@@ -147,6 +149,8 @@ class ExportOptions:
                 "for the engine onnx only: a type of the engine gguf leaves nothing else to choose; "
                 "leave this out, or take --engine onnx",
             )
+            if self.stored and self.backbone is None:
+                return GgufFormat(weights=self.stored)
             weighted = self.calibration is not None and weights not in UNWEIGHTED
             return GgufFormat(weights=cast(GgufType, weights), importance=weighted)
         return self._quantized(self._plain(cast(WeightType, weights)))

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer, processors
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tokenizers.comparison import Conversion, compare
+from stem_edge.export.tokenizers.gguf import read_gguf_tokenizer
 from stem_edge.export.tokenizers.ranks import convert_bytes, convert_ranks
 from stem_edge.export.tokenizers.sentencepiece import convert_sentencepiece
 from stem_edge.text.tokenizer_gate import check_json
@@ -54,12 +55,14 @@ def convert_tokenizer(kind: str, path: Path | None, *, add_bos: bool | None) -> 
     """
     if kind == "json":
         return _convert_json(_file(kind, path), add_bos)
+    if kind == "gguf":
+        return _convert_gguf(_file(kind, path))
     if kind == "bytes":
         return _finish(Path("bytes"), convert_bytes(), bool(add_bos))
     if kind not in _CONVERTERS:
         raise CheckpointError(
             f"tokenizer kind {kind!r} is unknown; expected one of bytes, {', '.join(_CONVERTERS)}, "
-            "json: correct the name, or pass --tokenizer tokenizer.json"
+            "json, gguf: correct the name, or pass --tokenizer tokenizer.json"
         )
     file, (expected, convert) = _file(kind, path), _CONVERTERS[kind]
     with _reading(file, expected):
@@ -145,6 +148,13 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     left_out = f"{path.name}: dropout of {dropout}, a setting of training, is left out"
     notes = (left_out,) if dropout else ()
     return replace(exported, eos_ids=tuple(dict.fromkeys(stops)), notes=notes)
+
+
+def _convert_gguf(path: Path) -> ExportedTokenizer:
+    with _reading(path, "a tokenizer as llama.cpp reads it"):
+        made = read_gguf_tokenizer(path)
+    exported = _finish(path, made.conversion, made.add_bos, made.template)
+    return replace(exported, eos_ids=made.ends)
 
 
 def _encode(tokenizer: Tokenizer, as_text: bool, text: str) -> list[int]:

@@ -61,7 +61,8 @@ def _sizes(manifest: Manifest) -> str:
     for engine, format in formats.items():
         if format is not None:
             nbytes = format_size(manifest.reports[engine].backbone_nbytes)
-            rows.append((f"backbone for {engine}", f"{format.weights}, {nbytes}"))
+            name = format.name if isinstance(format, GgufFormat) else format.weights
+            rows.append((f"backbone for {engine}", f"{name}, {nbytes}"))
     if layout is not None:
         nbytes = format_size(manifest.report.tables_nbytes)
         kind = layout.row_type if manifest.rare_tables is None else "mixed"

@@ -123,7 +123,7 @@ def _storage(manifest: Manifest) -> Rows:
     if gguf is not None:
         weighted = ", channels weighted by a text" if gguf.importance else ""
         nbytes = format_size(manifest.files[GGUF].nbytes)
-        yield "backbone for ggml", f"{nbytes}, {gguf.weights}{weighted}"
+        yield "backbone for ggml", f"{nbytes}, {gguf.name}{weighted}"
         # Count the types, because the name of a mixture hides the matrices that no K-quant fits.
         counts = Counter(t.name for t in matrix_types(manifest.model, gguf.weights))
         stored = [f"{name} in {count} of {counts.total()}" for name, count in counts.most_common()]

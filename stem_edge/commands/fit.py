@@ -205,7 +205,7 @@ def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
 def _types(one: Fit) -> str:
     rows = f", tables {one.tables}" if one.tables else ", a dense model"
     if isinstance(one.types, GgufFormat):
-        return f"backbone {one.types.weights} for ggml{rows}"
+        return f"backbone {one.types.name} for ggml{rows}"
     blocks = f" in blocks of {one.types.block_size}" if one.types.weights != "fp32" else ""
     return f"backbone {one.types.weights}{blocks}{rows}"
 

@@ -34,14 +34,15 @@ ModelConfig says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from stem_edge.config import ModelConfig
 from stem_edge.ggml import types
 from stem_edge.ggml.types import TensorType
-from stem_edge.graph.formats import PLE_KINDS, GgufType
+from stem_edge.graph.formats import PLE_KINDS, GgufType, OwnTypes
 from stem_edge.graph.kv import KvType
 from stem_edge.tables.rows import RecordLayout
 
@@ -117,15 +118,48 @@ def foreign_parts(config: ModelConfig) -> list[str]:
     return sorted(parts - NAMES.keys())
 
 
-def tensor_types(config: ModelConfig, weights: GgufType) -> dict[str, TensorType]:
-    """Map each backbone tensor to its type in a mixture, chosen as llama.cpp does."""
+def tensor_types(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str, TensorType]:
+    """Map each backbone tensor to its type: in a mixture as llama.cpp chooses it, or its own.
+
+    Raises ValueError for own types that do not fit the model.
+    """
+    if not isinstance(weights, str):
+        return _own_types(config, weights)
     return {
         name: types.F32 if len(shape) == 1 else _matrix_type(config, weights, name, shape)
         for name, shape in config.backbone_shapes().items()
     }
 
 
-def matrix_types(config: ModelConfig, weights: GgufType) -> list[TensorType]:
+def _own_types(config: ModelConfig, given: OwnTypes) -> dict[str, TensorType]:
+    known = {kept.name: kept for kept in types.KEPT_TYPES.values()}
+    found, used = dict[str, TensorType](), set[str]()
+    for name, shape in config.backbone_shapes().items():
+        if len(shape) == 1:
+            found[name] = types.F32
+            continue
+        key = name if name in given else name.rpartition(".")[2]
+        kept = known.get(given.get(key, ""))
+        if kept is None or shape[-1] % kept.block:
+            raise ValueError(f"{name} {list(shape)} cannot be {given.get(key, 'of no type')}")
+        found[name] = kept
+        used.add(key)
+    if unused := given.keys() - used:
+        raise ValueError(f"types of {sorted(unused)[0]!r}, which the model has not")
+    return found
+
+
+def short_types(each: Mapping[str, TensorType]) -> OwnTypes:
+    """Return types of matrices by their parts, and by their names where they depart from those."""
+    parts: dict[str, Counter[str]] = {}
+    for name, kind in each.items():
+        parts.setdefault(name.rpartition(".")[2], Counter())[kind.name] += 1
+    usual = {part: counts.most_common(1)[0][0] for part, counts in parts.items()}
+    others = {n: t.name for n, t in each.items() if t.name != usual[n.rpartition(".")[2]]}
+    return usual | others
+
+
+def matrix_types(config: ModelConfig, weights: GgufType | OwnTypes) -> list[TensorType]:
     """Return the types of all matrices in a mixture."""
     chosen = tensor_types(config, weights)
     return [chosen[name] for name, shape in config.backbone_shapes().items() if len(shape) == 2]
@@ -153,7 +187,7 @@ def _sensitive(layer: int, layers: int) -> bool:
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-def backbone_nbytes(config: ModelConfig, weights: GgufType) -> dict[str, int]:
+def backbone_nbytes(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str, int]:
     """Map each backbone tensor to its bytes in a mixture."""
     chosen = tensor_types(config, weights)
     return {
@@ -198,7 +232,7 @@ def _by_layer(sizes: Iterable[int]) -> int | tuple[int, ...]:
     return each[0] if len(set(each)) == 1 else each
 
 
-def usual_kv(weights: GgufType) -> KvType:
+def usual_kv(weights: GgufType | OwnTypes) -> KvType:
     """Return the type of the KV cache if none is asked for: float32 only if the weights are."""
     return "fp32" if weights == "f32" else "fp16"
 
@@ -225,7 +259,7 @@ def repacks(stored: TensorType, rows: int) -> bool:
     return stored in (types.Q4_0, types.Q4_K) and rows % 8 == 0
 
 
-def repacked_nbytes(config: ModelConfig, weights: GgufType) -> dict[TensorType, int]:
+def repacked_nbytes(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[TensorType, int]:
     """Return the bytes by type that repacking copies: all matrices but an untied embedding."""
     chosen, sizes = tensor_types(config, weights), backbone_nbytes(config, weights)
     found: dict[TensorType, int] = {}

@@ -19,7 +19,7 @@ from stem_edge.files import disk
 from stem_edge.files.plain_files import read_at
 from stem_edge.ggml.gguf_schema import ALIGNMENT, gguf_name, tensor_types
 from stem_edge.ggml.types import TensorType
-from stem_edge.graph.formats import GgufType
+from stem_edge.graph.formats import GgufType, OwnTypes
 
 EXPORT_AGAIN = "copy the bundle again or export the backbone with: stem-edge export CHECKPOINT OUT --engine gguf"
 
@@ -61,7 +61,7 @@ def lay_out(tensors: Iterable[tuple[str, TensorType, tuple[int, ...]]]) -> list[
     return placed
 
 
-def planned_tensors(config: ModelConfig, weights: GgufType) -> list[GgufTensor]:
+def planned_tensors(config: ModelConfig, weights: GgufType | OwnTypes) -> list[GgufTensor]:
     """Return the tensors of a backbone, in the order of ModelConfig.backbone_shapes."""
     types = tensor_types(config, weights)
     return lay_out(
@@ -81,7 +81,9 @@ def encode_tensors(tensors: Iterable[GgufTensor]) -> bytes:
     return b"".join(parts)
 
 
-def locate(path: Path, nbytes: int, config: ModelConfig, weights: GgufType) -> GgufWeights:
+def locate(
+    path: Path, nbytes: int, config: ModelConfig, weights: GgufType | OwnTypes
+) -> GgufWeights:
     """Locate the tensors of a backbone in its file of `nbytes`. Raises BundleError."""
     planned = planned_tensors(config, weights)
     start, expected = nbytes - planned[-1].end, encode_tensors(planned)

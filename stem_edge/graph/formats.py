@@ -31,6 +31,8 @@ QuantizerName = Literal["rtn", "search", "gptq"]
 # llama.cpp's names for its mixtures of tensor types (stem_edge.ggml.gguf_schema).
 GgufType = Literal["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
 GGUF_TYPES: tuple[GgufType, ...] = get_args(GgufType)
+# Part of a layer ("wv") or one tensor ("layers.3.wv", which goes before) -> ggml's name of its type.
+OwnTypes = dict[str, str]
 
 
 class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,5 +75,10 @@ def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> Weigh
 class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Storage format of a backbone for ggml."""
 
-    weights: GgufType
+    weights: GgufType | OwnTypes  # a mixture; or the types that a GGUF file came with
     importance: bool = False  # whether a calibration text weighted the channels
+
+    @property
+    def name(self) -> str:
+        """Name of the mixture, for people."""
+        return self.weights if isinstance(self.weights, str) else "types of the GGUF file"

@@ -33,7 +33,7 @@ from stem_edge.ggml.gguf_schema import (
 from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
-from stem_edge.graph.formats import GgufFormat
+from stem_edge.graph.formats import GgufFormat, GgufType
 from stem_edge.graph.kv import KvType
 from stem_edge.measuring.planning.timing import DEMO, MATRIX_SHAPE, Rates, steps_seconds, timed
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
@@ -182,7 +182,9 @@ def _layer_seconds(ggml: Ggml, gguf: GgufFormat, threads: int) -> float:
     if tables is None:
         raise BackendError(f"{DEMO} has no tables; install stem-edge again")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        path, planned = Path(folder) / "zeros", planned_tensors(config, gguf.weights)
+        # Types of a GGUF file fit its own model only.
+        weights: GgufType = gguf.weights if isinstance(gguf.weights, str) else "q4_0"
+        path, planned = Path(folder) / "zeros", planned_tensors(config, weights)
         with path.open("wb") as zeros:
             zeros.truncate(planned[-1].end)
         tensors = dict(zip(config.backbone_shapes(), planned, strict=True))

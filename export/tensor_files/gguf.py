@@ -1,0 +1,277 @@
+"""GGUF files, version 2 or 3: keys with values, and tensors, read in place when their rows are asked for.
+
+A file is a header (counts, keys, the list of tensors) and the values of the tensors one after another,
+each at a multiple of general.alignment, up to the end of the file. Nothing is taken from a header
+before it is known to lie within the file; the layout is ggml's docs/gguf.md. A model may be split
+into files NAME-00001-of-00003.gguf and so on, whose first has the keys.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from stem_edge.errors import CheckpointError
+from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
+from stem_edge.export.tensor_files.json import one_line, reason_of
+from stem_edge.export.tensor_files.stored_tensor import SourceFile, check_shape, looks_like
+from stem_edge.ggml.types import KEPT_TYPES
+
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+ALIGNMENT, ALIGNMENTS = 32, tuple(1 << n for n in range(3, 17))
+MAX_HEADER_NBYTES = 1 << 28  # that of a vocabulary of 260,000 tokens has 12 MB
+MAX_TENSORS, MAX_KEYS, MAX_AXES = 1 << 16, 1 << 14, 4
+MAX_NAME_NBYTES, MAX_TEXT_NBYTES = 1 << 10, 1 << 24
+MAX_VALUES = 1 << 22  # in arrays of a file, because each text takes about a hundred bytes
+PIECE_NBYTES = 1 << 20  # read at a time
+# Number of a type -> numpy's name of it.
+NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1"}
+NUMBERS |= {10: "<u8", 11: "<i8", 12: "<f8"}
+FLOAT, BOOL, TEXT, ARRAY = 6, 7, 8, 9
+SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+SPLIT_KEYS = "split.no", "split.count", "split.tensors.count"
+
+Value: TypeAlias = Any  # bool, int, float, str, or a list of one of these
+
+
+class GgufFile(NamedTuple):
+    """Content of one file, or of all files of a split model."""
+
+    path: Path
+    keys: dict[str, Value]
+    tensors: dict[str, GgufTensor]
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Open a file and, if it is part of a split model, the others. Raises CheckpointError."""
+    paths = split_files(path)
+    files = [_open(each) for each in paths]
+    _check_split(files)
+    tensors: dict[str, GgufTensor] = {}
+    for file in files:
+        if twice := sorted(tensors.keys() & file.tensors):
+            raise CheckpointError(
+                f"{file.path}: {one_line(twice[0])} is also in {tensors[twice[0]].path.name}; the "
+                "files are of different models: copy all files of one"
+            )
+        tensors |= file.tensors
+    return GgufFile(path, files[0].keys, tensors)
+
+
+def read_keys(path: Path) -> dict[str, Value]:
+    """Read the keys of a file, of a split model those of its first. Raises CheckpointError."""
+    return _open(split_files(path)[0]).keys
+
+
+def split_files(path: Path) -> list[Path]:
+    """List the files of the model that a path belongs to, by its name; most have just one."""
+    found = SPLIT.fullmatch(path.name)
+    if found is None or not 0 < int(found[2]) <= int(found[3]):
+        return [path]
+    count = range(1, int(found[3]) + 1)
+    return [path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf") for number in count]
+
+
+def _check_split(files: list[GgufFile]) -> None:
+    """Raise CheckpointError unless all files say that they belong together."""
+    total = sum(len(file.tensors) for file in files)
+    for number, file in enumerate(files):
+        found = [file.keys.get(key) for key in SPLIT_KEYS]
+        expected: list[object] = [number, len(files), total]
+        if len(files) == 1 and found[1] in (None, 0, 1):
+            return
+        if found != expected and not (number and found[2] is None and found[:2] == expected[:2]):
+            said = ", ".join(f"{k} {one_line(v, 24)}" for k, v in zip(SPLIT_KEYS, found, strict=True))
+            raise CheckpointError(
+                f"{file.path}: found {said}; expected {', '.join(map(str, expected))}: keep the "
+                "names of a split model's files (NAME-00001-of-00003.gguf), and copy all of them"
+            )
+
+
+def _open(path: Path) -> GgufFile:
+    file = SourceFile(path)
+    try:
+        return _read(file)
+    except (ValueError, struct.error) as error:
+        raise CheckpointError(
+            f"{path}: not a GGUF file that can be read ({reason_of(error)}); it is truncated or "
+            "damaged: copy it again"
+        ) from error
+
+
+def _read(file: SourceFile) -> GgufFile:
+    """Read a header. Raises ValueError."""
+    if not file.head.startswith(MAGIC):
+        what = looks_like(file.head) or f"bytes {file.head[:8].hex(' ') or 'none'}"
+        raise ValueError(f"it is {what}")
+    header = _Header(file)
+    header.take(len(MAGIC))
+    version = header.number("<I")
+    if version not in VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+        raise ValueError(
+            f"version {version}; expected 2 or 3{', not of big-endian machines' if swapped else ''}"
+        )
+    tensors = header.count("tensors", MAX_TENSORS, 24)
+    keys = _keys(header, header.count("keys", MAX_KEYS, 13))
+    alignment = keys.get("general.alignment", ALIGNMENT)
+    if type(alignment) is not int or alignment not in ALIGNMENTS:
+        raise ValueError(f"general.alignment is {one_line(alignment)}; expected a power of 2 from 8")
+    entries = [_entry(header) for _ in range(tensors)]
+    start = -(-header.at // alignment) * alignment
+    return GgufFile(file.path, keys, _placed(file, entries, start, alignment))
+
+
+class _Header:
+    """Bytes of a header in their order, read from the file a piece at a time."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self._file, self._data, self._start = file, b"", 0
+        self._at = self._values = 0
+
+    @property
+    def at(self) -> int:
+        """Byte of the file that comes next."""
+        return self._start + self._at
+
+    def take(self, nbytes: int) -> bytes:
+        """Return the next bytes. Raises ValueError."""
+        end = self._at + nbytes
+        if end > len(self._data):
+            self._fill(nbytes)
+            end = nbytes
+        data = self._data[self._at : end]
+        self._at = end
+        return data
+
+    def _fill(self, nbytes: int) -> None:
+        at = self.at
+        self.check(nbytes, 1)
+        piece = min(max(nbytes, PIECE_NBYTES), self._file.nbytes - at)
+        self._data, self._start, self._at = self._file.read(at, piece), at, 0
+
+    def check(self, count: int, nbytes: int) -> None:
+        """Raise ValueError unless so many values, of at least so many bytes each, may follow."""
+        end = self.at + count * nbytes
+        if end > self._file.nbytes:
+            raise ValueError(
+                f"its header would go on to byte {end}, the file ends at {self._file.nbytes}"
+            )
+        if end > MAX_HEADER_NBYTES:
+            raise ValueError(f"its header is larger than {MAX_HEADER_NBYTES} bytes")
+
+    def number(self, format: str) -> Any:
+        """Return the next number."""
+        return struct.unpack(format, self.take(struct.calcsize(format)))[0]
+
+    def count(self, what: str, most: int, nbytes: int) -> int:
+        """Return the next count, of things that take at least so many bytes each."""
+        found: int = self.number("<Q")
+        if found > most:
+            raise ValueError(f"{found} {what}; expected at most {most}")
+        self.check(found, nbytes)
+        return found
+
+    def text(self, what: str, most: int) -> str:
+        """Return the next text."""
+        length = int.from_bytes(self.take(8), "little")
+        if length > most:
+            raise ValueError(f"{what} of {length} bytes at byte {self.at}; expected at most {most}")
+        return self.take(length).decode()
+
+    def array(self, key: str) -> list[Value]:
+        """Return the next array."""
+        kind: int = self.number("<I")
+        count = self.count(f"values of {key}", MAX_VALUES - self._values, 1)
+        self._values += count
+        if kind == TEXT:
+            self.check(count, 8)
+            return [self.text(f"a text in {key}", MAX_TEXT_NBYTES) for _ in range(count)]
+        if kind not in NUMBERS:
+            nested = "another array" if kind == ARRAY else f"the unknown type {kind}"
+            raise ValueError(f"{key} is an array of {nested}; expected numbers or texts")
+        return _plain(self, kind, count)
+
+
+def _keys(header: _Header, count: int) -> dict[str, Value]:
+    keys: dict[str, Value] = {}
+    for _ in range(count):
+        key = header.text("a key", MAX_NAME_NBYTES)
+        shown, kind = one_line(key), header.number("<I")
+        if key in keys:
+            raise ValueError(f"the key {shown} is there twice")
+        if kind == ARRAY:
+            keys[key] = header.array(shown)
+        elif kind == TEXT:
+            keys[key] = header.text(shown, MAX_TEXT_NBYTES)
+        elif kind in NUMBERS:
+            (keys[key],) = _plain(header, kind, 1)
+        else:
+            raise ValueError(f"{shown} has the unknown type {kind}")
+    return keys
+
+
+def _plain(header: _Header, kind: int, count: int) -> list[Value]:
+    """Return the next numbers of a type."""
+    dtype = np.dtype(NUMBERS[kind])
+    header.check(count, dtype.itemsize)
+    values = np.frombuffer(header.take(count * dtype.itemsize), dtype)
+    if kind == BOOL and values.max(initial=0) > 1:
+        raise ValueError(f"a bool is {values.max()}; expected 0 or 1")
+    if kind == BOOL:
+        return [bool(value) for value in values]
+    # A float32 as the shortest number that it is the nearest to, since people wrote it: 1e-5.
+    return [float(str(value)) for value in values] if kind == FLOAT else values.tolist()
+
+
+class _Entry(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    offset: int
+
+
+def _entry(header: _Header) -> _Entry:
+    name = header.text("the name of a tensor", MAX_NAME_NBYTES)
+    axes: int = header.number("<I")
+    if not 1 <= axes <= MAX_AXES:
+        raise ValueError(f"tensor {one_line(name)} has {axes} axes; expected 1 to {MAX_AXES}")
+    sizes = struct.unpack(f"<{axes}Q", header.take(8 * axes))
+    type, offset = struct.unpack("<IQ", header.take(12))
+    # Reversed, because GGUF lists the contiguous axis first.
+    return _Entry(name, check_shape(one_line(name), sizes[::-1]), type, offset)
+
+
+def _placed(
+    file: SourceFile, entries: list[_Entry], start: int, alignment: int
+) -> dict[str, GgufTensor]:
+    """Check where tensors lie, whose values begin at byte `start`, and return them by name."""
+    tensors: dict[str, GgufTensor] = {}
+    at = end = 0
+    for entry in entries:
+        shown = one_line(entry.name)
+        kind = KEPT_TYPES.get(entry.type)
+        if entry.name in tensors:
+            raise ValueError(f"tensor {shown} is there twice")
+        if kind is None:
+            raise ValueError(f"tensor {shown} is of type {entry.type}, which is not known here")
+        if entry.shape[-1] % kind.block or 0 in entry.shape or (not entry.shape[1:] and kind.block > 1):
+            raise ValueError(
+                f"tensor {shown} {list(entry.shape)} cannot be {kind.name}, whose blocks are parts of rows"
+            )
+        if entry.offset != at:
+            raise ValueError(f"tensor {shown} is at byte {start + entry.offset}, not {start + at}")
+        end = at + math.prod(entry.shape[:-1]) * kind.row_nbytes(entry.shape[-1])
+        if start + end > file.nbytes:
+            raise ValueError(f"tensor {shown} ends at byte {start + end}, the file at {file.nbytes}")
+        tensors[entry.name] = GgufTensor(file, entry.name, kind, entry.shape, start + at)
+        at = -(-end // alignment) * alignment
+    if entries and file.nbytes > start + at:
+        raise ValueError(f"{file.nbytes - start - at} bytes are stray after its last tensor")
+    return tensors
+

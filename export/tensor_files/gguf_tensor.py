@@ -1,0 +1,90 @@
+"""Tensors in GGUF files: their codes as they are, or the float32 values that these stand for."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from stem_edge.errors import CheckpointError
+from stem_edge.export.tensor_files.stored_tensor import SourceFile
+from stem_edge.ggml.types import TensorType
+from stem_edge.numerics.matrix import Matrix
+from stem_edge.numerics.quantize import F32, U8
+
+FLOATS = {"F32": "<f4", "F16": "<f2"}
+
+
+@runtime_checkable
+class Coded(Matrix, Protocol):
+    """Matrix whose rows are stored in one of ggml's types."""
+
+    @property
+    def type(self) -> TensorType:
+        """Type of its values."""
+
+    def codes(self, start: int, stop: int) -> U8:
+        """Rows start..stop as they are stored, [rows, bytes of a row]."""
+
+
+@dataclass(frozen=True, repr=False)
+class GgufTensor:
+    """Tensor in a file: a Coded matrix, or a vector."""
+
+    file: SourceFile
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]
+    at: int  # byte of the first value
+
+    def __repr__(self) -> str:
+        return f"a tensor {list(self.shape)} of {self.type.name}"
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self.file.path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return math.prod(self.shape[:-1]) * self.type.row_nbytes(self.shape[-1])
+
+    def codes(self, start: int, stop: int) -> U8:
+        """Read rows start..stop as they are stored; of a vector, values as rows."""
+        width = self.shape[1] if len(self.shape) > 1 else 1
+        rows, row = max(0, min(stop, self.shape[0]) - start), self.type.row_nbytes(width)
+        data = self.file.values(self.at + start * row, rows * row, "u1")
+        return data.reshape(rows, row)
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Read rows start..stop as float32."""
+        values = decoded(self.codes(start, stop), self.type)
+        return values.reshape(-1, *self.shape[1:])
+
+
+def decoded(codes: U8, type: TensorType) -> F32:
+    """Return the values of stored rows as float32. Raises CheckpointError without gguf."""
+    if type.name in FLOATS:
+        return np.asarray(codes.view(FLOATS[type.name]), np.float32)
+    if type.name == "BF16":  # the upper half of a float32
+        return (codes.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    with np.errstate(all="ignore"):  # check_finite refuses infinite values later
+        values: F32 = _decoder()(codes, type.number)
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _decoder() -> Callable[[U8, int], Any]:
+    try:
+        gguf = importlib.import_module("gguf")
+    except ImportError as error:
+        raise CheckpointError(
+            f"quantized tensors of GGUF files need the package gguf, which cannot be imported "
+            f"({error}); install it with: pip install 'stem-edge[export]'"
+        ) from error
+    return lambda codes, number: gguf.quants.dequantize(codes, gguf.GGMLQuantizationType(number))

@@ -1,0 +1,159 @@
+"""Conversion of the tokenizer in a GGUF file, with the ids that llama.cpp gives.
+
+| tokenizer.ggml.model | becomes |
+|---|---|
+| gpt2 | byte-level BPE, after the pattern that tokenizer.ggml.pre names (gguf_patterns.py) |
+| llama | BPE as sentencepiece does it, with merges in the order of the scores |
+
+Differences that remain are those that backbone/gguf_tokenizer.py names. llama.cpp normalises no
+text, so a tokenizer whose original did reads such texts as llama.cpp does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from stem_edge.errors import CheckpointError
+from stem_edge.export.tensor_files.gguf import Value, read_keys
+from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tokenizers.comparison import Conversion, Encode
+from stem_edge.export.tokenizers.gguf_patterns import GPT2, PRE, SMOLLM, Pre
+from stem_edge.export.tokenizers.ranks import merges
+
+AT = "tokenizer.ggml."
+BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+# Names of tokens that end a turn, which llama.cpp stops at, too, where files name only one.
+ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
+
+
+class GgufTokenizer(NamedTuple):
+    """A tokenizer, and what belongs to it."""
+
+    conversion: Conversion
+    add_bos: bool
+    ends: tuple[int, ...]  # ids that end a text
+    template: str | None  # of chats
+
+
+def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
+    """Read the tokenizer of a file. Raises CheckpointError, ValueError."""
+    keys = read_keys(path)
+    kind = keys.get(AT + "model")
+    if kind not in (BYTE_LEVEL, SENTENCEPIECE):
+        raise CheckpointError(
+            f"{path}: {AT}model is {one_line(repr(kind))}; expected '{BYTE_LEVEL}' or "
+            f"'{SENTENCEPIECE}': give the model's tokenizer.json with --tokenizer"
+        )
+    names, types = _tokens(keys)
+    pre = _pre(path, keys) if kind == BYTE_LEVEL else None
+    tokenizer = _byte_level(keys, names, pre) if pre else _sentencepiece(keys, names, types)
+    special = [n for n, t in zip(names, types, strict=True) if t in (UNKNOWN, CONTROL)]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
+    own = [n for n, t in zip(names, types, strict=True) if t == USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in own])
+    bos, eos = (_named(keys, names, key) for key in ("bos", "eos"))
+    add_bos = bool(keys.get(AT + "add_bos_token", pre.add_bos if pre else True))
+    ends = [_id(keys, names, key) for key in ("eos", "eot", "eom")]
+    ends += [names.index(name) for name in ENDS if name in special]
+    template = keys.get("tokenizer.chat_template")
+    return GgufTokenizer(
+        Conversion(tokenizer, _encode(tokenizer.to_str()), bos, eos),
+        add_bos and bos is not None,
+        tuple(dict.fromkeys(end for end in ends if end is not None)),
+        template if isinstance(template, str) else None,
+    )
+
+
+def _tokens(keys: Mapping[str, Value]) -> tuple[list[str], list[int]]:
+    """Return the name and the type of each token. Raises ValueError."""
+    names = _texts(keys, "tokens")
+    types = keys.get(AT + "token_type", [NORMAL] * len(names))
+    if not isinstance(types, list) or len(types) != len(names):
+        raise ValueError(f"{AT}token_type is not a list of {len(names)}, as {AT}tokens is")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{len(names) - len(set(names))} tokens of {len(names)} are there twice")
+    return names, types
+
+
+def _texts(keys: Mapping[str, Value], key: str) -> list[str]:
+    found = keys.get(AT + key)
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{AT}{key} is {one_line(repr(found), 24)}; expected a list of texts")
+    return found
+
+
+def _pre(path: Path, keys: Mapping[str, Value]) -> Pre:
+    name = keys.get(AT + "pre", "default")
+    if not isinstance(name, str) or name not in PRE:
+        raise CheckpointError(
+            f"{path}: {AT}pre is {one_line(repr(name))}; expected one of {', '.join(PRE)}: give the "
+            "model's tokenizer.json with --tokenizer"
+        )
+    return PRE[name]
+
+
+def _byte_level(keys: Mapping[str, Value], names: list[str], pre: Pre) -> Tokenizer:
+    pairs = [merge.partition(" ") for merge in _texts(keys, "merges")]
+    known = {name: number for number, name in enumerate(names)}
+    joined = [(first, second) for first, _, second in pairs]
+    model = models.BPE(known, joined, ignore_merges=pre.ignore_merges)
+    tokenizer = Tokenizer(model)
+    patterns = (pre.pattern,) if isinstance(pre.pattern, str) else pre.pattern
+    regex = pre.pattern in (GPT2, SMOLLM)
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if pre.pattern == SMOLLM:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    elif not regex:
+        steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if steps[1:] else steps[0]
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(keys: Mapping[str, Value], names: list[str], types: list[int]) -> Tokenizer:
+    scores = keys.get(AT + "scores")
+    if not isinstance(scores, list) or len(scores) != len(names):
+        raise ValueError(f"{AT}scores is not a list of {len(names)}, as {AT}tokens is")
+    known = {name: number for number, name in enumerate(names)}
+    # Others are never made by merging: symbols are split off a text before.
+    normal = [name for name in names if types[known[name]] == NORMAL]
+    ranked = sorted(normal, key=lambda name: scores[known[name]], reverse=True)
+    unknown = next((name for name in names if types[known[name]] == UNKNOWN), None)
+    complete = all(f"<0x{byte:02X}>" in known for byte in range(256))
+    pairs = merges(ranked, set(normal))
+    model = models.BPE(known, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=complete)
+    tokenizer = Tokenizer(model)
+    prefix = bool(keys.get(AT + "add_space_prefix", True))
+    spaces = [normalizers.Prepend("▁")] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*spaces, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _id(keys: Mapping[str, Value], names: list[str], key: str) -> int | None:
+    number = keys.get(f"{AT}{key}_token_id")
+    if number is not None and (type(number) is not int or not 0 <= number < len(names)):
+        raise ValueError(
+            f"{AT}{key}_token_id is {one_line(number)}; expected an id below {len(names)}"
+        )
+    return number
+
+
+def _named(keys: Mapping[str, Value], names: list[str], key: str) -> str | None:
+    number = _id(keys, names, key)
+    return None if number is None else names[number]
+
+
+def _encode(written: str) -> Encode:
+    """Return what the tokenizer makes of ordinary text; there is no other original than the file."""
+    tokenizer = Tokenizer.from_str(written)
+    tokenizer.encode_special_tokens = True
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
