@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from stem_edge.bundle.fetched import Expected, fetch_checked
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.blagpt import STATES, step_of
+from stem_edge.export.checkpoints.gguf import SUFFIX
 from stem_edge.export.checkpoints.hugging_face import CONFIG
 from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
+from stem_edge.export.tensor_files.gguf import split_files
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_files
 from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import Snapshot, fetch, keep_ref, open_snapshot
-from stem_edge.hub.names import hub_name
+from stem_edge.hub.names import PREFIX, hub_name
 
+ON_HUB = re.compile(rf"({PREFIX}[^:]+):([^:]+{re.escape(SUFFIX)})")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 # Names that tokenizers are read from, of every trainer.
 TOKENIZERS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken")
@@ -31,14 +34,18 @@ FORMS = {  # file that tells a trainer -> patterns of the files that are read
 
 
 def checkpoint_folder(path: str | Path, progress: bool | None = None) -> Path:
-    """Return the folder of a checkpoint; one on a hub (hf:org/name) is fetched into the hub's cache.
+    """Return the folder or file of a checkpoint; one on a hub is fetched into the hub's cache.
 
-    Raises HubError, CheckpointError, InputError.
+    path: hf:org/name, or hf:org/name:FILE.gguf, is on a hub. Raises HubError, CheckpointError,
+    InputError.
     """
-    name = hub_name(path)
+    named = ON_HUB.fullmatch(str(path))
+    name = hub_name(path if named is None else named[1])
     if name is None:
         return Path(path)
     snapshot = open_snapshot(name, progress)
+    if named is not None:
+        return _gguf(snapshot, named[2])
     try:
         files = needed(snapshot.listing, snapshot)
     except UnreachableError:
@@ -52,6 +59,29 @@ def checkpoint_folder(path: str | Path, progress: bool | None = None) -> Path:
     return snapshot.folder
 
 
+def _gguf(snapshot: Snapshot, file: str) -> Path:
+    """Return a GGUF file of a snapshot, which is fetched with the rest of a split one."""
+    files = [path.as_posix() for path in split_files(PurePosixPath(file))]
+    try:
+        listing = snapshot.listing
+    except UnreachableError:
+        if not all((snapshot.folder / each).is_file() for each in files):
+            raise
+        return snapshot.folder / file
+    if missing := [each for each in files if each not in listing]:
+        raise CheckpointError(
+            f"{snapshot.name}: has no file {one_line(missing[0])}, found "
+            f"{one_line(', '.join(_ggufs(listing)) or 'no GGUF files', 400)}; give one of those it has"
+        )
+    _fetch(snapshot, files)
+    keep_ref(snapshot)
+    return snapshot.folder / file
+
+
+def _ggufs(listing: Iterable[str]) -> list[str]:
+    return sorted(file for file in listing if file.endswith(SUFFIX))
+
+
 def needed(listing: Iterable[str], snapshot: Snapshot) -> list[str]:
     """Choose the files to read, but those that an index names. Raises CheckpointError."""
     files = set(listing)
@@ -61,6 +91,11 @@ def needed(listing: Iterable[str], snapshot: Snapshot) -> list[str]:
         )
     patterns = next((found for told, found in FORMS.items() if told in files), None)
     chosen = _last_state(files) if patterns is None else _matching(files, patterns)
+    if not chosen and (ggufs := _ggufs(files)):
+        raise CheckpointError(
+            f"{snapshot.name}: has GGUF files, {one_line(', '.join(ggufs), 400)}; name one: "
+            f"{snapshot.name}:{one_line(ggufs[0])}"
+        )
     if not chosen:
         found = ", ".join(sorted(files)[:8])
         raise CheckpointError(

@@ -109,7 +109,9 @@ class _Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__",
                 beta_slow=self.rope__scaling__yarn_beta_slow,
             )
         if kind != "none":
-            raise ValueError(f"rope.scaling.type is {one_line(kind)}; expected none, linear or yarn")
+            raise ValueError(
+                f"rope.scaling.type is {one_line(kind)}; expected none, linear or yarn"
+            )
         return None
 
 
@@ -137,7 +139,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     }
     if left:
         raise CheckpointError(
-            f"{path}: tensor {one_line(sorted(left)[0])} is not part of such a {architecture} model; "
+            f"{path}: tensor {one_line(min(left))} is not part of such a {architecture} model; "
             f"{ADVICE}"
         )
     checkpoint = Checkpoint(
@@ -184,7 +186,10 @@ def _read_keys(file: GgufFile, architecture: str) -> _Keys:
 
 def _config(architecture: str, keys: _Keys, tensors: dict[str, GgufTensor]) -> ModelConfig:
     """Return the model of keys and tensors. Raises ValueError."""
-    biases = {part: gguf_name("head.bias" if part == "head" else f"layers.0.{part}.bias") for part in BIASED}
+    biases = {
+        part: gguf_name("head.bias" if part == "head" else f"layers.0.{part}.bias")
+        for part in BIASED
+    }
     fields: dict[str, Any] = {
         "vocab_size": tensors[gguf_name("embedding")].shape[0],
         "dim": keys.embedding_length,

@@ -86,7 +86,9 @@ class HeadRows:
         first = start // size * size
         values = read(first, -(-stop // size) * size)
         heads = values.reshape(-1, size, *values.shape[1:])[:, self._order]
-        return cast(Rows, np.ascontiguousarray(heads.reshape(values.shape)[start - first : stop - first]))
+        return cast(
+            Rows, np.ascontiguousarray(heads.reshape(values.shape)[start - first : stop - first])
+        )
 
 
 class CodedHeads(HeadRows):
@@ -103,5 +105,6 @@ class CodedHeads(HeadRows):
 
 def head_rows(matrix: Matrix, order: npt.NDArray[np.intp], nbytes: int = 0) -> HeadRows:
     """Return a matrix or vector of heads with the rows of each in another order."""
-    kind = CodedHeads if isinstance(matrix, Coded) else HeadRows
-    return kind(matrix, order, nbytes)
+    if isinstance(matrix, Coded):
+        return CodedHeads(matrix, order, nbytes)
+    return HeadRows(matrix, order, nbytes)

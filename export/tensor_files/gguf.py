@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import re
 import struct
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ FLOAT, BOOL, TEXT, ARRAY = 6, 7, 8, 9
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 SPLIT_KEYS = "split.no", "split.count", "split.tensors.count"
 
+Place = TypeVar("Place", bound=PurePath)
 Value: TypeAlias = Any  # bool, int, float, str, or a list of one of these
 
 
@@ -68,7 +69,7 @@ def read_keys(path: Path) -> dict[str, Value]:
     return _open(split_files(path)[0]).keys
 
 
-def split_files(path: Path) -> list[Path]:
+def split_files(path: Place) -> list[Place]:
     """List the files of the model that a path belongs to, by its name; most have just one."""
     found = SPLIT.fullmatch(path.name)
     if found is None or not 0 < int(found[2]) <= int(found[3]):
@@ -86,7 +87,9 @@ def _check_split(files: list[GgufFile]) -> None:
         if len(files) == 1 and found[1] in (None, 0, 1):
             return
         if found != expected and not (number and found[2] is None and found[:2] == expected[:2]):
-            said = ", ".join(f"{k} {one_line(v, 24)}" for k, v in zip(SPLIT_KEYS, found, strict=True))
+            said = ", ".join(
+                f"{k} {one_line(v, 24)}" for k, v in zip(SPLIT_KEYS, found, strict=True)
+            )
             raise CheckpointError(
                 f"{file.path}: found {said}; expected {', '.join(map(str, expected))}: keep the "
                 "names of a split model's files (NAME-00001-of-00003.gguf), and copy all of them"
@@ -121,7 +124,9 @@ def _read(file: SourceFile) -> GgufFile:
     keys = _keys(header, header.count("keys", MAX_KEYS, 13))
     alignment = keys.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or alignment not in ALIGNMENTS:
-        raise ValueError(f"general.alignment is {one_line(alignment)}; expected a power of 2 from 8")
+        raise ValueError(
+            f"general.alignment is {one_line(alignment)}; expected a power of 2 from 8"
+        )
     entries = [_entry(header) for _ in range(tensors)]
     start = -(-header.at // alignment) * alignment
     return GgufFile(file.path, keys, _placed(file, entries, start, alignment))
@@ -260,7 +265,11 @@ def _placed(
             raise ValueError(f"tensor {shown} is there twice")
         if kind is None:
             raise ValueError(f"tensor {shown} is of type {entry.type}, which is not known here")
-        if entry.shape[-1] % kind.block or 0 in entry.shape or (not entry.shape[1:] and kind.block > 1):
+        if (
+            entry.shape[-1] % kind.block
+            or 0 in entry.shape
+            or (not entry.shape[1:] and kind.block > 1)
+        ):
             raise ValueError(
                 f"tensor {shown} {list(entry.shape)} cannot be {kind.name}, whose blocks are parts of rows"
             )
@@ -268,10 +277,11 @@ def _placed(
             raise ValueError(f"tensor {shown} is at byte {start + entry.offset}, not {start + at}")
         end = at + math.prod(entry.shape[:-1]) * kind.row_nbytes(entry.shape[-1])
         if start + end > file.nbytes:
-            raise ValueError(f"tensor {shown} ends at byte {start + end}, the file at {file.nbytes}")
+            raise ValueError(
+                f"tensor {shown} ends at byte {start + end}, the file at {file.nbytes}"
+            )
         tensors[entry.name] = GgufTensor(file, entry.name, kind, entry.shape, start + at)
         at = -(-end // alignment) * alignment
     if entries and file.nbytes > start + at:
         raise ValueError(f"{file.nbytes - start - at} bytes are stray after its last tensor")
     return tensors
-

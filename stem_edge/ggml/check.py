@@ -53,7 +53,7 @@ X86 = {
 USUAL = ("avx", "avx2", "fma", "f16c", "bmi2")
 ARM = "GGML_CPU_ARM_ARCH"
 
-FORMAT = 3
+FORMAT = 4
 FOLDER = "ggml"
 MAX_NBYTES = 1 << 16
 TRIAL = "stem_edge.runtime.backends.ggml.library_trial"

@@ -145,7 +145,7 @@ def _own_types(config: ModelConfig, given: OwnTypes) -> dict[str, TensorType]:
         found[name] = kept
         used.add(key)
     if unused := given.keys() - used:
-        raise ValueError(f"types of {sorted(unused)[0]!r}, which the model has not")
+        raise ValueError(f"types of {min(unused)!r}, which the model has not")
     return found
 
 

@@ -36,22 +36,24 @@ I64 = TensorType("I64", 27, 1, 8)
 
 WEIGHT_TYPES = {t.number: t for t in (F32, F16, Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)}
 # Types that no mixture here has, but matrices of other GGUF files, which a backbone may keep.
-OTHERS = (
-    TensorType("Q4_1", 3, 32, 20),
-    TensorType("Q2_K", 10, 256, 84),
-    TensorType("Q3_K", 11, 256, 110),
+Q4_1 = TensorType("Q4_1", 3, 32, 20)
+Q2_K = TensorType("Q2_K", 10, 256, 84)
+Q3_K = TensorType("Q3_K", 11, 256, 110)
+IQ4_NL = TensorType("IQ4_NL", 20, 32, 18)
+IQ4_XS = TensorType("IQ4_XS", 23, 256, 136)
+BF16 = TensorType("BF16", 30, 1, 2)
+MXFP4 = TensorType("MXFP4", 39, 32, 17)
+# The same, but ggml takes seconds to quantize to them, or rounds to nothing that could be compared.
+RARE_TYPES = (
     TensorType("IQ2_XXS", 16, 256, 66),
     TensorType("IQ2_XS", 17, 256, 74),
     TensorType("IQ3_XXS", 18, 256, 98),
     TensorType("IQ1_S", 19, 256, 50),
-    TensorType("IQ4_NL", 20, 32, 18),
     TensorType("IQ3_S", 21, 256, 110),
     TensorType("IQ2_S", 22, 256, 82),
-    TensorType("IQ4_XS", 23, 256, 136),
     TensorType("IQ1_M", 29, 256, 56),
-    TensorType("BF16", 30, 1, 2),
     TensorType("TQ1_0", 34, 256, 54),
     TensorType("TQ2_0", 35, 256, 66),
-    TensorType("MXFP4", 39, 32, 17),
 )
-KEPT_TYPES = WEIGHT_TYPES | {t.number: t for t in OTHERS}
+OTHER_TYPES = (Q4_1, Q2_K, Q3_K, IQ4_NL, IQ4_XS, BF16, MXFP4)
+KEPT_TYPES = WEIGHT_TYPES | {t.number: t for t in (*OTHER_TYPES, *RARE_TYPES)}

@@ -26,7 +26,7 @@ from stem_edge.ggml.check import DIFFERS, REFUSED, Told
 from stem_edge.ggml.gguf_schema import BASE, KV_TENSORS, usual_kv
 from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
-from stem_edge.graph.formats import GgufType
+from stem_edge.graph.formats import GgufType, OwnTypes
 from stem_edge.graph.kv import KvType
 from stem_edge.layers import LayerKind, Llama3Rope, ProportionalRope
 from stem_edge.numerics.matrix import ArrayMatrix, IndexedMatrix
@@ -57,10 +57,17 @@ LOST = {
     types.Q5_1: 0.4,
     types.Q4_K: 0.7,
     types.Q4_0: 0.7,
+    types.BF16: 0.03,
+    types.Q4_1: 0.6,
+    types.IQ4_NL: 0.7,
+    types.IQ4_XS: 0.7,
+    types.Q3_K: 1.5,
+    types.MXFP4: 2.5,
+    types.Q2_K: 3.0,
 }
 # Likewise the root mean square error of logits, from rounding hidden states to 8 bits or adding in
 # 16 bits, with a margin of three. A wrong kernel is far beyond it.
-LOGITS: dict[GgufType, float] = {"f32": 0.001, "f16": 0.02}
+LOGITS: dict[GgufType | None, float] = {"f32": 0.001, "f16": 0.02}
 LOGITS_OF_CODES = 0.15
 LOGITS_OF_INT4_KV = 0.6  # with a margin of two
 
@@ -77,6 +84,11 @@ WIDE = ModelConfig(
     rope_theta=10000.0,
     max_context=128,
 )
+# Each type that other GGUF files may have, but those that take long (types.RARE_TYPES).
+FOREIGN = {
+    **{"embedding": "Q4_1", "head": "BF16", "wq": "Q2_K", "wk": "Q3_K", "wv": "IQ4_NL"},
+    **{"wo": "IQ4_XS", "gate": "MXFP4", "up": "Q4_1", "down": "Q4_1"},
+}
 EXPERTS = msgspec.structs.replace(WIDE, d_ff=64, stem_ffn="hash-moe", n_experts=5)
 # Widths that are no multiple of 256, because K-quants cannot hold them, and optional operators.
 NARROW = msgspec.structs.replace(
@@ -122,7 +134,7 @@ class Case(NamedTuple):
 
     name: str
     config: ModelConfig
-    weights: GgufType
+    weights: GgufType | OwnTypes
     row_type: RowType
     repack: bool = False
     kv: KvType | None = None  # of keys and values; None: that of these weights
@@ -134,6 +146,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"a model with {weights} weights and {row_type} rows", WIDE, weights, row_type)
     for weights in ("q6_k", "q5_k_m", "q4_k_m"):
         yield Case(f"a narrow model with {weights} weights", NARROW, weights, "int8")
+    yield Case("a model with types of other GGUF files", WIDE, FOREIGN, "int8")
     for row_type in ROW_BITS:
         yield Case(f"a model with {row_type} experts", EXPERTS, "q8_0", row_type)
     for weights in ("f32", "q8_0"):
@@ -197,7 +210,8 @@ def check_logits(
 
     rows: STEM layer -> its row in each record.
     """
-    config, tolerance = case.config, LOGITS.get(case.weights, LOGITS_OF_CODES)
+    mixture = case.weights if isinstance(case.weights, str) else None
+    config, tolerance = case.config, LOGITS.get(mixture, LOGITS_OF_CODES)
     if case.kv == "int4":
         tolerance = LOGITS_OF_INT4_KV
     ids = np.random.default_rng(1).integers(0, config.vocab_size, sum(STEPS))

@@ -16,15 +16,9 @@ from installed import DEMO
 from tokenizers import Tokenizer
 from trained_tokenizers import TEXTS, train_ranks, train_sp, write_ranks
 
-from stem_edge.export.backbone.gguf_tokenizer import (
-    GPT2,
-    LLAMA3,
-    QWEN2,
-    SMOLLM,
-    differences,
-    tokenizer_metadata,
-)
+from stem_edge.export.backbone.gguf_tokenizer import differences, tokenizer_metadata
 from stem_edge.export.backbone.gguf_writer import encode_header
+from stem_edge.export.tokenizers.gguf_patterns import GPT2, LLAMA3, QWEN2, SMOLLM
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
 llama_cpp = pytest.importorskip("llama_cpp")

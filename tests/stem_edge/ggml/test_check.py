@@ -25,7 +25,7 @@ from stem_edge.ggml.check import (
 )
 from stem_edge.ggml.gguf_schema import repacks, tensor_types
 from stem_edge.ggml.library import REINSTALL, installed_library
-from stem_edge.ggml.types import WEIGHT_TYPES
+from stem_edge.ggml.types import OTHER_TYPES, WEIGHT_TYPES
 from stem_edge.runtime.backends.ggml.library_trial import LOST, WrongResultError, cases, compare
 from stem_edge.tables.rows import ROW_BITS
 
@@ -328,6 +328,6 @@ def test_what_the_schema_uses_is_tried() -> None:
         for case in cases()
         for kind in tensor_types(case.config, case.weights).values()
     }
-    assert {kind for kind, _ in tried} == LOST.keys() == set(WEIGHT_TYPES.values())
+    assert {kind for kind, _ in tried} == LOST.keys() == {*WEIGHT_TYPES.values(), *OTHER_TYPES}
     assert {kind for kind, copied in tried if copied} == {k for k in LOST if repacks(k, 64)}
     assert {case.row_type for case in cases() if case.config.n_experts == 0} == ROW_BITS.keys()
