@@ -18,8 +18,8 @@ from stem_edge.export.backbone.gguf_values import TensorSource, encoder
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.streams import PIECE_VALUES, Weights, all_rows
-from stem_edge.export.tensor_files.gguf_tensor import Coded
+from stem_edge.export.quantization.streams import Rows, Weights, all_rows, spans
+from stem_edge.export.tensor_files.gguf_tensor import Coded, decoded
 from stem_edge.ggml.gguf_schema import ALIGNMENT
 from stem_edge.ggml.gguf_tensors import encode_tensors, lay_out
 from stem_edge.ggml.library import Ggml
@@ -69,20 +69,22 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: Weights) -> Iterator[U8]:
         yield values.astype("<f4").view(np.uint8)
         return
     if isinstance(tensor.matrix, Coded) and tensor.matrix.type == tensor.type:
-        yield from _kept(tensor.matrix, weights)  # not rounded a second time
+        yield from _kept(tensor.name, tensor.matrix, weights)  # not rounded a second time
         return
     work = encoder(ggml, tensor, weights.meter)
     yield from weights.stream(tensor.name, all_rows([tensor.matrix]), work)
 
 
-def _kept(matrix: Coded, weights: Weights) -> Iterator[U8]:
+def _kept(name: str, matrix: Coded, weights: Weights) -> Iterator[U8]:
     """Yield the codes of a matrix as bytes [n], in order."""
-    count, width = matrix.shape
-    step = max(1, PIECE_VALUES // width)
-    for start in range(0, count, step):
-        codes = matrix.codes(start, min(start + step, count))
-        weights.progress(4 * len(codes) * width)
-        yield codes.reshape(-1)
+
+    def read(span: Rows) -> U8:
+        codes = matrix.codes(*span[1:])
+        values = check_finite(name, span[1], decoded(codes, matrix.type))
+        weights.progress(values.nbytes)
+        return codes.reshape(-1)
+
+    return weights.in_order(read, spans(all_rows([matrix])))
 
 
 def encode_header(metadata: Mapping[str, GgufValue], tensors: Sequence[TensorSource]) -> bytes:

@@ -63,7 +63,7 @@ class Weights(Threads):
             self.progress(values.nbytes)
             return work(values)
 
-        return self.in_order(read, _spans(parts))
+        return self.in_order(read, spans(parts))
 
 
 def all_rows(matrices: Iterable[Matrix]) -> list[Rows]:
@@ -71,7 +71,8 @@ def all_rows(matrices: Iterable[Matrix]) -> list[Rows]:
     return [(matrix, 0, matrix.shape[0]) for matrix in matrices]
 
 
-def _spans(parts: Sequence[Rows]) -> Iterator[Rows]:
+def spans(parts: Sequence[Rows]) -> Iterator[Rows]:
+    """Yield the parts in pieces that threads work on."""
     for matrix, first, end in parts:
         step = max(1, PIECE_VALUES // matrix.shape[1])
         for start in range(first, end, step):

@@ -1,0 +1,235 @@
+"""Models in GGUF files: the same as the originals, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from exports import refused
+from gguf_files import coded, model_keys, model_tensors, write_file, write_model
+from hf_folders import SIZES, make_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import stem_edge
+from stem_edge.bundle.manifest import GGUF
+from stem_edge.export.checkpoints.gguf import ROPE_FACTORS
+from stem_edge.export.checkpoints.hugging_face import read_checkpoint as read_hugging_face
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.dense_gguf import export_dense_gguf
+from stem_edge.export.tensor_files.gguf_tensor import Coded
+from stem_edge.layers import Llama3Rope, Rope
+from stem_edge.numerics.matrix import whole
+from stem_edge.numerics.rope import frequency_factors
+
+SCALING: dict[str, dict[str, Any]] = {
+    "llama, linear": {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0},
+    "qwen3, biases, tied": {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+    },
+    "mistral, window": {"attention.sliding_window": 5},
+}
+MODELS = [
+    *("llama", "llama, MHA, tied", "llama, one kv head", "llama, biases", "llama, linear"),
+    *("mistral", "mistral, window", "qwen2", "qwen3", "qwen3, biases, tied"),
+]
+WIDE: dict[str, Any] = SIZES | {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+}  # fmt: skip
+
+
+def more_keys(name: str, kind: str) -> dict[str, Any]:
+    return {f"{kind}.{key}": value for key, value in SCALING.get(name, {}).items()}
+
+
+def wide_model(**changes: Any) -> Any:
+    """Make a model whose matrices have whole blocks of 32 values."""
+    return LlamaForCausalLM(LlamaConfig(**(WIDE | changes)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_that_of_its_folder(name: str, tmp_path: Path) -> None:
+    model = make_model(name)
+    model.save_pretrained(tmp_path)
+    expected = read_hugging_face(tmp_path)
+    kind = model_keys(model.config)["general.architecture"]
+    path = write_model(tmp_path / "model.gguf", model, more=more_keys(name, kind))
+    found = read_checkpoint(path)
+    assert (found.path, found.config, found.names) == (path, expected.config, expected.names)
+    assert found.backbone.keys() == expected.backbone.keys()
+    for part, matrix in expected.backbone.items():
+        np.testing.assert_array_equal(whole(found.backbone[part]), whole(matrix))
+        assert found.backbone[part].nbytes == matrix.nbytes
+
+
+def test_the_factors_of_llama_3(tmp_path: Path) -> None:
+    model = make_model("llama, own head_dim")
+    scaling = Llama3Rope(8.0, 1.0, 4.0, 8192)
+    factors = frequency_factors(Rope(24, 5e5, scaling))
+    tensors: dict[str, Any] = dict(model_tensors(model))
+    keys = model_keys(model.config) | {"llama.rope.freq_base": 5e5}
+    path = write_file(tmp_path / "a.gguf", keys, tensors | {ROPE_FACTORS: factors})
+    assert read_checkpoint(path).config.rope_scaling == scaling
+    tensors[ROPE_FACTORS] = np.arange(12, dtype=np.float32)
+    other = write_file(tmp_path / "b.gguf", keys, tensors)
+    refused(lambda: read_checkpoint(other), other, "factors other than those of Llama 3.1")
+
+
+KEYS: dict[str, tuple[dict[str, Any], str]] = {
+    "architecture": ({"general.architecture": "gemma3"}, "'gemma3'; expected one of llama, qwen2"),
+    "an adapter": ({"general.type": "adapter"}, "general.type is 'adapter'; expected 'model'"),
+    "experts": ({"llama.expert_count": 8}, "llama.expert_count is 8; expected no such key"),
+    "no layers": ({"llama.block_count": 0}, "block_count is 0; expected 1 to"),
+    "layers": ({"llama.block_count": 4_000_000_000}, "block_count is 4000000000; expected 1 to"),
+    "more layers": ({"llama.block_count": 4}, "layers.3.wq is missing"),
+    "fewer layers": ({"llama.block_count": 2}, "tensor blk.2.attn_k.weight is not part of such"),
+    "sizes of layers": ({"llama.feed_forward_length": [48, 48, 9]}, "Expected `int`, got `array`"),
+    "a text": ({"llama.rope.freq_base": "big"}, "Expected `float`, got `str`"),
+    "part of a head": ({"llama.rope.dimension_count": 4}, "rope.dimension_count is 4; expected 8"),
+    "values": ({"llama.attention.value_length": 16}, "attention.value_length is 16; expected 8"),
+    "longrope": ({"llama.rope.scaling.type": "longrope"}, "longrope; expected none, linear or"),
+    "width": ({"llama.embedding_length": 64}, "tensors and configuration disagree: embedding"),
+    "context": ({"llama.context_length": 1 << 31}, "max_context is 2147483648; expected"),
+    "epsilon": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "norm_eps nan or"),
+}
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_models_that_are_not_known_are_refused(case: str, tmp_path: Path) -> None:
+    model, (more, said) = make_model("llama"), KEYS[case]
+    keys = model_keys(model.config) | more
+    path = write_file(tmp_path / "model.gguf", keys, model_tensors(model))
+    refused(lambda: read_checkpoint(path), path, said)
+
+
+def test_a_missing_key_and_missing_tensors(tmp_path: Path) -> None:
+    model = make_model("llama")
+    keys, tensors = model_keys(model.config), dict(model_tensors(model))
+    del keys["llama.context_length"]
+    path = write_file(tmp_path / "a.gguf", keys, tensors)
+    refused(lambda: read_checkpoint(path), path, "required field `context_length`")
+    path = write_file(tmp_path / "b.gguf", model_keys(model.config), {})
+    refused(lambda: read_checkpoint(path), path, "no tensor token_embd.weight")
+
+
+def test_a_folder_with_files_asks_for_one(tmp_path: Path) -> None:
+    write_model(tmp_path / "a.gguf", make_model("llama"))
+    refused(lambda: read_checkpoint(tmp_path), tmp_path, "has a.gguf; give one of these files")
+    refused(lambda: read_checkpoint(tmp_path / "a.gguf", ["x"]), "--ignore-key")
+
+
+# ---------------------------------------------------------------- exports
+
+
+def test_an_export_for_onnxruntime_has_the_files_values(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", wide_model(), "Q4_1")
+    source = read_checkpoint(path)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", progress=False)
+    assert bundle.manifest.model == source.config
+    assert bundle.manifest.report.worst_logit_difference < 1e-4
+    assert all(error.worst == 0 for error in bundle.manifest.report.errors.values())
+
+
+def test_q4_0_is_kept_exactly(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", wide_model(), "Q4_0")
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", prefill_graph=False, progress=False)
+    backbone, report = bundle.manifest.backbone, bundle.manifest.report
+    assert backbone is not None
+    assert (backbone.weights, backbone.block_size) == ("int4", 32)
+    assert all(error.worst == 0 for error in report.errors.values())
+    assert "trained for 4 bits in blocks of 32 and are kept" in " ".join(report.notes)
+
+
+MIXED = {"blk.1.attn_v": "Q8_0", "token_embd": "Q5_1", "output": "F16", "": "Q4_1"}
+
+
+@pytest.mark.usefixtures("ggml")
+def test_matrices_keep_their_codes_on_ggml(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", wide_model(), MIXED)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="gguf", progress=False)
+    kept = bundle.manifest.gguf
+    assert kept is not None and isinstance(kept.weights, dict)
+    assert kept.weights == {
+        **{"embedding": "Q5_1", "head": "F16", "layers.1.wv": "Q8_0"},
+        **dict.fromkeys(("wq", "wk", "wv", "wo", "gate", "up", "down"), "Q4_1"),
+    }
+    assert bundle.manifest.report.errors == {}
+    compare_codes(path, bundle.path / GGUF)
+    with stem_edge.load(bundle.path, progress=False) as model:
+        assert model.logits([1, 2, 3]).shape == (3, 300)
+
+
+def compare_codes(path: Path, out: Path) -> None:
+    """Check that a backbone has the rows of the file, those of q and k in the order of halves."""
+    before, after = ({t.name: t for t in gguf.GGUFReader(p).tensors} for p in (path, out))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert after[name].tensor_type == tensor.tensor_type
+        rows = tensor.data.reshape(tensor.shape[-1] if len(tensor.shape) > 1 else 1, -1)
+        if name.endswith(("attn_q.weight", "attn_k.weight")):
+            size = WIDE["hidden_size"] // WIDE["num_attention_heads"]
+            heads = rows.reshape(-1, size // 2, 2, rows.shape[1])
+            rows = heads.swapaxes(1, 2).reshape(rows.shape)
+        np.testing.assert_array_equal(after[name].data.reshape(rows.shape), rows)
+
+
+@pytest.mark.usefixtures("ggml")
+@pytest.mark.parametrize("type", ["Q8_0", "F16"])
+def test_a_mixture_has_its_name(type: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", wide_model(), type)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="gguf", progress=False)
+    assert bundle.manifest.gguf is not None
+    assert bundle.manifest.gguf.weights == type.lower()
+    compare_codes(path, bundle.path / GGUF)
+
+
+@pytest.mark.usefixtures("ggml")
+def test_a_type_that_is_asked_for_goes_first(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", wide_model(), MIXED)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="q8_0", progress=False)
+    assert bundle.manifest.gguf is not None
+    assert bundle.manifest.gguf.weights == "q8_0"
+    assert "gate" in bundle.manifest.report.errors
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(bundle.path / GGUF).tensors}
+    before = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    name = "blk.1.attn_v.weight"  # has the type already
+    np.testing.assert_array_equal(tensors[name].data, before[name].data)
+
+
+@pytest.mark.usefixtures("ggml")
+@pytest.mark.filterwarnings("ignore::stem_edge.export.dense_gguf.TokenizerDiffers")
+def test_a_file_for_llama_cpp_has_the_same_codes_in_the_same_order(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", wide_model(), "Q8_0")
+    out = export_dense_gguf(path, tmp_path / "out.gguf", backbone="q8_0", progress=False)
+    before, after = ({t.name: t for t in gguf.GGUFReader(p).tensors} for p in (path, out))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        np.testing.assert_array_equal(after[name].data, tensor.data)
+
+
+@pytest.mark.usefixtures("ggml")
+def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    model = wide_model()
+    tensors: dict[str, Any] = dict(model_tensors(model))
+    codes = coded(tensors["blk.0.ffn_up.weight"], "Q8_0")
+    codes[5, :2] = 0x7E  # the scale of its first block: NaN
+    tensors["blk.0.ffn_up.weight"] = codes, "Q8_0"
+    whole_file = write_model(tmp_path / "good.gguf", model)
+    keys = {
+        field.name: field.contents()
+        for field in gguf.GGUFReader(whole_file).fields.values()
+        if not field.name.startswith("GGUF.")
+    }
+    path = write_file(tmp_path / "model.gguf", keys, tensors)
+    for engine in ("onnx", "gguf"):
+        refused(
+            lambda engine=engine: stem_edge.export_bundle(
+                path, tmp_path / "out", engine=engine, progress=False
+            ),
+            "NaN",
+        )
+    assert isinstance(read_checkpoint(path).backbone["layers.0.up"], Coded)
