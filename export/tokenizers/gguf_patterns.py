@@ -1,6 +1,7 @@
 """Patterns that cut a text before bytes are merged, by llama.cpp's names of them.
 
-The patterns are those of the models' own tokenizer.json; a name stands for several models whose
+The patterns are those of the models' own tokenizer.json, which for "tekken" llama.cpp has without
+marks; a name stands for several models whose
 tokenizers are alike.
 """
 

@@ -54,7 +54,10 @@ def model_keys(config: Any) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
     }
     if getattr(config, "head_dim", None):
-        values |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+        values |= {
+            "attention.key_length": config.head_dim,
+            "attention.value_length": config.head_dim,
+        }
         values["rope.dimension_count"] = config.head_dim
     return {"general.architecture": kind} | {f"{kind}.{key}": v for key, v in values.items()}
 
@@ -89,7 +92,12 @@ def byte_keys(size: int) -> dict[str, Any]:
     """Return the keys of a tokenizer of single bytes, one pair of them, and unused tokens."""
     chars = byte_chars()
     names = [*chars, chars[97] + chars[98], *(f"[PAD{n}]" for n in range(257, size))]
-    keys = {"model": "gpt2", "pre": "gpt-2", "tokens": names, "merges": [f"{chars[97]} {chars[98]}"]}
+    keys = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": names,
+        "merges": [f"{chars[97]} {chars[98]}"],
+    }
     keys["token_type"] = [NORMAL] * 257 + [UNUSED] * (size - 257)
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
 

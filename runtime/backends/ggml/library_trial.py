@@ -86,8 +86,15 @@ WIDE = ModelConfig(
 )
 # Each type that other GGUF files may have, but those that take long (types.RARE_TYPES).
 FOREIGN = {
-    **{"embedding": "Q4_1", "head": "BF16", "wq": "Q2_K", "wk": "Q3_K", "wv": "IQ4_NL"},
-    **{"wo": "IQ4_XS", "gate": "MXFP4", "up": "Q4_1", "down": "Q4_1"},
+    "embedding": "Q4_1",
+    "head": "BF16",
+    "wq": "Q2_K",
+    "wk": "Q3_K",
+    "wv": "IQ4_NL",
+    "wo": "IQ4_XS",
+    "gate": "MXFP4",
+    "up": "Q4_1",
+    "down": "Q4_1",
 }
 EXPERTS = msgspec.structs.replace(WIDE, d_ff=64, stem_ffn="hash-moe", n_experts=5)
 # Widths that are no multiple of 256, because K-quants cannot hold them, and optional operators.

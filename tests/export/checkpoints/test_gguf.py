@@ -154,7 +154,9 @@ def test_matrices_keep_their_codes_on_ggml(tmp_path: Path) -> None:
     kept = bundle.manifest.gguf
     assert kept is not None and isinstance(kept.weights, dict)
     assert kept.weights == {
-        **{"embedding": "Q5_1", "head": "F16", "layers.1.wv": "Q8_0"},
+        "embedding": "Q5_1",
+        "head": "F16",
+        "layers.1.wv": "Q8_0",
         **dict.fromkeys(("wq", "wk", "wv", "wo", "gate", "up", "down"), "Q4_1"),
     }
     assert bundle.manifest.report.errors == {}

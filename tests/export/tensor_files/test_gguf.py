@@ -1,0 +1,168 @@
+"""GGUF files as llama.cpp's package writes them: keys, tensors of all types, split models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from exports import refused
+from gguf_files import write_file
+
+from stem_edge.export.checkpoints.head_padding import CodedHeads, head_rows
+from stem_edge.export.tensor_files.gguf import open_gguf, read_keys, split_files
+from stem_edge.export.tensor_files.gguf_tensor import Coded, decoded
+from stem_edge.ggml.types import KEPT_TYPES, TensorType
+
+RANDOM = np.random.default_rng(0)
+KEYS: dict[str, Any] = {
+    "general.architecture": "llama",
+    "a.bool": True, "an.int": 7, "a.float": 1e-5, "a.text": "a\n\u00e9\u6771",
+    "some.texts": ["a", "", "\u6771"], "some.ints": [1, -2, 3], "some.floats": [0.5, 1e-6],
+    "some.bools": [True, False],
+}  # fmt: skip
+
+
+def test_keys(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "a.gguf", KEYS, {"t": np.ones((2, 3), np.float32)})
+    assert read_keys(path) == KEYS
+    file = open_gguf(path)
+    assert (file.path, file.keys, [*file.tensors]) == (path, KEYS, ["t"])
+
+
+def test_every_kind_of_number(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"):
+        getattr(writer, f"add_{kind}")(kind, 100)
+    writer.add_float64("float64", 1e-300)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = read_keys(tmp_path / "a.gguf")
+    assert found.pop("float64") == 1e-300
+    assert found.pop("general.architecture") == "llama"
+    assert len(found) == 8 and {*found.values()} == {100}
+
+
+def codes_of(kind: TensorType, rows: int) -> Any:
+    """Random blocks, whose scales may be anything."""
+    return RANDOM.integers(0, 256, (rows, kind.row_nbytes(512)), np.uint8)
+
+
+@pytest.mark.parametrize("kind", KEPT_TYPES.values(), ids=lambda kind: kind.name)
+def test_rows_of_every_type_are_those_of_its_package(kind: TensorType, tmp_path: Path) -> None:
+    codes = codes_of(kind, 6)
+    path = write_file(tmp_path / "a.gguf", {}, {"t": (codes, kind.name)})
+    tensor = open_gguf(path).tensors["t"]
+    assert (tensor.shape, tensor.type, tensor.nbytes) == ((6, 512), kind, codes.nbytes)
+    np.testing.assert_array_equal(tensor.codes(1, 4), codes[1:4])
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(codes, gguf.GGMLQuantizationType(kind.number))
+    for start, stop, rows in ((0, 6, expected), (2, 3, expected[2:3]), (5, 99, expected[5:])):
+        found = tensor.rows(start, stop)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, rows)
+
+
+def test_vectors_and_order_of_axes(tmp_path: Path) -> None:
+    arrays = {"v": np.arange(5, dtype=np.float32), "m": np.arange(6.0).reshape(2, 3).astype("f4")}
+    tensors = open_gguf(write_file(tmp_path / "a.gguf", {}, arrays)).tensors
+    for name, array in arrays.items():
+        assert tensors[name].shape == array.shape
+        np.testing.assert_array_equal(tensors[name].rows(0, len(array)), array)
+    np.testing.assert_array_equal(tensors["v"].rows(2, 4), [2, 3])
+
+
+def test_heads_in_another_order_keep_the_codes_of_their_rows(tmp_path: Path) -> None:
+    kind = next(kind for kind in KEPT_TYPES.values() if kind.name == "Q8_0")
+    codes = codes_of(kind, 12)
+    path = write_file(tmp_path / "a.gguf", {}, {"t": (codes, "Q8_0")})
+    tensor, order = open_gguf(path).tensors["t"], np.array([2, 0, 3, 1])
+    heads = head_rows(tensor, order, tensor.nbytes)
+    assert isinstance(heads, CodedHeads) and isinstance(heads, Coded)
+    expected = codes.reshape(3, 4, -1)[:, order].reshape(codes.shape)
+    for start, stop in ((0, 12), (3, 9), (4, 8), (11, 12)):
+        np.testing.assert_array_equal(heads.codes(start, stop), expected[start:stop])
+        np.testing.assert_array_equal(heads.rows(start, stop), decoded(expected[start:stop], kind))
+    again = head_rows(heads, np.argsort(order))
+    np.testing.assert_array_equal(again.codes(0, 12), codes)
+
+
+def test_quantized_types_need_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = codes_of(KEPT_TYPES[2], 2), KEPT_TYPES[2].name
+    path = write_file(tmp_path / "a.gguf", {}, {"q": codes, "h": np.ones((2, 4), np.float16)})
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    tensors = open_gguf(path).tensors
+    assert tensors["h"].rows(0, 2).tolist() == [[1.0] * 4] * 2
+    refused(lambda: tensors["q"].rows(0, 1), "pip install 'stem-edge[export]'")
+
+
+# ---------------------------------------------------------------- split models
+
+
+def write_split(folder: Path, count: int = 3, **changes: Any) -> list[Path]:
+    """Write a model of one tensor a file; changes: of the keys of the second file."""
+    paths = []
+    for number in range(count):
+        keys: dict[str, Any] = {} if number else {"a.key": 1}
+        split = {"split.no": number, "split.count": count, "split.tensors.count": count}
+        if number == 1:
+            split |= {key.replace("_", "."): value for key, value in changes.items()}
+        path = folder / f"m-{number + 1:05}-of-{count:05}.gguf"
+        array = np.full((1, 2), number, np.float32)
+        paths.append(write_file(path, keys | split, {f"t{number}": array}))
+    return paths
+
+
+@pytest.mark.parametrize("given", [0, 2])
+def test_a_split_model_is_one(given: int, tmp_path: Path) -> None:
+    paths = write_split(tmp_path)
+    file = open_gguf(paths[given])
+    assert file.keys["a.key"] == read_keys(paths[given])["a.key"] == 1
+    assert [tensor.path for tensor in file.tensors.values()] == paths
+    assert [tensor.rows(0, 1)[0, 0] for tensor in file.tensors.values()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"split_no": 2},
+            "found split.no 2, split.count 3, split.tensors.count 3; expected 1, 3, 3",
+        ),
+        ({"split_count": 2}, "split.count 2"),
+        ({"split_tensors_count": 4}, "split.tensors.count 4"),
+    ],
+)
+def test_files_that_do_not_belong_together(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    paths = write_split(tmp_path, **changes)
+    refused(lambda: open_gguf(paths[0]), paths[1], said)
+
+
+def test_a_part_by_itself_is_refused(tmp_path: Path) -> None:
+    first, second, third = write_split(tmp_path)
+    third.unlink()
+    refused(lambda: open_gguf(first), third, "missing")
+    alone = first.rename(tmp_path / "alone.gguf")
+    refused(lambda: open_gguf(alone), alone, "split.count 3", "keep the names")
+    twice = second.read_bytes().replace(b"t1", b"t0")
+    for path, data in ((first, alone.read_bytes()), (second, twice), (third, alone.read_bytes())):
+        path.write_bytes(data)
+    refused(lambda: open_gguf(first), third, "split.no 0")
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("a.gguf", 1), ("a-00001-of-00003.gguf", 3), ("a-00004-of-00003.gguf", 1),
+        ("a-00000-of-00003.gguf", 1), ("a-1-of-3.gguf", 1), ("a-00001-of-00003.safetensors", 1),
+    ],
+)  # fmt: skip
+def test_names_of_split_files(name: str, count: int) -> None:
+    assert len(split_files(Path(name))) == count
