@@ -185,8 +185,8 @@ def _no_bundle(root: Path) -> BundleError:
         said = f"not a bundle, it has no {MANIFEST}; make one with: stem-edge export CHECKPOINT OUT"
     elif root.suffix == ".gguf" and root.is_file():
         said = (
-            "no such bundle folder, but a GGUF file; run a GGUF file with llama.cpp "
-            f"(llama-cli -m {root.name}), or give the folder of a bundle, with --engine ggml"
+            "no such bundle folder, but a GGUF file; make a bundle of it with: stem-edge export "
+            f"{root.name} OUT, or run it with llama.cpp: llama-cli -m {root.name}"
         )
     elif working.with_name(working.name + OLD).is_dir():
         said = (

@@ -20,9 +20,11 @@ from fuzzing import mutants
 from fuzzing.running import SEEDS
 from stem_edge.bundle.manifest import encode_manifest, parse_manifest
 from stem_edge.edit_files.file import encode_edit, read_edit
+from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.safetensors import open_tensors
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.export.tensor_files.torch import load_tensors
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.runtime.rows.shards import ShardFiles
 from stem_edge.runtime.rows.store import RowStore
 from stem_edge.tables.store import open_table_store
@@ -92,6 +94,12 @@ def _torch(path: Path) -> None:
     for value in load_tensors(path).values():
         if isinstance(value, StoredTensor) and value.shape:
             value.rows(0, min(value.shape[0], 16))
+
+
+def _gguf(path: Path) -> None:
+    for tensor in open_gguf(path).tensors.values():
+        tensor.rows(0, min(tensor.shape[0], 16))
+    convert_tokenizer("gguf", path, add_bos=None)
 
 
 def _template(path: Path) -> None:
@@ -170,6 +178,12 @@ TARGETS = {
         "x.safetensors",
         mutants.change_safetensors,
         open_tensors,
+    ),
+    "gguf": Target(
+        "a GGUF file of a checkpoint: its keys, tokenizer, and first rows of each tensor",
+        "x.gguf",
+        mutants.change_bytes,
+        _gguf,
     ),
     "torch": Target(
         "a torch.save file: archive, pickle, first rows of each tensor",

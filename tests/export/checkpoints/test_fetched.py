@@ -109,3 +109,44 @@ def test_wrong_weights_are_refused(hub: HubServer, tiny_checkpoint: Path) -> Non
     hub.faults.wrong[name] = data[:-1] + bytes([data[-1] ^ 1])
     with pytest.raises(BundleError, match=f"{name}: sha256"):
         read_checkpoint(f"hf:{NAME}")
+
+
+GGUFS = {"a.gguf", "q8/b-00001-of-00002.gguf", "q8/b-00002-of-00002.gguf", "config.json"}
+
+
+@pytest.mark.parametrize(
+    ("file", "fetched"),
+    [
+        ("a.gguf", {"a.gguf"}),
+        ("q8/b-00001-of-00002.gguf", {"q8/b-00001-of-00002.gguf", "q8/b-00002-of-00002.gguf"}),
+    ],
+)
+def test_a_gguf_file_is_fetched_by_its_name(
+    hub: HubServer, file: str, fetched: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.models[NAME] = Model()
+    commit = hub.models[NAME].commit({name: Blob(b"data") for name in GGUFS | PICTURES})
+    path = checkpoint_folder(f"hf:{NAME}:{file}", progress=False)
+    folder = cache_of(NAME) / "snapshots" / commit
+    assert path == folder / file
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert found == fetched
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert checkpoint_folder(f"hf:{NAME}@{commit}:{file}") == path
+    with pytest.raises(HubError):
+        checkpoint_folder(f"hf:{NAME}:other.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        (f"hf:{NAME}:c.gguf", "has no file c.gguf, found a.gguf, q8/b-00001-of-00002.gguf"),
+        (f"hf:{NAME}:b-00001-of-00002.gguf", "has no file b-00001-of-00002.gguf, found a.gguf"),
+        (f"hf:{NAME}", r"has GGUF files, a.gguf, .*; name one: hf:acme/checkpoint@\w+:a.gguf"),
+    ],
+)
+def test_gguf_files_that_are_not_named_right(hub: HubServer, name: str, part: str) -> None:
+    hub.models[NAME] = Model()
+    hub.models[NAME].commit({file: Blob(b"data") for file in GGUFS - {"config.json"}})
+    with pytest.raises(CheckpointError, match=part):
+        checkpoint_folder(name, progress=False)
