@@ -106,7 +106,7 @@ def export_bundle(
         that has the backbone's type, else onnx.
     backbone: with onnx, "int4" (the default), "int8" or "fp32" matrices in the layers; with gguf,
         one of llama.cpp's mixtures of types, for the whole backbone: "q4_k_m" (the default),
-        "q4_0", "q5_k_m", "q6_k", "q8_0", "f16" or "f32".
+        "q4_0", "q5_k_m", "q6_k", "q8_0", "f16" or "f32". A GGUF file keeps its own types without.
     tables: "int8" (the default), "int4", "fp16" or "fp32" rows, or "mixed": int8 for the tokens
         that the calibration text uses most, int4 for the others.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.

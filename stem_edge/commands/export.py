@@ -41,6 +41,7 @@ CHECKPOINT comes from one of
                             stem_shards/) or a consolidated folder
   Hugging Face              config.json and *.safetensors: Llama, Mistral, Qwen2, Qwen3, SmolLM, and
                             STEM models of any trainer in this project's schema (docs/models.md)
+  llama.cpp and others      FILE.gguf: Llama, Mistral, Qwen2, Qwen3, SmolLM
   BlaGPT                    state_step*.pt or best_model*.pt, or their folder
 Nothing in it is executed. OUT appears only when the export is complete. If an export is interrupted
 or killed, the same command continues it."""
@@ -53,6 +54,7 @@ examples:
   stem-edge export SmolLM2-135M smol --lora adapter
   stem-edge export runs/0000100000 model --calibration prompt.txt --max-kl 0.1
   stem-edge export runs/0000100000 model --backbone q4_k_m --add
+  stem-edge export SmolLM2.Q4_K_M.gguf model --engine gguf
   stem-edge export SmolLM2-135M smol.gguf --engine llama.cpp --backbone q8_0"""
 
 BACKBONE_HELP = """\
@@ -60,14 +62,16 @@ onnx runs on onnxruntime, which is always installed, on processors and accelerat
 ggml, the kernels of llama.cpp (pip install 'stem-edge[gguf]'), on processors only; its weights
 can stay in the file, so that the system may drop them when memory is short. Its types are
 llama.cpp's mixtures: q4_k_m is the usual one, q4_0 the fastest with --repack, q6_k and q8_0 are
-nearly exact, f16 and f32 are not quantized. A bundle can have both backbones, which share its
+nearly exact, f16 and f32 are not quantized; without one, a GGUF file keeps its own types. A bundle can have both backbones, which share its
 tables."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="folder or file of the checkpoint, or hf:org/name"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="folder or file of the checkpoint, hf:org/name, or hf:org/name:FILE.gguf",
     )
     parser.add_argument("out", metavar="OUT", help="folder of the new bundle")
     _add_source(parser)

@@ -78,7 +78,7 @@ def model_tensors(model: Any) -> dict[str, F32]:
         part = name.split(".")[-2]
         if arch and part in heads:
             values = _pairs(values, heads[part])
-        found[names.get_name(name, (".weight", ".bias"))] = values
+        found[str(names.get_name(name, (".weight", ".bias")))] = values
     return found
 
 
@@ -92,7 +92,7 @@ def byte_keys(size: int) -> dict[str, Any]:
     """Return the keys of a tokenizer of single bytes, one pair of them, and unused tokens."""
     chars = byte_chars()
     names = [*chars, chars[97] + chars[98], *(f"[PAD{n}]" for n in range(257, size))]
-    keys = {
+    keys: dict[str, Any] = {
         "model": "gpt2",
         "pre": "gpt-2",
         "tokens": names,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from stem_edge.export.checkpoints.gguf import ROPE_FACTORS
 from stem_edge.export.checkpoints.hugging_face import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.dense_gguf import export_dense_gguf
+from stem_edge.export.job.options import ExportEngine
 from stem_edge.export.tensor_files.gguf_tensor import Coded
 from stem_edge.layers import Llama3Rope, Rope
 from stem_edge.numerics.matrix import whole
@@ -227,11 +229,10 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         if not field.name.startswith("GGUF.")
     }
     path = write_file(tmp_path / "model.gguf", keys, tensors)
-    for engine in ("onnx", "gguf"):
-        refused(
-            lambda engine=engine: stem_edge.export_bundle(
-                path, tmp_path / "out", engine=engine, progress=False
-            ),
-            "NaN",
-        )
+    engines: tuple[ExportEngine, ...] = ("onnx", "gguf")
+    for engine in engines:
+        out = tmp_path / engine
+        export = partial(stem_edge.export_bundle, path, out, engine=engine, progress=False)
+        refused(export, "NaN")
+        assert not out.exists()
     assert isinstance(read_checkpoint(path).backbone["layers.0.up"], Coded)

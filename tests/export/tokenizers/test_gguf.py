@@ -79,7 +79,7 @@ def pairs_keys(pre: str) -> dict[str, Any]:
     pairs = rng.sample([(a, b) for a in chars for b in chars], 20_000)
     names = [*chars, *(a + b for a, b in pairs), "<|start|>", "<|end|>", "<own>"]
     types = [NORMAL] * (len(names) - 3) + [CONTROL, CONTROL, USER_DEFINED]
-    keys = {"model": "gpt2", "pre": pre, "tokens": names, "token_type": types}
+    keys: dict[str, Any] = {"model": "gpt2", "pre": pre, "tokens": names, "token_type": types}
     keys |= {"merges": [f"{a} {b}" for a, b in pairs], "bos_token_id": len(names) - 3}
     return {AT + key: value for key, value in keys.items()}
 
@@ -140,8 +140,8 @@ def test_sentencepiece_gives_the_ids_of_llama_cpp(
 def test_what_we_write_is_read_again(tmp_path: Path) -> None:
     before = convert_tokenizer("json", DEMO / "tokenizer.json", add_bos=None)
     values = tokenizer_metadata(before, before.vocab_size)
-    keys = {
-        key: value if isinstance(value, str | bool | int) else list(value)  # type: ignore[arg-type]
+    keys: dict[str, Any] = {
+        key: value if isinstance(value, str | bool | int | float) else list(value)
         for key, value in values.items()
     }
     keys = {k: [n if isinstance(n, str) else int(n) for n in v] if isinstance(v, list) else v
