@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from hf_folders import SIZES, make_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
-from stem_edge.bundle.manifest import GGUF
+from stem_edge.bundle.manifest import GGUF, MANIFEST
+from stem_edge.errors import BundleError
 from stem_edge.export.checkpoints.gguf import ROPE_FACTORS
 from stem_edge.export.checkpoints.hugging_face import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
@@ -136,6 +139,13 @@ def test_an_export_for_onnxruntime_has_the_files_values(tmp_path: Path) -> None:
     assert all(error.worst == 0 for error in bundle.manifest.report.errors.values())
 
 
+def test_q8_0_is_kept_in_its_blocks(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", wide_model(), "Q8_0")
+    options: dict[str, Any] = {"backbone": "int8", "block_size": 32, "prefill_graph": False}
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", progress=False, **options)
+    assert all(error.worst == 0 for error in bundle.manifest.report.errors.values())
+
+
 def test_q4_0_is_kept_exactly(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", wide_model(), "Q4_0")
     bundle = stem_edge.export_bundle(path, tmp_path / "out", prefill_graph=False, progress=False)
@@ -165,6 +175,34 @@ def test_matrices_keep_their_codes_on_ggml(tmp_path: Path) -> None:
     compare_codes(path, bundle.path / GGUF)
     with stem_edge.load(bundle.path, progress=False) as model:
         assert model.logits([1, 2, 3]).shape == (3, 300)
+
+
+@pytest.mark.usefixtures("ggml")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gate": "Q9_9"}, "layers.0.gate [96, 64] cannot be Q9_9"),
+        ({"gate": "Q4_K"}, "layers.0.gate [96, 64] cannot be Q4_K"),
+        ({"layers.1.up": "F64"}, "layers.1.up [96, 64] cannot be F64"),
+        ({"norm": "F16"}, "types of 'norm', which the model has not"),
+        ({"layers.9.up": "F16"}, "types of 'layers.9.up', which the model has not"),
+        ({"gate": None}, "layers.0.gate [96, 64] cannot be of no type"),
+        ({"gate": 4}, "Expected `str`, got `int`"),
+        ({"gate": "Q8_0"}, "its header lists other tensors"),
+        ({"wq": "Q4_0", "wk": "Q4_0"}, "its header lists other tensors"),
+    ],
+)
+def test_a_manifest_with_other_types_is_refused(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = write_model(tmp_path / "model.gguf", wide_model(), MIXED)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="gguf", progress=False)
+    manifest = json.loads((bundle.path / MANIFEST).read_text())
+    types = manifest["gguf"]["weights"] | change
+    manifest["gguf"]["weights"] = {key: kind for key, kind in types.items() if kind is not None}
+    (bundle.path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=re.escape(said)):
+        stem_edge.open_bundle(bundle.path)
 
 
 def compare_codes(path: Path, out: Path) -> None:
