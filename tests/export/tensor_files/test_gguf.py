@@ -59,6 +59,7 @@ def test_rows_of_every_type_are_those_of_its_package(kind: TensorType, tmp_path:
     path = write_file(tmp_path / "a.gguf", {}, {"t": (codes, kind.name)})
     tensor = open_gguf(path).tensors["t"]
     assert (tensor.shape, tensor.type, tensor.nbytes) == ((6, 512), kind, codes.nbytes)
+    assert repr(tensor) == f"a tensor [6, 512] of {kind.name}"
     np.testing.assert_array_equal(tensor.codes(1, 4), codes[1:4])
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(codes, gguf.GGMLQuantizationType(kind.number))
@@ -152,10 +153,12 @@ def test_a_part_by_itself_is_refused(tmp_path: Path) -> None:
     refused(lambda: open_gguf(first), third, "missing")
     alone = first.rename(tmp_path / "alone.gguf")
     refused(lambda: open_gguf(alone), alone, "split.count 3", "keep the names")
-    twice = second.read_bytes().replace(b"t1", b"t0")
-    for path, data in ((first, alone.read_bytes()), (second, twice), (third, alone.read_bytes())):
-        path.write_bytes(data)
-    refused(lambda: open_gguf(first), third, "split.no 0")
+
+
+def test_a_tensor_of_two_files_is_refused(tmp_path: Path) -> None:
+    first, second, _ = write_split(tmp_path)
+    second.write_bytes(second.read_bytes().replace(b"t1", b"t0"))
+    refused(lambda: open_gguf(first), second, f"t0 is also in {first.name}")
 
 
 @pytest.mark.parametrize(
