@@ -148,7 +148,7 @@ def test_files_that_do_not_belong_together(
 
 
 def test_a_part_by_itself_is_refused(tmp_path: Path) -> None:
-    first, second, third = write_split(tmp_path)
+    first, _, third = write_split(tmp_path)
     third.unlink()
     refused(lambda: open_gguf(first), third, "missing")
     alone = first.rename(tmp_path / "alone.gguf")
