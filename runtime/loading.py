@@ -124,11 +124,12 @@ def load(
         user's cache folder, or a folder, which is made for this user alone. They tell what was asked.
         Not on accelerators.
     speculate: guess the next tokens from the text so far, and compute several in one step as long as
-        that pays; no more than the kernels' rounding changes a token (docs/python.md). True, or a number
-        as the most to guess for a step, measures what steps cost if preparing has not. Default:
-        "auto", which guesses only if it has.
+        that pays. True, or a number as the most to guess for a step, does so also where kernels round
+        such steps otherwise, which changes answers (docs/python.md), and measures what steps cost if
+        preparing has not. Default: "auto", which guesses only where preparing found the bits of plain
+        decoding.
     draft: a smaller bundle with the same tokenizer, whose guesses are taken where they pay more; its
-        memory counts within `memory`.
+        memory counts within `memory`. Asks for guesses as speculate=True does.
     exact: compute several tokens, or sequences, in a step only where preparing found that each gets
         the bits of a step of its own, so that tokens are those of plain decoding in any case.
     progress: show a progress bar on stderr while fetching and preparing. Default: if stderr is a terminal.
@@ -184,14 +185,15 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
 def _let_speculate(
     model: Model, costs: StepCosts | None, draft: DraftBundle | None, options: LoadOptions
 ) -> None:
-    """Let a model guess ahead, if that is wanted, exact enough, and of known cost."""
+    """Let a model guess ahead, if that is wanted, exact unless asked for, and of known cost."""
     speculate, model.exact = options.speculate, options.exact
     model.step_costs = costs
+    asked = speculate != "auto" or draft is not None
+    if not speculate:
+        return
     if costs is None or not costs.sure:
-        if not speculate or (speculate == "auto" and draft is None):
-            return
-        costs = measured(model.engine, model.plan, model.config.vocab_size)
-    if not speculate or costs is None or (options.exact and not costs.same_bits):
+        costs = measured(model.engine, model.plan, model.config.vocab_size) if asked else None
+    if costs is None or not (costs.same_bits or (asked and not options.exact)):
         return
     most = speculate if type(speculate) is int else max(SIZES) - 1
     model.speculation = Speculation(costs, most)

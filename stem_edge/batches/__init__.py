@@ -7,6 +7,7 @@
 | results.py, output.py | `Result`, and the file of results, which is the only state |
 | keys.py | the ids that are done, in few bytes |
 | run.py, tasks.py, task.py | `answer`: rows to results on one machine, by the runtime's batching |
+| interrupts.py | Ctrl-C between its steps |
 | settings.py | what holds for all rows; `Answers`, what computes them |
 | meter.py | progress |
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from stem_edge.batches.interrupts import interrupts_held
 from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
 from stem_edge.batches.settings import Answers, Settings
@@ -40,6 +41,7 @@ class _Run:
     def __init__(self, scheduler: Scheduler, tasks: Tasks) -> None:
         self._scheduler, self._tasks = scheduler, tasks
         self._running = dict[Request, Task]()
+        self._lost: DeviceLostError | None = None
 
     def results(self, rows: Iterator[Row | None]) -> Iterator[Result]:
         """Yield the results; close the scheduler at the end."""
@@ -54,7 +56,11 @@ class _Run:
                         more = False
                     elif (result := self._begin(row)) is not None:
                         yield result
-                yield from self._step()
+                with interrupts_held():
+                    done = self._step()
+                yield from done
+                if self._lost is not None:
+                    raise self._lost
         finally:
             scheduler.close()
 
@@ -69,18 +75,21 @@ class _Run:
             self._scheduler.submit(request)
         return None if task.requests else task.result()
 
-    def _step(self) -> Iterator[Result]:
-        """Do a unit of work; yield the results that it completes."""
+    def _step(self) -> list[Result]:
+        """Do a unit of work; return the results that it completes."""
+        done = list[Result]()
         for request, chunk in self._scheduler.step():
             task = self._running.get(request)
             if isinstance(chunk.error, DeviceLostError):
-                raise chunk.error
+                self._lost = chunk.error
+                break
             result = None if task is None else task.push(request, chunk)
             if chunk.finish_reason is not None:
                 self._running.pop(request, None)
             if result is not None and task is not None:
                 self._forget(task)
-                yield result
+                done.append(result)
+        return done
 
     def _forget(self, task: Task) -> None:
         """End the requests of a task that have not ended, as after an error of one."""

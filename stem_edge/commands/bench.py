@@ -35,7 +35,7 @@ examples:
   stem-edge bench model --against llama.cpp=FILE.gguf,lazy llama.cpp=FILE.gguf,no-repack --limit 2GiB
   stem-edge bench model --providers cuda --slots 2000 --against resident cpu
   stem-edge bench model --batches 1,2,4,8,16 --text book.txt --against llama.cpp=Q4_0
-  stem-edge bench model --speculation --against llama.cpp=Q4_0
+  stem-edge bench model --speculation --speculate on --against llama.cpp=Q4_0
 
 llama.cpp, torch and transformers need pip install 'stem-edge[bench]'."""
 

@@ -109,12 +109,13 @@ def add_provider_library(group: argparse._ActionsContainer) -> None:
 def _add_speculation(group: argparse._ActionsContainer) -> None:
     guess = (
         "guess the next tokens from the text so far, and compute several in a step while that pays: "
-        "on, off, or the most to guess for a step (default: auto, on if preparing the bundle has "
-        "measured what steps cost)"
+        "on, which may change answers by rounding, off, or the most to guess for a step (default: "
+        "auto, on if preparing the bundle found that steps of several round as steps of one)"
     )
     group.add_argument("--speculate", type=speculation, default="auto", metavar="WHEN", help=guess)
     draft = (
-        "a smaller bundle with the same tokenizer, which guesses, too; it takes part of --memory"
+        "a smaller bundle with the same tokenizer, which guesses, too, as --speculate on does; it "
+        "takes part of --memory"
     )
     group.add_argument("--draft", metavar="BUNDLE", help=draft)
     exact = (

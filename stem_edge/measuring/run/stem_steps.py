@@ -47,8 +47,10 @@ def decode_guessing(model: Model, text: Text, drafts: int) -> Guessed:
 
 def step_costs(model: Model) -> dict[int, float]:
     """Return the time of steps of several tokens over that of one, if it was measured."""
-    costs = {} if model.speculation is None else model.speculation.costs.times
-    return {tokens: cost for tokens, cost in costs.items() if tokens > 1}
+    known = model.step_costs if model.step_costs is not None and model.step_costs.sure else None
+    costs = known if model.speculation is None else model.speculation.costs
+    times = {} if costs is None else costs.times
+    return {tokens: cost for tokens, cost in times.items() if tokens > 1}
 
 
 @contextmanager

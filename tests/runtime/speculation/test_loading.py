@@ -15,6 +15,7 @@ from threads import run_script
 import stem_edge
 from stem_edge.errors import BackendError, InputError, MemoryPlanError
 from stem_edge.runtime import Model, load_plan, loading
+from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
 from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.speculation.speculation import Speculation
 
@@ -50,6 +51,32 @@ def test_exact_needs_the_same_bits(
     monkeypatch.setattr(loading, "measured", lambda *_: costs)
     with stem_edge.load(DEMO, threads=1, speculate=True, exact=exact) as model:
         assert (model.speculation is not None) == (same_bits or not exact)
+
+
+@pytest.mark.parametrize("sure", [True, False])
+@pytest.mark.parametrize("same_bits", [True, False])
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({}, False),
+        ({"exact": True}, False),
+        ({"speculate": True}, True),
+        ({"speculate": 3}, True),
+        ({"draft": DEMO}, True),
+    ],
+)
+def test_guesses_that_may_change_answers_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    asked: bool,
+    same_bits: bool,
+    sure: bool,
+) -> None:
+    costs = StepCosts(seconds=0.01, times={2: 1.0}, same_bits=same_bits, sure=sure)
+    monkeypatch.setattr(OrtLoader, "step_costs", property(lambda _: costs))
+    monkeypatch.setattr(loading, "measured", lambda *_: costs)
+    with stem_edge.load(DEMO, threads=1, **options) as model:
+        assert (model.speculation is not None) == (asked or (same_bits and sure))
 
 
 @pytest.mark.parametrize("wrong", ["yes", -1, 1.5, None])

@@ -12,7 +12,7 @@ from installed import DEMO
 import stem_edge
 from stem_edge.errors import InputError
 from stem_edge.measuring.run.following import Following
-from stem_edge.measuring.run.stem_steps import decode_guessing, decode_together
+from stem_edge.measuring.run.stem_steps import decode_guessing, decode_together, step_costs
 from stem_edge.measuring.run.together import Arrival, Text, Together, lengths, texts_of
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.step_costs import StepCosts
@@ -141,3 +141,13 @@ def test_guesses_of_the_demo_are_those_of_the_text(model: Model) -> None:
     figures = guessing.figures()
     assert figures["step_of_2"] == 1.1 and "step_of_1" not in figures
     assert model.speculation is not None
+
+
+@pytest.mark.parametrize(("sure", "expected"), [(True, {2: 1.5}), (False, {})])
+def test_costs_are_known_where_nothing_is_guessed(
+    model: Model, monkeypatch: pytest.MonkeyPatch, sure: bool, expected: dict[int, float]
+) -> None:
+    costs = StepCosts(seconds=1.0, times={1: 1.0, 2: 1.5}, same_bits=False, sure=sure)
+    monkeypatch.setattr(model, "speculation", None)
+    monkeypatch.setattr(model, "step_costs", costs)
+    assert step_costs(model) == expected

@@ -1,0 +1,121 @@
+"""Ctrl-C within a step of a batch, in a callback, where Python drops what is raised."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stem_edge.batches.interrupts import interrupts_held
+from stem_edge.batches.rows import Row, named
+from stem_edge.batches.run import answer
+from stem_edge.batches.settings import Settings
+from stem_edge.runtime.batching.scheduler import Scheduler
+from stem_edge.runtime.model import Model
+
+
+class Thing:
+    """Something to refer to."""
+
+
+def ctrl_c() -> None:
+    """Send the signal, as a terminal does; its handler has run when this returns."""
+    signal.raise_signal(signal.SIGINT)
+
+
+def ctrl_c_in_a_callback() -> None:
+    """Send it while a weak reference tells that its object goes, as weak sets do."""
+    thing = Thing()
+    gone = weakref.ref(thing, lambda _: ctrl_c())
+    del thing
+    assert gone() is None
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where the tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("send", [ctrl_c, ctrl_c_in_a_callback])
+def test_the_first_waits_for_the_end(send: Callable[[], None]) -> None:
+    reached = list[int]()
+    with pytest.raises(KeyboardInterrupt), interrupts_held():
+        send()
+        reached.append(1)
+    assert reached == [1]
+
+
+def test_the_second_does_not_wait() -> None:
+    reached = list[int]()
+    with pytest.raises(KeyboardInterrupt), interrupts_held():
+        ctrl_c()
+        reached.append(1)
+        ctrl_c()
+        reached.append(2)
+    assert reached == [1]
+
+
+def test_an_error_meanwhile_is_its_context() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts_held():
+        ctrl_c_in_a_callback()
+        raise ValueError
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_nothing_is_raised_without_it() -> None:
+    with interrupts_held():
+        pass
+    with pytest.raises(ValueError, match="own"), interrupts_held():
+        raise ValueError("own")
+
+
+def test_other_handlers_stay() -> None:
+    came, usual = list[int](), signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        with interrupts_held():
+            ctrl_c()
+            assert came == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def test_other_threads_change_nothing() -> None:
+    seen = list[Any]()
+
+    def run() -> None:
+        with interrupts_held():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+def test_a_batch_ends_after_the_step_in_which_it_came(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, real = list[int](), Scheduler.step
+
+    def step(scheduler: Scheduler) -> Any:
+        steps.append(len(steps))
+        if len(steps) == 3:
+            ctrl_c_in_a_callback()
+        return real(scheduler)
+
+    def rows() -> Iterator[Row]:
+        for line in range(1, 1000):
+            yield named(b'{"prompt": "Cuba lies in"}', line)
+
+    monkeypatch.setattr(Scheduler, "step", step)
+    with pytest.raises(KeyboardInterrupt):
+        list(answer(model, rows(), Settings({"max_new_tokens": 6})))
+    assert len(steps) == 3
