@@ -40,18 +40,19 @@ from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
 from stem_edge.export.job.journal import Journal
 from stem_edge.export.job.options import ExportEngine, ExportOptions
 from stem_edge.export.job.publish import LOCK, check_free, publish
+from stem_edge.export.job.recipe import Quality, choose_types, stored_once
 from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.job.table_plan import ExportTables, TablePlan, plan_tables
 from stem_edge.export.job.trained_grid import keep_trained_grid
 from stem_edge.export.quality_check import accept
 from stem_edge.export.quantization.calibration import (
+    judged_ids,
     observe,
-    probe_ids,
     read_token_ids,
     sequences,
 )
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS, VOCABULARY_TOKENS
+from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
 from stem_edge.export.shards import Elsewhere, Shards, write_elsewhere
 from stem_edge.export.tables import TableWriter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
@@ -68,6 +69,7 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
+from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.token_counts import count_tokens, encode_counts
 
 NO_END = "the tokenizer has no end-of-text token: generation ends at -n tokens or a --stop text"
@@ -78,6 +80,8 @@ def export_bundle(
     out: str | Path,
     *,
     engine: ExportEngine | None = None,
+    quality: Quality | None = None,
+    size: int | str | None = None,
     backbone: WeightType | GgufType | None = None,
     tables: ExportTables | None = None,
     lora: str | Path | None = None,
@@ -86,7 +90,7 @@ def export_bundle(
     head: WeightType | None = None,
     bits: Mapping[MatrixKind, int] | None = None,
     block_size: int | None = None,
-    asymmetric: bool = False,
+    asymmetric: bool | None = None,
     quantizer: QuantizerName | None = None,
     group_size: int | None = None,
     prefill_graph: bool | None = None,
@@ -104,36 +108,44 @@ def export_bundle(
 
     engine: what runs the backbone: "onnx" for onnxruntime, or "gguf" for ggml. Default: the engine
         that has the backbone's type, else onnx.
-    backbone: with onnx, "int4" (the default), "int8" or "fp32" matrices in the layers; with gguf,
-        one of llama.cpp's mixtures of types, for the whole backbone: "q4_k_m" (the default),
-        "q4_0", "q5_k_m", "q6_k", "q8_0", "f16" or "f32". A GGUF file keeps its own types without.
+    quality: how close to the checkpoint, with onnx: "balanced" (the default) and "small" have 4 bits
+        where they cost least, and 8 elsewhere; "near-lossless" has 8 everywhere. What 4 bits cost
+        is measured, matrix by matrix, on the calibration text.
+    size: instead of a quality: what the backbone's weights may take, in bytes or like "700MB".
+    backbone: instead of a quality: the type of all matrices. With onnx "int4", "int8" or "fp32";
+        with gguf one of llama.cpp's mixtures of types: "q4_k_m" (the default), "q4_0", "q5_k_m",
+        "q6_k", "q8_0", "f16" or "f32"; a GGUF file keeps its own types without.
     tables: "int8" (the default), "int4", "fp16" or "fp32" rows, or "mixed": int8 for the tokens
         that the calibration text uses most, int4 for the others.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
     ignore_keys: keys of config.json that you know to change nothing, though transformers knows them.
-    head: type of embedding and head. Default: that of the backbone. For onnx only, as are bits,
-        block_size, asymmetric, quantizer and prefill_graph.
+    head: type of embedding and head. Default: that of the backbone, or by quality. For onnx only,
+        as are bits, block_size, asymmetric, quantizer and prefill_graph.
     bits: bits (4, 8 or 32) of kinds of matrices that differ from backbone and head: "embedding",
-        "head", "qkv", "wo", "gate", "up", "down"; "project" with low-rank tables; "ple_context",
+        "head", "qkv", "v" (the part of qkv that makes values), "wo", "gate", "up", "down";
+        "project" with low-rank tables; "ple_context",
         "ple_gate" and "ple_out" with per-layer embeddings; "laurel_in", "laurel_out", "altup_in"
         and "altup_out" in Gemma 3n.
     block_size, group_size: values that share a scale in the backbone and in the tables. Default:
-        128, and 32 in int4 tables. Smaller blocks are more exact and slower. Weights that were
-        trained for 4 bits have the blocks of their training (job/trained_grid.py).
+        64 in the backbone, 32 if it is int8; 128 in tables, 32 if they are int4. Smaller blocks are
+        more exact and larger. Weights that were trained for 4 bits have the blocks of their
+        training (job/trained_grid.py).
     asymmetric: give each block of the backbone a zero point, which takes half a byte with int4.
-    quantizer: how the backbone's codes are found. "rtn": scales from the range of each block;
-        "search": scales of least error, weighted by the size of the channels in the calibration
-        text, if there is one; "gptq": later weights make up for the rounding of earlier ones, which
-        needs a calibration text. Default: "gptq" with such a text, else "search".
+        Default: if there are matrices of 4 bits that were not trained for them.
+    quantizer: how codes of 4 bits are found. "rtn": rounding to the nearest, with scales from the
+        range of each block; "gptq" (the default): later weights make up for the rounding of earlier
+        ones, on the calibration text.
     prefill_graph: add int8 matrices for prompts, one byte for each parameter of the layers.
         Default: with a quantized backbone, if they are no less exact than it is.
     calibration: a text, or token ids as .npy or .int32, like those that the model will see: it
-        warms the row cache, balances the channels of the prefill graph, and guides the quantizer
-        (with gguf, it weights the channels of the quantized matrices by their size).
+        decides types, guides the quantizer (with gguf, it weights the channels of the quantized
+        matrices by their size), balances the channels of the prefill graph, and warms the row
+        cache. Default: a mixed text of 50 kB, which warms nothing.
     calibration_tokens: how many of its tokens, at most, guide the quantizer. Default: 16384.
-    max_kl: fail if the mean divergence from the checkpoint, in nats, on a few tokens (the last of
-        the calibration text) is greater, for the decoding graph or the prefill graph.
+    max_kl: fail if the mean divergence from the checkpoint, in nats, on the last 256 tokens of the
+        calibration text is greater, for the decoding graph or the prefill graph. Without quality,
+        size and backbone, types are chosen to stay below it.
     frequent: share of the vocabulary that mixed tables keep at 8 bits. Default: a twentieth.
     add: put the backbone into the existing bundle `out`, beside that of the other engine or in
         place of an older one; tables, tokenizer and counts are kept, and must be those of the
@@ -227,12 +239,36 @@ def _make_job(
     base: Bundle | None,
     ggml: Ggml | None,
 ) -> Job:
-    counts, plan = count_tokens(text_ids, source.config.vocab_size), None
+    given = text_ids if options.calibration is not None else text_ids[:0]
+    counts, plan = count_tokens(given, source.config.vocab_size), None
     if (tables := options.stored_tables) is not None:
         plan = plan_tables(source, tables.kind, tables.group_size, tables.frequent, counts)
     elif base is not None and (format := base.manifest.table_format) is not None:
         plan = TablePlan(format)
-    return Job(folder, source, converted, options, text_ids, counts, plan, base, ggml)
+    layout = plan.format.tables if plan else None
+    chosen = _chosen_format(source, options, layout, text_ids)
+    return Job(folder, source, converted, options, chosen, text_ids, counts, plan, base, ggml)
+
+
+def _chosen_format(
+    source: Checkpoint,
+    options: ExportOptions,
+    layout: RecordLayout | None,
+    text_ids: npt.NDArray[np.int64],
+) -> BackboneFormat | GgufFormat:
+    """Return the backbone's format, with types that are measured unless the options say them."""
+    format, target = options.format, options.target
+    if not isinstance(format, BackboneFormat):
+        return format
+    format = stored_once(source.config, format)
+    if target is not None:
+        parameters = 4 * source.config.backbone_parameters
+        with Progress(parameters, "choosing types", options.progress) as bar:
+            part = parameters // source.config.n_layers
+            format = choose_types(
+                source, layout, format, options.fixed, target, text_ids, lambda: bar.advance(part)
+            )
+    return stored_once(source.config, format)
 
 
 def _subject(job: Job, files: object) -> str:
@@ -241,14 +277,16 @@ def _subject(job: Job, files: object) -> str:
     base = encode_manifest(job.base.manifest) if job.base else None
     ggml = job.ggml.version if job.ggml else None
     options = job.options.described()
-    described = repr((__version__, options, job.converted, text_hash, base, ggml, files))
+    described = repr(
+        (__version__, options, job.format, job.converted, text_hash, base, ggml, files)
+    )
     return hashlib.sha256(described.encode()).hexdigest()
 
 
 def _run(job: Job, journal: Journal, bar: Progress) -> None:
     """Run the steps that are not finished yet, compare, and write the manifest."""
     bar.describe("computing with the checkpoint")
-    ids = probe_ids(job.text_ids, job.converted, job.source.config.max_context)
+    ids = judged_ids(job.text_ids, job.source.config.max_context)
     expected, peaks = observe(job.source, ids, _texts_of_peaks(job))
     bar.describe("exporting")
     for name, write in _steps(job, peaks, journal, bar.describe):
@@ -278,19 +316,11 @@ def _shards(
 
 
 def _texts_of_peaks(job: Job) -> list[list[int]]:
-    """Return the sequences that peaks of keys and values are taken from, beside the probe.
-
-    Without a text these are tokens from all over the vocabulary, because the probe alone is too
-    short: it may even be a single token again and again, if a tokenizer lacks its letters.
-    """
-    config = job.source.config
+    """Return the sequences that peaks of keys and values are taken from, beside the judged one."""
     if job.options.runs_on == "ggml":
         return []
-    if len(job.text_ids):
-        tokens = min(TEXT_TOKENS, job.options.text_tokens)
-        return sequences(job.text_ids, tokens, config.max_context)
-    count = min(VOCABULARY_TOKENS, config.max_context, config.vocab_size)
-    return [np.linspace(0, config.vocab_size - 1, count).astype(int).tolist()]
+    tokens = min(TEXT_TOKENS, job.options.text_tokens)
+    return sequences(job.text_ids, tokens, job.source.config.max_context)
 
 
 def _steps(
@@ -301,7 +331,7 @@ def _steps(
         yield "kept", partial(keep_files, job.base, job.options.runs_on, job.folder)
     else:
         yield "tokenizer", partial(_write_tokenizer, job)
-    format = job.options.format
+    format = job.format
     if isinstance(format, BackboneFormat):
         yield from OnnxBackbone(job, peaks, tell).steps()
     if job.base is None and job.tables is not None:
@@ -317,7 +347,7 @@ def _write_tokenizer(job: Job, meter: ErrorMeter, advance: Advance) -> dict[Path
         TOKENIZER: job.converted.json.encode(),
         TOKENIZER_CONFIG: msgspec.json.format(config, indent=1) + b"\n",
     }
-    if len(job.text_ids):
+    if job.options.calibration is not None:
         contents[TOKEN_COUNTS] = encode_counts(job.counts)
     paths = {job.folder / name: data for name, data in contents.items()}
     return {path: write_file(path, data) for path, data in paths.items()}

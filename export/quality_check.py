@@ -36,10 +36,9 @@ from stem_edge.numerics.quantize import F32
 # Engine -> what to try when the result is NaN (nothing is quantized), and when it is not exact.
 EXACT = {"onnxruntime": "--backbone fp32 --tables fp32", "ggml": "--backbone f32 --tables fp32"}
 BETTER = {
-    "onnxruntime": "(--backbone int8, --tables int8), smaller blocks (--block-size 32)",
+    "onnxruntime": "(--quality near-lossless, --tables int8)",
     "ggml": "(--backbone q6_k, --tables int8), a text that weights channels (--calibration FILE)",
 }
-WHERE = "stem-edge eval CHECKPOINT --text FILE --kinds shows what costs most"
 # Few digits, so that reports agree across processors, which differ in the last ones of a sum.
 DIGITS = 3
 
@@ -53,7 +52,7 @@ def accept(
     peaks: as OnnxBackbone takes them; ids: tokens to compare on; expected: their logits [T, V].
     Raises ExportError for a bundle that diverges from its checkpoint more than max_kl allows.
     """
-    options, format, notes = job.options, job.options.format, job.source.notes
+    options, format, notes = job.options, job.format, job.source.notes
     computed = _logits(job, _manifest(job, journal, format), ids)
     decode, prefill, apart = _compare(expected, computed), None, None
     greatest = decode["divergence"]
@@ -89,7 +88,7 @@ def _check_divergence(job: Job, found: float, tokens: int) -> None:
         raise ExportError(
             f"{job.source.path}: the exported model's mean divergence from the checkpoint is "
             f"{found:g} nats over {tokens} tokens, max_kl allows {limit:g}; take more bits "
-            f"{BETTER[job.options.runs_on]}, or raise max_kl; {WHERE}; nothing was exported"
+            f"{BETTER[job.options.runs_on]}, or raise max_kl; nothing was exported"
         )
 
 

@@ -19,6 +19,7 @@ from installed import FDS, HAS_GGML, NO_GGML, needs_ggml
 
 import stem_edge
 from stem_edge.bundle.verdicts import PLACES, TRIALS
+from stem_edge.export.quantization import calibration
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.library import Ggml, library_path, open_ggml
 from stem_edge.graph.formats import EngineName
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hub_server import HubServer
     from tiny_exports import Exports
 
+TEXT_CHARS = 3000
 State: TypeAlias = list[tuple[str, int, int]] | None  # of a folder: what is in it, sizes and times
 
 
@@ -45,6 +47,17 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         if library_path() is not None:
             checked_ggml(root)  # if installed, a failed trial must fail every test
         yield root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let exports in this process take the end of the text that is shipped, which is soon read."""
+    text = calibration.SHIPPED.read_text(encoding="utf-8")
+    path = tmp_path_factory.mktemp("text") / calibration.SHIPPED.name
+    path.write_text(text[-TEXT_CHARS:], encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "SHIPPED", path)
+        yield
 
 
 @pytest.fixture(scope="session")

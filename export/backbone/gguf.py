@@ -83,8 +83,8 @@ def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, Ggu
 def importance_by_text(
     source: Checkpoint, text_ids: I64, options: ExportOptions, tell: Tell
 ) -> dict[str, F32]:
-    """Return importance_vectors of a calibration text; none if it is empty."""
-    if not len(text_ids):
+    """Return importance_vectors of a calibration text; none if the types ignore them."""
+    if not (isinstance(options.format, GgufFormat) and options.format.importance):
         return {}
     ids = sequences(text_ids, options.text_tokens, source.config.max_context)
     vectors = importance_vectors(source, ids, tell)

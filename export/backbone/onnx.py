@@ -27,7 +27,7 @@ PREFILL_STEP = "prefill"
 
 def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
     """Return the format with what the peaks decide (OnnxBackbone). Raises ExportError."""
-    format = job.options.format
+    format = job.format
     if not isinstance(format, BackboneFormat):
         raise TypeError(f"{format} is not for onnxruntime")
     described = job.source.config, job.layout
@@ -55,7 +55,7 @@ class OnnxBackbone:
         steps: list[tuple[str, WriteStep]] = [("backbone", self._backbone)]
         if self._options.prefill:
             plan = prompts(self._config, self._job.layout, self._format).plan
-            plain = Quantizer(asymmetric=self._format.asymmetric, search=False)
+            plain = Quantizer(asymmetric=self._format.asymmetric)
             steps.append((PREFILL_STEP, partial(self._write, plan, quantizer=plain)))
         return steps
 
@@ -79,15 +79,8 @@ class OnnxBackbone:
         return {path: data.entry}
 
     def _quantizer(self) -> Quantizer:
-        format, text = self._format, self._job.text_ids
-        search = format.quantizer != "rtn" and format.quantized
-        if not search or not len(text):
-            return Quantizer(asymmetric=format.asymmetric, search=search)
-        ids = sequences(text, self._options.text_tokens, self._config.max_context)
-        return Calibrated(
-            HiddenStates(self._job.source, ids),
-            self._config,
-            asymmetric=format.asymmetric,
-            gptq=format.quantizer == "gptq",
-            tell=self._tell,
-        )
+        if self._format.quantizer == "rtn":
+            return Quantizer(asymmetric=self._format.asymmetric)
+        ids = sequences(self._job.text_ids, self._options.text_tokens, self._config.max_context)
+        states = HiddenStates(self._job.source, ids)
+        return Calibrated(states, self._config, self._format, self._tell)

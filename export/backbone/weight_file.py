@@ -146,28 +146,19 @@ class WeightFile:
             raise ValueError(f"{item.name} is quantized, but there is no quantizer")
         work = self._quantizer.worker(item.name, item.kind, item.bits, item.block)
 
-        def quantize(values: F32) -> tuple[Quantized, F32]:
+        def quantize(values: F32) -> Quantized:
             blocks = work(values)
             stored = dequantize_blocks(blocks.codes, blocks.scales, item.bits, blocks.zero_points)
             self._weights.meter.add(item.kind, values, stored)
-            return blocks, stored
+            return blocks
 
         for piece in item.pieces:
             rows, made = self._rows(item.parts), list[Quantized]()
             if len(item.pieces) > 1:
                 rows = [(rows[0][0], piece.start, piece.stop)]
             stream = self._weights.stream(item.name, rows, quantize)
-            self._put(piece.codes, self._codes(item, stream, made))
+            self._put(piece.codes, _codes(stream, made))
             self._put_scales(item, piece, made)
-
-    def _codes(
-        self, item: Blocks, stream: Iterator[tuple[Quantized, F32]], made: list[Quantized]
-    ) -> Iterator[U8]:
-        for blocks, stored in stream:
-            if self._quantizer is not None:
-                self._quantizer.keep(item.name, stored)
-            made.append(blocks._replace(codes=np.zeros(0, np.uint8)))
-            yield blocks.codes
 
     def _put_scales(self, item: Blocks, piece: Piece, made: list[Quantized]) -> None:
         scales = np.concatenate([blocks.scales for blocks in made])
@@ -190,6 +181,13 @@ class WeightFile:
         made = list(self._weights.stream(item.name, self._rows(item.parts), quantize))
         self._put(item.codes, [np.concatenate([codes for codes, _ in made]).T])
         self._put(item.scales, [scales for _, scales in made])
+
+
+def _codes(stream: Iterator[Quantized], made: list[Quantized]) -> Iterator[U8]:
+    """Yield codes, and keep what came with them."""
+    for blocks in stream:
+        made.append(blocks._replace(codes=np.zeros(0, np.uint8)))
+        yield blocks.codes
 
 
 def _balance(peaks: F32 | None, matrices: list[Matrix]) -> F32:

@@ -19,7 +19,7 @@ from stem_edge.export.job.table_plan import TablePlan
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.ggml.library import Ggml
-from stem_edge.graph.formats import GgufFormat
+from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.token_counts import Counts
 
@@ -38,8 +38,9 @@ class Job:
     source: Checkpoint
     converted: ExportedTokenizer
     options: ExportOptions
-    text_ids: npt.NDArray[np.int64]  # of the calibration text; empty without one
-    counts: Counts
+    format: BackboneFormat | GgufFormat  # that of the options, with types that were measured
+    text_ids: npt.NDArray[np.int64]  # of the calibration text
+    counts: Counts  # of the tokens in a text that the user gave
     tables: TablePlan | None  # None for a dense model
     base: Bundle | None = None  # the bundle that a backbone is added to
     ggml: Ggml | None = None  # None unless the backbone is for ggml
@@ -52,7 +53,7 @@ class Job:
     @property
     def nbytes(self) -> int:
         """Bytes to be written, without the tokenizer and descriptions."""
-        config, format = self.source.config, self.options.format
+        config, format = self.source.config, self.format
         tables = self.tables.format if self.tables else None
         if isinstance(format, GgufFormat):
             found = gguf_footprint(config, format, tables)

@@ -8,15 +8,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import msgspec
 
 from stem_edge.errors import ExportError
+from stem_edge.export.job.recipe import BOUNDS, QUALITIES, Quality, Target
 from stem_edge.export.job.table_plan import EXPORT_TABLES, FREQUENT, ExportTables
 from stem_edge.graph.formats import (
     GGUF_TYPES,
     MATRIX_KINDS,
+    SMALL_KINDS,
+    VOCABULARY_KINDS,
     WEIGHT_BITS,
     BackboneFormat,
     EngineName,
@@ -28,11 +31,14 @@ from stem_edge.graph.formats import (
     WeightType,
     usual_type,
 )
+from stem_edge.units import parse_size
 
 SIZES = (16, 32, 64, 128, 256)  # of blocks and groups
-BLOCK_SIZE = 128
+# Type of a backbone -> size of its blocks. With 4 bits, blocks of 64 are as fast as 128; with 8 bits,
+# what blocks of 32 save in errors of the activations is worth their scales.
+BLOCK_SIZES: dict[WeightType, int] = {"int4": 64, "int8": 32, "fp32": 64}
 TYPES = {bits: name for name, bits in WEIGHT_BITS.items()}
-QUANTIZERS: tuple[QuantizerName, ...] = get_args(QuantizerName)
+QUANTIZERS: tuple[QuantizerName, ...] = ("rtn", "gptq")
 CALIBRATION_TOKENS = 16384
 # Types whose ggml quantizers ignore the importance of channels.
 UNWEIGHTED: tuple[GgufType, ...] = ("f32", "f16", "q8_0")
@@ -42,6 +48,12 @@ BACKBONES: dict[ExportEngine, tuple[Collection[str], WeightType | GgufType]] = {
     "onnx": (WEIGHT_BITS, "int4"),
     "gguf": (GGUF_TYPES, "q4_k_m"),
 }
+# Options that the engine gguf does not have: there a type leaves nothing else to choose.
+ONNX_ONLY = (
+    "quality", "size", "head", "bits", "block_size", "asymmetric", "quantizer", "prefill_graph",
+)  # fmt: skip
+USUAL: Quality = "balanced"
+LOSSLESS: Quality = "near-lossless"
 File: TypeAlias = str | Path | None
 
 
@@ -61,6 +73,8 @@ class ExportOptions:
     """
 
     engine: ExportEngine | None = None
+    quality: Quality | None = None
+    size: int | str | None = None
     backbone: WeightType | GgufType | None = None
     tables: ExportTables | None = None
     lora: File = None
@@ -69,7 +83,7 @@ class ExportOptions:
     head: WeightType | None = None
     bits: Mapping[MatrixKind, int] | None = None
     block_size: int | None = None
-    asymmetric: bool = False
+    asymmetric: bool | None = None
     quantizer: QuantizerName | None = None
     group_size: int | None = None
     prefill_graph: bool | None = None
@@ -81,20 +95,36 @@ class ExportOptions:
     force: bool = False
     threads: int | None = None
     progress: bool | None = None
-    stored: OwnTypes | None = None  # set by keep_stored_types
+    stored: GgufType | OwnTypes | None = None  # set by keep_stored_types
 
     def __post_init__(self) -> None:
         _ = self.format, self.stored_tables
-        if self.calibration_tokens is not None and self.calibration is None:
-            raise ExportError(
-                "calibration_tokens limits a calibration text, but there is none; give one with "
-                "--calibration FILE"
-            )
+        if self.size is not None:
+            parse_size(self.size)
         for name in ("threads", "calibration_tokens"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ExportError(f"{name} is {count}; expected at least 1")
         if self.max_kl is not None and not 0 <= self.max_kl < math.inf:
             raise ExportError(f"max_kl is {self.max_kl}; expected 0 nats or more, such as 0.1")
+
+    @property
+    def target(self) -> Target | None:
+        """What types are chosen for, by measuring; None if they are all given."""
+        if not isinstance(self.format, BackboneFormat) or self.backbone is not None:
+            return None
+        if self.size is not None:
+            return Target(nbytes=parse_size(self.size))
+        nats = BOUNDS.get(self.quality or "", self.max_kl)
+        nats = BOUNDS[USUAL] if nats is None else nats
+        return None if self.quality == LOSSLESS else Target(nats=nats)
+
+    @property
+    def fixed(self) -> frozenset[MatrixKind]:
+        """Kinds of matrices whose types are given, or follow from others."""
+        given: list[MatrixKind] = [*SMALL_KINDS, *(self.bits or {})]
+        given += VOCABULARY_KINDS if self.head is not None else ()
+        given += ["v"] if "qkv" in given else []
+        return frozenset(given)
 
     @property
     def runs_on(self) -> EngineName:
@@ -134,6 +164,9 @@ class ExportOptions:
         engine = self.engine or engines.get(self.backbone or "", "onnx")
         _check("engine", engine, BACKBONES)
         types, usual = BACKBONES[engine]
+        if self.quality is not None:
+            _check("quality", self.quality, QUALITIES)
+            usual = "int8" if self.quality == LOSSLESS and engine == "onnx" else usual
         weights = self.backbone or usual
         if weights not in types:
             where = f"; {weights} needs the engine {engines[weights]}" if weights in engines else ""
@@ -143,16 +176,14 @@ class ExportOptions:
             )
         if engine == "gguf":
             _refuse(
-                self._given(
-                    "head", "bits", "block_size", "asymmetric", "quantizer", "prefill_graph"
-                ),
+                self._given(*ONNX_ONLY),
                 "for the engine onnx only: a type of the engine gguf leaves nothing else to choose; "
                 "leave this out, or take --engine onnx",
             )
-            if self.stored and self.backbone is None:
+            if self.stored is not None and self.backbone is None:
                 return GgufFormat(weights=self.stored)
-            weighted = self.calibration is not None and weights not in UNWEIGHTED
-            return GgufFormat(weights=cast(GgufType, weights), importance=weighted)
+            return GgufFormat(weights=cast(GgufType, weights), importance=weights not in UNWEIGHTED)
+        self._check_target()
         return self._quantized(self._plain(cast(WeightType, weights)))
 
     @cached_property
@@ -180,7 +211,7 @@ class ExportOptions:
     def _plain(self, weights: WeightType) -> BackboneFormat:
         """Return the format without the choice of a quantizer."""
         head = self.head or weights
-        block_size = BLOCK_SIZE if self.block_size is None else self.block_size
+        block_size = BLOCK_SIZES[weights] if self.block_size is None else self.block_size
         _check("head", head, WEIGHT_BITS)
         _check("block_size", block_size, SIZES)
         given = self.bits or {}
@@ -195,14 +226,8 @@ class ExportOptions:
 
     def _quantized(self, format: BackboneFormat) -> BackboneFormat:
         """Return the format with the choice of a quantizer."""
-        calibrated = self.calibration is not None
         if self.quantizer is not None:
             _check("quantizer", self.quantizer, QUANTIZERS)
-        if self.quantizer == "gptq" and not calibrated:
-            raise ExportError(
-                "quantizer 'gptq' needs typical inputs of the matrices; give a text like those that "
-                "the model will see, with --calibration FILE, or take --quantizer search"
-            )
         if not format.quantized:
             _refuse(
                 self._given("quantizer", "asymmetric"),
@@ -210,8 +235,18 @@ class ExportOptions:
                 "--backbone int4",
             )
             return format
-        chosen = self.quantizer or ("gptq" if calibrated else "search")
-        return msgspec.structs.replace(format, asymmetric=self.asymmetric, quantizer=chosen)
+        four = any(format.bits(kind) == 4 for kind in MATRIX_KINDS)
+        asymmetric = four if self.asymmetric is None else self.asymmetric
+        chosen = self.quantizer or ("gptq" if four else "rtn")
+        return msgspec.structs.replace(format, asymmetric=asymmetric, quantizer=chosen)
+
+    def _check_target(self) -> None:
+        """Refuse more than one of what decides the types."""
+        given = self._given("quality", "size", "backbone")
+        if len(given) > 1:
+            raise ExportError(
+                f"{' and '.join(given)}: each chooses the types of all matrices; give one of them"
+            )
 
     def _given(self, *names: str) -> list[str]:
         """Return those of the options that differ from their defaults."""

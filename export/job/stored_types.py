@@ -25,5 +25,5 @@ def keep_stored_types(source: Checkpoint, options: ExportOptions) -> ExportOptio
     for mixture in GGUF_TYPES:
         planned = tensor_types(source.config, mixture)
         if all(planned[name] == kind for name, kind in found.items()):
-            return replace(options, backbone=mixture)
+            return replace(options, stored=mixture)
     return replace(options, stored=short_types(found))

@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 
+from stem_edge.bundle.footprint import kinds_of
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, MatrixKind
@@ -37,7 +38,7 @@ def keep_trained_grid(
     """
     said: list[str] = []
     if isinstance(options.format, BackboneFormat) and options.format.weights == "int4":
-        options, said = _matrices(trained_kinds(source), options)
+        options, said = _matrices(trained_kinds(source), kinds_of(source.config), options)
     stem = source.config.stem_layers and not source.config.n_experts
     if stem and options.tables in (None, "int4") and not options.add:
         block = min(map(_block, _some(source.tables.values())))
@@ -62,7 +63,7 @@ def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
 
 
 def _matrices(
-    found: dict[MatrixKind, int], options: ExportOptions
+    found: dict[MatrixKind, int], kinds: set[MatrixKind], options: ExportOptions
 ) -> tuple[ExportOptions, list[str]]:
     small: dict[MatrixKind, int] = {kind: 4 for kind in SMALL_KINDS if kind in found}
     wanted = replace(options, bits=small | dict(options.bits or {}))
@@ -76,7 +77,12 @@ def _matrices(
         return options, [f"{said}, which blocks of {asked} lose; leave out --block-size"]
     if options.quantizer == "rtn":
         return options, [f"{said}, which rounding to nearest loses; leave out --quantizer"]
-    return replace(wanted, block_size=asked or block), [f"{said} and are kept as trained"]
+    # Given, so that nothing else is chosen for them.
+    bits = dict(options.bits or {}) | dict.fromkeys(kept, 4)
+    every = kept == list(found) and found.keys() >= kinds - {"v"}
+    zeros = options.asymmetric if options.asymmetric is not None or not every else False
+    wanted = replace(wanted, block_size=asked or block, bits=bits, asymmetric=zeros)
+    return wanted, [f"{said} and are kept as trained"]
 
 
 def _rows(block: int, options: ExportOptions) -> tuple[ExportOptions, list[str]]:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from stem_edge.bundle.prefill_check import PROBE_TOKENS
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.quantization.kv_peaks import KvPeaks
@@ -20,19 +19,18 @@ from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.numerics.reference import head_forward
 
-# Used when the user gives no text; prose, a name, a number and code, so that inputs are varied.
-PROBE_TEXT = """\
-The quick brown fox jumps over the lazy dog. In 1969, Ada Lovelace's notes were already 126 years
-old: "for n in range(10): print(n * n)" would have made sense to her, I think. Wouldn't it?"""
+SHIPPED = Path(__file__).with_name("calibration.txt")  # used when the user gives no text
+JUDGED_TOKENS = 256  # of a text, its last, which the result is compared on
 READ_CHARS = 1 << 20
 SEQUENCE_TOKENS = 512  # as in typical use; not more, to keep the memory of attention small
 
 
 def read_token_ids(file: str | Path | None, converted: ExportedTokenizer, vocab_size: int) -> I64:
-    """Read ids of a text, a .npy or a little-endian .int32; empty for None. Raises ExportError."""
-    if file is None:
-        return np.zeros(0, np.int64)
-    path = Path(file)
+    """Read ids of a text, a .npy or a little-endian .int32; None: the text that is shipped.
+
+    Raises ExportError.
+    """
+    path = SHIPPED if file is None else Path(file)
     try:
         if not path.is_file():  # also a pipe, because reading one could wait for ever
             raise ValueError("no such file")
@@ -78,22 +76,19 @@ def _encode(tokenizer: Tokenizer, path: Path) -> I64:
     return np.concatenate(ids)
 
 
-def probe_ids(text_ids: I64, converted: ExportedTokenizer, max_context: int) -> list[int]:
-    """Return a few tokens for comparing the bundle with its checkpoint: the last of the text."""
-    count = min(PROBE_TOKENS, max_context)
-    if not len(text_ids):
-        return list(Tokenizer.from_str(converted.json).encode(PROBE_TEXT).ids[:count])
-    ids: list[int] = text_ids[-count:].tolist()
+def judged_ids(text_ids: I64, max_context: int) -> list[int]:
+    """Return tokens for comparing the bundle with its checkpoint: the last of the text."""
+    ids: list[int] = text_ids[-min(JUDGED_TOKENS, max_context) :].tolist()
     return ids
 
 
 def sequences(text_ids: I64, tokens: int, max_context: int) -> list[list[int]]:
     """Take about `tokens` tokens of a text, as sequences from all over it that do not overlap.
 
-    The last PROBE_TOKENS are kept for judging the result, unless the text is too short for that.
+    The last JUDGED_TOKENS are kept for judging the result, unless the text is too short for that.
     """
-    if len(text_ids) >= 2 * PROBE_TOKENS:
-        text_ids = text_ids[:-PROBE_TOKENS]
+    if len(text_ids) >= 2 * JUDGED_TOKENS:
+        text_ids = text_ids[:-JUDGED_TOKENS]
     length = min(SEQUENCE_TOKENS, max_context, tokens, len(text_ids))
     count = min(-(-tokens // length), len(text_ids) // length)
     starts = np.linspace(0, len(text_ids) - length, count).astype(int)

@@ -6,13 +6,12 @@ importance matrix; its quantizers then lose least where inputs are large.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.quantization.gptq import DAMPING
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import Observer, Tokens, embed, head_forward, layer_forward
@@ -20,6 +19,7 @@ from stem_edge.numerics.reference import Observer, Tokens, embed, head_forward, 
 # Matrix -> its input in stem_edge.numerics.reference; inputs of others have the matrix's own name.
 INPUTS = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "up": "gate"}
 HEAD = "head"
+DAMPING = 0.01  # share of the mean that each channel counts at least
 
 
 class HiddenStates:
@@ -31,20 +31,17 @@ class HiddenStates:
         described = checkpoint.config, checkpoint.backbone
         self._tokens = [Tokens(*described, ids) for ids in sequences]
         self._states = [embed(*described, ids) for ids in sequences]
-        self._weights: dict[str, Matrix] = {}
 
-    def observe(self, see: Observer) -> None:
-        """Show the inputs of this layer's matrices to `see`; the states stay before the layer."""
-        for number in range(len(self._states)):
-            self._forward(number, self._layer_weights(), see)
-
-    def advance(self, stored: Mapping[str, F32]) -> None:
-        """Run the states through this layer, with `stored` in place of the checkpoint's matrices."""
-        weights = self._layer_weights() | {n: ArrayMatrix(array) for n, array in stored.items()}
-        for number in range(len(self._states)):
-            self._states[number] = self._forward(number, weights, lambda name, x: None)
+    def advance(self, see: Observer) -> None:
+        """Run the states through this layer, and show the inputs of its matrices to `see`."""
+        at = f"layers.{self.layer}."
+        names = [at + name for name in self._checkpoint.config.layer_shapes(self.layer)]
+        weights = {name: ArrayMatrix(whole(self._checkpoint.backbone[name])) for name in names}
+        for number, (x, tokens) in enumerate(zip(self._states, self._tokens, strict=True)):
+            self._states[number] = layer_forward(
+                self._checkpoint.config, self.layer, weights, self._checkpoint.rows, x, tokens, see
+            )
         self.layer += 1
-        self._weights = {}
 
     def observe_head(self, see: Observer) -> None:
         """Show the inputs of the head, and of matrices before it, to `see`, after the last layer."""
@@ -62,19 +59,7 @@ class HiddenStates:
         short |= {name: backbone[name] for name in ends}
         for x in self._states:
             head_forward(config, short, x, see)
-
-    def _layer_weights(self) -> dict[str, Matrix]:
-        """Read this layer's tensors, once for all sequences."""
-        if not self._weights:
-            at = f"layers.{self.layer}."
-            names = [at + name for name in self._checkpoint.config.layer_shapes(self.layer)]
-            read = {name: whole(self._checkpoint.backbone[name]) for name in names}
-            self._weights = {name: ArrayMatrix(array) for name, array in read.items()}
-        return self._weights
-
-    def _forward(self, number: int, weights: Mapping[str, Matrix], see: Observer) -> F32:
-        source, x, tokens = self._checkpoint, self._states[number], self._tokens[number]
-        return layer_forward(source.config, self.layer, weights, source.rows, x, tokens, see)
+        self.layer += 1
 
 
 def squares(x: F32) -> F32:
@@ -106,10 +91,8 @@ def importance_vectors(
 
     states = HiddenStates(source, sequences)
     while states.layer < config.n_layers:
-        tell(f"looking into layer {states.layer}")
-        states.observe(see)
         tell(f"running the text through layer {states.layer}")
-        states.advance({})
+        states.advance(see)
     states.observe_head(see)
     positions = np.float32(sum(map(len, sequences)))
     return {name: damped(sums[seen] / positions) for name, seen in _inputs(config).items()}

@@ -18,7 +18,6 @@ from stem_edge.numerics.reference import Observer, Tokens, embed, layer_forward
 from stem_edge.numerics.rope import rope_frequencies
 
 TEXT_TOKENS = 1024  # of a calibration text
-VOCABULARY_TOKENS = 256  # without one
 
 
 class KvPeaks:

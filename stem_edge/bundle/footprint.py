@@ -158,7 +158,7 @@ def _onnx_footprint(
     prefill: int,
 ) -> Footprint:
     embedding = _kind_nbytes(backbone, "embedding", model.vocab_size, model.dim)
-    step = max(0, data - embedding)
+    step = data if backbone.tied else max(0, data - embedding)
     slot = array_slot_nbytes(tables.tables) if tables else 0
     return Footprint(
         engine="onnxruntime",
@@ -208,6 +208,8 @@ def kinds_of(model: ModelConfig) -> set[MatrixKind]:
     """Return the kinds of matrices that a model has."""
     shapes = model.backbone_shapes()
     found = {kind_of(name) for name, shape in shapes.items() if len(shape) == 2}
+    if "qkv" in found:
+        found.add("v")
     return found & set(MATRIX_KINDS) | set(VOCABULARY_KINDS)
 
 

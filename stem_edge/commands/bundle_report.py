@@ -13,7 +13,7 @@ from stem_edge.bundle.quality_report import QualityReport
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import matrix_types
 from stem_edge.graph.decode import PREFILL_DATA
-from stem_edge.graph.formats import MATRIX_KINDS, VOCABULARY_KINDS, BackboneFormat
+from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat
 from stem_edge.runtime.rows.remote import printable_url
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.text_table import printable
@@ -141,7 +141,9 @@ def _weights(backbone: BackboneFormat) -> str:
     """Describe the types of the layers' matrices, and how their codes were found."""
     types: list[str] = [backbone.weights]
     types += [f"{k} {t}" for k, t in backbone.kinds.items() if k not in VOCABULARY_KINDS]
-    quantized = any(backbone.bits(k) < 32 for k in MATRIX_KINDS if k not in VOCABULARY_KINDS)
+    named = Counter(backbone.matrices.values())
+    types += [f"{count} matrices {each}" for each, count in named.items()]
+    quantized = backbone.quantized
     details = ", ".join(types) + (f" in blocks of {backbone.block_size}" if quantized else "")
     details += ", asymmetric" if backbone.asymmetric else ""
     return details + (f", by {backbone.quantizer}" if backbone.quantizer != "rtn" else "")

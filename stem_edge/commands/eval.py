@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.cluster.evaluation import ray_scores
-from stem_edge.commands.arguments import own_command
 from stem_edge.commands.loading import (
     add_engine,
     add_kv,
     add_providers,
     add_threads,
-    changed_options,
     device_options,
 )
 from stem_edge.commands.ray import add_ray
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
-from stem_edge.measuring.planning.candidates import is_bundle, model_folder
 from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.text_table import printable, table, wrapped
@@ -50,15 +46,9 @@ examples:
   stem-edge eval model --text book.txt --against runs/0000100000 --window 256
   stem-edge eval model --text book.txt --engine ggml --against model --against-engine onnxruntime
   stem-edge eval model --text book.txt --edit spain.edit --against model
-  stem-edge eval runs/0000100000 --text book.txt --kinds --max-kl 0.02
 
-Several bundles are compared with the first. For --kinds, give a checkpoint instead of a bundle. A
-checkpoint as reference is computed in float32, and read again for every window."""
-
-FOR_KINDS = ("--text", "--kinds", "--max-kl", "--json")
-
-if TYPE_CHECKING:
-    from stem_edge.measuring.quality.kinds import KindCosts
+Several bundles are compared with the first. A checkpoint as reference is computed in float32, and
+read again for every window."""
 
 SNIPPET = 24  # characters of text on either side, in the table of worst tokens
 
@@ -94,15 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--against-engine", choices=ENGINES, default="auto", help=other)
     prefill = "measure the int8 graph for prompts instead of the graph that decodes"
     add("--prefill-graph", action="store_true", help=prefill)
-    kinds = (
-        "of a checkpoint: what 4 and 8 bits cost in each kind of matrix and in the rows of its "
-        "tables, on some tokens of the text, and the options of an export that follow"
-    )
-    add("--kinds", action="store_true", help=kinds)
-    bound = (
-        "with --kinds: mean divergence that an export may have (default: what the usual one has)"
-    )
-    add("--max-kl", type=float, metavar="NATS", help=bound)
+    add("--kinds", action="store_true", help=argparse.SUPPRESS)
     memory = "RAM limit, reference included, like 600MB (default: half of the free RAM)"
     add("--memory", metavar="SIZE", help=memory)
     add_threads(parser)
@@ -112,9 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.kinds:
-        return _run_kinds(args)
-    if args.max_kl is not None:
-        raise InputError("--max-kl is a bound for --kinds; add that, or leave it out")
+        raise InputError(
+            "--kinds is gone: stem-edge export measures each matrix and chooses its bits; bound what "
+            "they cost with its --max-kl or --size"
+        )
     found = [
         evaluate(
             bundle := pinned(each),
@@ -139,52 +122,6 @@ def run(args: argparse.Namespace) -> int:
     ]
     print(json.dumps([asdict(each) for each in found], indent=1) if args.json else report(found))
     return 0
-
-
-def _run_kinds(args: argparse.Namespace) -> int:
-    paths = [model_folder(name) for name in args.bundles]
-    if given := [name for name in changed_options(args, add_arguments) if name not in FOR_KINDS]:
-        raise InputError(
-            f"{', '.join(given)}: for bundles, and --kinds is for checkpoints; leave one out"
-        )
-    for path in paths:
-        if is_bundle(path):
-            raise InputError(
-                f"{path}: is a bundle; --kinds measures what a checkpoint could become"
-            )
-    from stem_edge.measuring.quality.kinds import kind_costs
-
-    found = [kind_costs(path, args.text, max_kl=args.max_kl) for path in paths]
-    reports = "\n\n".join(map(kinds_report, found))
-    print(json.dumps([asdict(each) for each in found], indent=1) if args.json else reports)
-    return 0
-
-
-def kinds_report(found: KindCosts) -> str:
-    """Return the costs of kinds as a table, and the options of an export that follow."""
-    rows = [("", "values", *(f"{bits} bits" for bits in found.kinds[0].nats))]
-    rows += [
-        (each.kind, f"{each.values:,}", *(f"{nats:.3g}" for nats in each.nats.values()))
-        for each in found.kinds
-    ]
-    text = f"{found.tokens:,} tokens, blocks of {found.block_size}"
-    lines = [f"divergence from {found.checkpoint} with one kind quantized, nats ({text})"]
-    lines += [*table(rows), "", f"a usual export: {found.default.nats:.3g} nats"]
-    if found.within is None:
-        return "\n".join([*lines, "8 bits everywhere cost more; take --backbone fp32"])
-    options = " ".join(export_options(found.within.bits, found.default.bits))
-    lines += [f"{found.within.nats:.3g} nats with few bytes:"]
-    return "\n".join(
-        [*lines, f"  {own_command()} export {found.checkpoint} OUT {options}".rstrip()]
-    )
-
-
-def export_options(bits: Mapping[str, int], usual: Mapping[str, int]) -> list[str]:
-    """Return the options of stem-edge export that give kinds these bits."""
-    changed = [f"{k}={n}" for k, n in bits.items() if n != usual[k] and k != "rows"]
-    options = ["--bits " + ",".join(changed)] if changed else []
-    rows = bits.get("rows")
-    return options + ([f"--tables int{rows}"] if rows != usual.get("rows") else [])
 
 
 def report(found: Sequence[Quality]) -> str:

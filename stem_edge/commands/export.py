@@ -19,13 +19,14 @@ from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.options import (
     BACKBONES,
-    BLOCK_SIZE,
+    BLOCK_SIZES,
     CALIBRATION_TOKENS,
     QUANTIZERS,
+    USUAL,
     ExportOptions,
 )
+from stem_edge.export.job.recipe import BOUNDS, QUALITIES
 from stem_edge.export.job.table_plan import EXPORT_TABLES, FREQUENT
-from stem_edge.export.quality_check import WHERE
 from stem_edge.graph.formats import MATRIX_KINDS, WEIGHT_BITS
 from stem_edge.tables.token_counts import read_counts
 from stem_edge.units import format_size
@@ -52,7 +53,9 @@ examples:
   stem-edge export runs/0000100000/consolidated model --backbone int8 --tables int4
   stem-edge export runs/0000100000 exact --backbone fp32 --tables fp32
   stem-edge export SmolLM2-135M smol --lora adapter
-  stem-edge export runs/0000100000 model --calibration prompt.txt --max-kl 0.1
+  stem-edge export SmolLM2-135M smol --quality near-lossless
+  stem-edge export SmolLM2-135M smol --size 100MB
+  stem-edge export runs/0000100000 model --calibration prompt.txt --max-kl 0.02
   stem-edge export runs/0000100000 model --backbone q4_k_m --add
   stem-edge export SmolLM2.Q4_K_M.gguf model --engine gguf
   stem-edge export SmolLM2-135M smol.gguf --engine llama.cpp --backbone q8_0"""
@@ -82,8 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-kl",
         type=float,
         metavar="NATS",
-        help="fail, and leave OUT as it was, if the mean divergence from the checkpoint is "
-        "greater; it is measured on a few tokens, of the calibration text if there is one",
+        help="choose types that diverge less from the checkpoint, unless --quality, --size or "
+        "--backbone says others; fail, and leave OUT as it was, if the mean divergence on the last "
+        "256 tokens of the calibration text is greater",
     )
     add_threads(parser)
     shards = (
@@ -97,8 +101,9 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibration",
         metavar="FILE",
-        help="text, or token ids as .npy or .int32, like what the model will see: it warms the "
-        "row cache, balances the prefill graph and guides the quantizer",
+        help="text, or token ids as .npy or .int32, like what the model will see: it decides "
+        "types, guides the quantizer and warms the row cache (default: a mixed text of 50 kB, which "
+        "warms nothing)",
     )
     parser.add_argument(
         "--calibration-tokens",
@@ -138,7 +143,7 @@ def _add_backbone(parser: argparse.ArgumentParser) -> None:
         choices=[name for types, _ in BACKBONES.values() for name in types],
         metavar="TYPE",
         help="; ".join(
-            f"{engine}: {', '.join(types)} (default: {usual})"
+            f"{engine}: {', '.join(types)} (default: {'by --quality' if engine == 'onnx' else usual})"
             for engine, (types, usual) in BACKBONES.items()
         ),
     )
@@ -152,10 +157,22 @@ def _add_backbone(parser: argparse.ArgumentParser) -> None:
 
 def _add_onnx(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("backbone, --engine onnx only")
+    bounds = ", ".join(f"{name} {nats:g}" for name, nats in BOUNDS.items())
+    group.add_argument(
+        "--quality",
+        choices=QUALITIES,
+        help="how close to the checkpoint: 8 bits where 4 cost most, so that they cost about so many "
+        f"nats: {bounds}; near-lossless: 8 bits everywhere (default: {USUAL})",
+    )
+    group.add_argument(
+        "--size",
+        metavar="SIZE",
+        help="instead of a quality: what the backbone's weights may take, like 700MB",
+    )
     group.add_argument(
         "--head",
         choices=list(WEIGHT_BITS),
-        help="type of embedding and head (default: as --backbone)",
+        help="type of embedding and head (default: as --backbone, or by --quality)",
     )
     group.add_argument(
         "--bits",
@@ -168,16 +185,20 @@ def _add_onnx(parser: argparse.ArgumentParser) -> None:
         "--block-size",
         type=int,
         metavar="N",
-        help=f"values of the backbone that share a scale (default: {BLOCK_SIZE})",
+        help="values of the backbone that share a scale (default: "
+        f"{BLOCK_SIZES['int4']}, {BLOCK_SIZES['int8']} if all have 8 bits)",
     )
     group.add_argument(
-        "--asymmetric", action="store_true", help="give each block of the backbone a zero point"
+        "--asymmetric",
+        action=argparse.BooleanOptionalAction,
+        help="give each block of the backbone a zero point (default: if there are 4 bits that were "
+        "not trained)",
     )
     group.add_argument(
         "--quantizer",
         choices=QUANTIZERS,
-        help="rtn rounds to nearest; search tries scales and keeps those that lose least; gptq "
-        "lets later weights make up for earlier ones (default: search, or gptq with --calibration)",
+        help="of 4 bits: rtn rounds to nearest, gptq lets later weights make up for earlier ones "
+        "(default: gptq)",
     )
     group.add_argument(
         "--prefill-graph",
@@ -243,8 +264,7 @@ def _verdict(bundle: Bundle, options: ExportOptions) -> list[str]:
     found = f"the checkpoint: the same best token at {same:.1%} of {tokens} positions"
     lines = [f"near {found}"]
     if same < LOW_AGREEMENT:
-        lines = [f"far from {found}; more bits (--backbone, --tables) or a --calibration text help"]
-        lines += [WHERE]
+        lines = [f"far from {found}; more bits (--quality, --tables) or a --calibration text help"]
     counts = read_counts(bundle.path / TOKEN_COUNTS, bundle.manifest.model.vocab_size)
     if options.calibration and counts is not None and (used := int(counts.sum())) < FEW_TOKENS:
         lines += [f"the calibration text has {used} tokens; it takes some thousands to be of use"]

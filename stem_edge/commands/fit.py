@@ -189,11 +189,12 @@ def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit += " --no-prefill-graph" * (one.footprint.prefill_nbytes > 0 and not one.needs.prefill)
     if bundle:
         return ["run it with:", f"  stem-edge generate {path} {limit}"]
-    types = f"--backbone {one.types.weights}"
     if isinstance(one.types, GgufFormat):
-        types = f"--engine gguf {types}"
-    else:
-        types += f" --block-size {one.types.block_size}"
+        types = f"--engine gguf --backbone {one.types.weights}"
+    elif one.types.weights == "int8":
+        types = "--quality near-lossless"
+    else:  # which of its matrices have 8 bits is for the export to measure
+        types = f"--size {-(-one.footprint.backbone_nbytes // 10**6)}MB"
     tables = f" --tables {one.tables}" if one.tables else ""
     return [
         "make it and run it with:",

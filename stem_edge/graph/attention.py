@@ -82,12 +82,16 @@ def _projected(layer: LayerGraph, x: str) -> list[str]:
         nothing = _nothing(graph, own.n_kv_heads * width, x)
         q = layer.product("qkv", "qkv", x, QKV[:1])
         return [_normed(layer, "q", q, config.n_heads), nothing, nothing]
-    packed = layer.product("qkv", "qkv", x, QKV)
-    if config.qk_norm_eps is None:
+    apart = layer.values_apart
+    packed = layer.product("qkv", "qkv", x, QKV[:2] if apart else QKV)
+    if config.qk_norm_eps is None and not apart:
         return [packed, "", ""]
     heads = (config.n_heads, own.n_kv_heads, own.n_kv_heads)
-    sizes, names = graph.sizes([n * width for n in heads]), [at + name for name in "qkv"]
+    names = [at + name for name in ("qk" if apart else "qkv")]
+    sizes = graph.sizes([n * width for n in heads[: len(names)]])
     graph.node("Split", [packed, sizes], names, axis=-1)
+    if apart:
+        names.append(layer.product("v", "v", x, QKV[2:]))
     return [_normed(layer, *one) for one in zip("qkv", names, heads, strict=True)]
 
 

@@ -58,7 +58,9 @@ def decoding(
     """
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
     cache = place_peaks(plan, config, format, kv)
-    for name in io.decode_graphs(config):
+    # A matrix that is stored once lies where the head is, so the embedding comes after it.
+    names = sorted(io.decode_graphs(config), key=lambda n: format.tied and n == io.EMBED)
+    for name in names:
         graph = graphs[name] = Graph(sequences=sequences)
         products = DecodeProducts(graph, plan, format)
         if name == io.EMBED:
@@ -72,7 +74,7 @@ def decoding(
         else:
             layers, start = io.layer_graphs(config)[name], Start(positions=positions)
             _declare_output(graph, config, _layers(products, config, layout, cache, layers, start))
-    return Built(graphs, plan)
+    return Built({name: graphs[name] for name in io.decode_graphs(config)}, plan)
 
 
 def joined(
@@ -88,7 +90,8 @@ def joined(
     """
     graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format, kv)
-    _embedding(DecodeProducts(Graph(), plan, format), config, io.HIDDEN)  # only takes its place
+    if not format.tied:
+        _embedding(DecodeProducts(Graph(), plan, format), config, io.HIDDEN)  # takes its place
     products = DecodeProducts(graph, plan, format)
     x = graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
     parts = io.layer_graphs(config)
@@ -116,13 +119,18 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
     graph, plan = Graph(), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format)
     products = DecodeProducts(graph, plan, format)
-    _embedding(products, config, io.HIDDEN)
+    if not format.tied:
+        _embedding(products, config, io.HIDDEN)
     start = Start(positions="")
     x = _layers(products, config, layout, cache, range(config.own_kv_layers), start)
     if rest := io.layer_graphs(config).get(io.REST):
         start = start._replace(hidden=x)
         x = _layers(products, config, layout, cache, rest, start, f"{io.REST}.{io.HIDDEN}")
     _head(products, config, x, "T")
+    if format.tied:  # after the head, whose weights it takes, but computed first
+        later, graph.nodes = graph.nodes, []
+        _embedding(products, config, io.HIDDEN)
+        graph.nodes += later
     _separate(graph, layout)
     used = {name for node in graph.nodes for name in node.inputs}
     graph.inputs = {name: value for name, value in graph.inputs.items() if name in used}

@@ -12,11 +12,11 @@ MAX_BLOCK = 256
 EngineName = Literal["onnxruntime", "ggml"]
 WeightType = Literal["fp32", "int8", "int4"]
 WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
-# qkv stacks the three matrices before attention; project expands the rows of low-rank tables; those
+# qkv stacks the three matrices before attention, but v is apart where its type differs; project expands the rows of low-rank tables; those
 # with ple belong to per-layer embeddings, laurel is beside attention, and altup at both ends of the
 # layers. AltUp's coefficients within layers have no kind, because they are floats in every format.
 MatrixKind = Literal[
-    "embedding", "head", "qkv", "wo", "gate", "up", "down", "project",
+    "embedding", "head", "qkv", "v", "wo", "gate", "up", "down", "project",
     "ple_context", "ple_gate", "ple_out", "laurel_in", "laurel_out", "altup_in", "altup_out",
 ]  # fmt: skip
 MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
@@ -43,6 +43,9 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     # Most inputs that share a scale; blocks are smaller where the width of a matrix needs it.
     block_size: Annotated[int, msgspec.Meta(ge=MIN_BLOCK, le=MAX_BLOCK)]
     kinds: dict[MatrixKind, WeightType] = {}  # kinds that depart from weights or head
+    # Products of layers, such as layers.3.down, that depart from their kind.
+    matrices: dict[str, WeightType] = {}
+    tied: bool = False  # whether the matrix that is both embedding and head is stored once
     asymmetric: bool = False  # whether blocks have their own zero points
     quantizer: QuantizerName = "rtn"  # how the codes were chosen
     prefill: bool = False  # whether prompts have int8 matrices of their own
@@ -51,18 +54,27 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     balanced: tuple[str, ...] = ()
     kv_peaks: bool = False  # whether there are peaks of keys and values (stem_edge.graph.kv)
 
-    def type_of(self, kind: MatrixKind) -> WeightType:
-        """Return the type of the matrices of a kind."""
-        return self.kinds.get(kind, usual_type(kind, self.weights, self.head))
+    def type_of(self, kind: MatrixKind, name: str = "") -> WeightType:
+        """Return the type of the matrices of a kind, or of the product with this name."""
+        usual = usual_type(kind, self.weights, self.head)
+        if kind == "v":
+            usual = self.kinds.get("qkv", usual)
+        return self.matrices.get(name, self.kinds.get(kind, usual))
 
-    def bits(self, kind: MatrixKind) -> int:
-        """Return the bits of a value in the matrices of a kind."""
-        return WEIGHT_BITS[self.type_of(kind)]
+    def bits(self, kind: MatrixKind, name: str = "") -> int:
+        """Return the bits of a value in the matrices of a kind, or of the product of this name."""
+        return WEIGHT_BITS[self.type_of(kind, name)]
+
+    def values_apart(self, layer: int) -> bool:
+        """Return whether values have a product of their own, because their type differs."""
+        at = f"layers.{layer}."
+        return self.type_of("v", at + "v") != self.type_of("qkv", at + "qkv")
 
     @property
     def quantized(self) -> bool:
         """Return whether any kind of matrix is quantized."""
-        return any(self.bits(kind) < 32 for kind in MATRIX_KINDS)
+        types = {self.type_of(kind) for kind in MATRIX_KINDS} | set(self.matrices.values())
+        return types != {"fp32"}
 
 
 def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> WeightType:

@@ -47,6 +47,11 @@ class LayerGraph:
         self._products, self._shapes = products, layer_shapes(config, number)
 
     @property
+    def values_apart(self) -> bool:
+        """Return whether values have a product of their own instead of a part of qkv's."""
+        return self._products.values_apart(self.number)
+
+    @property
     def takes_row(self) -> bool:
         """Return whether the token's row is a term of the FFN's gate or up."""
         return any("row" in terms for terms in FFN_TERMS[self.kind].values())

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import gcd
 from typing import Protocol
 
 import numpy as np
 
 from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, MatrixKind
-from stem_edge.graph.ir import CONTRIB, Graph, GraphError
-from stem_edge.graph.weight_plan import Balance, Blocks, Columns, Floats, Piece, Vector, WeightPlan
+from stem_edge.graph.ir import CONTRIB, Graph, GraphError, Tensor
+from stem_edge.graph.weight_plan import (
+    LARGE_ALIGNMENT,
+    Balance,
+    Blocks,
+    Columns,
+    Floats,
+    Piece,
+    Vector,
+    WeightPlan,
+)
 from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
 
 # onnxruntime packs a matrix into memory of its own while it loads. A head of 128,256 rows is split
@@ -26,6 +37,9 @@ class Products(Protocol):
     def norm(self, name: str, size: int, consumer: str) -> str:
         """Return the weight [size] of an RMS norm whose result feeds the product `consumer`."""
 
+    def values_apart(self, layer: int) -> bool:
+        """Return whether a layer's values have a product of their own."""
+
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
@@ -33,9 +47,10 @@ class Products(Protocol):
 
 
 class DecodeProducts:
-    """Products that decode: each kind of matrix has the type that its BackboneFormat names.
+    """Products that decode: each matrix has the type that its BackboneFormat names.
 
-    Quantized matrices are multiplied with activations in blocks of int8.
+    Quantized matrices are multiplied with activations in blocks of int8. Where embedding and head
+    are one matrix that is stored once, its head must be emitted before its rows.
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
@@ -45,49 +60,73 @@ class DecodeProducts:
         """Return the weight unchanged: nothing is balanced here."""
         return vector(self.graph, self.plan, name, size, (name,))
 
+    def values_apart(self, layer: int) -> bool:
+        """Return whether a layer's values have another type than its queries and keys."""
+        return self._format.values_apart(layer)
+
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
         """Emit FusedMatMul or MatMulNBits, for a matrix of very many rows several of these."""
         rows, width = shape
-        if self._format.bits(kind) == 32:
+        bits = self._format.bits(kind, name)
+        if bits == 32:
             weight = matrix(self.graph, self.plan, name + ".weight", shape, parts)
             return self.graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
-        bits, block = self._format.bits(kind), self._block(name, kind, width)
-        step = max(1, SPLIT_VALUES // width)
-        if len(parts) > 1 or rows <= 2 * step:
-            pieces: tuple[Piece, ...] = (self._piece(name, 0, rows, width, bits, block),)
+        block = self._block(name, kind, width)
+        if self._format.tied and kind == "head":
+            stored, pieces = self._stored_once(name, shape, bits, block)
         else:
-            starts = enumerate(range(0, rows, step))
-            pieces = tuple(
-                self._piece(f"{name}.{n}", at, min(at + step, rows), width, bits, block)
-                for n, at in starts
-            )
-        self.plan.items.append(Blocks(name, kind, parts, bits, block, pieces))
+            step = SPLIT_VALUES // width if len(parts) == 1 else rows
+            stored = pieces = [
+                self._piece(n, span, width, bits, block) for n, span in _spans(name, rows, step)
+            ]
+        self.plan.items.append(Blocks(name, kind, parts, bits, block, tuple(stored)))
         made = [self._emit(x, piece, width, bits, block) for piece in pieces]
         return made[0] if len(made) == 1 else self.graph.add("Concat", made, name, axis=-1)
+
+    def _stored_once(
+        self, name: str, shape: tuple[int, int], bits: int, block: int
+    ) -> tuple[list[Piece], list[Piece]]:
+        """Place a matrix whose rows are gathered, too; return it, and the pieces to multiply with."""
+        rows, width = shape
+        whole = self._piece(name, (0, rows), width, bits, block, points=True)
+        unit = LARGE_ALIGNMENT // gcd(
+            LARGE_ALIGNMENT, width * bits // 8
+        )  # where mappings can begin
+        step = max(unit, SPLIT_VALUES // width // unit * unit)
+        return [whole], [self._slice(n, whole, span) for n, span in _spans(name, rows, step)]
 
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
         """Emit `result`: the rows of a matrix that have these ids."""
         count, width = shape
-        if self._format.bits(kind) == 32:
-            weight = matrix(self.graph, self.plan, name, shape, (name,))
+        bits, place = self._format.bits(kind), self.plan.place
+        if bits == 32:
+            if self._format.tied:
+                weight = self.graph.weight(replace(self.plan.tensors(name)[0], name=name))
+            else:
+                weight = matrix(self.graph, self.plan, name, shape, (name,))
             return self.graph.add("Gather", [weight, ids], result)
-        bits, block = self._format.bits(kind), self._block(name, kind, width)
-        groups, place = width // block, self.plan.place
+        block = self._block(name, kind, width)
+        groups, codes = width // block, (count, width * bits // 8)
         # Zero points are explicit because providers' kernels have different defaults.
-        piece = Piece(
-            0,
-            count,
-            place(name + ".codes", np.uint8, (count, width * bits // 8)),
-            place(name + ".scales", np.float32, (count, groups)),
-            points := place(name + ".zero_points", np.uint8, (count, -(-groups * bits // 8))),
-        )
-        self.plan.items.append(Blocks(name, kind, (name,), bits, block, (piece,)))
-        tensors = [self.graph.weight(t) for t in (piece.codes, piece.scales, points)]
-        return gather_blocks(self.graph, tensors, ids, result, bits, block)
+        dims = {".codes": codes, ".scales": (count, groups)}
+        dims[".zero_points"] = (count, -(-groups * bits // 8))
+        if self._format.tied:
+            stored = zip(dims.items(), self.plan.tensors(name), strict=True)
+            tensors = [replace(t, name=name + part, dims=shape) for (part, shape), t in stored]
+        else:
+            types = (np.uint8, np.float32, np.uint8)
+            tensors = [
+                place(name + part, dtype, shape)
+                for (part, shape), dtype in zip(dims.items(), types, strict=True)
+            ]
+            piece = Piece(0, count, *tensors)
+            self.plan.items.append(Blocks(name, kind, (name,), bits, block, (piece,)))
+        weights = [self.graph.weight(tensor) for tensor in tensors]
+        return gather_blocks(self.graph, weights, ids, result, bits, block)
 
     def _block(self, name: str, kind: MatrixKind, width: int) -> int:
         block = fitting_block(width, self._format.block_size)
@@ -98,15 +137,43 @@ class DecodeProducts:
             )
         return block
 
-    def _piece(self, name: str, start: int, stop: int, width: int, bits: int, block: int) -> Piece:
-        rows, groups, place, name = stop - start, width // block, self.plan.place, name + ".weight"
+    def _piece(
+        self,
+        name: str,
+        span: tuple[int, int],
+        width: int,
+        bits: int,
+        block: int,
+        *,
+        points: bool = False,
+    ) -> Piece:
+        """Place rows of a matrix in blocks; points: with zero points, though symmetric."""
+        rows, groups, place, name = (
+            span[1] - span[0],
+            width // block,
+            self.plan.place,
+            name + ".weight",
+        )
         codes = place(name + ".codes", np.uint8, (rows, groups, block * bits // 8))
         scales = place(name + ".scales", np.float32, (rows * groups,))
-        points = None
-        if self._format.asymmetric:
+        zeros = None
+        if self._format.asymmetric or points:
             nbytes = rows * -(-groups * bits // 8)
-            points = place(name + ".zero_points", np.uint8, (nbytes,))
-        return Piece(start, stop, codes, scales, points)
+            zeros = place(name + ".zero_points", np.uint8, (nbytes,))
+        return Piece(*span, codes, scales, zeros)
+
+    def _slice(self, name: str, whole: Piece, span: tuple[int, int]) -> Piece:
+        """Return some rows of a placed matrix, as tensors of their own over the same bytes."""
+
+        def part(tensor: Tensor) -> Tensor:
+            row = tensor.dims[0] // whole.stop  # values, of flat tensors
+            dims = (rows, *tensor.dims[1:]) if len(tensor.dims) > 1 else (rows * row,)
+            offset = tensor.offset + tensor.nbytes // whole.stop * span[0]
+            suffix = tensor.name.rpartition(".")[2]
+            return replace(tensor, name=f"{name}.weight.{suffix}", dims=dims, offset=offset)
+
+        rows, points = span[1] - span[0], whole.points if self._format.asymmetric else None
+        return Piece(*span, part(whole.codes), part(whole.scales), points and part(points))
 
     def _emit(self, x: str, piece: Piece, width: int, bits: int, block: int) -> str:
         """Emit the product with one piece; its name is that of its codes."""
@@ -142,6 +209,10 @@ class PromptProducts:
         self._balanced = frozenset(format.balanced)  # a set, because a manifest may name very many
         self._normed: set[str] = set()  # consumers whose balance divides a norm
         self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
+
+    def values_apart(self, layer: int) -> bool:
+        """Return False: every matrix has the same type here."""
+        return False
 
     def norm(self, name: str, size: int, consumer: str) -> str:
         """Return the weight divided by the consumer's balance."""
@@ -193,6 +264,14 @@ class PromptProducts:
         codes = graph.add("QuantizeLinear", [x, flat, zeros], x + ".codes", axis=1)
         self._quantized[x] = codes, scale
         return codes, scale
+
+
+def _spans(name: str, rows: int, step: int) -> list[tuple[str, tuple[int, int]]]:
+    """Name spans of so many rows of a matrix; up to twice as many stay together."""
+    if rows <= 2 * max(1, step):
+        return [(name, (0, rows))]
+    starts = range(0, rows, step)
+    return [(f"{name}.{n}", (at, min(at + step, rows))) for n, at in enumerate(starts)]
 
 
 def vector(

@@ -45,7 +45,9 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
         return ""
     for kind, width in _widths(config).items():
         groups = width // (fitting_block(width, format.block_size) or width)
-        if kind != "embedding" and format.bits(kind) == 4 and groups % 2:
+        names = ["", *(f"layers.{layer}.{kind}" for layer in range(config.n_layers))]
+        four = any(format.bits(kind, name) == 4 for name in names)
+        if kind != "embedding" and four and groups % 2:
             return (
                 f"a row of {kind} matrices has {groups} zero points of 4 bits, and ONNX cannot "
                 f"read an odd number; use a smaller --block-size, or --bits {kind}=8"
@@ -57,7 +59,7 @@ def _widths(config: ModelConfig) -> dict[MatrixKind, int]:
     """Return the number of inputs of each kind of matrix that a model has."""
     shapes = backbone_shapes(config).items()
     found = {kind_of(name): shape[1] for name, shape in shapes if len(shape) == 2}
-    return found | {"head": config.dim}
+    return found | {"head": config.dim, "v": config.dim}
 
 
 def lower(name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> Graph:

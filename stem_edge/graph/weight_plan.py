@@ -107,3 +107,13 @@ class WeightPlan:
         offset = -(-self.nbytes // alignment) * alignment
         self.nbytes = offset + nbytes
         return Tensor(name, kind, dims, file=self.file, offset=offset)
+
+    def tensors(self, part: str) -> list[Tensor]:
+        """Return the tensors that a matrix was placed in alone: floats; or codes, scales, points."""
+        for item in self.items:
+            if isinstance(item, Floats) and item.parts == (part,):
+                return [item.tensor]
+            if isinstance(item, Blocks) and item.parts == (part,):
+                piece = item.pieces[0]
+                return [t for t in (piece.codes, piece.scales, piece.points) if t is not None]
+        raise ValueError(f"{part} has no place yet")

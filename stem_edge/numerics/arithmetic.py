@@ -19,13 +19,15 @@ def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
     matrix, bias = weights[name], weights.get(name + ".bias")
     starts = range(0, matrix.shape[0], READ_ROWS)
     pieces = [x @ matrix.rows(at, min(at + READ_ROWS, matrix.shape[0])).T for at in starts]
-    product = np.concatenate(pieces, axis=-1)
+    product = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=-1)
     return product if bias is None else product + bias.rows(0, bias.shape[0])
 
 
 def pick(matrix: Matrix, token_ids: Sequence[int]) -> F32:
-    """Rows of a matrix that have these ids."""
-    return np.concatenate([matrix.rows(token, token + 1) for token in token_ids])
+    """Rows of a matrix that have these ids, each read once."""
+    tokens, places = np.unique(token_ids, return_inverse=True)
+    rows = np.concatenate([matrix.rows(token, token + 1) for token in tokens.tolist()])
+    return np.asarray(rows[places], np.float32)
 
 
 def rms_norm(x: F32, weight: Matrix, eps: float) -> F32:

@@ -30,6 +30,7 @@ from stem_edge.numerics.rope import rope_tables, rotate
 # Called with the name of a group of matrices and their input [T, K]: "head", or "layers.<l>." and
 # "qkv", "wo", "gate" (the input of gate and up), "down" or "project", or the name of a matrix.
 Observer = Callable[[str, F32], None]
+ATTENTION_ROWS = 128  # queries whose scores are in memory at once
 
 
 def forward(
@@ -197,12 +198,18 @@ def _attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
     k, v = (np.repeat(one, shared, axis=1) for one in (k, v))
     # Matrix products instead of einsum, because BLAS computes them.
     q, k, v = q.transpose(1, 0, 2), k.transpose(1, 2, 0), v.transpose(1, 0, 2)
-    scores = q @ k * np.float32(scale)
-    ago = np.arange(length)[:, None] - np.arange(length)
-    scores[:, (ago < 0) | (ago >= window)] = -np.inf
-    weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weight /= weight.sum(axis=-1, keepdims=True)
-    return np.asarray((weight @ v).transpose(1, 0, 2).reshape(length, -1), np.float32)
+    mixed = np.empty_like(q)
+    for start in range(0, length, ATTENTION_ROWS):  # so that hardly any score is computed in vain
+        stop, first = min(start + ATTENTION_ROWS, length), max(0, start - window + 1)
+        weight = q[:, start:stop] @ k[:, :, first:stop]
+        weight *= np.float32(scale)
+        ago = np.arange(start, stop)[:, None] - np.arange(first, stop)
+        weight += np.where((ago < 0) | (ago >= window), np.float32(-np.inf), np.float32(0))
+        weight -= weight.max(axis=-1, keepdims=True)
+        np.exp(weight, out=weight)
+        weight /= weight.sum(axis=-1, keepdims=True)
+        mixed[:, start:stop] = weight @ v[:, first:stop]
+    return np.ascontiguousarray(mixed.transpose(1, 0, 2)).reshape(length, -1)
 
 
 def _ffn(

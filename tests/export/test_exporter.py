@@ -177,7 +177,9 @@ def test_a_divergence_above_the_limit_leaves_the_old_bundle(
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert f"{tiny_checkpoint}: the exported model's mean divergence" in message
-    assert "--max-kl allows 1e-06; take more bits (--backbone int8, --tables int8)" in message
+    assert (
+        "--max-kl allows 1e-06; take more bits (--quality near-lossless, --tables int8)" in message
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
     with pytest.raises(ExportError, match="nothing was exported"):
         stem_edge.export_bundle(tiny_checkpoint, tmp_path / "new", max_kl=1e-6)

@@ -19,7 +19,9 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.quantization.kv_peaks import KvPeaks
+from stem_edge.export.quantization.calibration import read_token_ids, sequences
+from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS, KvPeaks
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import KV_TYPES, QUANTIZED, KvChoice, KvType
@@ -73,8 +75,11 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     else:
         config = ModelConfig(**(SIZES | {"max_context": 1024} | CHANGES[request.param]))
         _, ids, expected = write(folder / "checkpoint", config, tokens=TOKENS)
-    options: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
-    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", **options)
+    # Peaks are those of a text like the one that is judged: of random tokens.
+    text = np.random.default_rng(9).integers(max(ids), size=2000)
+    np.save(folder / "text.npy", text)
+    options: dict[str, Any] = {"backbone": "fp32", "calibration": folder / "text.npy"}
+    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", tables="fp32", **options)
     add_ggml(folder / "checkpoint", folder / "bundle")
     most = MOST_OF_GEMMA if request.param == GEMMA else MOST
     return Case(folder / "bundle", ids, expected, most)
@@ -182,9 +187,9 @@ def test_peaks_are_in_the_bundle(tiny_checkpoint: Path, tiny_bundle: Path) -> No
     source, bundle = read_checkpoint(tiny_checkpoint), stem_edge.open_bundle(tiny_bundle)
     config, data = source.config, bundle.file(BACKBONE_DATA).read_bytes()
     peaks = KvPeaks(source)
-    probe = list(bundle.manifest.report.probe_tokens)
-    vocabulary = np.linspace(0, config.vocab_size - 1, config.max_context).astype(int).tolist()
-    for ids in (probe, vocabulary):
+    judged = list(bundle.manifest.report.probe_tokens)
+    text = read_token_ids(None, convert_tokenizer("bytes", None, add_bos=True), config.vocab_size)
+    for ids in (judged, *sequences(text, TEXT_TOKENS, config.max_context)):
         peaks.run(ids, config.own_kv_layers)
     offset = 0
     for name, values in peaks.padded().items():

@@ -1,9 +1,10 @@
 """Print a table of what each quantization costs: bytes, perplexity, divergence from float32.
 
-    python tools/experiments/quality_table.py CHECKPOINT --calibration FILE --text FILE [--only PATTERN]
+    python tools/experiments/quality_table.py CHECKPOINT --text FILE [--windows 6] [--only PATTERN]
 
-Exports the checkpoint with every setting to a temporary folder, scores the text with each bundle, and
-prints Markdown.
+Exports the checkpoint with every setting to a temporary folder, scores windows of the text, each from
+an empty context, and prints Markdown. Beside them come llama.cpp's own quantizations of a dense
+checkpoint, where llama-cpp-python is installed.
 """
 
 from __future__ import annotations
@@ -11,104 +12,177 @@ from __future__ import annotations
 import argparse
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from stem_edge import evaluate, export_bundle, open_bundle
-from stem_edge.bundle.footprint import Footprint, footprint_of
-from stem_edge.export.job.options import UNWEIGHTED
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
 
+import stem_edge
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle
+from stem_edge.export.dense_gguf import export_dense_gguf
+from stem_edge.ggml.library import library_path
+from stem_edge.numerics.distributions import divergence, log_softmax
+
+F32: TypeAlias = npt.NDArray[np.float32]
+Logits = Callable[[list[int]], F32]  # ids [T] -> logits [T, V]
 EXACT: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
-NO_TEXT: dict[str, Any] = {"calibration": None, "calibration_tokens": None}
+# llama.cpp's numbers of its own mixtures (llama_ftype).
+THEIRS = {"Q4_0": 2, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "Q8_0": 7}
 COLUMNS = (
-    "setting",
-    "backbone bits a weight",
-    "backbone bytes a token",
-    "table bytes a record",
-    "perplexity",
-    "mean KL, nats",
-    "99th percentile",
-    "same first choice",
-)
+    "weights", "MB", "perplexity", "KL, nats", "standard error", "99th percentile", "same first choice",
+)  # fmt: skip
 
 
-def settings() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name of each row of the table and the options of its export."""
-    yield "int8", {"backbone": "int8"}
-    for block in (32, 64, 128):
-        for asymmetric in (False, True):
-            for quantizer in ("rtn", "search", "gptq"):
-                name = f"int4 b{block}{' asymmetric' * asymmetric} {quantizer}"
-                yield name, _int4(block, asymmetric=asymmetric, quantizer=quantizer)
-        yield f"int4 b{block} search without a text", _int4(block, quantizer="search", **NO_TEXT)
-    for bits in ({"head": 8}, {"head": 8, "embedding": 8}, {"head": 8, "embedding": 8, "down": 8}):
-        name = ", ".join(f"{kind} {count}" for kind, count in bits.items())
-        for quantizer in ("rtn", "gptq"):
-            yield f"int4 b32 {quantizer}, {name}", _int4(32, bits=bits, quantizer=quantizer)
-    for backbone in ("fp32", "int8"):
-        for tables in ("int8", "int4", "mixed"):
-            name = f"{backbone}, {tables} tables"
-            yield name, {"backbone": backbone, "tables": tables}
-    for tables in ("int8", "int4", "mixed"):
-        yield f"int4 b32 gptq, {tables} tables", _int4(32, tables=tables, quantizer="gptq")
-    for types in ("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"):
-        yield f"gguf {types}", {"engine": "gguf", "backbone": types}
-        if types not in UNWEIGHTED:
-            yield f"gguf {types} without a text", {"engine": "gguf", "backbone": types} | NO_TEXT
-
-
-def _int4(block: int, **options: Any) -> dict[str, Any]:
-    return {"backbone": "int4", "block_size": block} | options
+def settings(stem: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name of each row and the options of its export."""
+    for quality in ("small", "balanced", "near-lossless"):
+        yield quality, {"quality": quality}
+    yield "int4 everywhere", {"backbone": "int4"}
+    yield "int4 everywhere, rtn", {"backbone": "int4", "quantizer": "rtn"}
+    yield "int4 everywhere, rtn, blocks of 32", {
+        "backbone": "int4", "quantizer": "rtn", "block_size": 32,
+    }  # fmt: skip
+    if stem:
+        for tables in ("int8", "int4"):
+            yield f"balanced, {tables} tables", {"tables": tables}
+    if library_path() is not None:
+        for types in ("q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0"):
+            yield f"gguf {types}", {"engine": "gguf", "backbone": types}
 
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--calibration", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--calibration-tokens", type=int, metavar="COUNT")
-    parser.add_argument("--text", type=Path, required=True, metavar="FILE")
-    parser.add_argument(
-        "--only", default="", metavar="PATTERN", help="only settings whose name matches"
-    )
+    add = parser.add_argument
+    add("checkpoint", type=Path)
+    add("--text", type=Path, required=True, metavar="FILE", help="text that no setting has seen")
+    add("--calibration", type=Path, metavar="FILE", help="instead of the text that is shipped")
+    add("--windows", type=int, default=6, help="from all over the text")
+    add("--window", type=int, default=512, help="tokens of each")
+    add("--only", default="", metavar="PATTERN", help="only rows whose name matches")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        exact = Path(folder) / "exact"
-        export_bundle(args.checkpoint, exact, **EXACT)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        exact = stem_edge.export_bundle(args.checkpoint, folder / "exact", **EXACT)
+        windows = cut(exact, args.text, args.windows, args.window)
         print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
-        print(row("fp32", exact, args.text, exact), flush=True)
-        for name, options in settings():
-            if not re.search(args.only, name):
-                continue
-            out = Path(folder) / "quantized"
-            text = {"calibration": args.calibration, "calibration_tokens": args.calibration_tokens}
-            if options.get("engine") != "gguf":
-                options["prefill_graph"] = False
-            export_bundle(args.checkpoint, out, **(EXACT | text | options), force=True)
-            print(row(name, out, args.text, exact), flush=True)
+        with loaded(folder / "exact", args.window) as logits:
+            expected = [logits(ids) for ids in windows]
+            print(row("fp32", nbytes(exact), windows, expected, logits), flush=True)
+        stem = bool(exact.manifest.model.stem_layers)
+        for title, options in settings(stem):
+            if re.search(args.only, title):
+                both = prompts_too(options)
+                options = {"tables": "fp32", "calibration": args.calibration} | options
+                made = stem_edge.export_bundle(
+                    args.checkpoint, folder / "one", **options, force=True, prefill_graph=both
+                )
+                for prefill in (False, True) if made.manifest.has_prefill else (False,):
+                    with loaded(folder / "one", args.window, prefill) as logits:
+                        what = title + ", prompts" * prefill
+                        print(row(what, nbytes(made), windows, expected, logits), flush=True)
+        if not stem and library_path() is not None:
+            for title, path in theirs(args.checkpoint, folder):
+                if re.search(args.only, title):
+                    found = row(title, path.stat().st_size, windows, expected, by_llama(path))
+                    print(found, flush=True)
 
 
-def row(name: str, bundle: Path, text: Path, exact: Path) -> str:
-    """Score a bundle and format its row."""
-    found = evaluate(bundle, text, against=exact, worst=0)
-    size = footprint_of(open_bundle(bundle).manifest)
-    record = size.tables_nbytes / size.model.records if size.tables else 0
-    figures = [f"{bits_of(size):.2f}", f"{size.step_nbytes:,}", f"{record:,.0f}"]
-    figures.append(f"{found.perplexity:.3f}")
-    if found.divergence is not None:
-        figures += [f"{found.divergence.mean:.5f}", f"{found.divergence.percentile_99:.4f}"]
-        figures.append(f"{found.divergence.agreement:.2%}")
-    return f"| {' | '.join([name, *figures])} |"
+def prompts_too(options: dict[str, Any]) -> bool | None:
+    """Return whether an export shall have a graph for prompts, which its engine may not have."""
+    return None if options.get("engine") == "gguf" else "quality" in options
 
 
-def bits_of(size: Footprint) -> float:
-    """Bits per weight of the backbone, including scales."""
-    model = size.model
-    stored = model.backbone_parameters
-    if model.tied_head and size.engine == "onnxruntime":
-        stored += model.vocab_size * model.dim  # because onnxruntime stores a tied head twice
-    return 8 * size.backbone_nbytes / stored
+def cut(exact: Bundle, text: Path, count: int, length: int) -> list[list[int]]:
+    """Cut windows of ids from all over a text."""
+    tokenizer = Tokenizer.from_file(str(exact.file(TOKENIZER)))
+    ids = tokenizer.encode(text.read_text("utf-8"), add_special_tokens=False).ids
+    starts = np.linspace(0, len(ids) - length, count).astype(int)
+    return [ids[start : start + length] for start in starts]
+
+
+def nbytes(bundle: Bundle) -> int:
+    """Bytes of the backbone's weights for decoding."""
+    return footprint_of(bundle.manifest).backbone_nbytes
+
+
+@contextmanager
+def loaded(bundle: Path, context: int, prefill: bool = False) -> Iterator[Logits]:
+    """Load a bundle, in float32 keys and values."""
+    engine = stem_edge.open_bundle(bundle).manifest.engines[0]
+    options: dict[str, Any] = {"prefill_graph": prefill} if engine == "onnxruntime" else {}
+    with stem_edge.load(
+        bundle, context_length=context, kv="fp32", prepare=False, warm_start=False, **options
+    ) as model:
+        yield model.logits
+
+
+def theirs(checkpoint: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield llama.cpp's own quantizations of a dense checkpoint, one file at a time."""
+    import llama_cpp
+
+    whole, quantized = folder / "whole.gguf", folder / "theirs.gguf"
+    export_dense_gguf(checkpoint, whole, backbone="f32")
+    for name, number in THEIRS.items():
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = number
+        status = llama_cpp.llama_model_quantize(
+            str(whole).encode(), str(quantized).encode(), params
+        )
+        if status:
+            raise RuntimeError(f"llama.cpp cannot make {name}: status {status}")
+        yield f"llama.cpp {name}", quantized
+
+
+def by_llama(path: Path) -> Logits:
+    """Load a GGUF file with llama.cpp."""
+    import llama_cpp
+
+    from stem_edge.measuring.run.engine_llama import LlamaModel
+
+    model = LlamaModel(path, 1024, 2, exact=True)
+
+    def logits(ids: list[int]) -> F32:
+        model.clear()
+        batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
+        batch.n_tokens = len(ids)
+        for at, token in enumerate(ids):
+            batch.token[at], batch.pos[at], batch.logits[at] = token, at, 1
+            batch.n_seq_id[at], batch.seq_id[at][0] = 1, 0
+        model.decode(batch)
+        found = np.stack([model.logits(at) for at in range(len(ids))])
+        llama_cpp.llama_batch_free(batch)
+        return found
+
+    return logits
+
+
+def row(
+    title: str, size: int, windows: list[list[int]], expected: list[F32], logits: Logits
+) -> str:
+    """Score all windows and format a row."""
+    costs, same, losses = [], [], []
+    for ids, wanted in zip(windows, expected, strict=True):
+        found = logits(ids)
+        costs.append(divergence(wanted, found))
+        same.append(wanted.argmax(-1) == found.argmax(-1))
+        losses.append(-log_softmax(found)[np.arange(len(ids) - 1), ids[1:]])
+    nats = np.concatenate(costs)
+    figures = [
+        f"{size / 1e6:.1f}",
+        f"{np.exp(np.concatenate(losses).mean()):.3f}",
+        f"{nats.mean():.4f}",
+        f"{nats.std() / np.sqrt(len(nats)):.4f}",
+        f"{np.percentile(nats, 99):.3f}",
+        f"{np.concatenate(same).mean():.1%}",
+    ]
+    return f"| {' | '.join([title, *figures])} |"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python tools/experiments/train_gemma.py OUT --text FILE... --minutes 40
 
-OUT receives checkpoint/ (for `stem-edge export` and `stem-edge eval --kinds`), train.txt and heldout.txt.
+OUT receives checkpoint/ (for `stem-edge export` and `stem-edge eval`), train.txt and heldout.txt.
 It needs torch and transformers. Weights are never rounded in training.
 """
 

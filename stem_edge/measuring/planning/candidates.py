@@ -6,12 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stem_edge.bundle.footprint import Footprint, expected_footprint, gguf_footprint
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType, WeightType
+from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType
 from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import keep_ref, open_snapshot
 from stem_edge.hub.names import hub_name
@@ -23,12 +25,16 @@ from stem_edge.tables.store import TableFormat
 if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint
 
-# Types that an export may choose, most exact first.
-CHOICES: tuple[tuple[WeightType, RowType, int], ...] = (
-    ("int8", "int8", 128),
-    ("int4", "int8", 32),
-    ("int4", "int8", 128),
-    ("int4", "int4", 128),
+# Types that an export may choose, most exact first: about those of its qualities, because which
+# matrices get 8 bits is measured.
+_FOUR = BackboneFormat(
+    weights="int4", head="int8", block_size=64, asymmetric=True, prefill=True, kv_peaks=True
+)
+CHOICES: tuple[tuple[BackboneFormat, RowType], ...] = (
+    (replace(_FOUR, weights="int8", block_size=32, asymmetric=False), "int8"),
+    (replace(_FOUR, kinds={"qkv": "int8"}), "int8"),
+    (_FOUR, "int8"),
+    (_FOUR, "int4"),
 )
 GGUF_CHOICES: tuple[tuple[GgufType, RowType], ...] = (
     ("q8_0", "int8"),
@@ -91,12 +97,10 @@ def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
         found = [
             expected_footprint(
                 config,
-                BackboneFormat(
-                    weights=weights, head=weights, block_size=block, prefill=True, kv_peaks=True
-                ),
+                replace(format, tied=config.tied_head),
                 _tables(config, rows),
             )
-            for weights, rows, block in CHOICES
+            for format, rows in CHOICES
         ]
     return found if config.stem_layers else found[:-1]  # the last two differ only in their tables
 

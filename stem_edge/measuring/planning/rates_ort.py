@@ -36,8 +36,9 @@ MODEL_SHARE = 0.9
 def ort_rates(backbone: BackboneFormat, kv: KvType, threads: int) -> Rates:
     """Time matrices, attention, and the rest of a layer."""
     weights = _matmul_rate(backbone.weights, backbone.block_size, threads)
-    same = backbone.head == backbone.weights
-    head = weights if same else _matmul_rate(backbone.head, backbone.block_size, threads)
+    stored = backbone.type_of("head")
+    same = stored == backbone.weights
+    head = weights if same else _matmul_rate(stored, backbone.block_size, threads)
     return Rates(
         weights,
         head,

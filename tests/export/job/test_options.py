@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import stem_edge
-from stem_edge import ExportError
+from stem_edge import ExportError, InputError
 from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.recipe import Target
 
 GGUF = {"engine": "gguf"}
 
@@ -26,11 +27,14 @@ GGUF = {"engine": "gguf"}
         ({"max_kl": float("nan")}, "max_kl is nan"),
         ({"bits": {"tail": 8}}, "a kind of matrix in bits is 'tail'; expected one of embedding"),
         ({"bits": {"head": 5}}, "bits of head is 5; expected one of 32, 8, 4"),
-        ({"quantizer": "magic"}, "quantizer is 'magic'; expected one of rtn, search, gptq"),
-        ({"quantizer": "gptq"}, "quantizer 'gptq' needs.*--calibration FILE.*--quantizer search"),
+        ({"quantizer": "magic"}, "quantizer is 'magic'; expected one of rtn, gptq"),
+        ({"quality": "best"}, "quality is 'best'; expected one of small, balanced, near-lossless"),
+        ({"quality": "small", "size": "1GB"}, "quality and size: each chooses the types"),
+        ({"size": "1GB", "backbone": "int8"}, "size and backbone: each chooses the types"),
+        ({"size": "much"}, "size 'much' is not understood"),
+        ({"calibration_tokens": 0}, "calibration_tokens is 0; expected at least 1"),
         ({"backbone": "fp32", "quantizer": "rtn"}, "fp32 backbone"),
         ({"backbone": "fp32", "asymmetric": True}, "fp32 backbone"),
-        ({"calibration_tokens": 5}, "calibration_tokens limits.*--calibration FILE"),
         ({"engine": "torch"}, "engine is 'torch'; expected one of onnx, gguf"),
         (
             {"engine": "onnx", "backbone": "q4_0"},
@@ -49,7 +53,7 @@ GGUF = {"engine": "gguf"}
         (GGUF | {"block_size": 128}, "^block_size: "),
         (GGUF | {"asymmetric": True}, "^asymmetric: "),
         (GGUF | {"quantizer": "rtn", "prefill_graph": False}, "^quantizer, prefill_graph: for the"),
-        (GGUF | {"calibration_tokens": 5}, "calibration_tokens limits"),
+        (GGUF | {"quality": "small"}, "^quality: for the engine onnx only"),
         ({"add": True, "tables": "int8"}, "^tables: add keeps the bundle's tables"),
         ({"add": True, "group_size": 32, "frequent": 0.1}, "^group_size, frequent: add keeps"),
         ({"add": True}, "is not a bundle, so no backbone can be added to it; leave out --add"),
@@ -57,7 +61,7 @@ GGUF = {"engine": "gguf"}
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=message):
+    with pytest.raises((ExportError, InputError), match=message):
         stem_edge.export_bundle(tmp_path / "no checkpoint", tmp_path / "out", **options)
     assert not list(tmp_path.iterdir())
 
@@ -70,6 +74,7 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str, tmp_path
         ({"backbone": "q8_0"}, "ggml", "q8_0"),
         (GGUF, "ggml", "q4_k_m"),
         ({"engine": "onnx"}, "onnxruntime", "int4"),
+        ({"quality": "near-lossless"}, "onnxruntime", "int8"),
     ],
 )
 def test_the_engine_follows_from_the_type(
@@ -77,3 +82,21 @@ def test_the_engine_follows_from_the_type(
 ) -> None:
     found = ExportOptions(**options)
     assert (found.runs_on, found.format.weights) == (engine, weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        ({}, Target(nats=0.05)),
+        ({"quality": "small"}, Target(nats=0.15)),
+        ({"quality": "small", "max_kl": 0.01}, Target(nats=0.15)),
+        ({"max_kl": 0.01}, Target(nats=0.01)),
+        ({"size": "2MB", "max_kl": 0.01}, Target(nbytes=2_000_000)),
+        ({"quality": "near-lossless"}, None),
+        ({"backbone": "int4"}, None),
+        ({"backbone": "int4", "max_kl": 0.01}, None),
+        (GGUF, None),
+    ],
+)
+def test_types_are_chosen_for_one_target(options: dict[str, Any], target: Target | None) -> None:
+    assert ExportOptions(**options).target == target

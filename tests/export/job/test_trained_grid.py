@@ -81,7 +81,7 @@ def test_an_export_keeps_the_grid(
     )
     report = bundle.manifest.report
     assert all(error.worst <= lost for error in report.errors.values())
-    assert report.errors.keys() == ALL | {"head", "tables"}
+    assert report.errors.keys() == ALL - {"embedding"} | {"head", "tables"}  # tied
     assert "trained for 4 bits in blocks of 32 and are kept as trained" in " ".join(report.notes)
 
 
@@ -107,8 +107,8 @@ def test_rows_are_those_of_training(tmp_path: Path, block: int) -> None:
             64,
             "in blocks of 32, which blocks of 64 lose; leave out --block-size",
         ),
-        ({"quantizer": "rtn"}, 128, "which rounding to nearest loses; leave out --quantizer"),
-        ({"backbone": "int8", "tables": "int8"}, 128, ""),
+        ({"quantizer": "rtn"}, 64, "which rounding to nearest loses; leave out --quantizer"),
+        ({"backbone": "int8", "tables": "int8"}, 32, ""),
     ],
 )
 def test_what_is_asked_for_goes_first(
@@ -131,7 +131,7 @@ def test_kinds_that_lie_on_a_grid(tmp_path: Path, block: int) -> None:
         said
         == f"gate, up, down were trained for 4 bits in blocks of {block} and are kept as trained"
     )
-    assert found.bits == {"ple_gate": 8}
+    assert found.bits == {"ple_gate": 8, "gate": 4, "up": 4, "down": 4}
     assert found.tables is None
 
 

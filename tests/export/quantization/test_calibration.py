@@ -10,14 +10,14 @@ import pytest
 
 import stem_edge
 from stem_edge.bundle.manifest import TOKEN_COUNTS
-from stem_edge.bundle.prefill_check import PROBE_TOKENS
 from stem_edge.errors import ExportError
 from stem_edge.export.quantization import calibration as module
-from stem_edge.export.quantization.calibration import probe_ids, read_token_ids
+from stem_edge.export.quantization.calibration import judged_ids, read_token_ids
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.distributions import divergence
 from stem_edge.tables.token_counts import read_counts
 
+WHOLE = Path(module.__file__).with_name("calibration.txt")
 BYTES = convert_tokenizer("bytes", None, add_bos=True)
 
 
@@ -28,7 +28,6 @@ def test_a_text_a_npy_and_raw_ids_count_the_same(tmp_path: Path, tiny_checkpoint
     np.array(ids, "<i4").tofile(tmp_path / "a.int32")
     for name in ("a.txt", "a.npy", "a.int32"):
         assert read_token_ids(tmp_path / name, BYTES, 300).tolist() == ids
-    assert read_token_ids(None, BYTES, 300).tolist() == []
 
 
 def test_a_long_text_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,10 +75,18 @@ def test_the_counts_are_in_the_bundle(tmp_path: Path, tiny_checkpoint: Path) -> 
     assert bundle.manifest.report.probe_tokens == tuple(b"aab")
 
 
-def test_the_probe_without_a_text_is_the_exporters_own() -> None:
-    ids = probe_ids(np.zeros(0, np.int64), BYTES, 4096)
-    assert len(ids) == PROBE_TOKENS
-    assert probe_ids(np.zeros(0, np.int64), BYTES, 10) == ids[:10]
+def test_without_a_text_it_is_the_one_that_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHIPPED", WHOLE)
+    ids = read_token_ids(None, BYTES, 300)
+    assert bytes(ids.tolist()) == WHOLE.read_bytes()
+    assert 40_000 < len(ids) < 60_000
+    assert bytes(judged_ids(ids, 4096)).isascii()  # plain English
+    assert judged_ids(ids, 10) == ids[-10:].tolist()
+
+
+def test_only_a_text_of_the_user_is_counted(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", backbone="fp32")
+    assert not (tmp_path / "out" / TOKEN_COUNTS).exists()
 
 
 def test_divergence() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from stem_edge.errors import ExportError
 from stem_edge.export.quantization import gptq
-from stem_edge.export.quantization.gptq import DAMPING, inverse_factor, solve
+from stem_edge.export.quantization.gptq import DAMPING, inverse_factor, solve, typical_inputs
 from stem_edge.numerics.block_search import search_blocks
 from stem_edge.numerics.quantize import (
     F32,
@@ -51,7 +51,7 @@ def test_products_with_correlated_inputs_lose_far_less(
     hessian = x.T @ x
     diagonal = np.diagonal(hessian).copy()
     searched = search_blocks(exact, bits, block, diagonal, asymmetric=asymmetric)
-    solved = solve(exact, inverse_factor(hessian), bits, block, asymmetric=asymmetric)
+    solved = solve(exact, typical_inputs(hessian), bits, block, asymmetric=asymmetric)
     rtn, search, found = (loss(x, exact, blocks, bits) for blocks in (usual, searched, solved))
     assert search < rtn
     assert found < 0.5 * rtn
@@ -59,8 +59,8 @@ def test_products_with_correlated_inputs_lose_far_less(
 
 @pytest.mark.parametrize("asymmetric", [False, True])
 def test_inputs_that_do_not_depend_on_each_other_leave_only_the_search(asymmetric: bool) -> None:
-    factor = inverse_factor(3 * np.eye(K, dtype=np.float32))
-    found = solve(matrix(), factor, 4, 32, asymmetric=asymmetric)
+    inputs = typical_inputs(3 * np.eye(K, dtype=np.float32))
+    found = solve(matrix(), inputs, 4, 32, asymmetric=asymmetric)
     expected = search_blocks(matrix(), 4, 32, asymmetric=asymmetric)
     assert np.array_equal(found.codes, expected.codes)
     assert np.array_equal(found.scales, expected.scales)
@@ -82,6 +82,13 @@ def test_the_factor_is_that_of_the_damped_inverse(
     assert np.abs(upper.T @ upper @ damped - np.eye(K)).max() < 1e-2
 
 
+def test_channels_with_large_inputs_come_first() -> None:
+    x = np.eye(4, dtype=np.float32) * [1, 3, 0, 2]
+    inputs = typical_inputs((x.T @ x).astype(np.float32))
+    assert inputs.order.tolist() == [1, 3, 0, 2]
+    assert (inputs.weights > 0).all()
+
+
 def test_one_column_makes_up_for_another() -> None:
     """Two inputs that are always alike: only the sum of their weights matters."""
     exact = np.zeros((1, 32), np.float32)
@@ -89,7 +96,7 @@ def test_one_column_makes_up_for_another() -> None:
     x = np.zeros((100, 32), np.float32)
     x[:, 1] = x[:, 2] = np.linspace(-1, 1, 100)
     x[:, 0] = 10 * np.cos(np.arange(100))
-    solved = solve(exact, inverse_factor(x.T @ x), 4, 32)
+    solved = solve(exact, typical_inputs(x.T @ x), 4, 32)
     stored = dequantize_blocks(*solved[:2], 4)
     assert np.count_nonzero(stored[0, 1:3]) == 1
     nearest = dequantize_blocks(*quantize_blocks(exact, 4, 32), 4)
@@ -99,7 +106,7 @@ def test_one_column_makes_up_for_another() -> None:
 @pytest.mark.parametrize("tokens", [0, 1, 40])
 def test_fewer_tokens_than_inputs(tokens: int) -> None:
     x, exact = correlated(2)[:tokens], matrix()
-    solved = solve(exact, inverse_factor(x.T @ x), 4, 32)
+    solved = solve(exact, typical_inputs(x.T @ x), 4, 32)
     plain = search_blocks(exact, 4, 32)
     assert np.isfinite(solved.scales).all()
     # Directions that the tokens do not cover must stay nearly as exact as before.
@@ -111,7 +118,7 @@ def test_inputs_that_never_occur_do_not_fail() -> None:
     x = correlated(3)
     x[:, 5] = 0
     x[:, 9] = 1e-30
-    solved = solve(matrix(), inverse_factor(x.T @ x), 4, 32)
+    solved = solve(matrix(), typical_inputs(x.T @ x), 4, 32)
     assert np.isfinite(solved.scales).all()
 
 
@@ -124,9 +131,9 @@ def test_very_uneven_inputs_are_damped_more() -> None:
 
 def test_rows_do_not_depend_on_each_other() -> None:
     x, exact = correlated(5), matrix()
-    factor = inverse_factor(x.T @ x)
-    found = solve(exact, factor, 4, 32)
-    parts = [solve(exact[at : at + 32], factor, 4, 32) for at in range(0, N, 32)]
+    inputs = typical_inputs(x.T @ x)
+    found = solve(exact, inputs, 4, 32)
+    parts = [solve(exact[at : at + 32], inputs, 4, 32) for at in range(0, N, 32)]
     assert np.mean(found.codes != np.concatenate([part.codes for part in parts])) < 1e-3
 
 
@@ -135,7 +142,7 @@ def test_inputs_beyond_float32_are_an_error_and_not_an_endless_search(bad: float
     hessian = np.eye(32, dtype=np.float32)
     hessian[3, 3] = bad
     with pytest.raises(ExportError, match="beyond float32"):
-        inverse_factor(hessian)
+        typical_inputs(hessian)
 
 
 @pytest.mark.parametrize("asymmetric", [False, True])
@@ -146,7 +153,7 @@ def test_blocks_on_a_grid_are_kept(asymmetric: bool) -> None:
     codes = np.clip(np.rint(exact[:, :128].reshape(N, 4, 32) / scales), -8, 7)
     trained = (codes * scales.astype(np.float32)).astype(np.float32)
     exact[:, :128] = trained.astype(np.float16).reshape(N, 128)  # rounded, so not exact
-    found = solve(exact, inverse_factor(x.T @ x), 4, 32, asymmetric=asymmetric)
+    found = solve(exact, typical_inputs(x.T @ x), 4, 32, asymmetric=asymmetric)
     stored = dequantize_blocks(found.codes, found.scales, 4, found.zero_points)
     assert np.array_equal(stored[:, :128], trained.reshape(N, 128))
     assert loss(x, exact, found, 4) < loss(x, exact, Blocks(*quantize_blocks(exact, 4, 32)), 4)

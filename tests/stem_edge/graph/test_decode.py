@@ -150,9 +150,13 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def check_places(plan: WeightPlan, graphs: dict[str, Graph]) -> None:
-    """Tensors lie apart, aligned, and as densely as that allows; those that are read are these."""
-    read = {t.name: t for graph in graphs.values() for t in graph.tensors.values() if t.file}
-    assert all(tensor.file == plan.file for tensor in read.values())
+    """Tensors lie apart, aligned, and as densely as that allows; those that are read are these.
+
+    A matrix that is embedding and head is read under two names.
+    """
+    all_read = [t for graph in graphs.values() for t in graph.tensors.values() if t.file]
+    assert all(tensor.file == plan.file for tensor in all_read)
+    read = {(tensor.offset, tensor.nbytes): tensor for tensor in all_read}
     end = 0
     for tensor in sorted(read.values(), key=lambda tensor: tensor.offset):
         alignment = LARGE_ALIGNMENT if tensor.nbytes >= LARGE_NBYTES else SMALL_ALIGNMENT

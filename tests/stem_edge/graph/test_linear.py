@@ -94,7 +94,7 @@ def product(
     folder: Path, format: BackboneFormat, x: F32 = X, matrices: Sequence[F32] = MATRICES
 ) -> F32:
     """x times the matrices, rounded to the nearest code, as a graph for decoding computes it."""
-    quantizer = Quantizer(asymmetric=format.asymmetric, search=False)
+    quantizer = Quantizer(asymmetric=format.asymmetric)
     return build(decoding(format), matrices).run(folder, {"x": x}, quantizer)
 
 
@@ -152,15 +152,15 @@ def test_the_kernel_computes_with_the_asymmetric_matrix(
     assert worst(found, x @ exact.T) < 1e-5  # ARM64 adds in another order: 3.3e-6
 
 
-class Keeping(Quantizer):
-    """A quantizer that remembers the resulting rows."""
-
-    def __init__(self, *, asymmetric: bool) -> None:
-        super().__init__(asymmetric=asymmetric, search=True)
-        self.kept: list[F32] = []
-
-    def keep(self, name: str, stored: F32) -> None:
-        self.kept.append(stored)
+def stored_rows(matrix: F32, format: BackboneFormat, kind: str) -> F32:
+    """Rows of a matrix as they are stored, rounded to the nearest code."""
+    bits = {"fp32": 32, "int8": 8, "int4": 4}[format.head]
+    if bits == 32:
+        return matrix
+    work = Quantizer(asymmetric=format.asymmetric).worker("embedding", kind, bits, 32)
+    return dequantize_blocks(
+        work(matrix).codes, work(matrix).scales, bits, work(matrix).zero_points
+    )
 
 
 @pytest.mark.parametrize("asymmetric", [False, True])
@@ -170,16 +170,49 @@ def test_rows_are_gathered_exactly(
     tmp_path: Path, stored: WeightType, asymmetric: bool, width: int
 ) -> None:
     matrix = STACKED[:, :width] + np.float32(0.3)
-    quantizer = Keeping(asymmetric=asymmetric)
     format = BackboneFormat(weights="fp32", head=stored, block_size=32, asymmetric=asymmetric)
     built = Built(embedding=matrix)
     built.graph.output("rows", np.float32, [1, "T", width])
     products = DecodeProducts(built.graph, built.plan, format)
     ids = built.graph.input("ids", np.int64, [1, "T"])
     products.rows("embedding", "embedding", ids, "rows", matrix.shape)
-    found = built.run(tmp_path, {"ids": np.array([[5, 0, 159, 5]])}, quantizer)
-    expected = matrix if stored == "fp32" else np.concatenate(quantizer.kept)
+    feeds = {"ids": np.array([[5, 0, 159, 5]])}
+    found = built.run(tmp_path, feeds, Quantizer(asymmetric=asymmetric))
+    expected = stored_rows(matrix, format, "embedding")
     assert np.array_equal(found[0], expected[[5, 0, 159, 5]])
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("stored", ["fp32", "int8", "int4"])
+def test_a_matrix_that_is_embedding_and_head_is_stored_once(
+    tmp_path: Path, stored: WeightType, asymmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head is cut where mappings can begin, and multiplies the rows that are gathered."""
+    monkeypatch.setattr(module, "SPLIT_VALUES", 20 * K)
+    monkeypatch.setattr(module, "LARGE_ALIGNMENT", 16 * K)
+    matrix = STACKED + np.float32(0.3)
+    format = BackboneFormat(
+        weights="fp32", head=stored, block_size=32, asymmetric=asymmetric, tied=True
+    )
+    built = Built(embedding=matrix)
+    graph, products = built.graph, DecodeProducts(built.graph, built.plan, format)
+    x = graph.input("x", np.float32, [1, "T", K])
+    products.product("logits", "head", x, ("embedding",), matrix.shape)
+    graph.output("logits", np.float32, [1, "T", len(matrix)])
+    size = built.plan.nbytes
+    ids = graph.input("ids", np.int64, [1, "T"])
+    products.rows("embedding", "embedding", ids, "rows", matrix.shape)
+    assert built.plan.nbytes == size
+    assert sum(node.op == "MatMulNBits" for node in graph.nodes) == (
+        0 if stored == "fp32" else {"int4": 5, "int8": 10}[stored]
+    )
+    feeds = {"x": X, "ids": np.arange(T)[None]}
+    quantizer, expected = Quantizer(asymmetric=asymmetric), stored_rows(matrix, format, "head")
+    assert worst(built.run(tmp_path, feeds, quantizer), X @ expected.T) < 0.02
+    del graph.outputs["logits"]
+    graph.output("rows", np.float32, [1, "T", K])
+    (tmp_path / "rows").mkdir()
+    assert np.array_equal(built.run(tmp_path / "rows", feeds, quantizer)[0], expected[:T])
 
 
 def test_each_kind_has_its_own_type(tmp_path: Path) -> None:
@@ -195,9 +228,7 @@ def test_a_matrix_of_many_rows_is_cut_without_a_difference(
         monkeypatch.setattr(module, "SPLIT_VALUES", values)
         built = build(decoding(of_type("int4")), MATRICES[1:])
         assert sum(node.op == "MatMulNBits" for node in built.graph.nodes) == pieces
-        found.append(
-            built.run(tmp_path / str(values), {"x": X}, Quantizer(asymmetric=False, search=False))
-        )
+        found.append(built.run(tmp_path / str(values), {"x": X}, Quantizer(asymmetric=False)))
     assert np.array_equal(found[0], found[1])
 
 

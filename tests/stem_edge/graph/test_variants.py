@@ -116,7 +116,7 @@ def test_a_head_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     shape = Shape(vocab_size=258, n_layers=2, d_ff=32, stem_layers=(1,))
     checkpoint = write_checkpoint(tmp_path / "checkpoint", shape)
     bundle = stem_edge.export_bundle(
-        checkpoint, tmp_path / "out", backbone="int4", prefill_graph=False
+        checkpoint, tmp_path / "out", backbone="int4", asymmetric=False, prefill_graph=False
     )
     plain = logits(bundle, exact_graphs(bundle), [5, 9, 11])
     assert np.abs(variant_logits(bundle, [5, 9, 11], "fp32") - plain).max() < 1e-5

@@ -101,23 +101,22 @@ def test_a_text_decides_the_hit_rate(tiny_bundle: Path, tmp_path: Path) -> None:
 
 def test_a_checkpoint_gets_types_to_export_it_with(tiny_checkpoint: Path, capsys: Capture) -> None:
     found = stem_edge.fit(tiny_checkpoint, device="pi5")
-    assert [(*onnx_types(one), one.tables) for one in found] == [(w, b, t) for w, t, b in CHOICES]
+    choices = [(format.weights, format.block_size, rows) for format, rows in CHOICES]
+    assert [(*onnx_types(one), one.tables) for one in found] == choices
     sizes = [one.footprint.flash_nbytes for one in found]
     assert sizes[0] == max(sizes) and sizes[-1] == min(sizes)
     assert main(["fit", str(tiny_checkpoint), "--device", "pi5"]) == 0
     said = capsys.readouterr().out
-    assert f"stem-edge export {tiny_checkpoint} OUT --backbone int8 --block-size 128" in said
+    assert f"stem-edge export {tiny_checkpoint} OUT --quality near-lossless" in said
     assert "also fit:" in said and "stated for pi5" in said
 
 
 def test_the_predicted_size_is_that_of_the_export(tiny_checkpoint: Path, tmp_path: Path) -> None:
     planned = stem_edge.fit(tiny_checkpoint, device="pi5")[2]
-    weights, block_size = onnx_types(planned)
     stem_edge.export_bundle(
         tiny_checkpoint,
         tmp_path / "bundle",
-        backbone=weights,
-        block_size=block_size,
+        size=planned.footprint.backbone_nbytes,
         tables="int8",
         prefill_graph=True,
     )

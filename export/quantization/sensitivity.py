@@ -1,0 +1,160 @@
+"""Costs of storing each matrix of a model at 4 bits, measured on a text.
+
+A layer's cost is the divergence of the model in which it alone is rounded; its matrices share it by
+how far each moves the layer's result. Nothing is written, and one layer is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.graph.formats import VOCABULARY_KINDS, MatrixKind
+from stem_edge.graph.layer import kind_of
+from stem_edge.numerics.distributions import divergence
+from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
+from stem_edge.numerics.quantize import F32, dequantize_blocks, fitting_block, quantize_asymmetric
+from stem_edge.numerics.reference import Tokens, embed, head_forward, layer_forward
+
+BITS = 4
+LOGITS_NBYTES = 256 << 20
+# Product -> matrices of a layer in it that are rounded together. Values may be apart from qkv.
+PRODUCTS = {"qkv": ("wq", "wk"), "v": ("wv",)}
+
+
+class Cost(NamedTuple):
+    """Cost of a product, whose name is as in a backbone's graph."""
+
+    kind: MatrixKind
+    values: int  # of the matrix, or of those that it stacks
+    nats: float  # mean divergence from the checkpoint with this product at 4 bits
+
+
+def costs(
+    source: Checkpoint,
+    token_ids: Sequence[int],
+    block: int,
+    layer_done: Callable[[], object] = lambda: None,
+) -> dict[str, Cost]:
+    """Measure what 4 bits cost in each product of the layers, in the embedding and in the head.
+
+    token_ids: of a text. block: most values that share a scale. Products whose width is no multiple of
+    a block, and small ones (formats.SMALL_KINDS), are left out.
+    """
+    walk = _Walk(source, token_ids, block)
+    for layer in range(source.config.n_layers):
+        walk.advance(layer)
+        layer_done()
+    return walk.costs()
+
+
+class _Walk:
+    """States of the exact model and of models with one part rounded, on their way through layers."""
+
+    def __init__(self, source: Checkpoint, token_ids: Sequence[int], block: int) -> None:
+        self._source, self._config, self._block = source, source.config, block
+        self._tokens = Tokens(source.config, source.backbone, token_ids)
+        self._exact = embed(source.config, source.backbone, token_ids)
+        self._rounded: dict[str, F32] = {}  # what is rounded -> states [T, hidden_width]
+        self._moved: list[dict[str, float]] = []  # layer -> product -> squared change of its result
+        if fitting_block(source.config.dim, block):
+            rows = _RoundedRows(source.backbone["embedding"], block)
+            backbone: dict[str, Matrix] = {**source.backbone, "embedding": rows}
+            self._rounded["embedding"] = embed(source.config, backbone, token_ids)
+
+    def advance(self, layer: int) -> None:
+        """Run all models through a layer, and add the one in which this layer is rounded."""
+        at = f"layers.{layer}."
+        names = [at + name for name in self._config.layer_shapes(layer)]
+        weights: dict[str, Matrix] = {
+            name: ArrayMatrix(whole(self._source.backbone[name])) for name in names
+        }
+        rounded = {n: self._round(weights[n]) for n in names if _counts(n, weights[n], self._block)}
+        after, moved = self._forward(layer, weights, self._exact), {}
+        for product, parts in _products(list(rounded)).items():
+            found = self._forward(layer, weights | {n: rounded[n] for n in parts}, self._exact)
+            moved[product] = float(np.square(found - after, dtype=np.float64).sum())
+        for name, states in self._rounded.items():
+            self._rounded[name] = self._forward(layer, weights, states)
+        self._rounded[at] = self._forward(layer, weights | rounded, self._exact)
+        self._moved.append(moved)
+        self._exact = after
+
+    def costs(self) -> dict[str, Cost]:
+        """Compare logits, and share the costs of layers among their products."""
+        backbone, config = self._source.backbone, self._config
+        x, states, nats = self._exact, self._rounded, dict[str, float]()
+        expected = head_forward(config, backbone, x)
+        at_once = max(1, LOGITS_NBYTES // expected.nbytes)  # of the models, because a head is long
+        for start in range(0, len(states), at_once):
+            some = list(states)[start : start + at_once]
+            logits = head_forward(config, backbone, np.concatenate([states[what] for what in some]))
+            for what, found in zip(some, np.split(logits, len(some)), strict=True):
+                nats[what] = float(divergence(expected, found).mean())
+        size, made = config.vocab_size * config.dim, dict[str, Cost]()
+        if "embedding" in nats:
+            name = "embedding" if config.tied_head else "head"
+            head: dict[str, Matrix] = {**backbone}
+            head[name] = _RoundedRows(backbone[name], self._block)
+            nats["head"] = float(divergence(expected, head_forward(config, head, x)).mean())
+            made = {kind: Cost(kind, size, nats[kind]) for kind in VOCABULARY_KINDS}
+        return made | dict(self._of_layers(nats))
+
+    def _of_layers(self, nats: Mapping[str, float]) -> Iterator[tuple[str, Cost]]:
+        for layer, moved in enumerate(self._moved):
+            at, total = f"layers.{layer}.", sum(moved.values()) or 1.0
+            shapes = self._config.layer_shapes(layer)
+            for product, squares in moved.items():
+                part = product.removeprefix(at)
+                sizes = [shapes[name] for name in PRODUCTS.get(part, (part,)) if name in shapes]
+                values = sum(size[0] * size[1] for size in sizes)
+                kind: MatrixKind = "v" if part == "v" else kind_of(product)
+                yield product, Cost(kind, values, nats[at] * squares / total)
+
+    def _forward(self, layer: int, weights: Mapping[str, Matrix], x: F32) -> F32:
+        return layer_forward(self._config, layer, weights, self._source.rows, x, self._tokens)
+
+    def _round(self, matrix: Matrix) -> ArrayMatrix:
+        return ArrayMatrix(_rounded(whole(matrix), self._block))
+
+
+class _RoundedRows:
+    """Matrix [N, K] whose rows are rounded as they are read."""
+
+    def __init__(self, matrix: Matrix, block: int) -> None:
+        self._matrix, self._block = matrix, block
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._matrix.shape
+
+    def rows(self, start: int, stop: int) -> F32:
+        return _rounded(self._matrix.rows(start, stop), self._block)
+
+
+def _rounded(values: F32, block: int) -> F32:
+    blocks = quantize_asymmetric(values, BITS, fitting_block(values.shape[1], block))
+    return dequantize_blocks(blocks.codes, blocks.scales, BITS, blocks.zero_points)
+
+
+def _counts(name: str, matrix: Matrix, block: int) -> bool:
+    """Return whether a tensor is a matrix whose bits can be chosen."""
+    shape = matrix.shape
+    chosen = len(shape) == 2 and name.rpartition(".")[2] in _PARTS
+    return chosen and fitting_block(shape[1], block) > 0
+
+
+def _products(names: Sequence[str]) -> dict[str, list[str]]:
+    """Map products to their matrices among these."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        at, _, part = name.rpartition(".")
+        product = next((p for p, parts in PRODUCTS.items() if part in parts), part)
+        found.setdefault(f"{at}.{product}", []).append(name)
+    return found
+
+
+_PARTS = {"wq", "wk", "wv", "wo", "gate", "up", "down", "project"}
