@@ -35,6 +35,7 @@ from stem_edge.runtime.load_plan import (
     drafting_nbytes,
     loaders_of_kv,
     plan_load,
+    tell_of_loss,
 )
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
@@ -167,6 +168,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
         plan = plan_load(bundle, chosen, loader.needs, options, drafting)
+        tell_of_loss(plan.kv, chosen, options)
         if options.prompt_cache and not can_keep(plan):
             raise InputError(
                 f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "

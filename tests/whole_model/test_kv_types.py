@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ from stem_edge.numerics.arithmetic import rms_norm
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import embed
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.load_plan import LossyCache, tell_of_loss
 
 TOKENS = 420
 WIDE: dict[str, Any] = {"head_dim": 32, "n_heads": 2, "n_kv_heads": 1}  # as ggml's types need
@@ -125,6 +128,27 @@ def test_chunks_change_no_logits(case: Case, kv: KvType) -> None:
         assert np.array_equal(logits, found[0])
 
 
+@pytest.mark.parametrize(
+    ("kv", "engine", "asked", "told"),
+    [
+        ("int4", "onnxruntime", "int4", True),
+        ("int4", "ggml", "int4", True),
+        ("int8", "onnxruntime", "auto", True),
+        ("int8", "onnxruntime", "int8", False),
+        ("int8", "ggml", "auto", False),
+        ("fp16", "onnxruntime", "auto", False),
+        ("fp32", "onnxruntime", "auto", False),
+    ],
+)
+def test_types_that_change_a_model_are_told(
+    kv: KvType, engine: str, asked: KvChoice, told: bool
+) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        tell_of_loss(kv, engine, LoadOptions(kv=asked))
+    assert [one.category for one in found] == [LossyCache] * told
+
+
 def test_auto_takes_int8_only_where_nothing_else_fits(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape(max_seqlen=1 << 16))
     path = stem_edge.export_bundle(checkpoint, tmp_path / "bundle", backbone="fp32").path
@@ -134,7 +158,9 @@ def test_auto_takes_int8_only_where_nothing_else_fits(tmp_path: Path) -> None:
     assert usual.kv_cache == 4 * small.kv_cache > 40 << 20
     between = (usual.total + small.total) // 2
     assert stem_edge.memory_plan(path, between, **options).kv == "int8"
-    with stem_edge.load(path, between, **options) as model:
+    with pytest.warns(LossyCache, match="are int8, which on onnxruntime changes"):
+        model = stem_edge.load(path, between, **options)
+    with model:
         assert model.plan.kv == "int8"
         assert np.isfinite(model.logits([1, 2, 3])).all()
     refused: list[tuple[int, KvChoice]] = [(between, "fp32"), (usual.process, "auto")]

@@ -29,6 +29,12 @@ LEGEND = """\
 by step: by the median step; +first: from nothing to a first token; cold: +first with no file in the
 page cache; anon: anonymous memory and swap; file: mapped from files of backbone and tables;
 slots: records that the row cache can hold"""
+OTHER_WEIGHTS = "llama.cpp"
+NO_COMPARISON = (
+    "These are speeds, not a comparison: llama.cpp has weights of its own, and how far each side is "
+    "from the checkpoint is not measured here. Compare types of the same divergence "
+    "(tools/experiments/quality_table.py)."
+)
 PEAKS = "peak memory by phase, anonymous and swap + mapped from backbone and tables, MB"
 
 
@@ -119,6 +125,8 @@ def _ratios(report: BenchReport) -> Iterator[str]:
             f"bundle / {ratio.against}: {ratio.rate.replace('_', ' ')} {ratio.median:.3f} "
             f"({ratio.least:.3f} to {ratio.most:.3f})"
         )
+    if any(name.startswith(OTHER_WEIGHTS) for name in report.subjects):
+        yield from wrapped(NO_COMPARISON, "")
 
 
 def _bandwidth(report: BenchReport) -> Iterator[str]:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -89,6 +90,10 @@ def test_tables(report: BenchReport) -> None:
         for rate in ("prefill", "decode", "median step"):
             assert f"bundle / {name}: {rate} " in text
     assert "of it reached" in text
+    assert "not a comparison" not in text
+    other = report.subjects | {"llama.cpp Q4_K_M": report.subjects["bundle"]}
+    text = report_table(replace(report, subjects=other))
+    assert "These are speeds, not a comparison: llama.cpp has weights of its own" in text
 
 
 def test_medians_and_ratios() -> None:
