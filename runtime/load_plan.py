@@ -29,7 +29,7 @@ FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 8_000_000, 32
 # Divergence in nats that types of keys and values cause in a real model (docs/models.md).
 KV_NATS: dict[tuple[str, KvType], float] = {
     ("onnxruntime", "int8"): 0.0025,
-    ("onnxruntime", "int4"): 0.2,
+    ("onnxruntime", "int4"): 0.22,
     ("ggml", "int8"): 0.0005,
     ("ggml", "int4"): 0.09,
 }

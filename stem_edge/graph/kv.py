@@ -57,7 +57,7 @@ CACHES: dict[KvType, Cache] = {
 # Later text has greater values than the exporter saw, and few are as great. With these factors, what
 # a coarser scale loses and what is lost by cutting greater values off was least together in a real
 # model (SmolLM2-135M-Instruct).
-MARGINS: dict[KvType, float] = {"int8": 1.5, "int4": 0.7}
+MARGINS: dict[KvType, float] = {"int8": 1.5, "int4": 0.8}
 
 
 class KvFormat(NamedTuple):

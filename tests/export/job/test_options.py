@@ -88,8 +88,8 @@ def test_the_engine_follows_from_the_type(
     ("options", "target"),
     [
         ({}, Target(nats=0.05)),
-        ({"quality": "small"}, Target(nats=0.15)),
-        ({"quality": "small", "max_kl": 0.01}, Target(nats=0.15)),
+        ({"quality": "small"}, Target(nats=0.1)),
+        ({"quality": "small", "max_kl": 0.01}, Target(nats=0.1)),
         ({"max_kl": 0.01}, Target(nats=0.01)),
         ({"size": "2MB", "max_kl": 0.01}, Target(nbytes=2_000_000)),
         ({"quality": "near-lossless"}, None),
