@@ -219,6 +219,8 @@ class ExportOptions:
             _check("a kind of matrix in bits", kind, MATRIX_KINDS)
             _check(f"bits of {kind}", bits, TYPES)
         usual = {kind: usual_type(kind, weights, head) for kind in MATRIX_KINDS}
+        if "qkv" in given:
+            usual["v"] = TYPES[given["qkv"]]
         kinds = {k: TYPES[bits] for k, bits in given.items() if TYPES[bits] != usual[k]}
         return BackboneFormat(
             weights=weights, head=head, block_size=block_size, kinds=kinds, kv_peaks=True

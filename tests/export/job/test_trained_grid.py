@@ -80,7 +80,9 @@ def test_an_export_keeps_the_grid(
         "int4",
     )
     report = bundle.manifest.report
-    assert all(error.worst <= lost for error in report.errors.values())
+    # GPTQ moves the one block of the head whose grid is not recognised.
+    most = max(lost, 0.004) if calibrated else lost
+    assert {k: e.worst for k, e in report.errors.items() if e.worst > most} == {}
     assert report.errors.keys() == ALL - {"embedding"} | {"head", "tables"}  # tied
     assert "trained for 4 bits in blocks of 32 and are kept as trained" in " ".join(report.notes)
 
