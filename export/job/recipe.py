@@ -12,6 +12,7 @@ from stem_edge.bundle.footprint import kinds_of, matrix_nbytes
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.quantization.calibration import guiding
 from stem_edge.export.quantization.sensitivity import Cost, costs
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat, MatrixKind
@@ -89,6 +90,7 @@ def choose_types(
 
 def _from_all_over(text_ids: I64, max_context: int) -> list[int]:
     """Return pieces of a text, one after the other."""
+    text_ids = guiding(text_ids)
     length = min(PIECE_TOKENS, len(text_ids))
     starts = np.linspace(0, len(text_ids) - length, PIECES).astype(int)
     pieces = [text_ids[start : start + length] for start in starts]

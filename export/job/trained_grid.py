@@ -59,6 +59,8 @@ def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
     blocks: dict[MatrixKind, list[int]] = {}
     for part, alike in matrices.items():
         blocks.setdefault(kind_of(part), []).extend(map(_block, _some(alike)))
+    if source.config.tied_head:
+        blocks["head"] = blocks["embedding"]
     return {kind: min(blocks[kind]) for kind in MATRIX_KINDS if min(blocks.get(kind, [0]))}
 
 

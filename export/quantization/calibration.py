@@ -82,13 +82,14 @@ def judged_ids(text_ids: I64, max_context: int) -> list[int]:
     return ids
 
 
-def sequences(text_ids: I64, tokens: int, max_context: int) -> list[list[int]]:
-    """Take about `tokens` tokens of a text, as sequences from all over it that do not overlap.
+def guiding(text_ids: I64) -> I64:
+    """Return a text without the tokens that judge the result, unless it is too short for that."""
+    return text_ids[:-JUDGED_TOKENS] if len(text_ids) >= 2 * JUDGED_TOKENS else text_ids
 
-    The last JUDGED_TOKENS are kept for judging the result, unless the text is too short for that.
-    """
-    if len(text_ids) >= 2 * JUDGED_TOKENS:
-        text_ids = text_ids[:-JUDGED_TOKENS]
+
+def sequences(text_ids: I64, tokens: int, max_context: int) -> list[list[int]]:
+    """Take about `tokens` tokens of a text, as sequences from all over it that do not overlap."""
+    text_ids = guiding(text_ids)
     length = min(SEQUENCE_TOKENS, max_context, tokens, len(text_ids))
     count = min(-(-tokens // length), len(text_ids) // length)
     starts = np.linspace(0, len(text_ids) - length, count).astype(int)

@@ -90,7 +90,7 @@ def test_the_engine_follows_from_the_type(
         ({}, Target(nats=0.05)),
         ({"quality": "small"}, Target(nats=0.1)),
         ({"quality": "small", "max_kl": 0.01}, Target(nats=0.1)),
-        ({"max_kl": 0.01}, Target(nats=0.01)),
+        ({"max_kl": 0.01}, Target(nats=0.005)),
         ({"size": "2MB", "max_kl": 0.01}, Target(nbytes=2_000_000)),
         ({"quality": "near-lossless"}, None),
         ({"backbone": "int4"}, None),
