@@ -11,19 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
-
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.device_rows import Activations, DeviceRows, fits
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import ElementType, Graph, Node
+from stem_edge.graph.zero_points import doubled, halves, joined
 from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
 from stem_edge.tables.rows import RecordLayout
 
 GATHER_BLOCKS, FLOAT_PRODUCT = "GatherBlockQuantized", "FusedMatMul"
 HALF, WIDE = ".fp16", ".fp32"  # suffixes of the names of cast values
-SYMMETRIC = 0x88  # two zero points of 4 bits
 
 
 def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
@@ -34,7 +32,7 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
         kind = "experts" if config.stem_ffn == "hash-moe" else "rows"
         return f"{kind} of {layout.parts} in groups of {layout.group_size} have no device layout"
     block, groups = _embedding_blocks(config, format)
-    if groups % 2 and (format.asymmetric or block == MIN_BLOCK):
+    if groups % 2 and block == MIN_BLOCK:
         return (
             f"a row of the 4-bit embedding has {groups} blocks of {block}, and some accelerators "
             "refuse an odd number; use a smaller --block-size, or --bits embedding=8"
@@ -79,17 +77,17 @@ def _even_blocks(graph: Graph, rows: DeviceRows | None) -> list[Node]:
 
 
 def _doubled(graph: Graph, node: Node) -> list[Node]:
-    """Return nodes that repeat each scale of a symmetric matrix and fill in its zero points."""
+    """Return nodes that repeat each scale of a matrix and its zero point."""
     scales, points = node.inputs[2:]
     lines, groups = graph.tensors[scales].dims
     node.attributes["block_size"] = node.size("block_size") // 2
-    del graph.tensors[points]
     made = Graph(tensors=graph.tensors)
     apart = made.add("Unsqueeze", [scales, made.sizes([2])], f"{scales}.apart")
     twice = made.add("Concat", [apart, apart], f"{scales}.twice", axis=2)
     node.inputs[2] = made.reshape(twice, [lines, 2 * groups], f"{scales}.flat")
-    # Each byte holds two zero points, so there is one for each of the original groups.
-    made.fill(made.sizes([lines, groups]), points, np.array([SYMMETRIC], np.uint8))
+    # A byte holds two zero points, so there is one for each of the original groups.
+    low, high = (doubled(made, half) for half in halves(made, points))
+    node.inputs[3] = joined(made, low, high, (lines, groups), f"{points}.twice")
     return made.nodes
 
 

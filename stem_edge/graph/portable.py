@@ -1,8 +1,8 @@
 """Portable variant: graphs in standard ONNX, for providers without onnxruntime's own operators.
 
 A graph that decodes is rewritten node by node over the same weight file, whose codes are read as
-UINT4 or UINT8 [N, K]. Zero points that are not stored come from nodes that onnxruntime computes
-once, while it loads. stem_edge.graph.names lists inputs and outputs.
+UINT4 or UINT8 [N, K]. Zero points that are not stored, or with padding, come from nodes that
+onnxruntime computes once, while it loads. stem_edge.graph.names lists inputs and outputs.
 
 | operator of onnxruntime | becomes |
 |---|---|
@@ -25,41 +25,20 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.graph import device
 from stem_edge.graph import names as io
-from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import ElementType, Graph, Node
-from stem_edge.graph.layer import backbone_shapes, kind_of, plain_norm
+from stem_edge.graph.layer import plain_norm
 from stem_edge.graph.portable_attention import attention
-from stem_edge.numerics.quantize import fitting_block
+from stem_edge.graph.zero_points import halves, joined
 from stem_edge.tables.rows import RecordLayout
 
 CODES = {4: ElementType.UINT4, 8: ElementType.UINT8}
 
 
-def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
+def obstacle(config: ModelConfig, layout: RecordLayout | None) -> str:
     """Return why a model cannot have portable graphs; empty if it can."""
     if layout is not None and len(layout.parts) != 1:
         return "experts cannot run with ONNX's own operators"
-    if reason := device.obstacle_of_layers(config):
-        return reason
-    if not format.asymmetric:
-        return ""
-    for kind, width in _widths(config).items():
-        groups = width // (fitting_block(width, format.block_size) or width)
-        names = ["", *(f"layers.{layer}.{kind}" for layer in range(config.n_layers))]
-        four = any(format.bits(kind, name) == 4 for name in names)
-        if kind != "embedding" and four and groups % 2:
-            return (
-                f"a row of {kind} matrices has {groups} zero points of 4 bits, and ONNX cannot "
-                f"read an odd number; use a smaller --block-size, or --bits {kind}=8"
-            )
-    return ""
-
-
-def _widths(config: ModelConfig) -> dict[MatrixKind, int]:
-    """Return the number of inputs of each kind of matrix that a model has."""
-    shapes = backbone_shapes(config).items()
-    found = {kind_of(name): shape[1] for name, shape in shapes if len(shape) == 2}
-    return found | {"head": config.dim, "v": config.dim}
+    return device.obstacle_of_layers(config)
 
 
 def lower(name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> Graph:
@@ -196,7 +175,9 @@ class _Lowering:
         groups, nodes = width // block, self.made
         self._keep(codes, CODES[bits], (rows, width))
         self._keep(scales, ElementType.FLOAT, (rows, groups))
-        if points:
+        if points and groups * bits % 8:
+            zeros = self._padded(self._keep(points[0], None, (rows, -(-groups // 2))), rows, groups)
+        elif points:
             zeros = self._keep(points[0], CODES[bits], (rows, groups))
         else:
             zeros = self._middle(scales, (rows, groups), bits)
@@ -205,6 +186,12 @@ class _Lowering:
         )
         turned = nodes.add("Transpose", [weight], codes + ".turned", perm=(1, 0))
         nodes.add("MatMul", [x, turned], node.outputs[0])
+
+    def _padded(self, points: str, rows: int, groups: int) -> str:
+        """Emit zero points of 4 bits [rows, groups] of rows that end with half a byte."""
+        low, high = halves(self.made, points)
+        values = joined(self.made, low, high, (rows, groups), points + ".values")
+        return self.made.add("Cast", [values], points + ".4", to=int(ElementType.UINT4))
 
     def _middle(self, scales: str, shape: tuple[int, int], bits: int) -> str:
         """Emit the zero points of symmetric blocks, in the shape of the scales."""

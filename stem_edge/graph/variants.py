@@ -24,8 +24,9 @@ def obstacle(
     variant: Variant, config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
 ) -> str:
     """Return why a model cannot have graphs of a variant; empty if it can."""
-    find = portable.obstacle if variant == "portable" else device.obstacle
-    return find(config, layout, format)
+    if variant == "portable":
+        return portable.obstacle(config, layout)
+    return device.obstacle(config, layout, format)
 
 
 def graphs(

@@ -106,13 +106,14 @@ def rows_as_tensors(config: ModelConfig, at: str, table: Tensor) -> Tensors:
 KINDS = [name for name, fields in VARIANTS.items() if "n_experts" not in fields]
 Quantized = tuple[dict[str, Any], dict[str, Any]]  # of the model, of the export
 QUANTIZED: dict[str, Quantized] = {
-    "int4": ({}, {"backbone": "int4", "tables": "int4"}),
+    "int4": ({}, {"backbone": "int4", "tables": "int4", "asymmetric": False}),
     "int8": ({}, {"backbone": "int8", "tables": "int8"}),
     "int4 with zero points": (
         {"dim": 64, "d_ff": 64},
         {"backbone": "int4", "tables": "fp16", "asymmetric": True},
     ),
     "int8 with zero points": ({}, {"backbone": "int8", "tables": "int8", "asymmetric": True}),
+    # Three blocks in a row: the last zero point fills half a byte.
     "low rank": ({"row_rank": 32}, {"backbone": "int4", "tables": "int8"}),
     "tied, normed heads": (
         {"tied_head": True, "qk_norm_eps": 1e-5},

@@ -137,7 +137,10 @@ def dequantized(bundle: Bundle) -> dict[str, ArrayMatrix]:
         for piece in item.pieces:
             scales = read(piece.scales, np.float32).reshape(piece.stop - piece.start, -1)
             codes = read(piece.codes, np.uint8).reshape(len(scales), -1)
-            pieces.append(dequantize_blocks(codes, scales, item.bits))
+            points = None
+            if piece.points is not None:
+                points = read(piece.points, np.uint8).reshape(len(scales), -1)
+            pieces.append(dequantize_blocks(codes, scales, item.bits, points))
         rows = np.concatenate(pieces)
         for part in item.parts:
             count = shapes[part][0]

@@ -34,7 +34,7 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("stem-gate", {}, {"backbone": "int8", "tables": "fp16"}),
     ("stem", {"vocab_size": 600, "dim": 64, "d_ff": 96}, {"backbone": "int4", "tables": "int4"}),
     ("low rank, plus", {"dim": 64}, {"tables": "fp16", "asymmetric": True, "block_size": 32}),
-    ("low rank", ODD, {"backbone": "int4", "tables": "fp32"}),
+    ("low rank", ODD, {"backbone": "int4", "tables": "fp32", "asymmetric": False}),
     ("dense", {}, {"backbone": "int8"}),
     ("tied head", ODD, {"backbone": "fp32", "tables": "int8"}),
     ("all at once", {"row_rank": 32}, {"backbone": "fp32", "tables": "int8"}),
@@ -126,10 +126,11 @@ def test_a_head_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ("dim", "change", "said"),
     [
         (96, {}, ""),
-        (96, {"asymmetric": True}, "3 blocks of 32"),
+        (96, {"asymmetric": True}, ""),
         (96, {"asymmetric": True, "head": "int8"}, ""),
         (96, {"asymmetric": True, "head": "fp32"}, ""),
         (48, {}, "3 blocks of 16"),
+        (48, {"asymmetric": True}, "3 blocks of 16"),
         (64, {"block_size": 32, "asymmetric": True}, ""),
     ],
 )
