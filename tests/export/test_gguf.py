@@ -23,6 +23,7 @@ from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.job import options as job_options
 from stem_edge.export.quantization import streams
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.ggml.gguf_tensors import planned_tensors
@@ -160,7 +161,9 @@ def test_any_threads_give_identical_bytes(
 def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> None:
     options: dict[str, Any] = {"backbone": "q4_0", "tables": "fp32"}
     few: dict[str, Any] = {"calibration": text, "calibration_tokens": 200}
-    plain = export(wide, tmp_path / "plain", **options)
+    with pytest.MonkeyPatch.context() as patch:  # no export goes without a text by itself
+        patch.setattr(job_options, "UNWEIGHTED", GGUF_TYPES)
+        plain = export(wide, tmp_path / "plain", **options)
     weighted = export(wide, tmp_path / "weighted", **few, **options)
     formats = [bundle.manifest.gguf for bundle in (plain, weighted)]
     assert [format and format.importance for format in formats] == [False, True]

@@ -23,6 +23,7 @@ import pytest
 from faulty_disk import CHANGES, Counter, watch
 from tiny_exports import Kind, TinyExport
 
+from stem_edge.export.quantization import calibration
 from stem_edge.files import disk
 
 
@@ -36,6 +37,7 @@ class Job:
     at: int | None = None
     seconds: float | None = None
     exchange: bool = True
+    text: str = ""  # that guides quantizing; empty: the one that is shipped
     imports: bool = False  # set for the first job: import here whatever it imports
 
 
@@ -97,6 +99,8 @@ def _export(job: Job) -> None:
         if count(name) == job.at:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    if job.text:
+        patch.setattr(calibration, "SHIPPED", Path(job.text))
     watch(patch, CHANGES, before)
     checkpoint = Path(job.checkpoint)
     TinyExport(job.kind, checkpoint, None, checkpoint).run(Path(job.out))
