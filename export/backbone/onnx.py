@@ -55,7 +55,7 @@ class OnnxBackbone:
         steps: list[tuple[str, WriteStep]] = [("backbone", self._backbone)]
         if self._options.prefill:
             plan = prompts(self._config, self._job.layout, self._format).plan
-            plain = Quantizer(asymmetric=self._format.asymmetric)
+            plain = Quantizer(self._format)
             steps.append((PREFILL_STEP, partial(self._write, plan, quantizer=plain)))
         return steps
 
@@ -80,7 +80,7 @@ class OnnxBackbone:
 
     def _quantizer(self) -> Quantizer:
         if self._format.quantizer == "rtn":
-            return Quantizer(asymmetric=self._format.asymmetric)
+            return Quantizer(self._format)
         ids = sequences(self._job.text_ids, self._options.text_tokens, self._config.max_context)
         states = HiddenStates(self._job.source, ids)
         return Calibrated(states, self._config, self._format, self._tell)

@@ -16,7 +16,7 @@ from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.quantizers import Quantizer
 from stem_edge.export.quantization.streams import Rows, Weights, all_rows
 from stem_edge.graph.ir import Array, Tensor
-from stem_edge.graph.linear import INT8_MAX
+from stem_edge.graph.prompt_products import INT8_MAX
 from stem_edge.graph.weight_plan import (
     Balance,
     Blocks,
@@ -148,7 +148,8 @@ class WeightFile:
 
         def quantize(values: F32) -> Quantized:
             blocks = work(values)
-            stored = dequantize_blocks(blocks.codes, blocks.scales, item.bits, blocks.zero_points)
+            codes, scales, points, offsets = blocks
+            stored = dequantize_blocks(codes, scales, item.bits, points, offsets)
             self._weights.meter.add(item.kind, values, stored)
             return blocks
 
@@ -163,10 +164,13 @@ class WeightFile:
     def _put_scales(self, item: Blocks, piece: Piece, made: list[Quantized]) -> None:
         scales = np.concatenate([blocks.scales for blocks in made])
         self._put(piece.scales, [scales])
+        if piece.offsets is not None:
+            own = [blocks.offsets for blocks in made if blocks.offsets is not None]
+            self._put(piece.offsets, own)
         if piece.points is not None:
-            own = [blocks.zero_points for blocks in made if blocks.zero_points is not None]
+            points = [blocks.zero_points for blocks in made if blocks.zero_points is not None]
             middle = [zero_points(len(scales), scales.shape[1], item.bits)]
-            self._put(piece.points, own or middle)
+            self._put(piece.points, points or middle)
 
     def _columns(self, item: Columns) -> None:
         balance = self._balance(item.consumer) if item.consumer else np.float32(1)

@@ -98,7 +98,8 @@ class ExportOptions:
     force: bool = False
     threads: int | None = None
     progress: bool | None = None
-    stored: GgufType | OwnTypes | None = None  # set by keep_stored_types
+    # Types that a GGUF file came with, set by keep_stored_types.
+    stored: GgufType | OwnTypes | BackboneFormat | None = None
 
     def __post_init__(self) -> None:
         _ = self.format, self.stored_tables
@@ -114,6 +115,8 @@ class ExportOptions:
     def target(self) -> Target | None:
         """What types are chosen for, by measuring; None if they are all given."""
         if not isinstance(self.format, BackboneFormat) or self.backbone is not None:
+            return None
+        if self.stored is not None:
             return None
         if self.size is not None:
             return Target(nbytes=parse_size(self.size))
@@ -183,9 +186,11 @@ class ExportOptions:
                 "for the engine onnx only: a type of the engine gguf leaves nothing else to choose; "
                 "leave this out, or take --engine onnx",
             )
-            if self.stored is not None and self.backbone is None:
+            if isinstance(self.stored, str | dict):
                 return GgufFormat(weights=self.stored)
             return GgufFormat(weights=cast(GgufType, weights), importance=weights not in UNWEIGHTED)
+        if isinstance(self.stored, BackboneFormat):
+            return self.stored
         self._check_target()
         return self._quantized(self._plain(cast(WeightType, weights)))
 

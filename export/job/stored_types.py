@@ -1,14 +1,33 @@
-"""Types of tensors that a checkpoint in a GGUF file has, and that its backbone for ggml can keep."""
+"""Types of tensors that a checkpoint in a GGUF file has, and that its backbone can keep."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.tensor_files.gguf_tensor import Coded
 from stem_edge.ggml.gguf_schema import short_types, tensor_types
-from stem_edge.graph.formats import GGUF_TYPES, GgufFormat
+from stem_edge.graph.formats import (
+    GGUF_TYPES,
+    BackboneFormat,
+    GgufFormat,
+    OwnTypes,
+    WeightType,
+)
+from stem_edge.graph.layer import kind_of
+from stem_edge.graph.names import head_width
+
+# Levels of a block that 4 bits and an offset keep. Q4_0 needs no offset.
+FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
+# 8 bits keep Q8_0, and come nearer to the others than their own rounding did.
+EIGHT_BITS = ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
+FLOATS = ("F32", "F16", "BF16")
+BLOCK = 32  # values, of Q4_0, Q4_1 and Q8_0, and the smaller blocks of Q4_K
+CHOICES = ("quality", "size", "max_kl", "backbone", "head", "bits", "block_size", "asymmetric",
+           "quantizer")  # fmt: skip
 
 
 def keep_stored_types(source: Checkpoint, options: ExportOptions) -> ExportOptions:
@@ -16,14 +35,67 @@ def keep_stored_types(source: Checkpoint, options: ExportOptions) -> ExportOptio
 
     Matrices that an adapter changed have none, so such a model is quantized as others are.
     """
-    if not isinstance(options.format, GgufFormat) or options.backbone is not None:
+    if any(getattr(options, name) is not None for name in CHOICES):
         return options
     matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
     found = {name: m.type for name, m in matrices.items() if isinstance(m, Coded)}
     if not found or len(found) < len(matrices):
         return options
+    if not isinstance(options.format, GgufFormat):
+        names = {name: kind.name for name, kind in found.items()}
+        return replace(options, stored=_in_blocks(source.config, names))
     for mixture in GGUF_TYPES:
         planned = tensor_types(source.config, mixture)
         if all(planned[name] == kind for name, kind in found.items()):
             return replace(options, stored=mixture)
     return replace(options, stored=short_types(found))
+
+
+def _in_blocks(config: ModelConfig, types: OwnTypes) -> BackboneFormat | None:
+    """Return the format for onnxruntime that keeps these types; None if none comes near.
+
+    types: name of a matrix -> ggml's name of its type.
+    """
+    if not {*types.values()} & {*FOUR_BITS, *EIGHT_BITS}:
+        return None  # nothing was quantized yet
+    if {*types.values()} - {*FOUR_BITS, *EIGHT_BITS, *FLOATS}:
+        return None  # of 2 or 3 bits, which more bits would only make larger
+    products = _products(config, types)
+    four = {name for name, parts in products.items() if {*parts} <= {*FOUR_BITS}}
+    four -= {f"layers.{n}.wo" for n in range(config.n_layers) if _padded(config, n)}
+    offsets = any(kind != "Q4_0" for name in four - {"embedding"} for kind in products[name])
+    if offsets:  # which gathered rows cannot have
+        four -= {"embedding", "head"} if config.tied_head else {"embedding"}
+    layers = {name for name in products if name.startswith("layers.")}
+    return BackboneFormat(
+        weights="int4" if layers & four else "int8",
+        head=_bits("head", four),
+        block_size=BLOCK,
+        kinds={"embedding": _bits("embedding", four)}
+        if ("embedding" in four) != ("head" in four)
+        else {},
+        matrices=dict.fromkeys(sorted(layers - four), "int8") if layers & four else {},
+        offsets=offsets,
+        kv_peaks=True,
+    )
+
+
+def _bits(name: str, four: Collection[str]) -> WeightType:
+    return "int4" if name in four else "int8"
+
+
+def _padded(config: ModelConfig, layer: int) -> bool:
+    """Return whether graphs pad heads with zeros, which fall into blocks of wo."""
+    own = config.layer(layer)
+    return head_width(own) != own.head_dim
+
+
+def _products(config: ModelConfig, types: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the types of the matrices that each product stacks, by its name."""
+    found: dict[str, list[str]] = {}
+    for name, kind in types.items():
+        at, _, part = name.rpartition(".")
+        product = "v" if part == "wv" else kind_of(name)
+        found.setdefault(f"{at}.{product}" if at else product, []).append(kind)
+    found.setdefault("head", found["embedding"])
+    return found

@@ -37,7 +37,8 @@ def keep_trained_grid(
     checkpoint say so, or that what was asked for loses what the training was for.
     """
     said: list[str] = []
-    if isinstance(options.format, BackboneFormat) and options.format.weights == "int4":
+    four = isinstance(options.format, BackboneFormat) and options.format.weights == "int4"
+    if four and options.stored is None:
         options, said = _matrices(trained_kinds(source), kinds_of(source.config), options)
     stem = source.config.stem_layers and not source.config.n_experts
     if stem and options.tables in (None, "int4") and not options.add:
@@ -77,8 +78,6 @@ def _matrices(
     said = f"{', '.join(kept)} were trained for 4 bits in blocks of {block}"
     if asked is not None and block % asked:
         return options, [f"{said}, which blocks of {asked} lose; leave out --block-size"]
-    if options.quantizer == "rtn":
-        return options, [f"{said}, which rounding to nearest loses; leave out --quantizer"]
     # Given, so that nothing else is chosen for them.
     bits = dict(options.bits or {}) | dict.fromkeys(kept, 4)
     every = kept == list(found) and found.keys() >= kinds - {"v"}

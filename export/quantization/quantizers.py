@@ -16,7 +16,8 @@ from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.quantization.gptq import Inputs, solve, typical_inputs
 from stem_edge.export.quantization.hidden_states import HEAD, HiddenStates
 from stem_edge.graph.formats import MATRIX_KINDS, BackboneFormat
-from stem_edge.numerics.block_search import search_blocks
+from stem_edge.numerics.block_search import grid_scales, search_blocks
+from stem_edge.numerics.levels import with_offsets
 from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import (
     F32,
@@ -25,7 +26,6 @@ from stem_edge.numerics.quantize import (
     encode,
     extremes,
     quantize_asymmetric,
-    quantize_blocks,
     reciprocals,
 )
 
@@ -41,16 +41,18 @@ class Quantizer:
     It is asked for one product after the other, in the order in which data flows through the model.
     """
 
-    def __init__(self, *, asymmetric: bool) -> None:
-        self._asymmetric = asymmetric
+    def __init__(self, format: BackboneFormat) -> None:
+        self._format = format
 
     def worker(self, name: str, kind: str, bits: int, block: int) -> Quantize:
         """Return a function that quantizes rows of the product `name`, in any thread."""
-        if self._asymmetric:
+        if self._format.offsets and bits == 4:
+            return lambda rows: with_offsets(rows, block)
+        if self._format.asymmetric:
             return lambda rows: quantize_asymmetric(rows, bits, block)
         if bits == 8:
             return lambda rows: _to_eight_bits(rows, block)
-        return lambda rows: Blocks(*quantize_blocks(rows, bits, block))
+        return lambda rows: _to_four_bits(rows, block)
 
 
 class Calibrated(Quantizer):
@@ -63,8 +65,8 @@ class Calibrated(Quantizer):
         format: BackboneFormat,
         tell: Callable[[str], object] = lambda what: None,
     ) -> None:
-        super().__init__(asymmetric=format.asymmetric)
-        self._states, self._config, self._format, self._tell = states, config, format, tell
+        super().__init__(format)
+        self._states, self._config, self._tell = states, config, tell
         self._moments: dict[str, F32] = {}  # input -> sum of x x^T [K, K]
         self._inputs: dict[str, Inputs] = {}
 
@@ -73,7 +75,7 @@ class Calibrated(Quantizer):
         if bits == 8:
             return super().worker(name, kind, bits, block)
         if kind in ("embedding", "altup_in"):  # before the layers, and before anything is seen
-            return lambda rows: search_blocks(rows, bits, block, asymmetric=self._asymmetric)
+            return lambda rows: search_blocks(rows, bits, block, asymmetric=self._format.asymmetric)
         at, _, part = name.rpartition(".")
         source, layer = f"{at}.{SHARED.get(part, part)}", self._config.n_layers
         if kind == "head":
@@ -81,7 +83,8 @@ class Calibrated(Quantizer):
         elif at.startswith("layers."):
             layer = int(at.split(".")[1])
         inputs = self._typical(source, layer)
-        return lambda rows: solve(rows, inputs, bits, block, asymmetric=self._asymmetric)
+        asymmetric = self._format.asymmetric
+        return lambda rows: solve(rows, inputs, bits, block, asymmetric=asymmetric)
 
     def _typical(self, source: str, layer: int) -> Inputs:
         if source not in self._inputs:
@@ -116,6 +119,14 @@ class Calibrated(Quantizer):
             self._moments[name] += found
         else:
             self._moments[name] = found
+
+
+def _to_four_bits(rows: F32, block: int) -> Blocks:
+    """Round to nearest; blocks that lie on a grid of 4 bits already are kept exactly."""
+    blocks = cut(rows, block)
+    grid, usual = grid_scales(blocks), extremes(blocks) / np.float32(-8)
+    scales = np.asarray(np.where(grid != 0, grid, usual), np.float32)
+    return Blocks(*encode(blocks, scales, np.float32(8), 4))
 
 
 def _to_eight_bits(rows: F32, block: int) -> Blocks:

@@ -19,6 +19,8 @@ from stem_edge.numerics.quantize import F32, U8
 
 FLOATS = {"F32": "<f4", "F16": "<f2"}
 
+TILE_NBYTES = 1 << 18  # of codes that are decoded at once, so that they stay in the CPU's cache
+
 
 @runtime_checkable
 class Coded(Matrix, Protocol):
@@ -74,9 +76,12 @@ def decoded(codes: U8, type: TensorType) -> F32:
         return np.asarray(codes.view(FLOATS[type.name]), np.float32)
     if type.name == "BF16":  # the upper half of a float32
         return (codes.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    decode, step = _decoder(), max(1, TILE_NBYTES // codes.shape[1])
+    tiles = [codes[start : start + step] for start in range(0, len(codes), step)] or [codes]
     with np.errstate(all="ignore"):  # check_finite refuses infinite values later
-        values: F32 = _decoder()(codes, type.number)
-    return np.ascontiguousarray(values, np.float32)
+        # A tile as one row, because gguf goes through rows in a loop of Python.
+        values = [decode(tile.reshape(1, -1), type.number).reshape(len(tile), -1) for tile in tiles]
+    return np.ascontiguousarray(np.concatenate(values), np.float32)
 
 
 def _decoder() -> Callable[[U8, int], Any]:

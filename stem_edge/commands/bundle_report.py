@@ -146,6 +146,7 @@ def _weights(backbone: BackboneFormat) -> str:
     quantized = backbone.quantized
     details = ", ".join(types) + (f" in blocks of {backbone.block_size}" if quantized else "")
     details += ", asymmetric" if backbone.asymmetric else ""
+    details += ", with offsets" if backbone.offsets else ""
     return details + (f", by {backbone.quantizer}" if backbone.quantizer != "rtn" else "")
 
 

@@ -25,8 +25,9 @@ from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph, Node
 from stem_edge.graph.kv import KvFormat, KvType, place_peaks
 from stem_edge.graph.layer import NORM, LayerGraph, norm, plain_norm
-from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts, vector
+from stem_edge.graph.linear import DecodeProducts, Products, vector
 from stem_edge.graph.ple import contexts, ple
+from stem_edge.graph.prompt_products import PromptProducts
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.tables.rows import RecordLayout
 

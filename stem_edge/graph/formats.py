@@ -47,6 +47,8 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     matrices: dict[str, WeightType] = {}
     tied: bool = False  # whether the matrix that is both embedding and head is stored once
     asymmetric: bool = False  # whether blocks have their own zero points
+    # Whether products of 4 bits add a float to each symmetric block, as Q4_1 and Q4_K of a GGUF file do.
+    offsets: bool = False
     quantizer: QuantizerName = "rtn"  # how the codes were chosen
     prefill: bool = False  # whether prompts have int8 matrices of their own
     # Products for prompts whose input channels are balanced although no norm precedes them, so that

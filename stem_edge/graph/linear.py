@@ -1,4 +1,4 @@
-"""Matrix products: float32 or quantized in blocks to decode, int8 for prompts."""
+"""Matrix products that decode: float32, or quantized in blocks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Protocol
 
 import numpy as np
 
-from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, MatrixKind
+from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph, GraphError, Tensor
 from stem_edge.graph.weight_plan import (
     LARGE_ALIGNMENT,
-    Balance,
     Blocks,
-    Columns,
     Floats,
     Piece,
     Vector,
@@ -25,7 +23,6 @@ from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
 # onnxruntime packs a matrix into memory of its own while it loads. A head of 128,256 rows is split
 # into pieces of this many values, so that this never takes more than a layer's matrix does.
 SPLIT_VALUES = 1 << 24
-INT8_MAX = 127
 
 
 class Products(Protocol):
@@ -55,6 +52,7 @@ class DecodeProducts:
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
         self.graph, self.plan, self._format = graph, plan, format
+        self._sums: dict[tuple[str, int], str] = {}  # x and its blocks -> the sums of these
 
     def norm(self, name: str, size: int, consumer: str) -> str:
         """Return the weight unchanged: nothing is balanced here."""
@@ -109,6 +107,8 @@ class DecodeProducts:
             else:
                 weight = matrix(self.graph, self.plan, name, shape, (name,))
             return self.graph.add("Gather", [weight, ids], result)
+        if bits == 4 and self._format.offsets:
+            raise GraphError(f"{name}: rows of 4 bits cannot have offsets; give them 8 bits")
         block = self._block(name, kind, width)
         groups, codes = width // block, (count, width * bits // 8)
         # Zero points are explicit because providers' kernels have different defaults.
@@ -156,6 +156,9 @@ class DecodeProducts:
         )
         codes = place(name + ".codes", np.uint8, (rows, groups, block * bits // 8))
         scales = place(name + ".scales", np.float32, (rows * groups,))
+        if self._format.offsets and bits == 4:
+            offsets = place(name + ".offsets", np.float32, (rows, groups))
+            return Piece(*span, codes, scales, None, offsets)
         zeros = None
         if self._format.asymmetric or points:
             nbytes = rows * -(-groups * bits // 8)
@@ -178,10 +181,11 @@ class DecodeProducts:
     def _emit(self, x: str, piece: Piece, width: int, bits: int, block: int) -> str:
         """Emit the product with one piece; its name is that of its codes."""
         tensors = [piece.codes, piece.scales, *([piece.points] if piece.points else [])]
-        return self.graph.node(
+        name = piece.codes.name.removesuffix(".weight.codes")
+        product = self.graph.node(
             "MatMulNBits",
             [x, *(self.graph.weight(tensor) for tensor in tensors)],
-            [piece.codes.name.removesuffix(".weight.codes")],
+            [name + ".scaled" if piece.offsets else name],
             CONTRIB,
             K=width,
             N=piece.stop - piece.start,
@@ -189,81 +193,20 @@ class DecodeProducts:
             block_size=block,
             accuracy_level=4,
         )
+        if piece.offsets is None:
+            return product
+        added = [self._block_sums(x, width, block), self.graph.weight(piece.offsets)]
+        moved = self.graph.node("FusedMatMul", added, [name + ".moved"], CONTRIB, transB=1)
+        return self.graph.add("Add", [product, moved], name)
 
-
-class PromptProducts:
-    """Products for prompts: int8 matrices, a scale per output and one per token of activations.
-
-    Products this coarse are the fastest for many tokens, and the least exact if some input channels
-    are far larger than others. Channels are therefore balanced against the columns of the matrix
-    (SmoothQuant, arXiv 2211.10438): x / s times W * s. The division is folded into the preceding
-    norm; products without one, if named in `balanced`, get a multiplication of their own.
-
-    Small matrices are multiplied as in decoding, because no norm precedes them that could take a
-    balance.
-    """
-
-    def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
-        self.graph, self.plan = graph, plan
-        self._as_decoding = DecodeProducts(graph, plan, format)
-        self._balanced = frozenset(format.balanced)  # a set, because a manifest may name very many
-        self._normed: set[str] = set()  # consumers whose balance divides a norm
-        self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
-
-    def values_apart(self, layer: int) -> bool:
-        """Return False: every matrix has the same type here."""
-        return False
-
-    def norm(self, name: str, size: int, consumer: str) -> str:
-        """Return the weight divided by the consumer's balance."""
-        self._normed.add(consumer)
-        return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
-
-    def product(
-        self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
-    ) -> str:
-        """Emit an integer product and its scaling; x is quantized once for all its consumers."""
-        if kind in SMALL_KINDS:
-            return self._as_decoding.product(name, kind, x, parts, shape)
-        (rows, width), graph = shape, self.graph
-        # gate and up have the same input, so they must share a balance.
-        consumer = name.replace(".up", ".gate")
-        if consumer not in self._normed:
-            consumer = name if name in self._balanced else ""
-            if consumer:
-                tensor = self.plan.place(name + ".balance", np.float32, (width,))
-                self.plan.items.append(Balance(tensor, consumer))
-                x = graph.add("Mul", [x, graph.weight(tensor)], name + ".balanced")
-        codes, scale = self._quantize(x)
-        matrix = self.plan.place(name + ".codes", np.int8, (width, rows))
-        scales = self.plan.place(name + ".scales", np.float32, (rows,))
-        self.plan.items.append(Columns(name, parts, consumer, matrix, scales))
-        middle = graph.constant("middle", np.array(128, np.uint8))
-        raw = graph.node(
-            "MatMulIntegerToFloat",
-            [codes, graph.weight(matrix), graph.float(1.0), graph.weight(scales), middle],
-            [name + ".raw"],
-            CONTRIB,
-        )
-        return graph.add("Mul", [raw, scale], name)
-
-    def _quantize(self, x: str) -> tuple[str, str]:
-        """Return the codes uint8 [1, T, K] of x and its scales [1, T, 1]."""
-        if x in self._quantized:
-            return self._quantized[x]
-        graph = self.graph
-        size = graph.add("Abs", [x], x + ".abs")
-        peak = graph.add("ReduceMax", [size, graph.sizes([2])], x + ".peak", keepdims=1)
-        step = graph.add("Mul", [peak, graph.float(1 / INT8_MAX)], x + ".step")
-        least = graph.float(float(np.finfo(np.float32).tiny))
-        scale = graph.add("Max", [step, least], x + ".scale")
-        flat = graph.reshape(scale, [-1], x + ".scales")
-        count = graph.add("Shape", [flat], x + ".count")
-        # uint8 around 128 instead of int8: int8 x int8 takes a path that is 30 times slower.
-        zeros = graph.fill(count, x + ".middle", np.array([128], np.uint8))
-        codes = graph.add("QuantizeLinear", [x, flat, zeros], x + ".codes", axis=1)
-        self._quantized[x] = codes, scale
-        return codes, scale
+    def _block_sums(self, x: str, width: int, block: int) -> str:
+        """Emit the sum of each block of x, once for all that are multiplied with it."""
+        if (x, block) not in self._sums:
+            graph, name = self.graph, f"{x}.by_{block}"
+            blocks = graph.reshape(x, [0, 0, width // block, block], name)
+            sums = graph.add("ReduceSum", [blocks, graph.sizes([3])], name + ".sums", keepdims=0)
+            self._sums[x, block] = sums
+        return self._sums[x, block]
 
 
 def _spans(name: str, rows: int, step: int) -> list[tuple[str, tuple[int, int]]]:

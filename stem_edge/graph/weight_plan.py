@@ -63,6 +63,7 @@ class Piece:
     codes: Tensor
     scales: Tensor
     points: Tensor | None  # zero points; None: the middle of the range
+    offsets: Tensor | None = None  # float32 [rows, blocks], added to all values of a block
 
 
 @dataclass(frozen=True)

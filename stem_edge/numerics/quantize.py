@@ -31,6 +31,7 @@ class Blocks(NamedTuple):
     codes: U8  # [N, K*bits/8]
     scales: F32  # [N, K/block]
     zero_points: U8 | None = None  # [N, ceil(K/block*bits/8)]; None: symmetric
+    offsets: F32 | None = None  # [N, K/block], added to the values of a block
 
 
 def fitting_block(width: int, wanted: int) -> int:
@@ -71,7 +72,13 @@ def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Blocks:
     return Blocks(codes, scales, pack_codes(zeros.astype(np.uint8), bits))
 
 
-def dequantize_blocks(codes: U8, scales: F32, bits: int, zero_points: U8 | None = None) -> F32:
+def dequantize_blocks(
+    codes: U8,
+    scales: F32,
+    bits: int,
+    zero_points: U8 | None = None,
+    offsets: F32 | None = None,
+) -> F32:
     """Dequantize codes [N, K*bits/8] with scales [N, K/block] to float32 [N, K]."""
     rows, groups = scales.shape
     width = codes.shape[1] * 8 // bits
@@ -81,6 +88,8 @@ def dequantize_blocks(codes: U8, scales: F32, bits: int, zero_points: U8 | None 
     else:
         values -= unpack_codes(zero_points, bits)[:, :groups, None]
     values *= scales[:, :, None]
+    if offsets is not None:
+        values += offsets[:, :, None]
     return values.reshape(rows, width)
 
 

@@ -11,11 +11,13 @@ from stem_format import save_stem
 from torch import Tensor
 from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
 
-import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hf_names import tensor_name
+from stem_edge.export.exporter import export_with
+from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.layers import BIASED, LinearRope, Llama3Rope, YarnRope
 from stem_edge.numerics.quantize import F32
 
@@ -112,6 +114,15 @@ QUANTIZED: dict[str, Quantized] = {
         {"dim": 64, "d_ff": 64},
         {"backbone": "int4", "tables": "fp16", "asymmetric": True},
     ),
+    "int4 with offsets": (
+        {"dim": 64, "d_ff": 64},
+        {
+            "tables": "int8",
+            "stored": BackboneFormat(
+                weights="int4", head="int8", block_size=16, offsets=True, kv_peaks=True
+            ),
+        },
+    ),
     "int8 with zero points": ({}, {"backbone": "int8", "tables": "int8", "asymmetric": True}),
     # Three blocks in a row: the last zero point fills half a byte.
     "low rank": ({"row_rank": 32}, {"backbone": "int4", "tables": "int8"}),
@@ -127,4 +138,5 @@ def quantized(folder: Path, name: str) -> tuple[Bundle, list[int]]:
     fields, options = QUANTIZED[name]
     path, ids, _ = write(folder / "checkpoint", ModelConfig(**(SIZES | fields)))
     out = folder / "bundle"
-    return stem_edge.export_bundle(path, out, block_size=16, prefill_graph=False, **options), ids
+    asked = ExportOptions(block_size=16, prefill_graph=False, **options)
+    return export_with(path, out, asked), ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
 from stem_edge.bundle.manifest import GGUF, MANIFEST
+from stem_edge.bundle.prefill_check import mean_divergence
 from stem_edge.errors import BundleError
 from stem_edge.export.checkpoints.gguf import ROPE_FACTORS
 from stem_edge.export.checkpoints.hugging_face import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.dense_gguf import export_dense_gguf
-from stem_edge.export.job.options import ExportEngine
-from stem_edge.export.tensor_files.gguf_tensor import Coded
+from stem_edge.export.job.options import ExportEngine, ExportOptions
+from stem_edge.export.job.stored_types import CHOICES, keep_stored_types
+from stem_edge.export.tensor_files.gguf_tensor import Coded, GgufTensor
+from stem_edge.ggml.types import KEPT_TYPES
 from stem_edge.layers import Llama3Rope, Rope
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors
@@ -139,21 +143,56 @@ def test_an_export_for_onnxruntime_has_the_files_values(tmp_path: Path) -> None:
     assert all(error.worst == 0 for error in bundle.manifest.report.errors.values())
 
 
-def test_q8_0_is_kept_in_its_blocks(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.gguf", wide_model(), "Q8_0")
-    options: dict[str, Any] = {"backbone": "int8", "block_size": 32, "prefill_graph": False}
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", progress=False, **options)
-    assert all(error.worst == 0 for error in bundle.manifest.report.errors.values())
+LAYERS = ("qkv", "wo", "gate", "up", "down")
+# Types of matrices -> weights, embedding, head, offsets, products with another type, kinds with a loss
+KEPT: dict[str, tuple[dict[str, str], tuple[Any, ...]]] = {
+    "8 bits": ({"": "Q8_0"}, ("int8", "int8", "int8", False, {}, set())),
+    "4 bits": ({"": "Q4_0"}, ("int4", "int4", "int4", False, {}, set())),
+    "offsets": ({"": "Q4_1"}, ("int4", "int8", "int4", True, {}, {"embedding"})),
+    "of all": (
+        {"blk.1.attn_v": "Q8_0", "blk.0.attn_q": "Q8_0", "token_embd": "Q8_0", "output": "Q4_0",
+         "blk.0": "Q4_0", "": "Q4_1"},
+        ("int4", "int8", "int4", True, {"layers.0.qkv": "int8", "layers.1.v": "int8"}, set()),
+    ),
+    "5 bits": ({"": "Q5_1"}, ("int8", "int8", "int8", False, {}, {*LAYERS, "embedding", "head"})),
+}  # fmt: skip
 
 
-def test_q4_0_is_kept_exactly(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model.gguf", wide_model(), "Q4_0")
+@pytest.mark.parametrize("case", KEPT)
+def test_onnxruntime_keeps_the_levels_of_blocks(case: str, tmp_path: Path) -> None:
+    types, expected = KEPT[case]
+    path = write_model(tmp_path / "model.gguf", wide_model(), types)
     bundle = stem_edge.export_bundle(path, tmp_path / "out", prefill_graph=False, progress=False)
-    backbone, report = bundle.manifest.backbone, bundle.manifest.report
-    assert backbone is not None
-    assert (backbone.weights, backbone.block_size) == ("int4", 32)
-    assert all(error.worst == 0 for error in report.errors.values())
-    assert "trained for 4 bits in blocks of 32 and are kept" in " ".join(report.notes)
+    backbone, errors = bundle.manifest.backbone, bundle.manifest.report.errors
+    assert backbone is not None and (backbone.quantizer, backbone.block_size) == ("rtn", 32)
+    found = backbone.weights, backbone.type_of("embedding"), backbone.head, backbone.offsets
+    lossy = {kind for kind, error in errors.items() if error.worst > 1e-6}
+    assert (*found, backbone.matrices, lossy) == expected
+    with stem_edge.load(bundle.path, progress=False) as model:
+        logits = model.logits([5, 9, 11])
+    exact = stem_edge.export_bundle(path, tmp_path / "exact", backbone="fp32", progress=False)
+    with stem_edge.load(exact.path, progress=False) as model:
+        assert mean_divergence(model.logits([5, 9, 11]), logits) < 1e-3
+
+
+@pytest.mark.parametrize("types", ["F16", "Q2_K"])
+def test_types_that_onnxruntime_does_not_keep(types: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf", wide_model(), "F16")
+    source = read_checkpoint(model)
+    kind = next(kind for kind in KEPT_TYPES.values() if kind.name == types)
+    matrices = {n: m for n, m in source.backbone.items() if len(m.shape) == 2}
+    typed = {n: replace(m, type=kind) for n, m in matrices.items() if isinstance(m, GgufTensor)}
+    assert keep_stored_types(replace(source, backbone=typed), ExportOptions()).stored is None
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_types_that_are_asked_for_go_first(name: str, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"quality": "small", "size": "1GB", "max_kl": 0.1, "backbone": "int4",
+        "head": "int8", "bits": {"wo": 8}, "block_size": 16, "asymmetric": False,
+        "quantizer": "rtn"}  # fmt: skip
+    source = read_checkpoint(write_model(tmp_path / "model.gguf", wide_model(), "Q4_1"))
+    options = ExportOptions(**{name: asked[name]})
+    assert keep_stored_types(source, options) is options
 
 
 MIXED = {"blk.1.attn_v": "Q8_0", "token_embd": "Q5_1", "output": "F16", "": "Q4_1"}

@@ -109,7 +109,6 @@ def test_rows_are_those_of_training(tmp_path: Path, block: int) -> None:
             64,
             "in blocks of 32, which blocks of 64 lose; leave out --block-size",
         ),
-        ({"quantizer": "rtn"}, 64, "which rounding to nearest loses; leave out --quantizer"),
         ({"backbone": "int8", "tables": "int8"}, 32, ""),
     ],
 )

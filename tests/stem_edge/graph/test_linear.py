@@ -18,8 +18,9 @@ from stem_edge.export.quantization.streams import Weights
 from stem_edge.graph import linear as module
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat, WeightType
-from stem_edge.graph.ir import Array, Graph
-from stem_edge.graph.linear import DecodeProducts, Products, PromptProducts
+from stem_edge.graph.ir import Array, Graph, GraphError
+from stem_edge.graph.linear import DecodeProducts, Products
+from stem_edge.graph.prompt_products import PromptProducts
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.numerics.quantize import F32, dequantize_blocks, quantize_asymmetric
@@ -94,7 +95,7 @@ def product(
     folder: Path, format: BackboneFormat, x: F32 = X, matrices: Sequence[F32] = MATRICES
 ) -> F32:
     """x times the matrices, rounded to the nearest code, as a graph for decoding computes it."""
-    quantizer = Quantizer(asymmetric=format.asymmetric)
+    quantizer = Quantizer(format)
     return build(decoding(format), matrices).run(folder, {"x": x}, quantizer)
 
 
@@ -152,12 +153,39 @@ def test_the_kernel_computes_with_the_asymmetric_matrix(
     assert worst(found, x @ exact.T) < 1e-5  # ARM64 adds in another order: 3.3e-6
 
 
+@pytest.mark.parametrize("pieces", [1, 5])
+def test_the_kernel_computes_with_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    """Values between 5 and 7, far from zero, as no zero point of 4 bits reaches them."""
+    monkeypatch.setattr(module, "SPLIT_VALUES", len(STACKED) // pieces * K)
+    levels = np.random.default_rng(4).integers(16, size=STACKED.shape)
+    matrix = np.asarray(levels / 8 + 5, np.float32)
+    x = np.rint(X * 30)
+    x[..., ::16] = 127
+    format = BackboneFormat(weights="int4", head="int4", block_size=32, offsets=True)
+    built = build(decoding(format), [matrix])
+    found = built.run(tmp_path, {"x": x}, Quantizer(format))
+    assert sum(node.op == "MatMulNBits" for node in built.graph.nodes) == pieces
+    assert sum(node.op == "ReduceSum" for node in built.graph.nodes) == 1
+    assert worst(found, x @ matrix.T) < 1e-5
+
+
+def test_gathered_rows_of_four_bits_have_no_offsets() -> None:
+    format = BackboneFormat(weights="int4", head="int4", block_size=32, offsets=True)
+    built = Built(embedding=STACKED)
+    with pytest.raises(GraphError, match="give them 8 bits"):
+        DecodeProducts(built.graph, built.plan, format).rows(
+            "embedding", "embedding", "ids", "rows", STACKED.shape
+        )
+
+
 def stored_rows(matrix: F32, format: BackboneFormat, kind: str) -> F32:
     """Rows of a matrix as they are stored, rounded to the nearest code."""
     bits = {"fp32": 32, "int8": 8, "int4": 4}[format.head]
     if bits == 32:
         return matrix
-    work = Quantizer(asymmetric=format.asymmetric).worker("embedding", kind, bits, 32)
+    work = Quantizer(format).worker("embedding", kind, bits, 32)
     return dequantize_blocks(
         work(matrix).codes, work(matrix).scales, bits, work(matrix).zero_points
     )
@@ -177,7 +205,7 @@ def test_rows_are_gathered_exactly(
     ids = built.graph.input("ids", np.int64, [1, "T"])
     products.rows("embedding", "embedding", ids, "rows", matrix.shape)
     feeds = {"ids": np.array([[5, 0, 159, 5]])}
-    found = built.run(tmp_path, feeds, Quantizer(asymmetric=asymmetric))
+    found = built.run(tmp_path, feeds, Quantizer(format))
     expected = stored_rows(matrix, format, "embedding")
     assert np.array_equal(found[0], expected[[5, 0, 159, 5]])
 
@@ -207,7 +235,7 @@ def test_a_matrix_that_is_embedding_and_head_is_stored_once(
         0 if stored == "fp32" else {"int4": 5, "int8": 10}[stored]
     )
     feeds = {"x": X, "ids": np.arange(T)[None]}
-    quantizer, expected = Quantizer(asymmetric=asymmetric), stored_rows(matrix, format, "head")
+    quantizer, expected = Quantizer(format), stored_rows(matrix, format, "head")
     assert worst(built.run(tmp_path, feeds, quantizer), X @ expected.T) < 0.02
     del graph.outputs["logits"]
     graph.output("rows", np.float32, [1, "T", K])
@@ -226,9 +254,10 @@ def test_a_matrix_of_many_rows_is_cut_without_a_difference(
     found = []
     for values, pieces in ((1 << 24, 1), (20 * K, 5)):
         monkeypatch.setattr(module, "SPLIT_VALUES", values)
-        built = build(decoding(of_type("int4")), MATRICES[1:])
+        format = of_type("int4")
+        built = build(decoding(format), MATRICES[1:])
         assert sum(node.op == "MatMulNBits" for node in built.graph.nodes) == pieces
-        found.append(built.run(tmp_path / str(values), {"x": X}, Quantizer(asymmetric=False)))
+        found.append(built.run(tmp_path / str(values), {"x": X}, Quantizer(format)))
     assert np.array_equal(found[0], found[1])
 
 

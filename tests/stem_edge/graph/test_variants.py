@@ -17,6 +17,8 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
+from stem_edge.export.exporter import export_with
+from stem_edge.export.job.options import ExportOptions
 from stem_edge.graph import linear, variants
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding
@@ -27,6 +29,9 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, v
 from stem_edge.tables.rows import RecordLayout
 
 ODD = {"dim": 96, "d_ff": 96}  # three blocks of 32
+OFFSETS = BackboneFormat(
+    weights="int4", head="int8", block_size=32, tied=True, offsets=True, kv_peaks=True
+)
 # name of an architecture, what differs in it, how it is exported
 MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("stem", {}, {"backbone": "fp32", "tables": "fp32"}),
@@ -39,6 +44,7 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("tied head", ODD, {"backbone": "fp32", "tables": "int8"}),
     ("all at once", {"row_rank": 32}, {"backbone": "fp32", "tables": "int8"}),
     ("all at once", {"row_rank": 32}, {"backbone": "int8", "tables": "int4", "group_size": 16}),
+    ("tied head", ODD, {"stored": OFFSETS}),
     ("q and k norm, halves", {}, {"backbone": "fp32", "tables": "fp32"}),
     ("soft cap and head bias", ODD, {"backbone": "int4", "head": "int8", "tables": "int8"}),
     ("biases", {}, {"backbone": "int8", "tables": "fp16"}),
@@ -56,7 +62,9 @@ def test_variants_give_the_logits_of_the_plain_graphs(number: int, tmp_path: Pat
     name, sizes, options = MODELS[number]
     config = ModelConfig(**(SIZES | VARIANTS[name] | sizes))
     checkpoint, ids, _ = write(tmp_path / "checkpoint", config, number)
-    bundle = stem_edge.export_bundle(checkpoint, tmp_path / "out", prefill_graph=False, **options)
+    bundle = export_with(
+        checkpoint, tmp_path / "out", ExportOptions(prefill_graph=False, **options)
+    )
     plain = logits(bundle, exact_graphs(bundle), ids)
     assert np.abs(variant_logits(bundle, ids, "fp32") - plain).max() < 1e-5
     lost = np.abs(variant_logits(bundle, ids, "fp16") - plain).max() / np.abs(plain).max()

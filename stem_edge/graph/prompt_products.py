@@ -1,0 +1,87 @@
+"""Matrix products for prompts: int8, with a scale per output and one per token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, MatrixKind
+from stem_edge.graph.ir import CONTRIB, Graph
+from stem_edge.graph.linear import DecodeProducts, vector
+from stem_edge.graph.weight_plan import Balance, Columns, WeightPlan
+
+INT8_MAX = 127
+
+
+class PromptProducts:
+    """Products for prompts: int8 matrices, a scale per output and one per token of activations.
+
+    Products this coarse are the fastest for many tokens, and the least exact if some input channels
+    are far larger than others. Channels are therefore balanced against the columns of the matrix
+    (SmoothQuant, arXiv 2211.10438): x / s times W * s. The division is folded into the preceding
+    norm; products without one, if named in `balanced`, get a multiplication of their own.
+
+    Small matrices are multiplied as in decoding, because no norm precedes them that could take a
+    balance.
+    """
+
+    def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
+        self.graph, self.plan = graph, plan
+        self._as_decoding = DecodeProducts(graph, plan, format)
+        self._balanced = frozenset(format.balanced)  # a set, because a manifest may name very many
+        self._normed: set[str] = set()  # consumers whose balance divides a norm
+        self._quantized: dict[str, tuple[str, str]] = {}  # x -> its codes and scales
+
+    def values_apart(self, layer: int) -> bool:
+        """Return False: every matrix has the same type here."""
+        return False
+
+    def norm(self, name: str, size: int, consumer: str) -> str:
+        """Return the weight divided by the consumer's balance."""
+        self._normed.add(consumer)
+        return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
+
+    def product(
+        self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
+    ) -> str:
+        """Emit an integer product and its scaling; x is quantized once for all its consumers."""
+        if kind in SMALL_KINDS:
+            return self._as_decoding.product(name, kind, x, parts, shape)
+        (rows, width), graph = shape, self.graph
+        # gate and up have the same input, so they must share a balance.
+        consumer = name.replace(".up", ".gate")
+        if consumer not in self._normed:
+            consumer = name if name in self._balanced else ""
+            if consumer:
+                tensor = self.plan.place(name + ".balance", np.float32, (width,))
+                self.plan.items.append(Balance(tensor, consumer))
+                x = graph.add("Mul", [x, graph.weight(tensor)], name + ".balanced")
+        codes, scale = self._quantize(x)
+        matrix = self.plan.place(name + ".codes", np.int8, (width, rows))
+        scales = self.plan.place(name + ".scales", np.float32, (rows,))
+        self.plan.items.append(Columns(name, parts, consumer, matrix, scales))
+        middle = graph.constant("middle", np.array(128, np.uint8))
+        raw = graph.node(
+            "MatMulIntegerToFloat",
+            [codes, graph.weight(matrix), graph.float(1.0), graph.weight(scales), middle],
+            [name + ".raw"],
+            CONTRIB,
+        )
+        return graph.add("Mul", [raw, scale], name)
+
+    def _quantize(self, x: str) -> tuple[str, str]:
+        """Return the codes uint8 [1, T, K] of x and its scales [1, T, 1]."""
+        if x in self._quantized:
+            return self._quantized[x]
+        graph = self.graph
+        size = graph.add("Abs", [x], x + ".abs")
+        peak = graph.add("ReduceMax", [size, graph.sizes([2])], x + ".peak", keepdims=1)
+        step = graph.add("Mul", [peak, graph.float(1 / INT8_MAX)], x + ".step")
+        least = graph.float(float(np.finfo(np.float32).tiny))
+        scale = graph.add("Max", [step, least], x + ".scale")
+        flat = graph.reshape(scale, [-1], x + ".scales")
+        count = graph.add("Shape", [flat], x + ".count")
+        # uint8 around 128 instead of int8: int8 x int8 takes a path that is 30 times slower.
+        zeros = graph.fill(count, x + ".middle", np.array([128], np.uint8))
+        codes = graph.add("QuantizeLinear", [x, flat, zeros], x + ".codes", axis=1)
+        self._quantized[x] = codes, scale
+        return codes, scale
