@@ -56,7 +56,8 @@ GOLDEN_SIZES |= {SHARDS[0]: 5, TOKENIZER: 6, TOKENIZER_CONFIG: 7}
 GOLDEN: dict[str, Any] = {
     "backbone": {
         "asymmetric": False, "balanced": [], "block_size": 32, "head": "int8", "kinds": {},
-        "kv_peaks": False, "matrices": {}, "prefill": False, "quantizer": "rtn", "tied": False,
+        "kv_peaks": False, "matrices": {}, "offsets": False, "prefill": False, "quantizer": "rtn",
+        "tied": False,
         "weights": "int4",
     },
     "files": {name: {"nbytes": size, "sha256": SHA} for name, size in GOLDEN_SIZES.items()},
