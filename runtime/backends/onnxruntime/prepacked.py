@@ -110,7 +110,7 @@ def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> 
 
 
 def find_or_make(
-    bundle: Bundle,
+    found: Place,
     cache_dir: str | Path | None,
     threads: int,
     progress: bool | None,
@@ -120,11 +120,11 @@ def find_or_make(
 
     A failure that would happen again is recorded, so that it is warned of only once.
     """
-    found = place(bundle, cache_dir, kv)
+    found = found._replace(record=read_prepared(found.folder))  # another process may have made it
     if found.record is not None or not found.is_worth_it:
         return found.prepared
     try:
-        return make(bundle, cache_dir, threads, progress, kv)
+        return make(found.bundle, cache_dir, threads, progress, kv)
     except BackendError as error:
         warnings.warn(NotPrepared(str(error)), stacklevel=3)
         return None
