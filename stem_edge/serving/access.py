@@ -8,6 +8,8 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stem_edge.serving import pages
@@ -50,6 +52,22 @@ class Access:
             return
         self._service.compute.start()
         await self._app(scope, _limited(receive, most), send)
+
+
+class Elsewhere(CORSMiddleware):
+    """CORS, whose refusals have the form of all errors."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return the response to a page that asks what it may ask."""
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        told = f"{bytes(response.body).decode()}; start the server with --cors-origin"
+        refusal = error_response("", HostRefusedError(told))
+        refusal.headers.update(
+            {name: value for name, value in response.headers.items() if name not in refusal.headers}
+        )
+        return refusal
 
 
 def check(service: Service, path: str, headers: Headers) -> None:
@@ -114,9 +132,12 @@ def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
 def _has_key(headers: Headers, key: str) -> bool:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
-    given = bearer or headers.get("x-api-key", "")
-    # Always compared in full, so that the time does not tell how much of it is right.
-    return hmac.compare_digest(given.encode(), key.encode())
+    # Both, since some clients send two, and in full, so that the time does not tell how much is right.
+    right = [
+        hmac.compare_digest(given.encode(), key.encode())
+        for given in (bearer, headers.get("x-api-key", ""))
+    ]
+    return any(right)
 
 
 def _limited(receive: Receive, most: int) -> Receive:

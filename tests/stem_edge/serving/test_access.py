@@ -35,6 +35,9 @@ def guarded(model: Model) -> Iterator[TestClient]:
         ({"authorization": f"Bearer {KEY}"}, 200),
         ({"authorization": f"bearer {KEY}"}, 200),
         ({"x-api-key": KEY}, 200),
+        ({"authorization": "Bearer none", "x-api-key": KEY}, 200),
+        ({"authorization": f"Bearer {KEY}", "x-api-key": "none"}, 200),
+        ({"authorization": "Bearer none", "x-api-key": "none"}, 401),
     ],
 )
 def test_key(guarded: TestClient, headers: dict[str, str], status: int) -> None:
@@ -119,6 +122,8 @@ def test_origin(model: Model, origin: str, origins: tuple[str, ...], fine: bool)
     asking["access-control-request-headers"] = "authorization, content-type"
     preflight = client.options("/v1/chat/completions", headers=asking)
     assert (preflight.status_code == 200) is bool(fine and origins)
+    if not preflight.is_success:
+        assert preflight.json()["error"]["type"]
     compute_of(program).end()
 
 
