@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
+from select import select
 
+import httpx2
 import pytest
 from servers import client_of, compute_of, listening, wait_for
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
-from stem_edge.serving import app
+from stem_edge.serving import access, app
 from stem_edge.serving.access import host_name
 from stem_edge.serving.pages import PATHS
 
@@ -132,6 +135,22 @@ def test_bodies_have_a_limit(guarded: TestClient) -> None:
         got = guarded.post("/v1/completions", content=content, headers={"x-api-key": KEY})
         assert got.status_code == 413
         assert "1,000" in got.json()["error"]["message"]
+
+
+def test_large_bodies_are_few_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "BODIES", 1)
+    monkeypatch.setattr(access, "SMALL_NBYTES", 100)
+    begun = (
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n" + b" " * 899
+    )
+    with listening(app(model, body_nbytes=1000)) as port, ExitStack() as held:
+        clients = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(2)]
+        for client in clients:
+            held.enter_context(client).sendall(begun)
+        told, _, _ = select(clients, [], [], 10)
+        assert b" 429 " in told[0].recv(1 << 16).splitlines()[0]
+        small = httpx2.post(f"http://127.0.0.1:{port}/tokenize", json={"content": "a"})
+        assert small.status_code == 200
 
 
 @pytest.mark.parametrize(
