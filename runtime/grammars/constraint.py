@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,8 @@ class Grammars:
         with self._lock:
             self._keep(grammar, compiled)
             with PanicsRefused(f"{grammar.kind}: cannot be used"):
-                return Constraint(compiled.deep_copy(), vocabulary.tokens.vocab_size)
+                copy = compiled.deep_copy()
+        return Constraint(copy, vocabulary.tokens.vocab_size, lambda: self._forget(grammar))
 
     def _keep(self, grammar: Grammar, compiled: LLMatcher) -> None:
         """Keep a grammar in place of those whose last use is longest ago, unless it is too large."""
@@ -83,6 +84,11 @@ class Grammars:
         ):
             self._compiled.popitem(last=False)
 
+    def _forget(self, grammar: Grammar) -> None:
+        """Drop a grammar that has become too large in use: its states, up to 100 MB, are shared."""
+        with self._lock:
+            self._compiled.pop(grammar, None)
+
     def _read_vocabulary(self) -> Vocabulary:
         return vocabulary_of(self._codec.json(), self._eos_ids, self._vocab_size)
 
@@ -90,12 +96,13 @@ class Grammars:
 class Constraint:
     """Tokens that may follow in one answer. Use it in one thread at a time.
 
+    failed: called when the grammar has become too large.
     Every method raises InputError once the grammar has become too ambiguous to follow, and for a
     panic of the library.
     """
 
-    def __init__(self, matcher: LLMatcher, size: int) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, size: int, failed: Callable[[], None]) -> None:
+        self._matcher, self._failed = matcher, failed
         self._bits = np.zeros((size + 31) // 32 * 4, np.uint8)
         self._most = np.empty((self._bits.size, 8), np.float32)
         self._address = self._bits.ctypes.data
@@ -142,6 +149,7 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._failed()
             raise InputError(
                 f"{_STUCK} ({one_reason(self._matcher.get_error())}); simplify the grammar"
             )

@@ -25,15 +25,12 @@ from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.serving import app
 from stem_edge.serving.compute import END_SECONDS, Compute
+from stem_edge.serving.connections.config import config_of, room
+from stem_edge.serving.connections.quiet_log import quiet_log
 
 SEQUENCES = 8  # answers computed together, if memory allows
-MAX_HEADER_NBYTES = 64 << 10
-MAX_CONNECTIONS = 1000
-BACKLOG = 1024  # connections that wait to be accepted
-KEEP_ALIVE_SECONDS = 75
 MAX_KEY_CHARS = 4096
 MAX_PORT = 65535
-SENDING_SECONDS = 5  # for the last bytes of answers, after the end
 
 DESCRIPTION = """\
 Serve a bundle to programs and people on this machine: OpenAI's and Anthropic's interfaces, and a chat
@@ -109,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
         tell(listening, url, has_key=key is not None, has_names=bool(args.allow_host))
         server = _Server(program, args.grace, url)
         try:
-            server.run(sockets=[listening])
+            with quiet_log():
+                server.run(sockets=[listening])
         finally:
             show_status("")
             server.compute.end(END_SECONDS)
@@ -140,7 +138,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"port is {port}; expected 0 to {MAX_PORT:,}; 0 takes any that is free")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
         raise InputError(
@@ -182,22 +180,7 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(self, program: Starlette, grace: float, url: str) -> None:
-        super().__init__(
-            uvicorn.Config(
-                program,
-                http="h11",  # which limits headers
-                ws="none",
-                lifespan="on",
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=MAX_CONNECTIONS,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=SENDING_SECONDS,
-                h11_max_incomplete_event_size=MAX_HEADER_NBYTES,
-            )
-        )
+        super().__init__(config_of(program, room()))
         self.compute: Compute = program.state.service.compute
         self._grace, self._deadline, self._url = grace, float("inf"), url
         self._began, self._loading = time.monotonic(), True

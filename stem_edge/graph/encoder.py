@@ -18,6 +18,7 @@ VARINT, FIXED32, LENGTH = 0, 5, 2  # wire types
 FLOAT, INT, STRING, TENSOR, INTS = 1, 2, 3, 4, 7  # AttributeProto.AttributeType
 EXTERNAL = 1  # TensorProto.DataLocation
 _SMALL = tuple(bytes([value]) for value in range(0x80))  # varints of one byte, which most are
+PACKED = "prepacked_0"  # key in the external_data of a tensor, of onnxruntime
 
 
 def encode(graph: Graph) -> bytes:
@@ -75,6 +76,7 @@ def _tensor(tensor: Tensor) -> bytes:
     if tensor.data is not None:
         return about + with_length(9, tensor.data)
     place = {"location": tensor.file, "offset": str(tensor.offset), "length": str(tensor.nbytes)}
+    place |= {PACKED: tensor.packed} if tensor.packed else {}
     entries = (with_length(13, _text(1, key) + _text(2, value)) for key, value in place.items())
     return about + b"".join(entries) + _int(14, EXTERNAL)
 

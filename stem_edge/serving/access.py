@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hmac
 import re
+from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stem_edge.serving import pages
 from stem_edge.serving.error_responses import error_response, path_in
 from stem_edge.serving.refusals import (
+    BusyError,
     HostRefusedError,
     KeyRefusedError,
     RefusalError,
@@ -20,6 +24,10 @@ from stem_edge.serving.refusals import (
 )
 from stem_edge.serving.service import Service
 
+BODIES = 4  # of the largest, that may be held at a time
+SMALL_NBYTES = (
+    1 << 16
+)  # of bodies that may be held beside them, so that large ones keep nobody away
 # Paths that need no key: programs watch the first, and people type theirs into the page.
 OPEN_PATHS = frozenset({"/health", *pages.PATHS})
 HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*?)\.?)(?::[0-9]*)?")
@@ -36,6 +44,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
+        self._bodies = _Bodies(BODIES * service.body_nbytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -49,7 +58,27 @@ class Access:
             await error_response(path, error)(scope, receive, send)
             return
         self._service.compute.start()
-        await self._app(scope, _limited(receive, most), send)
+        body = _Body(self._bodies, receive, most)
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            self._bodies.nbytes -= body.nbytes
+
+
+class Elsewhere(CORSMiddleware):
+    """CORS, whose refusals have the form of all errors."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return the response to a page that asks what it may ask."""
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        told = f"{bytes(response.body).decode()}; start the server with --cors-origin"
+        refusal = error_response("", HostRefusedError(told))
+        refusal.headers.update(
+            {name: value for name, value in response.headers.items() if name not in refusal.headers}
+        )
+        return refusal
 
 
 def check(service: Service, path: str, headers: Headers) -> None:
@@ -114,24 +143,40 @@ def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
 def _has_key(headers: Headers, key: str) -> bool:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
-    given = bearer or headers.get("x-api-key", "")
-    # Always compared in full, so that the time does not tell how much of it is right.
-    return hmac.compare_digest(given.encode(), key.encode())
+    # Both, since some clients send two, and in full, so that the time does not tell how much is right.
+    right = [
+        hmac.compare_digest(given.encode(), key.encode())
+        for given in (bearer, headers.get("x-api-key", ""))
+    ]
+    return any(right)
 
 
-def _limited(receive: Receive, most: int) -> Receive:
-    """Return a `receive` that raises TooLargeError once a body is larger than `most` bytes."""
-    got = 0
+@dataclass
+class _Bodies:
+    """Bodies of all requests that are not answered."""
 
-    async def limited() -> Message:
-        nonlocal got
-        message = await receive()
-        got += len(message.get("body", b""))
-        if got > most:
-            raise _too_large(most)
+    most: int
+    nbytes: int = 0
+
+
+class _Body:
+    """The body of a request, as it comes. most: bytes that it may have."""
+
+    def __init__(self, bodies: _Bodies, receive: Receive, most: int) -> None:
+        self._bodies, self._receive, self._most = bodies, receive, most
+        self.nbytes = 0
+
+    async def receive(self) -> Message:
+        """Return what comes next. Raises TooLargeError, and BusyError if there are too many large ones."""
+        message = await self._receive()
+        more = len(message.get("body", b""))
+        self.nbytes += more
+        self._bodies.nbytes += more
+        if self.nbytes > self._most:
+            raise _too_large(self._most)
+        if more and self.nbytes > SMALL_NBYTES and self._bodies.nbytes > self._bodies.most:
+            raise BusyError("other large requests are being answered; try again in a moment")
         return message
-
-    return limited
 
 
 def _too_large(most: int) -> TooLargeError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from anyio import to_thread
-
 from stem_edge.serving.answers import Answering, Answers
 from stem_edge.serving.service import Service
 from stem_edge.serving.turn import Turn, prepare
@@ -15,6 +13,7 @@ async def begin(service: Service, turn: Turn, count: int = 1) -> Answers:
     Raises InputError for a turn that the model cannot take, and what Compute.submit raises.
     """
     service.compute.check(count)
-    prepared = await to_thread.run_sync(prepare, service.model, turn, count)
+    model = service.model
+    prepared = await service.in_thread(lambda: prepare(model, turn, count), service.prompts)
     replies = service.compute.submit(prepared.requests)
     return Answers([Answering(reply, prepared.parser()) for reply in replies])

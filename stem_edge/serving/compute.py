@@ -27,6 +27,7 @@ from stem_edge.serving.refusals import (
     public,
 )
 from stem_edge.serving.reply import Reply
+from stem_edge.system.memory import keep_within
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -203,6 +204,7 @@ class Compute:
                 self._wake.clear()
                 while not self._ending and (self._found[1].busy or self._jobs):
                     self._turn(*self._found)
+                keep_within(model.plan.total)  # after answers whose grammars were large
         except BaseException as error:
             self._fail(error)  # first, so that nothing is taken on any more
             told = FailedError()

@@ -48,6 +48,18 @@ class MethodRefusedError(RefusalError):
     status = 405
 
 
+class TooSlowError(RefusalError):
+    """A request that has begun does not come."""
+
+    status = 408
+
+
+class HeadTooLargeError(RefusalError):
+    """The headers of a request are larger than allowed."""
+
+    status = 431
+
+
 class TooLargeError(RefusalError):
     """A body is larger than allowed."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
+from typing import TypeVar, cast
 
+from anyio import CapacityLimiter, to_thread
 from starlette.requests import HTTPConnection
 
 from stem_edge.hub.names import shown_name
@@ -14,6 +16,11 @@ from stem_edge.serving.compute import Compute
 from stem_edge.serving.dates import unix_time
 from stem_edge.serving.metrics import Metrics
 from stem_edge.serving.token_texts import TokenTexts
+from stem_edge.system.memory import keep_within
+
+T = TypeVar("T")
+TEXTS = 1  # tokenized or rendered at a time for their own sake
+PROMPTS = 2  # made at a time
 
 
 @dataclass(frozen=True)
@@ -28,11 +35,27 @@ class Service:
     origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS); "*": any
     body_nbytes: int = 16 << 20  # of the largest request
     created: int = field(default_factory=unix_time)
+    texts: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(TEXTS))
+    prompts: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(PROMPTS))
 
     @cached_property
     def token_texts(self) -> TokenTexts:
         """Texts of single tokens."""
         return TokenTexts(self.model)
+
+    async def in_thread(self, work: Callable[[], T], limiter: CapacityLimiter) -> T:
+        """Return what work on a request returns, when fewer than `limiter` allows are under way.
+
+        What it leaves behind beyond the memory plan is given back.
+        """
+
+        def done() -> T:
+            try:
+                return work()
+            finally:
+                keep_within(self.model.plan.total)
+
+        return await to_thread.run_sync(done, limiter=limiter)
 
     @property
     def name(self) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -15,8 +14,13 @@ from stem_edge.runtime.model import Model
 from stem_edge.serving.http import json_response, read
 from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.service import service_of
+from stem_edge.serving.streams import until_disconnected
 
 MOST_TOKENS = 1 << 20  # and characters, which is more than a context has
+MOST_PIECES = 1 << 16  # of which each is told
+# Of a text, for each token of the context, and at least: tokenizing takes up to 600 bytes for each.
+TOKEN_NBYTES = 64
+LEAST_NBYTES = 1 << 15
 
 
 class Tokenize(msgspec.Struct):
@@ -46,16 +50,25 @@ class ApplyTemplate(msgspec.Struct):
 async def tokenize(request: Request) -> Response:
     """Return the ids of a text's tokens, and their pieces of text if asked for."""
     body, model = await read(request, Tokenize), service_of(request).model
-    return await _told(lambda: {"tokens": _tokenized(model, body)})
+    nbytes = len(body.content.encode(errors="surrogatepass"))
+    most = max(LEAST_NBYTES, TOKEN_NBYTES * model.plan.context_length)
+    if nbytes > most:
+        raise RefusalError(
+            f"content has {nbytes:,} bytes; expected at most {most:,}, which is far more than the context "
+            "holds; send it in parts",
+            "content",
+        )
+    return await _told(request, lambda: _tokenized(model, body))
 
 
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids, with the names of special tokens."""
     body, model = await read(request, Detokenize), service_of(request).model
 
-    return await _told(
-        lambda: {"content": model.detokenize(body.tokens, skip_special_tokens=False)}
-    )
+    def text() -> str:
+        return model.detokenize(body.tokens, skip_special_tokens=False)
+
+    return await _told(request, lambda: json_response({"content": text()}))
 
 
 async def apply_template(request: Request) -> Response:
@@ -72,31 +85,43 @@ async def apply_template(request: Request) -> Response:
             template_arguments=body.chat_template_kwargs,
         )
 
-    return await _told(lambda: {"prompt": text()})
+    return await _told(request, lambda: json_response({"prompt": text()}))
 
 
-async def _told(made: Callable[[], object]) -> Response:
-    """Make an answer and its JSON in a thread, because large ones take long."""
-    return await to_thread.run_sync(lambda: json_response(made()))
+async def _told(request: Request, made: Callable[[], Response]) -> Response:
+    """Make a response in a thread, because large ones take long; for a client that waits."""
+    service = service_of(request)
+    return await until_disconnected(request, service.in_thread(made, service.texts))
 
 
-def _tokenized(model: Model, body: Tokenize) -> Sequence[int | dict[str, Any]]:
+def _tokenized(model: Model, body: Tokenize) -> Response:
     ids = model.tokenize(
         body.content,
         add_special_tokens=body.add_special,
         special_tokens_in_text=body.parse_special,
     )
     if not body.with_pieces:
-        return ids
-    return [{"id": token, "piece": _piece(model.token_bytes(token))} for token in ids]
+        return json_response({"tokens": ids})
+    if len(ids) > MOST_PIECES:
+        raise RefusalError(
+            f"content has {len(ids):,} tokens; at most {MOST_PIECES:,} have pieces; send it in parts, or "
+            "leave out with_pieces",
+            "with_pieces",
+        )
+    # Of each token once, because a text may be the same token over and over.
+    pieces = {token: _piece(token, model.token_bytes(token)) for token in set(ids)}
+    told = b",".join([pieces[token] for token in ids])
+    return Response(b'{"tokens":[%b]}' % told, media_type="application/json")
 
 
-def _piece(data: bytes) -> str | list[int]:
-    """Return the text of bytes, or the bytes if they are part of a character."""
+def _piece(token: int, data: bytes) -> bytes:
+    """Return a token as JSON: with its text, or with its bytes if they are part of a character."""
+    piece: str | list[int]
     try:
-        return data.decode()
+        piece = data.decode()
     except UnicodeDecodeError:
-        return list(data)
+        piece = list(data)
+    return msgspec.json.encode({"id": token, "piece": piece})
 
 
 ROUTES = (

@@ -52,8 +52,7 @@ class FakeChat:
 def serving(chat: FakeChat, port: int = 0) -> Iterator[ThreadingHTTPServer]:
     """Serve `chat` at 127.0.0.1 until the block ends; chat.url says where."""
     handler = type("Handler", (_Handler,), {"chat": chat})
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", port), handler)
     chat.url = f"http://127.0.0.1:{server.server_port}{chat.below}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
@@ -82,6 +81,11 @@ def timings(prompt: int, predicted: int) -> dict[str, float]:
         "memory_bytes": 412_000_000 + 1_500_000 * min(predicted, 60),
         "memory_limit": 600_000_000,
     }
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # a browser that finds no place tries again after seconds
+    daemon_threads = True
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -19,6 +19,7 @@ from stem_edge.runtime.batching.batch import Batch
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.engine import Engine
 from stem_edge.serving.compute import Compute
+from stem_edge.serving.connections.config import Room, config_of, room
 
 SECONDS = 30.0
 THREAD = "server of a test"  # which runs its event loop
@@ -44,10 +45,9 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def listening(program: Starlette) -> Iterator[int]:
+def listening(program: Starlette, given_room: Room | None = None) -> Iterator[int]:
     """Serve over a socket, from a thread of its own; yield the port."""
-    config = uvicorn.Config(program, log_level="error", http="h11", ws="none", lifespan="on")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config_of(program, given_room or room()))
     with socket.create_server(("127.0.0.1", 0)) as bound:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name=THREAD)
         thread.start()

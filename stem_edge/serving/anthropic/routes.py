@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -40,8 +39,8 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Return the number of tokens that a conversation has."""
     service, body = service_of(request), await read(request, Conversation)
-    turn = turn_of(body, SamplingParams())
-    count = await to_thread.run_sync(count_prompt, service.model, turn)
+    model, turn = service.model, turn_of(body, SamplingParams())
+    count = await service.in_thread(lambda: count_prompt(model, turn), service.texts)
     return JSONResponse({"input_tokens": count})
 
 

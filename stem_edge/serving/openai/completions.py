@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -30,7 +29,7 @@ async def completions(request: Request) -> Response:
     service = service_of(request)
     body = await read(request, CompletionBody)
     with_usage = body.with_usage
-    asked = await to_thread.run_sync(_prepare, service, body)
+    asked = await service.in_thread(lambda: _prepare(service, body), service.prompts)
     if body.echo and body.logprobs is not None:
         await until_disconnected(request, _score(service, asked))
     submitted = service.compute.submit(asked.requests) if asked.generates else []

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -47,7 +46,8 @@ async def responses(request: Request) -> Response:
 async def input_tokens(request: Request) -> Response:
     """Return the number of tokens that a conversation has."""
     service, body = service_of(request), await read(request, Body)
-    count = await to_thread.run_sync(count_tokens, service.model, _turn(service, body))
+    model, turn = service.model, _turn(service, body)
+    count = await service.in_thread(lambda: count_tokens(model, turn), service.texts)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
 

@@ -71,6 +71,17 @@ def test_a_token_that_may_not_follow_is_refused() -> None:
         constraint.accept(id_of("y"))
 
 
+def test_a_grammar_that_has_become_too_large_is_not_kept() -> None:
+    """Its states take 100 MB, and copies share them."""
+    grammars = Grammars(demo_codec(), EOS_IDS, VOCAB_SIZE)
+    constraint = grammars.open(Grammar.of_regex("(?i)(?:abc)*" * 500))
+    assert len(grammars._compiled) == 1
+    with pytest.raises(InputError, match="too many expressions"):
+        for _ in range(40):
+            constraint.accept(min(allowed_ids(constraint) - set(EOS_IDS)))
+    assert not grammars._compiled
+
+
 class Panic(BaseException):
     """As llguidance's, no Exception."""
 
@@ -92,7 +103,7 @@ class Panicking:
 def test_panics_are_refused(call: Callable[[Constraint], object]) -> None:
     matcher: Any = Panicking()
     with pytest.raises(InputError, match=r"by its grammar \(\w+: index out of range\); give"):
-        call(Constraint(matcher, 9))
+        call(Constraint(matcher, 9, lambda: None))
 
 
 def test_special_tokens_follow_only_where_a_grammar_names_them() -> None:

@@ -279,7 +279,7 @@ def test_tables_elsewhere_are_not_looked_for_here(tmp_path: Path) -> None:
 
 
 def test_http_and_clusters_are_not_imported() -> None:
-    absent = "starlette", "anyio", "uvicorn", "prometheus_client", "ray", "pyarrow"
+    absent = "starlette", "anyio", "uvicorn", "httptools", "prometheus_client", "ray", "pyarrow"
     code = f"import sys, stem_edge; stem_edge.batch; print([*{{*{absent}}} & {{*sys.modules}}])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -10,6 +10,7 @@ const { addMessage, choose, newConversation, pathTo, shownPath, versionsOf } = a
 const { figuresOf, formatSize } = await load("data/figures.mjs");
 const { requestFor } = await load("server/request.mjs");
 const { fromJson, toJson } = await load("data/transfer.mjs");
+const { Status } = await load("view/status.mjs");
 
 test("events are the same wherever the stream is cut", () => {
   for (const end of ["\n", "\r\n", "\r"]) {
@@ -68,4 +69,23 @@ test("figures are those of models with and without rows", () => {
   assert.deepEqual(figuresOf(rows).slice(2).map(({ value, more }) => `${value} ${more}`),
     ["75 % ", "4 kB 1 kB a token", "1 GB "]);
   assert.equal(formatSize(0), "0 B");
+});
+
+test("a question asked before the key was given does not ask for it again", async () => {
+  globalThis.document = Object.assign(new EventTarget(), { hidden: true }); // so that no timer starts
+  const said = []; // settles what the server says to each request for props
+  const client = { health: async () => {}, props: () => new Promise((...settle) => said.push(settle)) };
+  const status = new Status(client, {});
+  const events = [];
+  for (const type of ["key", "ready"]) status.addEventListener(type, () => events.push(type));
+  const refused = Object.assign(new Error("no key"), { kind: "key" });
+  const checks = [status.check(), status.check(), status.check()];
+  await new Promise(setImmediate);
+  said[0][1](refused);
+  await checks[0];
+  said[2][0]({ model: "m" });
+  await checks[2];
+  said[1][1](refused);
+  await checks[1];
+  assert.deepEqual([status.state, status.props, events], ["ready", { model: "m" }, ["key", "ready"]]);
 });

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
+from select import select
 
+import httpx2
 import pytest
 from servers import client_of, compute_of, listening, wait_for
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
-from stem_edge.serving import app
+from stem_edge.serving import access, app
 from stem_edge.serving.access import host_name
 from stem_edge.serving.pages import PATHS
 
@@ -35,6 +38,9 @@ def guarded(model: Model) -> Iterator[TestClient]:
         ({"authorization": f"Bearer {KEY}"}, 200),
         ({"authorization": f"bearer {KEY}"}, 200),
         ({"x-api-key": KEY}, 200),
+        ({"authorization": "Bearer none", "x-api-key": KEY}, 200),
+        ({"authorization": f"Bearer {KEY}", "x-api-key": "none"}, 200),
+        ({"authorization": "Bearer none", "x-api-key": "none"}, 401),
     ],
 )
 def test_key(guarded: TestClient, headers: dict[str, str], status: int) -> None:
@@ -119,6 +125,8 @@ def test_origin(model: Model, origin: str, origins: tuple[str, ...], fine: bool)
     asking["access-control-request-headers"] = "authorization, content-type"
     preflight = client.options("/v1/chat/completions", headers=asking)
     assert (preflight.status_code == 200) is bool(fine and origins)
+    if not preflight.is_success:
+        assert preflight.json()["error"]["type"]
     compute_of(program).end()
 
 
@@ -127,6 +135,22 @@ def test_bodies_have_a_limit(guarded: TestClient) -> None:
         got = guarded.post("/v1/completions", content=content, headers={"x-api-key": KEY})
         assert got.status_code == 413
         assert "1,000" in got.json()["error"]["message"]
+
+
+def test_large_bodies_are_few_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "BODIES", 1)
+    monkeypatch.setattr(access, "SMALL_NBYTES", 100)
+    begun = (
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n" + b" " * 899
+    )
+    with listening(app(model, body_nbytes=1000)) as port, ExitStack() as held:
+        clients = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(2)]
+        for client in clients:
+            held.enter_context(client).sendall(begun)
+        told, _, _ = select(clients, [], [], 10)
+        assert b" 429 " in told[0].recv(1 << 16).splitlines()[0]
+        small = httpx2.post(f"http://127.0.0.1:{port}/tokenize", json={"content": "a"})
+        assert small.status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -14,6 +16,8 @@ from starlette.testclient import TestClient
 from stem_edge.runtime.model import Model
 from stem_edge.serving import text_routes
 from stem_edge.serving.http import json_response
+
+PATHS = ("/tokenize", "/detokenize")
 
 
 def post(url: str, path: str, **body: Any) -> httpx2.Response:
@@ -44,6 +48,31 @@ def test_pieces_are_text_or_bytes(chat_url: str) -> None:
     assert any(isinstance(piece, list) for piece in pieces)
 
 
+def test_pieces_are_told_of_so_many_tokens(chat_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_routes, "MOST_PIECES", 3)
+    told = post(chat_url, "/tokenize", content="</s>" * 3, with_pieces=True).json()["tokens"]
+    assert told == [{"id": 2, "piece": "</s>"}] * 3
+    refused = post(chat_url, "/tokenize", content="</s>" * 4, with_pieces=True)
+    assert "4 tokens; at most 3" in refused.json()["error"]["message"]
+    assert len(post(chat_url, "/tokenize", content="</s>" * 4).json()["tokens"]) == 4
+
+
+def test_texts_are_worked_on_one_at_a_time(chat_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    working, most = list[str](), list[int]()
+
+    def slow(data: object) -> Response:
+        working.append("")
+        most.append(len(working))
+        time.sleep(0.05)
+        working.pop()
+        return json_response(data)
+
+    monkeypatch.setattr(text_routes, "json_response", slow)
+    with ThreadPoolExecutor(6) as clients:
+        list(clients.map(lambda path: post(chat_url, path, content="a", tokens=[5]), PATHS * 3))
+    assert most == [1] * 6
+
+
 def test_template_is_applied(chat_url: str) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
     text = "<|im_start|>user\nHello<|im_end|>\n"
@@ -62,6 +91,9 @@ def test_template_is_applied(chat_url: str) -> None:
         ("/detokenize", {"tokens": [1 << 40]}),
         ("/detokenize", {"tokens": [-1]}),
         ("/tokenize", {"content": "a" * (1 << 20 | 1)}),
+        ("/tokenize", {"content": "\u0f0b" * (1 << 20), "with_pieces": True}),
+        ("/tokenize", {"content": "\u0f0b" * 30_000}),
+        ("/apply-template", {"messages": [{}] * 700_000}),
         ("/detokenize", {"tokens": [5] * (1 << 20 | 1)}),
         ("/apply-template", {"messages": []}),
         ("/apply-template", {"messages": [{"role": "nobody", "content": "a"}]}),

@@ -12,8 +12,10 @@ export class Status extends EventTarget {
   #client;
   #banner;
   #timer = 0;
+  #asked = 0;
+  #told = 0; // the last of those asked whose finding was told
 
-  /** Event "ready": the server answers (again); `props` are what it said then. */
+  /** Events "ready": the server answers (again), `props` are what it said then; "key": it wants a key. */
   constructor(client, banner) {
     super();
     this.#client = client;
@@ -23,33 +25,37 @@ export class Status extends EventTarget {
     document.addEventListener("visibilitychange", () => document.hidden || this.check());
   }
 
-  /** Ask now, and again after a while. */
+  /** Ask now, and again after a while. What an older question finds is not told after a younger one's. */
   async check() {
     clearTimeout(this.#timer);
     this.#timer = 0;
-    try {
-      await this.#client.health();
-      if (this.state !== "ready") await this.#arrive();
-    } catch (error) {
-      this.#show(error.kind, error.message);
+    const number = ++this.#asked;
+    const found = await this.#ask();
+    if (number > this.#told) {
+      this.#told = number;
+      this.#tell(found);
     }
     clearTimeout(this.#timer); // of another check that began meanwhile
     const waits = this.state === "loading" || this.state === "gone";
     if (!document.hidden) this.#timer = setTimeout(() => this.check(), waits ? OFTEN : SELDOM);
   }
 
-  async #arrive() {
-    this.props = await this.#client.props();
-    this.#show("ready", "");
-    this.dispatchEvent(new Event("ready"));
+  async #ask() {
+    try {
+      await this.#client.health();
+      const props = this.state === "ready" ? this.props : await this.#client.props();
+      return { state: "ready", message: "", props };
+    } catch (error) {
+      return { state: error.kind, message: error.message, props: this.props };
+    }
   }
 
-  #show(state, message) {
+  #tell({ state, message, props }) {
     if (state === this.state) return;
-    const before = this.state;
     this.state = state;
+    this.props = props;
     this.#banner.textContent = state === "ready" ? "" : (TEXTS[state] ?? message);
     this.#banner.className = state;
-    if (state === "key" && before !== "key") this.dispatchEvent(new Event("key"));
+    if (state === "key" || state === "ready") this.dispatchEvent(new Event(state));
   }
 }

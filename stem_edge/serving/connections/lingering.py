@@ -1,0 +1,57 @@
+"""The end of a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+SECONDS = 30.0  # for a client to read what it has been sent, before it is cut off
+
+
+class Lingering(asyncio.Transport):
+    """A transport whose `close` lets a client that still sends read its answer first.
+
+    Closing a socket with unread bytes resets the connection, and the client loses what it has not read.
+    So only our half is closed, until the client closes its own. sends: tells whether it still sends.
+    """
+
+    def __init__(self, transport: asyncio.Transport, sends: Callable[[], bool]) -> None:
+        super().__init__()
+        self._transport, self._sends = transport, sends
+        self._closing = False
+        self._end: asyncio.TimerHandle | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes, unless it has been closed."""
+        if not self._closing:
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Tell whether nothing is sent any more."""
+        return self._closing or self._transport.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        """Return the count of bytes that the client has not taken."""
+        return self._transport.get_write_buffer_size()
+
+    def close(self, *, lingers: bool = True) -> None:
+        """Send what is left, and end. lingers: after a client that still sends has ended, too."""
+        if self.is_closing():
+            return
+        self._closing = True
+        if lingers and self._sends():
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        else:
+            self._transport.close()
+        self._end = asyncio.get_running_loop().call_later(SECONDS, self._transport.abort)
+
+    def abort(self) -> None:
+        """End at once."""
+        self._closing = True
+        self._transport.abort()
+
+    def forget(self) -> None:
+        """Take note that the connection has ended."""
+        if self._end is not None:
+            self._end.cancel()
