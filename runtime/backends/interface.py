@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -21,6 +22,11 @@ LESS_MEMORY = (
 # the start of a pair of tokens, only where that call begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]
 MAX_REASON = 300  # characters of an engine's message
+# What onnxruntime puts before its messages: an error code, a place in its sources.
+_CODE = re.compile(
+    r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (?:Exception during initialization: )?"
+)
+_FUNCTION = re.compile(r"^\S+\.(?:cc|cpp|cu|h):\d+ [^(]*\(")
 # Parts of messages of onnxruntime, CUDA and WebGPU: these errors have no type of their own.
 NO_MEMORY = (
     "bad_alloc",
@@ -165,9 +171,21 @@ def check_logits(logits: F32, position: int) -> F32:
 
 
 def reason(error: Exception) -> str:
-    """Return an engine's error message as one printable line."""
-    said = " ".join(str(error).split()) or type(error).__name__
+    """Return an engine's error message as one printable line, without places in its sources."""
+    said = " ".join(str(error).split())
+    said = _without_signature(_CODE.sub("", said)) or type(error).__name__
     return "".join(c if c.isprintable() else "?" for c in said)[:MAX_REASON]
+
+
+def _without_signature(said: str) -> str:
+    """Return a message without file, line and signature of a C++ function at its beginning."""
+    if (found := _FUNCTION.match(said)) is None:
+        return said
+    depth, at = 1, found.end()
+    while depth and at < len(said):
+        depth += {"(": 1, ")": -1}.get(said[at], 0)
+        at += 1
+    return said[at:].removeprefix(" const").strip()
 
 
 def check_memory(error: Exception, doing: str) -> None:

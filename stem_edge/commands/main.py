@@ -65,6 +65,7 @@ first steps:
 
 `stem-edge COMMAND --help` explains a command and its options."""
 
+MORE_MEMORY = "free some, or raise the limit of this process (ulimit -v)"
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -97,11 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             where = f"{error.filename}: " if error.filename else ""
             print(f"stem-edge: {where}{error.strerror or error}", file=sys.stderr)
         return _without_output()
-    except (KeyboardInterrupt, ImportError) as error:
-        if not _was_interrupted(error):
-            raise
-        print("stem-edge: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except (KeyboardInterrupt, ImportError, MemoryError) as error:
+        if _was_interrupted(error):
+            print("stem-edge: interrupted", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        if _lacks_memory(error):
+            print(f"stem-edge: no memory left; {MORE_MEMORY}", file=sys.stderr)
+            return EXIT_ERROR
+        raise
 
 
 def _without_output() -> int:
@@ -120,6 +124,12 @@ def _was_interrupted(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Return whether memory ended: libraries that cannot be mapped then raise an ImportError."""
+    unmapped = ("failed to map", "allocate memory", "bad_alloc")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in unmapped)
 
 
 def _prepare_process() -> None:

@@ -26,6 +26,7 @@ MAX_TOKENS = 1 << 19  # twice the largest vocabulary among published models
 MAX_MERGES = 3  # for each token; Llama 3 has 2.2
 MAX_MERGES_IN_ALL = 3 << 18  # half as many again as Gemma 3, which has most
 MAX_PIECES_NBYTES = 4 << 20  # of a Unigram model's tokens together; those of XLM-R have 2 MB
+SMALL_NBYTES = 16 << 20
 # Measured with 2,000 to a million tokens: what the library keeps is 5 % more to 20 % less.
 NODE_NBYTES = 350
 MERGE_NBYTES, MERGE_LOADING_NBYTES = (70, 30), (420, 170)  # as pairs, and as texts
@@ -73,8 +74,12 @@ class TokenizerMemory(NamedTuple):
     loading: int  # at its peak while it loads
 
     def check(self, path: Path, limit: int) -> None:
-        """Raise MemoryPlanError if loading it would take this process beyond a limit."""
-        if (own := own_memory()) + self.loading > limit:
+        """Raise MemoryPlanError if loading it would take this process beyond a limit.
+
+        Small ones are loaded nevertheless, because the memory plan, which follows, names all parts.
+        """
+        own = own_memory()
+        if self.loading > SMALL_NBYTES and own + self.loading > limit:
             raise MemoryPlanError(
                 f"memory of {format_size(limit)} is too small for {path}: loading this tokenizer takes "
                 f"{format_size(self.loading, up=True)}, beside {format_size(own)} of this process; "

@@ -214,7 +214,7 @@ def test_b15_a_run_that_fails_is_an_error_of_one_line(
     with stem_edge.load(tiny_bundle, trial=False) as model:
         expected = list(model.generate(IDS, FOUR))
         monkeypatch.setattr(BoundSession, "run", failing)
-        refused(lambda: list(model.generate(IDS, FOUR)), BackendError, "FAIL : in a", "position")
+        refused(lambda: list(model.generate(IDS, FOUR)), BackendError, ": in a", "position")
         assert list(model.generate(IDS, FOUR)) == expected
 
 
@@ -258,6 +258,21 @@ def test_b15_memory_that_runs_out_in_a_run(
 def test_what_engines_say() -> None:
     assert reason(RuntimeError("")) == "RuntimeError"
     assert reason(RuntimeError("a\n b\tc\x07")) == "a b c?"
+    place = (
+        "/src/core/env.cc:327 ort::{anonymous}::Thread::Thread(const char*, int (*)(int, X*)) const"
+    )
+    starting = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: "
+    for before in (
+        "",
+        f"{place} ",
+        starting,
+        f"{starting}{place} ",
+        "[ONNXRuntimeError] : 1 : FAIL : ",
+    ):
+        assert (
+            reason(RuntimeError(f"{before}pthread_create failed (12)"))
+            == "pthread_create failed (12)"
+        )
     check_memory(RuntimeError("a node is damaged"), "for it")
     for error in (MemoryError(), RuntimeError("std::bad_alloc")):
         refused(partial(check_memory, error, "for it"), OutOfMemoryError, "for it")

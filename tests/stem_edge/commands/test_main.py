@@ -297,3 +297,23 @@ def test_demo_runs_and_says_what_to_do_next(
     assert " Paris." in out
     assert out.count("read from flash") == 3
     assert f"  {shown} export CHECKPOINT OUT" in out
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), ImportError("x.so: failed to map segment"), ImportError("std::bad_alloc")],
+)
+def test_a_process_without_memory_for_its_libraries(
+    error: Exception, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a small `ulimit -v`. Any other ImportError is a mistake of ours, so it is raised."""
+
+    def fails(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr("stem_edge.commands.main._import", fails)
+    assert main(GENERATE) == 1
+    assert capsys.readouterr().err.startswith("stem-edge: no memory left; free some, or raise")
+    error = ImportError("No module named 'x'")
+    with pytest.raises(ImportError):
+        main(GENERATE)

@@ -115,8 +115,12 @@ def test_pieces_of_unigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     refused(lambda: TextCodec(path), BundleError, path, "more than 3 entries")
 
 
-def test_a_tokenizer_that_takes_more_than_the_limit_is_not_loaded(tmp_path: Path) -> None:
+def test_a_tokenizer_that_takes_more_than_the_limit_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "tokenizer.json", bpe(5000))
+    TextCodec(path, limit=10**6)
+    monkeypatch.setattr(tokenizer_model, "SMALL_NBYTES", 1 << 20)
     TextCodec(path, limit=10**10)
     refused(lambda: TextCodec(path, limit=10**6), MemoryPlanError, path, "1 MB is too small")
 
