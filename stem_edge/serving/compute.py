@@ -17,6 +17,7 @@ from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
+from stem_edge.serving.budget import give_back
 from stem_edge.serving.jobs import Job
 from stem_edge.serving.refusals import (
     BusyError,
@@ -27,7 +28,6 @@ from stem_edge.serving.refusals import (
     public,
 )
 from stem_edge.serving.reply import Reply
-from stem_edge.system.memory import keep_within
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class Compute:
                 self._wake.clear()
                 while not self._ending and (self._found[1].busy or self._jobs):
                     self._turn(*self._found)
-                keep_within(model.plan.total)  # after answers whose grammars were large
+                give_back(model)  # what answers leave behind, such as large grammars
         except BaseException as error:
             self._fail(error)  # first, so that nothing is taken on any more
             told = FailedError()

@@ -12,11 +12,12 @@ from starlette.requests import HTTPConnection
 
 from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
+from stem_edge.serving.budget import MOST_WAITING, give_back
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.dates import unix_time
 from stem_edge.serving.metrics import Metrics
+from stem_edge.serving.refusals import BusyError
 from stem_edge.serving.token_texts import TokenTexts
-from stem_edge.system.memory import keep_within
 
 T = TypeVar("T")
 TEXTS = 1  # tokenized or rendered at a time for their own sake
@@ -33,7 +34,7 @@ class Service:
     key: str | None = None  # API key; None: nobody needs one
     hosts: tuple[str, ...] = ()  # names of this server beside localhost and addresses; "*": any
     origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS); "*": any
-    body_nbytes: int = 16 << 20  # of the largest request
+    body_nbytes: int = 4 << 20  # of the largest request
     created: int = field(default_factory=unix_time)
     texts: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(TEXTS))
     prompts: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(PROMPTS))
@@ -46,15 +47,17 @@ class Service:
     async def in_thread(self, work: Callable[[], T], limiter: CapacityLimiter) -> T:
         """Return what work on a request returns, when fewer than `limiter` allows are under way.
 
-        What it leaves behind beyond the memory plan is given back.
+        What it leaves behind is given back. Raises BusyError if too many wait.
         """
 
         def done() -> T:
             try:
                 return work()
             finally:
-                keep_within(self.model.plan.total)
+                give_back(self.model)
 
+        if limiter.statistics().tasks_waiting >= MOST_WAITING:
+            raise BusyError("too many requests wait for a thread; try again in a moment")
         return await to_thread.run_sync(done, limiter=limiter)
 
     @property
