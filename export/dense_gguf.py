@@ -19,7 +19,6 @@ from stem_edge.export.backbone.gguf_tokenizer import differences, tokenizer_meta
 from stem_edge.export.backbone.gguf_writer import MAGIC
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.sources import Sources, check_apart
-from stem_edge.export.exporter import read_source
 from stem_edge.export.job.options import UNWEIGHTED, ExportOptions
 from stem_edge.export.job.publish import (
     Working,
@@ -29,6 +28,7 @@ from stem_edge.export.job.publish import (
     locked,
     take_place,
 )
+from stem_edge.export.job.source import read_source
 from stem_edge.export.quantization.calibration import read_token_ids
 from stem_edge.files import disk
 from stem_edge.ggml.check import checked_ggml

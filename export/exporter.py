@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from stem_edge import __version__
-from stem_edge.bundle.footprint import kinds_of
 from stem_edge.bundle.manifest import (
     MANIFEST,
     TABLES,
@@ -25,26 +21,25 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.verdicts import keep_good
-from stem_edge.errors import CheckpointError, ExportError
+from stem_edge.errors import ExportError
 from stem_edge.export.add_backbone import check_base, keep_files, open_base
 from stem_edge.export.backbone.gguf import write_backbone
 from stem_edge.export.backbone.gguf_values import import_gguf
 from stem_edge.export.backbone.onnx import OnnxBackbone
-from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
-from stem_edge.export.checkpoints.lora import merge_lora
-from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.job.files import write_file
 from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
 from stem_edge.export.job.journal import Journal
+from stem_edge.export.job.making import check_kinds, make_job
 from stem_edge.export.job.options import ExportEngine, ExportOptions
 from stem_edge.export.job.publish import LOCK, check_free, publish
-from stem_edge.export.job.recipe import Quality, choose_types, stored_once
+from stem_edge.export.job.recipe import Quality
+from stem_edge.export.job.source import read_source, with_special_tokens
 from stem_edge.export.job.stored_types import keep_stored_types
-from stem_edge.export.job.table_plan import ExportTables, TablePlan, plan_tables
+from stem_edge.export.job.table_plan import ExportTables, TablePlan
 from stem_edge.export.job.trained_grid import keep_trained_grid
-from stem_edge.export.quality_check import accept
+from stem_edge.export.quality_check import TooFarError, accept
 from stem_edge.export.quantization.calibration import (
     judged_ids,
     observe,
@@ -55,10 +50,8 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
 from stem_edge.export.shards import Elsewhere, Shards, write_elsewhere
 from stem_edge.export.tables import TableWriter
-from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.gguf_schema import foreign_parts
-from stem_edge.ggml.library import Ggml
 from stem_edge.graph.formats import (
     BackboneFormat,
     GgufFormat,
@@ -68,11 +61,8 @@ from stem_edge.graph.formats import (
     WeightType,
 )
 from stem_edge.numerics.quantize import F32
-from stem_edge.progress import Progress
-from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.token_counts import count_tokens, encode_counts
-
-NO_END = "the tokenizer has no end-of-text token: generation ends at -n tokens or a --stop text"
+from stem_edge.progress import Progress, tell
+from stem_edge.tables.token_counts import encode_counts
 
 
 def export_bundle(
@@ -145,7 +135,7 @@ def export_bundle(
     calibration_tokens: how many of its tokens, at most, guide the quantizer. Default: 16384.
     max_kl: fail if the mean divergence from the checkpoint, in nats, on the last 256 tokens of the
         calibration text is greater, for the decoding graph or the prefill graph. Without quality,
-        size and backbone, types are chosen to stay below it.
+        size and backbone, types are chosen to stay below it, in up to three exports.
     frequent: share of the vocabulary that mixed tables keep at 8 bits. Default: a twentieth.
     add: put the backbone into the existing bundle `out`, beside that of the other engine or in
         place of an older one; tables, tokenizer and counts are kept, and must be those of the
@@ -172,6 +162,19 @@ def export_with(
     elsewhere: Elsewhere | None = None,
 ) -> Bundle:
     """Export a checkpoint as export_bundle does, with its keywords as one object."""
+    while True:
+        try:
+            return _export(checkpoint, out, options, elsewhere)
+        except TooFarError as miss:
+            if (closer := options.closer(miss.nats)) is None:
+                raise
+            tell(f"{miss.nats:g} nats from the checkpoint; again, with more bits", options.progress)
+            options = closer
+
+
+def _export(
+    checkpoint: str | Path, out: Path, options: ExportOptions, elsewhere: Elsewhere | None
+) -> Bundle:
     if options.add and elsewhere is not None:
         raise ExportError(
             "elsewhere (--ray) shares the writing of tables, and add writes none; leave it out"
@@ -191,13 +194,13 @@ def export_with(
             f"{source.path}: has {', '.join(foreign)}, which run on onnxruntime only; export it with "
             "--engine onnx"
         )
-    _check_kinds(source, options.bits)
+    check_kinds(source, options.bits)
     options = keep_stored_types(source, options)
-    source, options = keep_trained_grid(_with_special_tokens(source, converted), options)
+    source, options = keep_trained_grid(with_special_tokens(source, converted), options)
     text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
     with publish(out, force=options.force or options.add) as work:
         folder, base = work.path, open_base(out, source, converted) if options.add else None
-        job = _make_job(folder, source, converted, options, text_ids, base, ggml)
+        job = make_job(folder, source, converted, options, text_ids, base, ggml)
         own = [out, folder, folder.with_name(folder.name + LOCK)]
         used = sources.used([source.path, options.lora], own)
         journal = Journal(folder, _subject(job, used))
@@ -218,57 +221,6 @@ def export_with(
     bundle = open_bundle(out)
     keep_good(bundle, options.runs_on)  # needs no trial, since the comparison has just run it here
     return bundle
-
-
-def read_source(
-    checkpoint: str | Path, options: ExportOptions
-) -> tuple[Checkpoint, ExportedTokenizer]:
-    """Open the checkpoint, with the adapter that the options name, and its tokenizer."""
-    source = read_checkpoint(checkpoint, options.ignore_keys)
-    if options.lora is not None:
-        source = merge_lora(source, options.lora)
-    return source, _convert_tokenizer(source, options.tokenizer)
-
-
-def _make_job(
-    folder: Path,
-    source: Checkpoint,
-    converted: ExportedTokenizer,
-    options: ExportOptions,
-    text_ids: npt.NDArray[np.int64],
-    base: Bundle | None,
-    ggml: Ggml | None,
-) -> Job:
-    given = text_ids if options.calibration is not None else text_ids[:0]
-    counts, plan = count_tokens(given, source.config.vocab_size), None
-    if (tables := options.stored_tables) is not None:
-        plan = plan_tables(source, tables.kind, tables.group_size, tables.frequent, counts)
-    elif base is not None and (format := base.manifest.table_format) is not None:
-        plan = TablePlan(format)
-    layout = plan.format.tables if plan else None
-    chosen = _chosen_format(source, options, layout, text_ids)
-    return Job(folder, source, converted, options, chosen, text_ids, counts, plan, base, ggml)
-
-
-def _chosen_format(
-    source: Checkpoint,
-    options: ExportOptions,
-    layout: RecordLayout | None,
-    text_ids: npt.NDArray[np.int64],
-) -> BackboneFormat | GgufFormat:
-    """Return the backbone's format, with types that are measured unless the options say them."""
-    format, target = options.format, options.target
-    if not isinstance(format, BackboneFormat):
-        return format
-    format = stored_once(source.config, format)
-    if target is not None:
-        parameters = 4 * source.config.backbone_parameters
-        with Progress(parameters, "choosing types", options.progress) as bar:
-            part = parameters // source.config.n_layers
-            format = choose_types(
-                source, layout, format, options.fixed, target, text_ids, lambda: bar.advance(part)
-            )
-    return stored_once(source.config, format)
 
 
 def _subject(job: Job, files: object) -> str:
@@ -351,34 +303,3 @@ def _write_tokenizer(job: Job, meter: ErrorMeter, advance: Advance) -> dict[Path
         contents[TOKEN_COUNTS] = encode_counts(job.counts)
     paths = {job.folder / name: data for name, data in contents.items()}
     return {path: write_file(path, data) for path, data in paths.items()}
-
-
-def _check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int] | None) -> None:
-    known = kinds_of(source.config)
-    if absent := sorted((bits or {}).keys() - known):
-        raise ExportError(
-            f"{source.path}: has no matrix of the kind {absent[0]!r} named in bits; expected some of "
-            f"{', '.join(sorted(known))}"
-        )
-
-
-def _convert_tokenizer(source: Checkpoint, override: str | Path | None) -> ExportedTokenizer:
-    wanted = source.tokenizer
-    if override is not None:
-        wanted = TokenizerSource("json", Path(override), wanted.add_bos)
-    converted = convert_tokenizer(wanted.kind, wanted.path, add_bos=wanted.add_bos)
-    if converted.vocab_size > source.config.vocab_size:
-        raise CheckpointError(
-            f"{wanted.path or wanted.kind}: the tokenizer has {converted.vocab_size} ids, but the "
-            f"model only {source.config.vocab_size}; give the model's own with --tokenizer "
-            "tokenizer.json"
-        )
-    return converted
-
-
-def _with_special_tokens(source: Checkpoint, converted: ExportedTokenizer) -> Checkpoint:
-    config = msgspec.structs.replace(
-        source.config, bos_id=converted.bos_id, eos_ids=converted.eos_ids
-    )
-    missing = () if converted.eos_ids else (NO_END,)
-    return replace(source, config=config, notes=source.notes + converted.notes + missing)

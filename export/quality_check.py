@@ -43,6 +43,14 @@ BETTER = {
 DIGITS = 3
 
 
+class TooFarError(ExportError):
+    """Bundle that diverges from its checkpoint more than max_kl allows."""
+
+    def __init__(self, message: str, nats: float) -> None:
+        super().__init__(message)
+        self.nats = nats
+
+
 def accept(
     job: Job, journal: Journal, peaks: dict[str, F32], ids: list[int], expected: F32
 ) -> Manifest:
@@ -50,7 +58,7 @@ def accept(
 
     A prefill graph that is less exact than the decoding graph is dropped, unless it was asked for.
     peaks: as OnnxBackbone takes them; ids: tokens to compare on; expected: their logits [T, V].
-    Raises ExportError for a bundle that diverges from its checkpoint more than max_kl allows.
+    Raises TooFarError for a bundle that diverges from its checkpoint more than max_kl allows.
     """
     options, format, notes = job.options, job.format, job.source.notes
     computed = _logits(job, _manifest(job, journal, format), ids)
@@ -85,10 +93,11 @@ def accept(
 def _check_divergence(job: Job, found: float, tokens: int) -> None:
     limit = job.options.max_kl
     if limit is not None and found > limit:
-        raise ExportError(
+        raise TooFarError(
             f"{job.source.path}: the exported model's mean divergence from the checkpoint is "
             f"{found:g} nats over {tokens} tokens, max_kl allows {limit:g}; take more bits "
-            f"{BETTER[job.options.runs_on]}, or raise max_kl; nothing was exported"
+            f"{BETTER[job.options.runs_on]}, or raise max_kl; nothing was exported",
+            found,
         )
 
 

@@ -18,9 +18,9 @@ from stem_edge.units import format_size
 DESCRIPTION = """\
 Rearrange a bundle's backbone for this processor, and keep it in the user's cache folder. Later
 loads map it: they are faster, and the system can take the memory of the weights back when it
-needs room. The first load of a large bundle does this by itself. Preparing needs memory for the
-weights once, and about twice their size on disk. It also measures which graph is faster for
-prompts."""
+needs room. The first load of a large bundle does this by itself. Preparing needs about twice the
+size of the weights on disk, but little memory, since it takes one matrix at a time. It also
+measures which graph is faster for prompts."""
 
 EPILOG = """\
 examples:

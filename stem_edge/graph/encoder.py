@@ -17,6 +17,8 @@ IR_VERSION = 10
 VARINT, FIXED32, LENGTH = 0, 5, 2  # wire types
 FLOAT, INT, STRING, TENSOR, INTS = 1, 2, 3, 4, 7  # AttributeProto.AttributeType
 EXTERNAL = 1  # TensorProto.DataLocation
+_SMALL = tuple(bytes([value]) for value in range(0x80))  # varints of one byte, which most are
+PACKED = "prepacked_0"  # key in the external_data of a tensor, of onnxruntime
 
 
 def encode(graph: Graph) -> bytes:
@@ -58,7 +60,7 @@ def _attribute(name: str, value: Attribute) -> bytes:
         case int():
             kind, data = INT, _int(3, value)
         case float():
-            kind, data = FLOAT, _key(2, FIXED32) + struct.pack("<f", value)
+            kind, data = FLOAT, _varint(2 << 3 | FIXED32) + struct.pack("<f", value)
         case str():
             kind, data = STRING, _text(4, value)
         case Tensor():
@@ -74,6 +76,7 @@ def _tensor(tensor: Tensor) -> bytes:
     if tensor.data is not None:
         return about + with_length(9, tensor.data)
     place = {"location": tensor.file, "offset": str(tensor.offset), "length": str(tensor.nbytes)}
+    place |= {PACKED: tensor.packed} if tensor.packed else {}
     entries = (with_length(13, _text(1, key) + _text(2, value)) for key, value in place.items())
     return about + b"".join(entries) + _int(14, EXTERNAL)
 
@@ -87,6 +90,8 @@ def _value(name: str, value: Value) -> bytes:
 
 
 def _varint(value: int) -> bytes:
+    if 0 <= value < 0x80:
+        return _SMALL[value]
     value &= (1 << 64) - 1  # protobuf writes negative numbers as 64-bit two's complement
     made = bytearray()
     while value > 0x7F:
@@ -96,16 +101,12 @@ def _varint(value: int) -> bytes:
     return bytes(made)
 
 
-def _key(field: int, wire: int) -> bytes:
-    return _varint(field << 3 | wire)
-
-
 def _int(field: int, value: int) -> bytes:
-    return _key(field, VARINT) + _varint(value)
+    return _varint(field << 3 | VARINT) + _varint(value)
 
 
 def with_length(field: int, data: bytes) -> bytes:
-    return _key(field, LENGTH) + _varint(len(data)) + data
+    return _varint(field << 3 | LENGTH) + _varint(len(data)) + data
 
 
 def _text(field: int, text: str) -> bytes:

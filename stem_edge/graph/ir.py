@@ -66,6 +66,7 @@ class Tensor:
     data: bytes | None = None  # None: they are in `file`
     file: str = ""
     offset: int = 0  # bytes
+    packed: str = ""  # where the packed form is, in the words of onnxruntime
 
     @property
     def nbytes(self) -> int:

@@ -7,9 +7,9 @@ and a file needs no header: its size is all that can be wrong with its form.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from stem_edge.graph.formats import MatrixKind
@@ -103,7 +103,7 @@ class WeightPlan:
     def place(self, name: str, dtype: npt.DTypeLike, dims: tuple[int, ...]) -> Tensor:
         """Reserve the next aligned place in the file for a tensor, and return the tensor."""
         kind = ElementType.of(dtype)
-        nbytes = int(np.prod(dims, dtype=object)) * kind.bits // 8
+        nbytes = prod(dims) * kind.bits // 8
         alignment = LARGE_ALIGNMENT if nbytes >= LARGE_NBYTES else SMALL_ALIGNMENT
         offset = -(-self.nbytes // alignment) * alignment
         self.nbytes = offset + nbytes

@@ -75,8 +75,8 @@ class OrtLoader:
         """Prepack a large backbone for this processor, unless that was done before."""
         options, self._verdict = self._options, verdict
         if options.prepare:
-            self._prepared = self._place.prepared or prepacked.find_or_make(
-                self._bundle, options.cache_dir, options.cpus, options.progress, self._kv
+            self._prepared = prepacked.find_or_make(
+                self._place, options.cache_dir, options.cpus, options.progress, self._kv
             )
         self._may_prepare = self._prepared is not None
 

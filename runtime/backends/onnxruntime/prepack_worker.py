@@ -11,8 +11,6 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -23,12 +21,12 @@ import onnxruntime as ort
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import HEAD, PREFILL, REST, STEP
+from stem_edge.graph.names import PREFILL
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.packed_file import put_packed_first, share_weights
+from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.prepacked import (
     FORMAT,
     RECORD,
@@ -39,9 +37,7 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
     prepared_file,
     worth_preparing,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, joined_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.step_costs import SIZES, Probe, StepCosts, measure_steps
 from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placeholders
 from stem_edge.system.user_folder import cpu_digest
@@ -50,19 +46,18 @@ REFUSED = (
     f"onnxruntime {ort.__version__} computes other logits from packed weights on this processor"
 )
 ROUNDS = 3
-CHECKED_TOKENS = 4
 
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
-    for name, graph in worth_preparing(bundle, kv).items():
-        path = folder / prepared_file(name)
-        open_session(graph, threads, [CPU], save_to=path)
-        with contextlib.suppress(ValueError):  # if onnxruntime saves in another way
-            if name in (REST, HEAD) and (step := folder / prepared_file(STEP)).exists():
-                share_weights(path, step)
-            else:
-                put_packed_first(path)
+    packer, refused = Packer(bundle, folder, threads), ""
+    try:
+        for name, graph in worth_preparing(bundle, kv).items():
+            packer.pack(prepared_file(name), graph)
+    except OtherProductsError:
+        refused = REFUSED
+        for path in folder.iterdir():
+            path.unlink()
     files = {}
     for path in sorted(folder.iterdir()):
         _sync(path)  # otherwise a power cut could leave zeros for weights
@@ -75,13 +70,10 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         files=files,
         prefill=None,
         seconds={},
+        refused=refused,
     )
-    if not _computes_the_same(bundle, Prepacked(folder, record), threads, kv):
-        for name in files:
-            (folder / name).unlink()
-        record = msgspec.structs.replace(record, files={}, refused=REFUSED)
-    else:
-        prompt = _Prompt(bundle, Prepacked(folder, record), CHUNK_TOKENS, threads, kv)
+    if not refused:
+        prompt = _Prompt(bundle, Prepacked(folder, record), threads, kv)
         if (steps := prompt.measure_steps()) is not None:
             steps = msgspec.structs.replace(steps, threads=threads)
         record = msgspec.structs.replace(record, steps=steps)
@@ -93,42 +85,18 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     _sync(folder / RECORD)
 
 
-def _computes_the_same(bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> bool:
-    """Return whether the prepacked graphs give the same logits, bit for bit, as the plain ones."""
-    expected, found = (
-        _logits(_Prompt(bundle, source, CHECKED_TOKENS, threads, kv)) for source in (None, prepared)
-    )
-    return all(map(partial(np.array_equal, equal_nan=True), expected, found))
-
-
-def _logits(prompt: _Prompt) -> list[F32]:
-    found = []
-    for prefill in sorted({False, prompt.has_prefill}):
-        try:
-            found.append(prompt.take(prefill=prefill).copy())
-        except NotFiniteError:  # possible with placeholder rows, and then must happen in both
-            found.append(np.full(1, np.nan, np.float32))
-    return found
-
-
 class _Prompt:
-    """A prompt chunk to compute repeatedly, with plain graphs or prepacked ones."""
+    """A prompt chunk to compute repeatedly with prepacked graphs."""
 
-    def __init__(
-        self, bundle: Bundle, prepared: Prepacked | None, tokens: int, threads: int, kv: KvType
-    ) -> None:
+    def __init__(self, bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> None:
         config, layout = bundle.manifest.model, bundle.manifest.tables
         self.has_prefill = bundle.manifest.has_prefill
-        self._tokens = min(tokens, config.max_context)
-        length = min(tokens + max(SIZES), config.max_context)
+        self._tokens = min(CHUNK_TOKENS, config.max_context)
+        length = min(CHUNK_TOKENS + max(SIZES), config.max_context)
         slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
         self._ids = np.arange(length) % config.vocab_size
         self._slots = placeholder_rows(slots, length)
-        graphs: Mapping[str, Path | GraphSource] = (
-            joined_graphs(bundle, prefill=self.has_prefill, kv=kv)
-            if prepared is None
-            else graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
-        )
+        graphs = graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
         self._backend = OrtBackend(config, graphs, slots, threads, [CPU], kv=kv)
         self._context = self._backend.open_context(length)
 

@@ -1,9 +1,9 @@
 """The prepared backbone: graphs with weights packed once for this processor, and then mapped.
 
 onnxruntime packs matrices into anonymous memory on loading, which the system cannot reclaim. It can
-also save the packed graph and map its weights from there, so that the weights of a loaded model are
-pages of a file. Saving takes once the memory that is saved later, so a child process does it; it
-also measures which graph is faster for prompts.
+also save what it packed and map it from there, so that the weights of a loaded model are pages of a
+file. A child process does it (prepack_worker.py), because native code keeps some of the memory that
+it takes; it also measures which graph is faster for prompts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED
 from stem_edge.progress import Progress
@@ -34,6 +35,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     GraphSource,
     cpu_graphs,
     joined_graphs,
+    joined_parts,
 )
 from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.system.child import Ended, last_line, module_command, signal_name
@@ -46,9 +48,8 @@ MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 # Smaller backbones are not worth files in the cache folder, since they load fast and take little.
 LEAST_NBYTES = 64 << 20
-# The files hold every matrix both plain and packed, and packing pads a little; plain ones of a graph
-# are there twice while they are moved.
-FILES_OVER_DATA = 2.5
+# The files hold every matrix both plain and packed, and packing pads a little.
+FILES_OVER_DATA = 2.2
 POLL_SECONDS = 0.1
 ANYWAY = "it still runs correctly, but loading takes longer and more memory"
 
@@ -110,7 +111,7 @@ def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> 
 
 
 def find_or_make(
-    bundle: Bundle,
+    found: Place,
     cache_dir: str | Path | None,
     threads: int,
     progress: bool | None,
@@ -120,11 +121,11 @@ def find_or_make(
 
     A failure that would happen again is recorded, so that it is warned of only once.
     """
-    found = place(bundle, cache_dir, kv)
+    found = found._replace(record=read_prepared(found.folder))  # another process may have made it
     if found.record is not None or not found.is_worth_it:
         return found.prepared
     try:
-        return make(bundle, cache_dir, threads, progress, kv)
+        return make(found.bundle, cache_dir, threads, progress, kv)
     except BackendError as error:
         warnings.warn(NotPrepared(str(error)), stacklevel=3)
         return None
@@ -226,9 +227,9 @@ def prepared_file(graph: str) -> str:
     return f"{graph}.onnx"
 
 
-def worth_preparing(bundle: Bundle, kv: KvType) -> dict[str, GraphSource]:
+def worth_preparing(bundle: Bundle, kv: KvType) -> dict[str, Graph]:
     """Return the graphs with packed matrices; an embedding is read in place anyway."""
-    graphs = joined_graphs(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
+    graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
     return {name: graph for name, graph in graphs.items() if name != EMBED}
 
 

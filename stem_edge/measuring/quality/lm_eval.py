@@ -123,7 +123,7 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     @property
     def prefix_token_id(self) -> int:
         """Id of the token from which the first token of a text is predicted."""
-        for token in (*self._begin, self.eot_token_id, self.model.config.bos_id):
+        for token in (*self._begin, self.model.config.bos_id, self.eot_token_id):  # as HFLM has it
             if token is not None:
                 return token
         raise InputError(

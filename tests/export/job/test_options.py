@@ -87,7 +87,7 @@ def test_the_engine_follows_from_the_type(
 @pytest.mark.parametrize(
     ("options", "target"),
     [
-        ({}, Target(nats=0.05)),
+        ({}, Target(nats=0.042)),
         ({"quality": "small"}, Target(nats=0.1)),
         ({"quality": "small", "max_kl": 0.01}, Target(nats=0.1)),
         ({"max_kl": 0.01}, Target(nats=0.005)),
@@ -100,3 +100,20 @@ def test_the_engine_follows_from_the_type(
 )
 def test_types_are_chosen_for_one_target(options: dict[str, Any], target: Target | None) -> None:
     assert ExportOptions(**options).target == target
+
+
+@pytest.mark.parametrize(
+    ("options", "nats", "aim"),
+    [
+        ({"max_kl": 0.04}, 0.07, 0.2),  # 0.7 of what is left of 0.5
+        ({"max_kl": 0.04, "aim": 0.2}, 0.05, 0.0),
+        ({"max_kl": 0.04, "aim": 0.0}, 0.05, None),
+        ({"max_kl": 0.04, "quality": "small"}, 0.05, None),
+        ({"max_kl": 0.04, "size": "2MB"}, 0.05, None),
+        ({"max_kl": 0.04, "backbone": "int8"}, 0.05, None),
+        ({}, 0.05, None),
+    ],
+)
+def test_types_closer_to_the_limit(options: dict[str, Any], nats: float, aim: float | None) -> None:
+    closer = ExportOptions(**options).closer(nats)
+    assert (None if closer is None else closer.aim) == (None if aim is None else pytest.approx(aim))

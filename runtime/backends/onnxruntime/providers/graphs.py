@@ -41,24 +41,35 @@ def cpu_graphs(
 
     without: names of graphs that are not wanted, because encoding takes time.
     """
-    described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
-    graphs = decoding(*described, kv=kv).graphs
-    graphs |= prompts(*described, kv=kv).graphs if prefill else {}
-    return _sources(bundle, {n: graph for n, graph in graphs.items() if n not in without})
+    return _sources(bundle, _separate(bundle, prefill=prefill, without=without, kv=kv))
 
 
 def joined_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, GraphSource]:
-    """Return graphs that compute the same bits in fewer runs, the joined one first.
+    """Return graphs that compute the same bits in fewer runs, the joined one first."""
+    return _sources(bundle, joined_parts(bundle, prefill=prefill, kv=kv))
+
+
+def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, Graph]:
+    """Return the graphs of `joined_graphs` before they are encoded.
 
     `rest` and `head`, whose weights it has as well, are there only to complete steps of `prefill`.
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     if kv == "fp16" and io.REST in io.layer_graphs(bundle.manifest.model):
         # onnxruntime would give layers that borrow K and V those of the step before rounding.
-        return cpu_graphs(bundle, prefill=prefill, kv=kv)
-    step = _sources(bundle, {io.STEP: joined(*described, kv=kv)})
+        return _separate(bundle, prefill=prefill, kv=kv)
     without = (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD)))
-    return step | cpu_graphs(bundle, prefill=prefill, without=without, kv=kv)
+    others = _separate(bundle, prefill=prefill, without=without, kv=kv)
+    return {io.STEP: joined(*described, kv=kv), **others}
+
+
+def _separate(
+    bundle: Bundle, *, prefill: bool, without: Collection[str] = (), kv: KvType
+) -> dict[str, Graph]:
+    described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
+    graphs = decoding(*described, kv=kv).graphs
+    graphs |= prompts(*described, kv=kv).graphs if prefill else {}
+    return {name: graph for name, graph in graphs.items() if name not in without}
 
 
 def variant_graphs(bundle: Bundle, variant: Variant) -> dict[str, GraphSource]:

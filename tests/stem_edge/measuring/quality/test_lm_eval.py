@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,18 @@ def test_texts_from_the_command_line_are_converted() -> None:
 def test_options_that_are_wrong(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         StemEdgeLM(**options)
+
+
+@pytest.mark.parametrize(
+    ("begin", "bos", "eos", "prefix"),
+    [([5], 1, 2, 5), ([], 1, 2, 1), ([], None, 2, 2), ([], 0, None, 0)],
+)
+def test_the_token_before_a_text_is_that_of_the_harness(
+    begin: list[int], bos: int | None, eos: int | None, prefix: int
+) -> None:
+    config = SimpleNamespace(bos_id=bos)
+    parts = SimpleNamespace(_begin=begin, eot_token_id=eos, model=SimpleNamespace(config=config))
+    assert StemEdgeLM.prefix_token_id.__get__(parts) == prefix
 
 
 def test_the_boundary_between_context_and_continuation(model: StemEdgeLM) -> None:

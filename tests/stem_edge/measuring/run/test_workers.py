@@ -264,9 +264,10 @@ def test_nothing_runs_before_the_engine_is_loaded() -> None:
 def test_folders_of_a_prepared_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = demo(engine="onnxruntime", cache_dir=str(tmp_path))
     assert subject.prepared_folders() == ()
-    assert prepared.find_or_make(open_bundle(DEMO), tmp_path, 1, None) is None  # too small
+    found = prepared.place(open_bundle(DEMO), tmp_path)
+    assert prepared.find_or_make(found, tmp_path, 1, None) is None  # too small
     monkeypatch.setattr(prepared, "LEAST_NBYTES", 0)
-    assert prepared.find_or_make(open_bundle(DEMO), tmp_path, 1, None)
+    assert prepared.find_or_make(found, tmp_path, 1, None)
     (folder,) = subject.prepared_folders()
     assert folder.is_dir() and folder.is_relative_to(tmp_path)
     assert {DEMO.resolve(), folder} < {path.parent for path in subject.files()}

@@ -1,0 +1,76 @@
+"""Making the job of an export: what its tables and matrices will be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.bundle.footprint import kinds_of
+from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import ExportError
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.job.job import Job
+from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.recipe import choose_types, stored_once
+from stem_edge.export.job.table_plan import TablePlan, plan_tables
+from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
+from stem_edge.ggml.library import Ggml
+from stem_edge.graph.formats import BackboneFormat, GgufFormat, MatrixKind
+from stem_edge.progress import Progress
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.token_counts import count_tokens
+
+
+def make_job(
+    folder: Path,
+    source: Checkpoint,
+    converted: ExportedTokenizer,
+    options: ExportOptions,
+    text_ids: npt.NDArray[np.int64],
+    base: Bundle | None,
+    ggml: Ggml | None,
+) -> Job:
+    """Plan the tables, and choose types by measuring unless the options say them."""
+    given = text_ids if options.calibration is not None else text_ids[:0]
+    counts, plan = count_tokens(given, source.config.vocab_size), None
+    if (tables := options.stored_tables) is not None:
+        plan = plan_tables(source, tables.kind, tables.group_size, tables.frequent, counts)
+    elif base is not None and (format := base.manifest.table_format) is not None:
+        plan = TablePlan(format)
+    layout = plan.format.tables if plan else None
+    chosen = _chosen_format(source, options, layout, text_ids)
+    return Job(folder, source, converted, options, chosen, text_ids, counts, plan, base, ggml)
+
+
+def _chosen_format(
+    source: Checkpoint,
+    options: ExportOptions,
+    layout: RecordLayout | None,
+    text_ids: npt.NDArray[np.int64],
+) -> BackboneFormat | GgufFormat:
+    """Return the backbone's format, with types that are measured unless the options say them."""
+    format, target = options.format, options.target
+    if not isinstance(format, BackboneFormat):
+        return format
+    format = stored_once(source.config, format)
+    if target is not None:
+        parameters = 4 * source.config.backbone_parameters
+        with Progress(parameters, "choosing types", options.progress) as bar:
+            part = parameters // source.config.n_layers
+            format = choose_types(
+                source, layout, format, options.fixed, target, text_ids, lambda: bar.advance(part)
+            )
+    return stored_once(source.config, format)
+
+
+def check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int] | None) -> None:
+    """Raise ExportError for kinds of matrices that the checkpoint does not have."""
+    known = kinds_of(source.config)
+    if absent := sorted((bits or {}).keys() - known):
+        raise ExportError(
+            f"{source.path}: has no matrix of the kind {absent[0]!r} named in bits; expected some of "
+            f"{', '.join(sorted(known))}"
+        )

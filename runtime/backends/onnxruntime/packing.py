@@ -1,0 +1,158 @@
+"""Packs the matrices of a graph one at a time, so that it takes the memory of one of them.
+
+onnxruntime packs all matrices of a graph when it loads it, and can save what it packed, but holds
+all of them in memory meanwhile. So each matrix is loaded and saved in a graph of its own, and the
+packed forms are put together in the file of weights of the whole graph.
+
+onnxruntime reads plain matrices only while it loads a graph, and computes with the packed ones. So
+plain ones lie apart: where memory is short, the system drops pages and reads them again with their
+neighbours, which are then what the next products need.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.bundle.opening import Bundle
+from stem_edge.files import disk
+from stem_edge.graph.encoder import encode
+from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
+from stem_edge.graph.weight_plan import WeightPlan
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.onnxruntime.packed_file import PackedForm, packed_forms
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, graph_source
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
+from stem_edge.system.memory import return_freed_memory
+
+# Operators that pack their second input -> type of their first one.
+ACTIVATIONS = {
+    "FusedMatMul": np.float32,
+    "MatMulIntegerToFloat": np.uint8,
+    "MatMulNBits": np.float32,
+}
+CHECKED_TOKENS = (1, 4)  # kernels for one token are others than those for several
+PIECE_NBYTES = 8 << 20
+
+
+class OtherProductsError(Exception):
+    """onnxruntime multiplies with a saved matrix otherwise than with the plain one."""
+
+
+class Packer:
+    """Writes graphs over packed weights to a folder; those of one bundle share their weights."""
+
+    def __init__(self, bundle: Bundle, folder: Path, threads: int) -> None:
+        self._bundle, self._folder, self._threads = bundle, folder, threads
+        self._placed: dict[Tensor, Tensor] = {}  # of the bundle -> in the folder
+
+    def pack(self, name: str, graph: Graph) -> None:
+        """Write a graph, and the weights that no graph before it had, to name and name.data.
+
+        Raises OtherProductsError, OSError, and what `open_session` raises.
+        """
+        path = self._folder / name
+        if any(tensor.file and tensor not in self._placed for tensor in graph.tensors.values()):
+            with path.with_name(f"{name}.data").open("w+b", buffering=0) as file:
+                self._gather(graph, file, WeightPlan(f"{name}.data"))
+        path.write_bytes(encode(self._over_packed(graph)))
+
+    def _gather(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
+        """Write the weights of a graph: plain matrices, then packed ones and everything else."""
+        nodes = {node.inputs[1]: node for node in graph.nodes if node.op in ACTIVATIONS}
+        fresh = {n: t for n, t in graph.tensors.items() if t.file and t not in self._placed}
+        for name in sorted(fresh, key=lambda name: name not in nodes):
+            tensor = fresh[name]
+            place = _place(plan, tensor.nbytes)
+            self._placed[tensor] = replace(tensor, file=plan.file, offset=place)
+            with os.fdopen(disk.open_file(self._bundle.file(tensor.file)), "rb") as source:
+                _copy(source, tensor.offset, file, place, tensor.nbytes)
+        for node in nodes.values():
+            if node.inputs[1] in fresh:
+                self._pack_matrix(_alone(graph, node), file, plan)
+
+    def _pack_matrix(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
+        """Append the packed forms of a graph of one product, and compare its products with them."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            saved, plain = Path(folder) / "graph.onnx", graph_source(self._bundle, "product", graph)
+            expected = self._products(graph, plain, saved)
+            with saved.with_name("graph.onnx.data").open("rb") as source:
+                for name, form in packed_forms(saved).items():
+                    tensor = graph.tensors[name]
+                    text = _append(form, source, file, plan)
+                    self._placed[tensor] = replace(self._placed[tensor], packed=text)
+        packed = GraphSource("product", encode(self._over_packed(graph)), self._folder)
+        for first, second in zip(expected, self._products(graph, packed), strict=True):
+            if not np.array_equal(first, second, equal_nan=True):
+                raise OtherProductsError(graph.nodes[0].outputs[0])
+
+    def _over_packed(self, graph: Graph) -> Graph:
+        tensors = {name: self._placed.get(t, t) for name, t in graph.tensors.items()}
+        return replace(graph, tensors=tensors)
+
+    def _products(
+        self, graph: Graph, source: GraphSource, save_to: Path | None = None
+    ) -> list[F32]:
+        """Return products of noise, of one token and of several."""
+        session = open_session(source, self._threads, [CPU], save_to=save_to)
+        (x,) = graph.inputs
+        try:
+            return [session.run(None, {x: noise})[0] for noise in _noise(graph)]
+        finally:
+            del session
+            return_freed_memory()
+
+
+def _alone(graph: Graph, node: Node) -> Graph:
+    """Return a graph of one product of a graph, with activations as its input."""
+    tensors = {name: graph.tensors[name] for name in node.inputs if name in graph.tensors}
+    alone = Graph(nodes=[node], tensors=tensors)
+    dims = tensors[node.inputs[1]].dims
+    width = dims[-1] if node.attributes.get("transB") else dims[0]
+    if node.op == "MatMulNBits":
+        width = node.size("K")
+    alone.input(node.inputs[0], ACTIVATIONS[node.op], [1, "T", width])
+    alone.output(node.outputs[0], np.float32, None)
+    return alone
+
+
+def _noise(graph: Graph) -> Iterator[npt.NDArray[Any]]:
+    (value,) = graph.inputs.values()
+    *_, width = value.shape or ()
+    rng = np.random.default_rng(0)
+    for tokens in CHECKED_TOKENS:
+        size = (1, tokens, int(width))
+        if value.type == ElementType.UINT8:
+            yield rng.integers(0, 256, size, np.uint8)
+        else:
+            yield rng.standard_normal(size, np.float32)
+
+
+def _append(form: PackedForm, source: IO[bytes], file: IO[bytes], plan: WeightPlan) -> str:
+    """Append the bytes of a packed form; return the text that says where they are."""
+    texts = [form.key]
+    for offset, nbytes, *rest in form.places:
+        place = _place(plan, nbytes)
+        _copy(source, offset, file, place, nbytes)
+        texts.append(";".join(map(str, (place, nbytes, *rest))))
+    return "|".join(texts)
+
+
+def _place(plan: WeightPlan, nbytes: int) -> int:
+    return plan.place("", np.uint8, (nbytes,)).offset
+
+
+def _copy(source: IO[bytes], start: int, target: IO[bytes], to: int, nbytes: int) -> None:
+    source.seek(start)
+    target.seek(to)
+    for at in range(0, nbytes, PIECE_NBYTES):
+        piece = source.read(min(PIECE_NBYTES, nbytes - at))
+        target.write(piece)
