@@ -74,10 +74,10 @@ def idle(target: Target) -> Iterator[str]:
 
 
 def unread(target: Target) -> Iterator[str]:
-    """100 clients ask for much and read nothing."""
+    """20 clients ask for much and read nothing."""
     asked = request("tokenize", _text("a b " * 8000))
     with ExitStack() as held:
-        clients = [held.enter_context(target.connected(asked)) for _ in range(100)]
+        clients = [held.enter_context(target.connected(asked)) for _ in range(20)]
         time.sleep(target.seconds)
         yield from ("asked" for _ in clients)
 
@@ -85,7 +85,7 @@ def unread(target: Target) -> Iterator[str]:
 def pieces(target: Target) -> Iterator[str]:
     """3 MB to tokenize with pieces, then the most that is allowed, four at a time."""
     yield target.post("tokenize", _text("\u0f0b" * (1 << 20)))
-    yield from _together(4, lambda: target.post("tokenize", _text("\u0f0b" * 43_600)))
+    yield from _together(4, lambda: target.post("tokenize", _text("\u0f0b" * 21_800)))
 
 
 def chunks(target: Target) -> Iterator[str]:

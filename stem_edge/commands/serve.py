@@ -26,7 +26,7 @@ from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.serving import app
 from stem_edge.serving.budget import of_model
 from stem_edge.serving.compute import END_SECONDS, Compute
-from stem_edge.serving.connections.config import BACKLOG, config_of, room
+from stem_edge.serving.connections.config import QUEUE, config_of, room
 from stem_edge.serving.connections.quiet_log import quiet_log
 
 SEQUENCES = 8  # answers computed together, if memory allows
@@ -188,10 +188,10 @@ class _Server(uvicorn.Server):
         self._began, self._loading = time.monotonic(), True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, with the usual queue: asyncio's accepts as many at once as it is long."""
+        """Begin to listen, with a long queue: asyncio accepts as many at once as its own is long."""
         await super().startup(sockets)
         for listening in sockets or ():
-            listening.listen(BACKLOG)
+            listening.listen(QUEUE)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end; at the second signal, tell those that are left; at the third, just end."""

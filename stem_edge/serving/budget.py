@@ -8,7 +8,6 @@ from stem_edge.system.memory import own_memory, return_freed_memory
 from stem_edge.units import format_size, parse_size
 
 REQUESTS_NBYTES = 64 << 20
-MOST_WAITING = 64  # requests that wait for a thread with what was made of their bodies
 
 
 def memory_limit(model: Model) -> int:

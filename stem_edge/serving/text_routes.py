@@ -51,7 +51,8 @@ async def tokenize(request: Request) -> Response:
     nbytes = len(body.content.encode(errors="surrogatepass"))
     if nbytes > MOST_NBYTES:
         raise RefusalError(
-            f"content has {nbytes:,} bytes; expected at most {MOST_NBYTES:,}; send it in parts", "content"
+            f"content has {nbytes:,} bytes; expected at most {MOST_NBYTES:,}; send it in parts",
+            "content",
         )
     return await _told(request, lambda: _tokenized(model, body))
 

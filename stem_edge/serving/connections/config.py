@@ -12,7 +12,8 @@ from stem_edge.serving.connections.connection import Connection
 from stem_edge.serving.connections.turns import REQUEST
 
 MAX_CONNECTIONS = 1000
-BACKLOG = 128  # connections that wait to be accepted, and most that are accepted in a turn
+BACKLOG = 128  # connections that are accepted in a turn of the event loop
+QUEUE = 1024  # that wait to be accepted; one that finds no place tries again after a second
 ENDING = (
     4  # turns of the event loop from accepting a connection to the end of the one that makes room
 )
