@@ -57,6 +57,7 @@ class Turns(HttpToolsProtocol):
         self._most, self.limit_concurrency = self.limit_concurrency, None
         self._running: RequestResponseCycle | None = None  # whose answer is not yet sent
         self._in_head = False  # the head of a request has begun to come
+        self._chunks = list[bytes]()  # of a body, as they are read
         self._head_nbytes = self._wire_nbytes = self._body_nbytes = 0
         self._wait: Wait | None = None
         self.waits_since: float | None = None  # for its client
