@@ -9,7 +9,7 @@ from functools import cached_property
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import crowding, prefill_refusal
+from stem_edge.bundle.prefill_check import crowding, prefill_refusal, tried
 from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
@@ -24,6 +24,11 @@ from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import memory_limit
 from stem_edge.tables.rows import RecordLayout
+
+UNMEASURED = (
+    "whether it is exact on this processor is measured when the backbone is prepared, which it is not; "
+    "prefill_graph=True uses it nevertheless"
+)
 
 
 def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
@@ -84,7 +89,7 @@ class OrtLoader:
         (prefill, refused), path = self._prompts(), self._bundle.path
         footprint = footprint_of(self._bundle.manifest, "onnxruntime").with_kv(self._kv)
         threads = self._options.cpus
-        prepared = self._prepared is not None or (self._may_prepare and self._place.is_worth_it)
+        prepared = self._will_be_prepared
         needs = cpu_needs(footprint, context, threads, prepared=prepared, prefill=prefill)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
         return replace(needs, prefill_refused=refused, saving=saving)
@@ -97,6 +102,10 @@ class OrtLoader:
         graphs = prepacked.graph_sources(self._bundle, self._prepared, prefill=prefill, kv=kv)
         config = self._bundle.manifest.model
         return OrtBackend(config, graphs, slots, self._options.cpus, [CPU], kv=kv)
+
+    @property
+    def _will_be_prepared(self) -> bool:
+        return self._prepared is not None or (self._may_prepare and self._place.is_worth_it)
 
     @cached_property
     def _place(self) -> prepacked.Place:
@@ -120,6 +129,10 @@ class OrtLoader:
             with contextlib.suppress(InputError):  # raised if there is no cache folder
                 verdict = Records(bundle, "onnxruntime", options.cache_dir).verdict()
         measured = verdict.prefill_from_decode if verdict else None
+        if prepared is not None and prepared.record.prefill_from_decode is not None:
+            measured = prepared.record.prefill_from_decode
         refused = prefill_refusal(bundle.manifest, measured)
+        if measured is None and not self._will_be_prepared and not tried(bundle.manifest):
+            refused = UNMEASURED
         refused = refused or crowding(footprint_of(bundle.manifest, "onnxruntime"), memory_limit())
         return not refused, refused

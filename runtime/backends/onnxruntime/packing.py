@@ -51,7 +51,7 @@ class Packer:
     """Writes graphs over packed weights to a folder; those of one bundle share their weights."""
 
     def __init__(self, bundle: Bundle, folder: Path, threads: int) -> None:
-        self._bundle, self._folder, self._threads = bundle, folder, threads
+        self.folder, self._bundle, self._threads = folder, bundle, threads
         self._placed: dict[Tensor, Tensor] = {}  # of the bundle -> in the folder
 
     def pack(self, name: str, graph: Graph) -> None:
@@ -59,11 +59,15 @@ class Packer:
 
         Raises OtherProductsError, OSError, and what `open_session` raises.
         """
-        path = self._folder / name
+        path = self.folder / name
         if any(tensor.file and tensor not in self._placed for tensor in graph.tensors.values()):
             with path.with_name(f"{name}.data").open("w+b", buffering=0) as file:
                 self._gather(graph, file, WeightPlan(f"{name}.data"))
         path.write_bytes(encode(self._over_packed(graph)))
+
+    def source(self, name: str, graph: Graph) -> GraphSource:
+        """Return a graph over weights that were packed for others."""
+        return GraphSource(name, encode(self._over_packed(graph)), self.folder)
 
     def _gather(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
         """Write the weights of a graph: plain matrices, then packed ones and everything else."""
@@ -81,7 +85,7 @@ class Packer:
 
     def _pack_matrix(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
         """Append the packed forms of a graph of one product, and compare its products with them."""
-        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             saved, plain = Path(folder) / "graph.onnx", graph_source(self._bundle, "product", graph)
             expected = self._products(graph, plain, saved)
             with saved.with_name("graph.onnx.data").open("rb") as source:
@@ -89,8 +93,8 @@ class Packer:
                     tensor = graph.tensors[name]
                     text = _append(form, source, file, plan)
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
-        packed = GraphSource("product", encode(self._over_packed(graph)), self._folder)
-        for first, second in zip(expected, self._products(graph, packed), strict=True):
+        found = self._products(graph, self.source("product", graph))
+        for first, second in zip(expected, found, strict=True):
             if not np.array_equal(first, second, equal_nan=True):
                 raise OtherProductsError(graph.nodes[0].outputs[0])
 

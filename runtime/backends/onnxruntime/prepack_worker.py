@@ -21,12 +21,13 @@ import onnxruntime as ort
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import PREFILL
+from stem_edge.graph.names import EMBED, PREFILL
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
+from stem_edge.runtime.backends.onnxruntime.prefill_measure import prefill_divergence
 from stem_edge.runtime.backends.onnxruntime.prepacked import (
     FORMAT,
     RECORD,
@@ -36,6 +37,11 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
     marks,
     prepared_file,
     worth_preparing,
+)
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    GraphSource,
+    graph_source,
+    joined_parts,
 )
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.step_costs import SIZES, Probe, StepCosts, measure_steps
@@ -73,16 +79,36 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         refused=refused,
     )
     if not refused:
-        prompt = _Prompt(bundle, Prepacked(folder, record), threads, kv)
-        if (steps := prompt.measure_steps()) is not None:
-            steps = msgspec.structs.replace(steps, threads=threads)
-        record = msgspec.structs.replace(record, steps=steps)
-        if bundle.manifest.has_prefill:
-            seconds = _measure(prompt)
-            faster = seconds["prefill"] < seconds["decode"]
-            record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
+        record = _measured(record, bundle, packer, threads, kv)
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
     _sync(folder / RECORD)
+
+
+def _measured(
+    record: Prepared, bundle: Bundle, packer: Packer, threads: int, kv: KvType
+) -> Prepared:
+    """Return the record with what is measured with the prepared graphs."""
+    if bundle.manifest.has_prefill:
+        diverges = prefill_divergence(bundle, _probed(bundle, packer))
+        record = msgspec.structs.replace(record, prefill_from_decode=diverges)
+    prompt = _Prompt(bundle, Prepacked(packer.folder, record), threads, kv)
+    if (steps := prompt.measure_steps()) is not None:
+        steps = msgspec.structs.replace(steps, threads=threads)
+    record = msgspec.structs.replace(record, steps=steps)
+    if bundle.manifest.has_prefill:
+        seconds = _measure(prompt)
+        faster = seconds["prefill"] < seconds["decode"]
+        record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
+    return record
+
+
+def _probed(bundle: Bundle, packer: Packer) -> dict[str, GraphSource]:
+    """Return graphs with float32 keys and values over the packed weights."""
+    graphs = joined_parts(bundle, prefill=True)
+    return {
+        name: graph_source(bundle, name, graph) if name == EMBED else packer.source(name, graph)
+        for name, graph in graphs.items()
+    }
 
 
 class _Prompt:

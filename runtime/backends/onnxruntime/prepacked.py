@@ -23,6 +23,7 @@ import msgspec
 import onnxruntime as ort
 
 from stem_edge.bundle.opening import Bundle
+from stem_edge.bundle.prefill_check import TRIED_NBYTES, matrices_nbytes
 from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
@@ -41,13 +42,13 @@ from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.system.child import Ended, last_line, module_command, signal_name
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
-FORMAT = 6
+FORMAT = 7
 FOLDER, RECORD = "prepared", "prepared.json"
 TEMPORARY = ".making-"  # prefix of a folder that is being filled, or was when its maker was killed
 MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 # Smaller backbones are not worth files in the cache folder, since they load fast and take little.
-LEAST_NBYTES = 64 << 20
+LEAST_NBYTES = TRIED_NBYTES
 # The files hold every matrix both plain and packed, and packing pads a little.
 FILES_OVER_DATA = 2.2
 POLL_SECONDS = 0.1
@@ -64,6 +65,8 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     files: dict[str, tuple[Size, int]]  # name -> size and mtime in ns, to notice changes
     prefill: bool | None  # whether the prefill graph is faster; None: there is none
     seconds: dict[str, float]  # graph -> time of a prompt chunk
+    # Divergence of the prefill graph from the decoding graph here, in nats; None: not measured.
+    prefill_from_decode: float | None = None
     steps: StepCosts | None = None  # of decoding; None if its context is too short for them
     refused: str = ""  # why nothing was prepared, and must not be tried again by a load
 
@@ -98,7 +101,7 @@ class Place(NamedTuple):
         """True if a load uses a prepared backbone, found or made."""
         if self.record is not None:
             return not self.record.refused
-        return matrices_nbytes(self.bundle) >= LEAST_NBYTES
+        return matrices_nbytes(self.bundle.manifest) > LEAST_NBYTES
 
 
 def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> Place:
@@ -174,7 +177,7 @@ def make(
     root = cache_folder(cache_dir)
     # The result is found by the checksums in the manifest, so the files must match them.
     Records(bundle, "onnxruntime", cache_dir).check_place()
-    wanted = int(FILES_OVER_DATA * matrices_nbytes(bundle))
+    wanted = int(FILES_OVER_DATA * matrices_nbytes(bundle.manifest))
     try:
         folder = root / FOLDER / f"{TEMPORARY}{os.getpid()}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -201,12 +204,6 @@ def make(
             f"{bundle.path}: the backbone cannot be prepared: {kept.record.refused}; {ANYWAY}"
         )
     return kept
-
-
-def matrices_nbytes(bundle: Bundle) -> int:
-    """Return the bytes of the weight files of all graphs."""
-    files = bundle.manifest.files
-    return sum(files[name].nbytes for name in (BACKBONE_DATA, PREFILL_DATA) if name in files)
 
 
 def graph_sources(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 import stem_edge
+from stem_edge.bundle import prefill_check
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.commands.main import main
@@ -118,6 +121,31 @@ def test_preparing_again_measures_steps_that_could_not_be_measured(
     with stem_edge.load(bundle, cache_dir=tmp_path, threads=1, speculate=True) as model:
         assert model.speculation is not None and model.speculation.costs != unsure
     assert module.make(open_bundle(bundle), tmp_path, 1, None).record.steps != unsure
+
+
+def test_preparing_measures_whether_the_graph_for_prompts_is_exact(bundle: Path, own: Path) -> None:
+    (folder,) = (own / "prepared").iterdir()
+    record, promised = read_prepared(folder), open_bundle(bundle).manifest.report
+    assert record is not None
+    assert record.prefill_from_decode == pytest.approx(promised.prefill_from_decode, rel=0.01)
+    fast = msgspec.structs.replace(record, prefill=True)
+    for found, refused in ((0.0, ""), (9.0, "it diverges 9 nats")):
+        record = msgspec.structs.replace(fast, prefill_from_decode=found)
+        (folder / RECORD).write_bytes(msgspec.json.encode(record))
+        with stem_edge.load(bundle, cache_dir=own) as model:
+            assert model.plan.prefill_refused.startswith(refused)
+            assert model.plan.prefill == (not refused)
+
+
+def test_a_large_graph_for_prompts_that_nobody_measured_is_not_used(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_check, "TRIED_NBYTES", 0)
+    plan = partial(stem_edge.memory_plan, bundle, cache_dir=tmp_path, trial=False)
+    refused = "is measured when the backbone is prepared"
+    assert refused in plan(prepare=False).prefill_refused and not plan(prepare=False).prefill
+    assert plan(prepare=False, prefill_graph=True).prefill
+    assert plan().prefill
 
 
 @pytest.mark.parametrize("faster", [True, False])
