@@ -35,8 +35,8 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
     Prepared,
     graph_sources,
     marks,
+    packable,
     prepared_file,
-    worth_preparing,
 )
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     GraphSource,
@@ -58,7 +58,7 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
     packer, refused = Packer(bundle, folder, threads), ""
     try:
-        for name, graph in worth_preparing(bundle, kv).items():
+        for name, graph in packable(bundle, kv).items():
             packer.pack(prepared_file(name), graph)
     except OtherProductsError:
         refused = REFUSED
@@ -104,11 +104,9 @@ def _measured(
 
 def _probed(bundle: Bundle, packer: Packer) -> dict[str, GraphSource]:
     """Return graphs with float32 keys and values over the packed weights."""
-    graphs = joined_parts(bundle, prefill=True)
-    return {
-        name: graph_source(bundle, name, graph) if name == EMBED else packer.source(name, graph)
-        for name, graph in graphs.items()
-    }
+    embed = joined_parts(bundle, prefill=False)[EMBED]
+    packed = {name: packer.source(name, graph) for name, graph in packable(bundle).items()}
+    return {EMBED: graph_source(bundle, EMBED, embed), **packed}
 
 
 class _Prompt:

@@ -28,6 +28,7 @@ from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.float_blocks import in_blocks
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED
@@ -224,10 +225,10 @@ def prepared_file(graph: str) -> str:
     return f"{graph}.onnx"
 
 
-def worth_preparing(bundle: Bundle, kv: KvType) -> dict[str, Graph]:
-    """Return the graphs with packed matrices; an embedding is read in place anyway."""
+def packable(bundle: Bundle, kv: KvType = "fp32") -> dict[str, Graph]:
+    """Return the graphs with matrices to be packed; an embedding is read in place anyway."""
     graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
-    return {name: graph for name, graph in graphs.items() if name != EMBED}
+    return {name: in_blocks(graph) for name, graph in graphs.items() if name != EMBED}
 
 
 def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType, bar: Progress) -> None:
