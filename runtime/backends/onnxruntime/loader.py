@@ -16,7 +16,7 @@ from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime import prepacked
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, resolve
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.step_costs import StepCosts
@@ -81,7 +81,12 @@ class OrtLoader:
         options, self._verdict = self._options, verdict
         if options.prepare:
             self._prepared = self._place.prepared or prepacked.find_or_make(
-                self._bundle, options.cache_dir, options.cpus, options.progress, self._kv
+                self._bundle,
+                options.cache_dir,
+                options.cpus,
+                options.progress,
+                self._kv,
+                options.memory,
             )
         self._may_prepare = self._prepared is not None
 
@@ -92,7 +97,9 @@ class OrtLoader:
         prepared = self._will_be_prepared
         needs = cpu_needs(footprint, context, threads, prepared=prepared, prefill=prefill)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
-        return replace(needs, prefill_refused=refused, saving=saving)
+        wanted = prepared and self._prepared is None and self._place.prepared is None
+        preparing = preparing_needs(footprint, threads) if wanted else None
+        return replace(needs, prefill_refused=refused, saving=saving, preparing=preparing)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         return ArraySlots(layout, count)

@@ -22,6 +22,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import onnxruntime as ort
 
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import TRIED_NBYTES, matrices_nbytes
 from stem_edge.bundle.verdicts import Records
@@ -33,6 +34,8 @@ from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED
 from stem_edge.progress import Progress
+from stem_edge.runtime.backends.memory_plan import Preparing
+from stem_edge.runtime.backends.onnxruntime.needs import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     GraphSource,
     cpu_graphs,
@@ -41,7 +44,9 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
 )
 from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.system.child import Ended, last_line, module_command, signal_name
+from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
+from stem_edge.units import format_size, parse_size
 
 FORMAT = 7
 FOLDER, RECORD = "prepared", "prepared.json"
@@ -50,8 +55,6 @@ MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 # Smaller backbones are not worth files in the cache folder, since they load fast and take little.
 LEAST_NBYTES = TRIED_NBYTES
-# The files hold every matrix both plain and packed, and packing pads a little.
-FILES_OVER_DATA = 2.2
 POLL_SECONDS = 0.1
 ANYWAY = "it still runs correctly, but loading takes longer and more memory"
 
@@ -120,6 +123,7 @@ def find_or_make(
     threads: int,
     progress: bool | None,
     kv: KvType = "fp32",
+    memory: int | str | None = None,
 ) -> Prepacked | None:
     """Return the prepared backbone, making it now if worth it; None, with a warning, on failure.
 
@@ -129,7 +133,7 @@ def find_or_make(
     if found.record is not None or not found.is_worth_it:
         return found.prepared
     try:
-        return make(bundle, cache_dir, threads, progress, kv)
+        return make(bundle, cache_dir, threads, progress, kv, memory)
     except BackendError as error:
         warnings.warn(NotPrepared(str(error)), stacklevel=3)
         return None
@@ -169,16 +173,19 @@ def make(
     threads: int,
     progress: bool | None = None,
     kv: KvType = "fp32",
+    memory: int | str | None = None,
 ) -> Prepacked:
     """Prepare a backbone, also one that was refused before.
 
-    Raises BundleError; BackendError if the cache folder cannot hold it, or if it computes other
-    logits, which is recorded.
+    memory: limit on the memory of this process and the one that prepares; default: what is free.
+    Raises BundleError; BackendError if memory or the cache folder is too small, or if it computes
+    other logits, which is recorded.
     """
     root = cache_folder(cache_dir)
+    needs = preparing_needs(footprint_of(bundle.manifest, "onnxruntime").with_kv(kv), threads)
+    _check_memory(bundle, needs, memory)
     # The result is found by the checksums in the manifest, so the files must match them.
     Records(bundle, "onnxruntime", cache_dir).check_place()
-    wanted = int(FILES_OVER_DATA * matrices_nbytes(bundle.manifest))
     try:
         folder = root / FOLDER / f"{TEMPORARY}{os.getpid()}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -190,12 +197,12 @@ def make(
             "folder with cache_dir"
         ) from error
     try:
-        if free < wanted:
+        if free < needs.disk:
             raise BackendError(
-                f"{root}: a prepared backbone takes {wanted:,} bytes, {free:,} are free; free some "
+                f"{root}: a prepared backbone takes {needs.disk:,} bytes, {free:,} are free; free some "
                 "space, or give another folder with cache_dir"
             )
-        with Progress(wanted, "preparing", progress) as bar:
+        with Progress(needs.disk, "preparing", progress) as bar:
             _run_worker(bundle, folder, threads, kv, bar)
         kept = _keep(folder, prepared_folder(root, bundle, ort.__version__, kv))
     finally:
@@ -205,6 +212,17 @@ def make(
             f"{bundle.path}: the backbone cannot be prepared: {kept.record.refused}; {ANYWAY}"
         )
     return kept
+
+
+def _check_memory(bundle: Bundle, needs: Preparing, memory: int | str | None) -> None:
+    own, free = own_memory(), available_memory()
+    allowed = own + free if memory is None else min(parse_size(memory), own + free)
+    if own + needs.memory > allowed:
+        sizes = [format_size(nbytes, up=True) for nbytes in (needs.memory, own)]
+        raise BackendError(
+            f"{bundle.path}: preparing takes {sizes[0]} of memory beside {sizes[1]} of this process, "
+            f"but {format_size(allowed)} may be taken; allow more once, or run stem-edge prepare; {ANYWAY}"
+        )
 
 
 def graph_sources(

@@ -190,6 +190,24 @@ def test_a_full_disk(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list((tmp_path / "prepared").iterdir()) == []
 
 
+def test_too_little_memory(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_memory", lambda: 1_000_000)
+    sizes = (
+        r"preparing takes [0-9.]+ MB of memory beside [0-9.]+ MB of this process, but [0-9.]+ MB"
+    )
+    unprepared(bundle, tmp_path, sizes)
+
+
+def test_the_plan_says_what_the_first_load_takes(bundle: Path, own: Path, tmp_path: Path) -> None:
+    plan = partial(stem_edge.memory_plan, bundle, cache_dir=tmp_path)
+    needs = plan().preparing
+    assert needs is not None and needs.memory > 50_000_000
+    made = sum(path.stat().st_size for path in own.glob("prepared/*/*.data"))
+    assert needs.disk / 2 < made < 1.3 * needs.disk  # packing pads tiny matrices more than others
+    assert plan(prepare=False).preparing is None
+    assert stem_edge.memory_plan(bundle, cache_dir=own).preparing is None
+
+
 def test_a_worker_that_fails_says_why(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
