@@ -17,6 +17,7 @@ from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime import prepacked
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
+from stem_edge.runtime.backends.onnxruntime.preparing import find_or_make
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, resolve
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.step_costs import StepCosts
@@ -80,7 +81,7 @@ class OrtLoader:
         """Prepack a large backbone for this processor, unless that was done before."""
         options, self._verdict = self._options, verdict
         if options.prepare:
-            self._prepared = self._place.prepared or prepacked.find_or_make(
+            self._prepared = self._place.prepared or find_or_make(
                 self._bundle,
                 options.cache_dir,
                 options.cpus,

@@ -22,12 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.packed_file import PackedForm, packed_forms
+from stem_edge.runtime.backends.onnxruntime.packing_journal import PIECE_NBYTES, Journal
+from stem_edge.runtime.backends.onnxruntime.preparing_folder import MATRIX
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
@@ -40,7 +43,6 @@ ACTIVATIONS = {
     "MatMulNBits": np.float32,
 }
 CHECKED_TOKENS = (1, 4)  # kernels for one token are others than those for several
-PIECE_NBYTES = 8 << 20
 
 
 class OtherProductsError(Exception):
@@ -48,10 +50,14 @@ class OtherProductsError(Exception):
 
 
 class Packer:
-    """Writes graphs over packed weights to a folder; those of one bundle share their weights."""
+    """Writes graphs over packed weights to a folder; those of one bundle share their weights.
 
-    def __init__(self, bundle: Bundle, folder: Path, threads: int) -> None:
+    Matrices that the journal has from an attempt before are not packed again.
+    """
+
+    def __init__(self, bundle: Bundle, folder: Path, threads: int, journal: Journal) -> None:
         self.folder, self._bundle, self._threads = folder, bundle, threads
+        self._journal, self._parent = journal, os.getppid()
         self._placed: dict[Tensor, Tensor] = {}  # of the bundle -> in the folder
 
     def pack(self, name: str, graph: Graph) -> None:
@@ -61,7 +67,9 @@ class Packer:
         """
         path = self.folder / name
         if any(tensor.file and tensor not in self._placed for tensor in graph.tensors.values()):
-            with path.with_name(f"{name}.data").open("w+b", buffering=0) as file:
+            data = path.with_name(f"{name}.data")
+            data.touch()
+            with data.open("r+b", buffering=0) as file:
                 self._gather(graph, file, WeightPlan(f"{name}.data"))
         path.write_bytes(encode(self._over_packed(graph)))
 
@@ -81,11 +89,27 @@ class Packer:
                 _copy(source, tensor.offset, file, place, tensor.nbytes)
         for node in nodes.values():
             if node.inputs[1] in fresh:
-                self._pack_matrix(_alone(graph, node), file, plan)
+                self._take_matrix(_alone(graph, node), file, plan)
+
+    def _take_matrix(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
+        """Take the packed forms of a graph of one product that are there, or append them."""
+        (product,), start = graph.outputs, plan.nbytes
+        if (kept := self._journal.kept(plan.file, product, file, start)) is not None:
+            for name, text in kept.packed.items():
+                tensor = graph.tensors[name]
+                self._placed[tensor] = replace(self._placed[tensor], packed=text)
+            plan.nbytes = kept.end
+            return
+        if os.getppid() != self._parent:
+            raise BackendError("the process that wanted this was killed; another may go on from it")
+        self._pack_matrix(graph, file, plan)
+        placed = self._over_packed(graph).tensors.values()
+        packed = {tensor.name: tensor.packed for tensor in placed if tensor.packed}
+        self._journal.add(plan.file, product, packed, file, start, plan.nbytes)
 
     def _pack_matrix(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
         """Append the packed forms of a graph of one product, and compare its products with them."""
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+        with tempfile.TemporaryDirectory(prefix=MATRIX, dir=self.folder) as folder:
             saved, plain = Path(folder) / "graph.onnx", graph_source(self._bundle, "product", graph)
             expected = self._products(graph, plain, saved)
             with saved.with_name("graph.onnx.data").open("rb") as source:

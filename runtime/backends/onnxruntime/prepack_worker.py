@@ -27,6 +27,7 @@ from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
+from stem_edge.runtime.backends.onnxruntime.packing_journal import Journal
 from stem_edge.runtime.backends.onnxruntime.prefill_measure import prefill_divergence
 from stem_edge.runtime.backends.onnxruntime.prepacked import (
     FORMAT,
@@ -38,6 +39,7 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
     packable,
     prepared_file,
 )
+from stem_edge.runtime.backends.onnxruntime.preparing_folder import JOURNAL
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     GraphSource,
     graph_source,
@@ -56,7 +58,7 @@ ROUNDS = 3
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
-    packer, refused = Packer(bundle, folder, threads), ""
+    packer, refused = Packer(bundle, folder, threads, Journal(folder / JOURNAL)), ""
     try:
         for name, graph in packable(bundle, kv).items():
             packer.pack(prepared_file(name), graph)
@@ -65,7 +67,7 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         for path in folder.iterdir():
             path.unlink()
     files = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(path for path in folder.iterdir() if path.name != JOURNAL):
         _sync(path)  # otherwise a power cut could leave zeros for weights
         files[path.name] = marks(path)
     record = Prepared(
@@ -80,6 +82,7 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     )
     if not refused:
         record = _measured(record, bundle, packer, threads, kv)
+    (folder / JOURNAL).unlink(missing_ok=True)
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
     _sync(folder / RECORD)
 
