@@ -24,6 +24,7 @@ import numpy.typing as npt
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
+from stem_edge.files.plain_files import damaged
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
 from stem_edge.graph.weight_plan import WeightPlan
@@ -69,7 +70,7 @@ class Packer:
         if any(tensor.file and tensor not in self._placed for tensor in graph.tensors.values()):
             data = path.with_name(f"{name}.data")
             data.touch()
-            with data.open("r+b", buffering=0) as file:
+            with data.open("r+b") as file:
                 self._gather(graph, file, WeightPlan(f"{name}.data"))
         path.write_bytes(encode(self._over_packed(graph)))
 
@@ -85,8 +86,10 @@ class Packer:
             tensor = fresh[name]
             place = _place(plan, tensor.nbytes)
             self._placed[tensor] = replace(tensor, file=plan.file, offset=place)
-            with os.fdopen(disk.open_file(self._bundle.file(tensor.file)), "rb") as source:
-                _copy(source, tensor.offset, file, place, tensor.nbytes)
+            path, end = self._bundle.file(tensor.file), tensor.offset + tensor.nbytes
+            with os.fdopen(disk.open_file(path), "rb") as source:
+                if not _copy(source, tensor.offset, file, place, tensor.nbytes):
+                    raise damaged(path, f"ends before byte {end:,}")
         for node in nodes.values():
             if node.inputs[1] in fresh:
                 self._take_matrix(_alone(graph, node), file, plan)
@@ -117,6 +120,7 @@ class Packer:
                     tensor = graph.tensors[name]
                     text = _append(form, source, file, plan)
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
+        file.flush()
         found = self._products(graph, self.source("product", graph))
         for first, second in zip(expected, found, strict=True):
             if not np.array_equal(first, second, equal_nan=True):
@@ -178,9 +182,12 @@ def _place(plan: WeightPlan, nbytes: int) -> int:
     return plan.place("", np.uint8, (nbytes,)).offset
 
 
-def _copy(source: IO[bytes], start: int, target: IO[bytes], to: int, nbytes: int) -> None:
+def _copy(source: IO[bytes], start: int, target: IO[bytes], to: int, nbytes: int) -> bool:
+    """Copy bytes; return whether all of them were there."""
     source.seek(start)
     target.seek(to)
     for at in range(0, nbytes, PIECE_NBYTES):
-        piece = source.read(min(PIECE_NBYTES, nbytes - at))
-        target.write(piece)
+        size = min(PIECE_NBYTES, nbytes - at)
+        if target.write(source.read(size)) < size:
+            return False
+    return True
