@@ -160,7 +160,9 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     verdict = None
     if options.trial:  # first, so that no native code of this process sees an untried bundle
         backbone = ENGINES[chosen].backbone
-        verdict = try_first(bundle, backbone, options.cache_dir, options.progress)
+        verdict = try_first(
+            bundle, backbone, options.cache_dir, options.progress, memory=options.memory
+        )
     text = open_text(bundle, options)
     draft = draft_bundle(bundle, options)
     drafting = drafting_nbytes(draft)

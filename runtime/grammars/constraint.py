@@ -33,6 +33,7 @@ MAX_COMPILED = 32  # grammars kept, 0.1 to 4 MB each if they are small
 # Characters of those kept, together: 20 to 360 bytes of memory each, so at most some 100 MB.
 MAX_COMPILED_CHARS = 1 << 18
 MAX_SYMBOLS = 100_000  # of a grammar: more take seconds to compile
+MAX_FUEL = 200_000  # of reading its regexes: the library's own limit takes 150 MB to reach
 _STUCK = "the answer cannot go on by its grammar"
 _FOLLOWING = PanicsRefused(_STUCK)
 # [256, 8]: for each byte of a mask, what is the most that the logits of its 8 tokens may be.
@@ -158,7 +159,9 @@ class Constraint:
 def _compile(grammar: Grammar, vocabulary: Vocabulary) -> LLMatcher:
     """Return a matcher at the beginning of a text, to copy."""
     module = library()
-    limits = module.LLParserLimits(max_grammar_size=MAX_SYMBOLS, verbose_errors=False)
+    limits = module.LLParserLimits(
+        max_grammar_size=MAX_SYMBOLS, initial_lexer_fuel=MAX_FUEL, verbose_errors=False
+    )
     source = _source(grammar, vocabulary.special_ids)
     matcher: LLMatcher = module.LLMatcher(vocabulary.tokens, source, log_level=0, limits=limits)
     if not matcher.is_error():

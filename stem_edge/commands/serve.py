@@ -24,8 +24,9 @@ from stem_edge.progress import show_status
 from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.serving import app
+from stem_edge.serving.budget import of_model
 from stem_edge.serving.compute import END_SECONDS, Compute
-from stem_edge.serving.connections.config import config_of, room
+from stem_edge.serving.connections.config import QUEUE, config_of, room
 from stem_edge.serving.connections.quiet_log import quiet_log
 
 SEQUENCES = 8  # answers computed together, if memory allows
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     options, bundle = loading_options(args), pinned(args.bundle)
     open_bundle(bundle, args.tables, tables_later=args.tables_later)  # before anything listens
     options["sequences"] = args.sequences or 1
+    options["memory"] = of_model(args.memory)
     with listen(args.host, args.port) as listening:
         program = app(
             lambda: load(bundle, **options),
@@ -184,6 +186,12 @@ class _Server(uvicorn.Server):
         self.compute: Compute = program.state.service.compute
         self._grace, self._deadline, self._url = grace, float("inf"), url
         self._began, self._loading = time.monotonic(), True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, with a long queue: asyncio accepts as many at once as its own is long."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUE)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end; at the second signal, tell those that are left; at the third, just end."""

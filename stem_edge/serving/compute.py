@@ -17,6 +17,7 @@ from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
+from stem_edge.serving.budget import give_back
 from stem_edge.serving.jobs import Job
 from stem_edge.serving.refusals import (
     BusyError,
@@ -27,11 +28,11 @@ from stem_edge.serving.refusals import (
     public,
 )
 from stem_edge.serving.reply import Reply
-from stem_edge.system.memory import keep_within
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 UNUSABLE = "the model cannot be used; the log of the server says why"
+REST_SECONDS = 0.2  # after the last answer, by when its request has let go of what it made
 END_SECONDS = 10.0  # for a load that is under way at the end
 
 
@@ -199,12 +200,16 @@ class Compute:
         told: StemEdgeError = EndingError("the server has ended before this answer did")
         try:
             self._found = model, model.scheduler(self.sequences)
+            worked = False  # since what answers left behind was given back
             while not self._ending:
-                self._wake.wait()
+                if not self._wake.wait(REST_SECONDS if worked else None):
+                    give_back(model)
+                    worked = False
+                    continue
                 self._wake.clear()
                 while not self._ending and (self._found[1].busy or self._jobs):
                     self._turn(*self._found)
-                keep_within(model.plan.total)  # after answers whose grammars were large
+                worked = True
         except BaseException as error:
             self._fail(error)  # first, so that nothing is taken on any more
             told = FailedError()

@@ -9,13 +9,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stem_edge.serving.bodies import decoded
+from stem_edge.serving.refusals import RefusalError
 
 T = TypeVar("T")
+MOST_VALUES = 1 << 18  # of JSON, roughly; each takes up to 120 bytes
 
 
 async def read(request: Request, kind: type[T]) -> T:
     """Return the body of a request as a struct. Raises RefusalError that names the field."""
-    return decoded(await request.body(), kind)
+    body = await request.body()
+    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise RefusalError(f"the body has more than {MOST_VALUES:,} of , [ and {{; send less")
+    return decoded(body, kind)
 
 
 def json_response(data: object) -> Response:

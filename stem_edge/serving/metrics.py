@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 from stem_edge.runtime.model import Model
+from stem_edge.serving.budget import memory_limit
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.reply import Reply
 from stem_edge.system.user_folder import cache_folder
@@ -112,8 +113,8 @@ def _rows(model: Model) -> Iterator[Metric]:
 
 
 def _memory(model: Model) -> Iterator[Metric]:
-    limit = "Bytes of anonymous memory that the memory plan allows"
-    yield GaugeMetricFamily("stem_edge_memory_limit_bytes", limit, model.plan.total)
+    limit = "Bytes of anonymous memory that the model's plan and requests may take"
+    yield GaugeMetricFamily("stem_edge_memory_limit_bytes", limit, memory_limit(model))
     kinds = "Resident bytes of this process by kind, and swap"
     family = GaugeMetricFamily("stem_edge_memory_bytes", kinds, labels=["kind"])
     for kind, nbytes in _read_memory(model)().items():

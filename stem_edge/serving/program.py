@@ -51,7 +51,7 @@ def app(
     api_key: str | None = None,
     hosts: Iterable[str] = (),
     origins: Iterable[str] = (),
-    body_nbytes: int = 16 << 20,
+    body_nbytes: int = 4 << 20,
 ) -> Starlette:
     """Return a program that serves a model; run it with any ASGI server, or mount it in a program.
 

@@ -12,15 +12,31 @@ from starlette.requests import HTTPConnection
 
 from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
+from stem_edge.serving.budget import give_back
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.dates import unix_time
 from stem_edge.serving.metrics import Metrics
+from stem_edge.serving.refusals import BusyError
 from stem_edge.serving.token_texts import TokenTexts
-from stem_edge.system.memory import keep_within
 
 T = TypeVar("T")
-TEXTS = 1  # tokenized or rendered at a time for their own sake
-PROMPTS = 2  # made at a time
+# Most that are worked on at a time, and most that wait: texts for their own sake, and prompts.
+TEXTS, PROMPTS = (1, 16), (2, 64)
+
+
+class Threads:
+    """Threads for work on requests. most: under way at a time. waiting: most that wait for one.
+
+    What waits holds a connection, and memory for what was made of its body.
+    """
+
+    def __init__(self, most: int, waiting: int) -> None:
+        self.limiter, self._waiting = CapacityLimiter(most), waiting
+
+    def check(self) -> None:
+        """Raise BusyError if too much work waits."""
+        if self.limiter.statistics().tasks_waiting >= self._waiting:
+            raise BusyError("too many requests wait for a thread; try again in a moment")
 
 
 @dataclass(frozen=True)
@@ -33,29 +49,30 @@ class Service:
     key: str | None = None  # API key; None: nobody needs one
     hosts: tuple[str, ...] = ()  # names of this server beside localhost and addresses; "*": any
     origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS); "*": any
-    body_nbytes: int = 16 << 20  # of the largest request
+    body_nbytes: int = 4 << 20  # of the largest request
     created: int = field(default_factory=unix_time)
-    texts: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(TEXTS))
-    prompts: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(PROMPTS))
+    texts: Threads = field(default_factory=lambda: Threads(*TEXTS))
+    prompts: Threads = field(default_factory=lambda: Threads(*PROMPTS))
 
     @cached_property
     def token_texts(self) -> TokenTexts:
         """Texts of single tokens."""
         return TokenTexts(self.model)
 
-    async def in_thread(self, work: Callable[[], T], limiter: CapacityLimiter) -> T:
-        """Return what work on a request returns, when fewer than `limiter` allows are under way.
+    async def in_thread(self, work: Callable[[], T], threads: Threads) -> T:
+        """Return what work on a request returns, done in one of some threads.
 
-        What it leaves behind beyond the memory plan is given back.
+        What it leaves behind is given back. Raises BusyError if too many wait.
         """
 
         def done() -> T:
             try:
                 return work()
             finally:
-                keep_within(self.model.plan.total)
+                give_back(self.model)
 
-        return await to_thread.run_sync(done, limiter=limiter)
+        threads.check()
+        return await to_thread.run_sync(done, limiter=threads.limiter)
 
     @property
     def name(self) -> str:

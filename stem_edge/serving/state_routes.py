@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import stem_edge
+from stem_edge.serving.budget import memory_limit
 from stem_edge.serving.compute import UNUSABLE
 from stem_edge.serving.service import service_of
 
@@ -43,7 +44,7 @@ async def props(request: Request) -> Response:
             "has_chat_template": model.has_chat_template,
             "tools": model.tool_family is not None,
             "engine": model.plan.engine,
-            "memory_limit": model.plan.total,
+            "memory_limit": memory_limit(model),
             "build_info": stem_edge.__version__,
             "slots": service.compute.places,
         }

@@ -18,9 +18,7 @@ from stem_edge.serving.streams import until_disconnected
 
 MOST_TOKENS = 1 << 20  # and characters, which is more than a context has
 MOST_PIECES = 1 << 16  # of which each is told
-# Of a text, for each token of the context, and at least: tokenizing takes up to 600 bytes for each.
-TOKEN_NBYTES = 64
-LEAST_NBYTES = 1 << 15
+MOST_NBYTES = 1 << 17  # of a text, since tokenizing takes up to 300 bytes of memory for each
 
 
 class Tokenize(msgspec.Struct):
@@ -51,11 +49,9 @@ async def tokenize(request: Request) -> Response:
     """Return the ids of a text's tokens, and their pieces of text if asked for."""
     body, model = await read(request, Tokenize), service_of(request).model
     nbytes = len(body.content.encode(errors="surrogatepass"))
-    most = max(LEAST_NBYTES, TOKEN_NBYTES * model.plan.context_length)
-    if nbytes > most:
+    if nbytes > MOST_NBYTES:
         raise RefusalError(
-            f"content has {nbytes:,} bytes; expected at most {most:,}, which is far more than the context "
-            "holds; send it in parts",
+            f"content has {nbytes:,} bytes; expected at most {MOST_NBYTES:,}; send it in parts",
             "content",
         )
     return await _told(request, lambda: _tokenized(model, body))

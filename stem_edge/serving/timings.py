@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stem_edge.runtime.model import Model
+from stem_edge.serving.budget import memory_limit
 from stem_edge.serving.reply import Reply
 from stem_edge.system.memory import own_memory
 
@@ -27,7 +28,7 @@ def timings(model: Model, reply: Reply) -> dict[str, float]:
         "row_misses": rows.misses - before.misses,
         "flash_bytes": rows.bytes_read - before.bytes_read,
         "memory_bytes": own_memory(),
-        "memory_limit": model.plan.total,
+        "memory_limit": memory_limit(model),
     }
 
 

@@ -97,12 +97,6 @@ def return_freed_memory() -> None:
             trim(0)
 
 
-def keep_within(limit: int) -> None:
-    """Give freed memory back if this process has more memory than a limit."""
-    if own_memory() > limit:
-        return_freed_memory()
-
-
 def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
     """Array of zeros whose pages are allocated when written, and freed when it is dropped.
 

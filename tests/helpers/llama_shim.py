@@ -187,7 +187,9 @@ def main() -> None:
                 sequences=given.parallel,
                 origins=given.cors_origins.split(",") if given.cors_origins else (),
             )
-            uvicorn.run(Shim(served, given), host=given.host, port=given.port, log_level="warning")
+            # Their client looks for names of headers as h11 writes them: Access-Control-Allow-Origin.
+            options: dict[str, Any] = {"http": "h11", "log_level": "warning"}
+            uvicorn.run(Shim(served, given), host=given.host, port=given.port, **options)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from stem_edge.measuring.planning.timing import Rates
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, leaves_room
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
 from stem_edge.runtime.backends.planner import Planner
 from stem_edge.runtime.rows.emulated_flash import FlashName
 from stem_edge.runtime.rows.tier_file import file_slot_nbytes
@@ -173,7 +173,9 @@ def _needs(
     """Return the memory needs of the engine, with all processors of this machine."""
     if footprint.engine == "ggml":
         return ggml_needs(footprint, context, usable_cpus(), repack=repack)
-    return cpu_needs(footprint, context, usable_cpus(), prepared=prepared, prefill=prefill)
+    needs = cpu_needs(footprint, context, usable_cpus(), prepared=prepared, prefill=prefill)
+    preparing = preparing_needs(footprint, usable_cpus()) if prepared else None
+    return replace(needs, preparing=preparing)
 
 
 def _plan(

@@ -12,13 +12,17 @@ from stem_edge.serving.connections.connection import Connection
 from stem_edge.serving.connections.turns import REQUEST
 
 MAX_CONNECTIONS = 1000
-BACKLOG = 128  # connections that wait to be accepted, and most that are accepted at once
+BACKLOG = 128  # connections that are accepted in a turn of the event loop
+QUEUE = 1024  # that wait to be accepted; one that finds no place tries again after a second
+ENDING = (
+    4  # turns of the event loop from accepting a connection to the end of the one that makes room
+)
 OTHER_FILES = 64  # of the model, of processes that render templates, and of the system's libraries
 ENDING_SECONDS = 5  # for the last bytes of answers
 
 
 class Room(NamedTuple):
-    """How many connections there may be, and how many may wait to be accepted."""
+    """How many connections there may be, and how many are accepted in a turn of the event loop."""
 
     connections: int
     backlog: int
@@ -29,10 +33,10 @@ def room() -> Room:
 
     Without a file for it, no connection is accepted, and the event loop tries for ever.
     """
-    most = MAX_CONNECTIONS + BACKLOG + OTHER_FILES
+    most = MAX_CONNECTIONS + ENDING * BACKLOG + OTHER_FILES
     left = min(most, _file_limit(most)) - OTHER_FILES
-    backlog = max(1, min(BACKLOG, left // 4))
-    return Room(max(1, min(MAX_CONNECTIONS, left - backlog)), backlog)
+    backlog = max(1, min(BACKLOG, left // (2 * ENDING)))
+    return Room(max(1, min(MAX_CONNECTIONS, left - ENDING * backlog)), backlog)
 
 
 def _file_limit(wanted: int) -> int:

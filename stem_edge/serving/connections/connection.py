@@ -26,6 +26,7 @@ class Connection(Turns):
         self._wire_nbytes += len(data)
         try:
             self.parser.feed_data(data)
+            self._join_chunks()
             self._check_framing(len(data))
         except httptools.HttpParserUpgrade as upgrade:
             self._without_upgrade(data[int(upgrade.args[0]) :])
@@ -81,13 +82,20 @@ class Connection(Turns):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Keep some of the body."""
-        self._body_nbytes += len(body)
-        super().on_body(body)
+        """Keep a chunk of the body; nothing more, because it may be one of 50,000 in a read."""
+        self._chunks.append(body)
+
+    def _join_chunks(self) -> None:
+        """Give the chunks that have come to the request."""
+        if body := b"".join(self._chunks):
+            self._chunks.clear()
+            self._body_nbytes += len(body)
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Let the request be answered."""
         if not self._in_head:
+            self._join_chunks()
             super().on_message_complete()
             self._turn()
 

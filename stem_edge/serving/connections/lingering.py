@@ -40,11 +40,17 @@ class Lingering(asyncio.Transport):
             return
         self._closing = True
         if lingers and self._sends():
-            self._transport.write_eof()
-            self._transport.resume_reading()
+            self._close_our_half()
         else:
             self._transport.close()
         self._end = asyncio.get_running_loop().call_later(SECONDS, self._transport.abort)
+
+    def _close_our_half(self) -> None:
+        self._transport.resume_reading()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client has left
+            self._transport.abort()
 
     def abort(self) -> None:
         """End at once."""

@@ -57,9 +57,11 @@ class Turns(HttpToolsProtocol):
         self._most, self.limit_concurrency = self.limit_concurrency, None
         self._running: RequestResponseCycle | None = None  # whose answer is not yet sent
         self._in_head = False  # the head of a request has begun to come
+        self._chunks = list[bytes]()  # of a body, as they are read
         self._head_nbytes = self._wire_nbytes = self._body_nbytes = 0
         self._wait: Wait | None = None
         self.waits_since: float | None = None  # for its client
+        self.gives_way = False
         self._timer: asyncio.TimerHandle | None = None
         self._moved = 0
 
@@ -71,10 +73,11 @@ class Turns(HttpToolsProtocol):
         self._socket: socket.socket = transport.get_extra_info("socket")
         self.transport = Lingering(transport, self._is_sent)
         self._turn()
-        if self._most is not None and len(self.connections) > self._most:
-            all_ = (each for each in self.connections if isinstance(each, Turns))
-            waiting = [each for each in all_ if each.waits_since is not None and each is not self]
-            min(waiting, key=lambda each: each.waits_since or 0.0, default=self).give_way()
+        others = [each for each in self.connections if isinstance(each, Turns) and each is not self]
+        staying = [each for each in others if not each.gives_way]
+        if self._most is not None and len(staying) >= self._most:
+            waiting = [each for each in staying if each.waits_since is not None]
+            min(waiting, key=lambda each: each.waits_since or 0.0, default=self).leave_place()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, and tell the request whose answer is not sent."""
@@ -187,8 +190,9 @@ class Turns(HttpToolsProtocol):
             return
         self.transport.close()
 
-    def give_way(self) -> None:
+    def leave_place(self) -> None:
         """End at once, because another connection needs the place."""
+        self.gives_way = True
         if self.transport.is_closing() or self.flow.write_paused:
             self.transport.abort()
             return

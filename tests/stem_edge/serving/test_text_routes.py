@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 import httpx2
 import pytest
-from servers import THREAD
+from servers import THREAD, serving
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
-from stem_edge.serving import text_routes
+from stem_edge.serving import app, service, text_routes
 from stem_edge.serving.http import json_response
 
 PATHS = ("/tokenize", "/detokenize")
@@ -73,6 +73,25 @@ def test_texts_are_worked_on_one_at_a_time(chat_url: str, monkeypatch: pytest.Mo
     assert most == [1] * 6
 
 
+def test_few_texts_wait(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "TEXTS", (1, 1))
+    began, end = threading.Semaphore(0), threading.Event()
+
+    def held(data: object) -> Response:
+        began.release()
+        end.wait(60)
+        return json_response(data)
+
+    monkeypatch.setattr(text_routes, "json_response", held)
+    with serving(app(model)) as url, ThreadPoolExecutor(3) as clients:
+        asked = [clients.submit(post, url, "/tokenize", content="a")]
+        assert began.acquire(timeout=60)
+        asked += [clients.submit(post, url, "/tokenize", content="a") for _ in range(2)]
+        wait(asked, return_when=FIRST_COMPLETED)
+        end.set()
+        assert sorted(each.result().status_code for each in asked) == [200, 200, 429]
+
+
 def test_template_is_applied(chat_url: str) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
     text = "<|im_start|>user\nHello<|im_end|>\n"
@@ -92,7 +111,7 @@ def test_template_is_applied(chat_url: str) -> None:
         ("/detokenize", {"tokens": [-1]}),
         ("/tokenize", {"content": "a" * (1 << 20 | 1)}),
         ("/tokenize", {"content": "\u0f0b" * (1 << 20), "with_pieces": True}),
-        ("/tokenize", {"content": "\u0f0b" * 30_000}),
+        ("/tokenize", {"content": "\u0f0b" * 50_000}),
         ("/apply-template", {"messages": [{}] * 700_000}),
         ("/detokenize", {"tokens": [5] * (1 << 20 | 1)}),
         ("/apply-template", {"messages": []}),

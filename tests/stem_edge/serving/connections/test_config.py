@@ -14,10 +14,10 @@ ANY = resource.RLIM_INFINITY
 @pytest.mark.parametrize(
     ("soft", "hard", "raised", "expected"),
     [
-        (128, 128, None, Room(48, 16)),
-        (128, 256, 256, Room(144, 48)),
-        (1024, 1 << 20, 1192, Room(1000, 128)),
-        (1024, ANY, 1192, Room(1000, 128)),
+        (128, 128, None, Room(32, 8)),
+        (128, 256, 256, Room(96, 24)),
+        (1024, 1 << 20, 1576, Room(1000, 128)),
+        (1024, ANY, 1576, Room(1000, 128)),
         (ANY, ANY, None, Room(1000, 128)),
         (20, 20, None, Room(1, 1)),
     ],
