@@ -28,7 +28,8 @@ MAX_NBYTES = 64 << 20  # twice the largest among published models
 MAX_ADDED = 1 << 15
 MAX_TOKEN_CHARS = 1 << 12
 MAX_ADDED_NBYTES = 1 << 20  # of added tokens together; Gemma 3 has 6,400, with 0.1 MB
-# Of other parts of the file. Parsed values take up to thirty times as much memory.
+# Of other parts of the file. A value of two bytes takes sixty as an object of Python.
+MAX_VALUES = 1 << 19
 MAX_PART_NBYTES = {"added_tokens": 16 << 20, "normalizer": 12 << 20}
 MAX_OTHER_PART_NBYTES = 1 << 20
 
@@ -150,6 +151,9 @@ def _decoded(file: TokenizerFile, name: str, kind: Any) -> Any:
     most = MAX_PART_NBYTES.get(name, MAX_OTHER_PART_NBYTES)
     if len(raw) > most:
         raise ValueError(f"{name} has {len(raw):,} bytes, expected at most {most:,}")
+    data = bytes(raw)
+    if (values := sum(map(data.count, (b"[", b"{", b",")))) > MAX_VALUES:
+        raise ValueError(f"{name} has some {values:,} values, expected at most {MAX_VALUES:,}")
     return msgspec.json.decode(raw, type=kind)
 
 

@@ -92,6 +92,7 @@ def test_limits_of_a_model(
     [
         ("MAX_ADDED_NBYTES", 3, {"added_tokens": [added(2, "<x>"), added(3, "c")]}, "have 4 bytes"),
         ("MAX_OTHER_PART_NBYTES", 9, {"decoder": {"type": "Fuse"}}, "decoder has 1"),
+        ("MAX_VALUES", 1, {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}, "normalizer has some 3"),
         ("MAX_PART_NBYTES", {"normalizer": 9}, {"normalizer": {"type": "NFC"}}, "normalizer has 1"),
         ("MAX_PART_NBYTES", {"added_tokens": 9}, {"added_tokens": [added(2, "c")]}, "added_tokens has"),
     ],
