@@ -22,6 +22,7 @@ from stem_edge.runtime.rows.remote import open_url
 from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import available_memory, own_memory
+from stem_edge.units import parse_size
 
 # Of tables elsewhere: records that are read at a time to begin with, which is as many as are under way
 # at once; memory of threads, connections and answers (measured); and of a record in the tier's map.
@@ -52,10 +53,18 @@ def memory_plan(
     check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
-    TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
+    open_text(bundle, options)
     drafting = drafting_nbytes(draft_bundle(bundle, options))
     loader = loaders_of_kv(bundle, chosen, options, drafting)[0]
     return plan_load(bundle, chosen, loader.needs, options, drafting)
+
+
+def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
+    """Read the tokenizer. Raises BundleError; MemoryPlanError if even that exceeds the memory."""
+    limit = own_memory() + available_memory()
+    if options.memory is not None:
+        limit = parse_size(options.memory)
+    return TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, limit)
 
 
 def drafting_nbytes(draft: DraftBundle | None) -> int:

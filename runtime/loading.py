@@ -10,7 +10,7 @@ from typing import Unpack
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TABLES, TOKENIZER
+from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import (
@@ -34,6 +34,7 @@ from stem_edge.runtime.load_plan import (
     check_tables,
     drafting_nbytes,
     loaders_of_kv,
+    open_text,
     plan_load,
     tell_of_loss,
 )
@@ -159,8 +160,10 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     verdict = None
     if options.trial:  # first, so that no native code of this process sees an untried bundle
         backbone = ENGINES[chosen].backbone
-        verdict = try_first(bundle, backbone, options.cache_dir, options.progress)
-    text = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
+        verdict = try_first(
+            bundle, backbone, options.cache_dir, options.progress, memory=options.memory
+        )
+    text = open_text(bundle, options)
     draft = draft_bundle(bundle, options)
     drafting = drafting_nbytes(draft)
     candidates = loaders_of_kv(bundle, chosen, options, drafting)

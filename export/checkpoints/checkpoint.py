@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -161,13 +162,14 @@ def note_zero_tables(checkpoint: Checkpoint) -> Checkpoint:
     They are exported, because tables of stem-plus may start as zeros, and the bundle computes what
     the checkpoint does. But a table that was never loaded, or is in a hole of a file, is zero, too.
     """
-    zero = [layer for layer, table in checkpoint.tables.items() if _is_zero(table)]
+    zero = [layer for layer, table in checkpoint.tables.items() if is_zero(table)]
     if not zero:
         return checkpoint
     note = f"the table of layer {_ranges(zero)} is all zeros: check that the checkpoint is complete"
     return replace(checkpoint, notes=(*checkpoint.notes, note))
 
 
-def _is_zero(table: SourceMatrix) -> bool:
-    step = max(1, PIECE_VALUES // max(1, table.shape[1]))
-    return not any(table.rows(at, at + step).any() for at in range(0, table.shape[0], step))
+def is_zero(matrix: SourceMatrix) -> bool:
+    """Return whether all values of a matrix or vector are 0."""
+    step = max(1, PIECE_VALUES // max(1, prod(matrix.shape[1:])))
+    return not any(matrix.rows(at, at + step).any() for at in range(0, matrix.shape[0], step))

@@ -109,8 +109,9 @@ def _block(matrix: Matrix) -> int:
     count, width = matrix.shape
     starts = range(0, count, max(1, count // ROWS))[:ROWS]
     rows: F32 = np.concatenate([matrix.rows(at, at + 1) for at in starts])
+    finite = np.isfinite(rows).all()  # others are refused, by their name, when the model is run
     for block in BLOCKS:
-        if width % block == 0:
+        if finite and width % block == 0:
             blocks = cut(rows, block)
             used = extremes(blocks) != 0
             if used.any() and (grid_scales(blocks)[used] != 0).mean() >= ENOUGH:

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.quantization.exact_model import exact_logits
 from stem_edge.export.quantization.kv_peaks import KvPeaks
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.numerics.reference import head_forward
 
 SHIPPED = Path(__file__).with_name("calibration.txt")  # used when the user gives no text
 JUDGED_TOKENS = 256  # of a text, its last, which the result is compared on
@@ -111,7 +111,7 @@ def observe(
 
     kv = KvPeaks(checkpoint)
     x = kv.run(token_ids, config.n_layers, see)
-    logits = head_forward(config, checkpoint.backbone, x, see)
+    logits = exact_logits(checkpoint, x, see)
     for text in texts:
         kv.run(text, config.own_kv_layers)
     return logits, peaks | kv.padded()

@@ -12,9 +12,10 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.quantization.exact_model import next_states
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import Observer, Tokens, embed, head_forward, layer_forward
+from stem_edge.numerics.reference import Observer, Tokens, embed, head_forward
 
 # Matrix -> its input in stem_edge.numerics.reference; inputs of others have the matrix's own name.
 INPUTS = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "up": "gate"}
@@ -38,8 +39,8 @@ class HiddenStates:
         names = [at + name for name in self._checkpoint.config.layer_shapes(self.layer)]
         weights = {name: ArrayMatrix(whole(self._checkpoint.backbone[name])) for name in names}
         for number, (x, tokens) in enumerate(zip(self._states, self._tokens, strict=True)):
-            self._states[number] = layer_forward(
-                self._checkpoint.config, self.layer, weights, self._checkpoint.rows, x, tokens, see
+            self._states[number] = next_states(
+                self._checkpoint, self.layer, weights, x, tokens, see
             )
         self.layer += 1
 

@@ -11,10 +11,11 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.head_padding import pad_vector
+from stem_edge.export.quantization.exact_model import next_states
 from stem_edge.graph.kv import KEYS, VALUES
 from stem_edge.layers import Layer
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import Observer, Tokens, embed, layer_forward
+from stem_edge.numerics.reference import Observer, Tokens, embed
 from stem_edge.numerics.rope import rope_frequencies
 
 TEXT_TOKENS = 1024  # of a calibration text
@@ -35,7 +36,7 @@ class KvPeaks:
         lenders, tokens.lenders = tokens.lenders, frozenset(range(config.own_kv_layers))
         x = embed(config, source.backbone, token_ids)
         for number in range(layers):
-            x = layer_forward(config, number, source.backbone, source.rows, x, tokens, observe)
+            x = next_states(source, number, source.backbone, x, tokens, observe)
             if number in tokens.kv:
                 self._see(number, *tokens.kv[number])
             if number not in lenders:

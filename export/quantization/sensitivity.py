@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.export.quantization.exact_model import exact_logits, next_states
 from stem_edge.graph.formats import VOCABULARY_KINDS, MatrixKind
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32, dequantize_blocks, fitting_block, quantize_asymmetric
-from stem_edge.numerics.reference import Tokens, embed, head_forward, layer_forward
+from stem_edge.numerics.reference import Tokens, embed, head_forward
 
 BITS = 4
 LOGITS_NBYTES = 256 << 20
@@ -72,8 +73,8 @@ class _Walk:
         weights: dict[str, Matrix] = {
             name: ArrayMatrix(whole(self._source.backbone[name])) for name in names
         }
+        after, moved = self._forward(layer, weights, self._exact), dict[str, float]()
         rounded = {n: self._round(weights[n]) for n in names if _counts(n, weights[n], self._block)}
-        after, moved = self._forward(layer, weights, self._exact), {}
         for product, parts in _products(list(rounded)).items():
             found = self._forward(layer, weights | {n: rounded[n] for n in parts}, self._exact)
             moved[product] = float(np.square(found - after, dtype=np.float64).sum())
@@ -87,7 +88,7 @@ class _Walk:
         """Compare logits, and share the costs of layers among their products."""
         backbone, config = self._source.backbone, self._config
         x, states, nats = self._exact, self._rounded, dict[str, float]()
-        expected = head_forward(config, backbone, x)
+        expected = exact_logits(self._source, x)
         at_once = max(1, LOGITS_NBYTES // expected.nbytes)  # of the models, because a head is long
         for start in range(0, len(states), at_once):
             some = list(states)[start : start + at_once]
@@ -115,7 +116,7 @@ class _Walk:
                 yield product, Cost(kind, values, nats[at] * squares / total)
 
     def _forward(self, layer: int, weights: Mapping[str, Matrix], x: F32) -> F32:
-        return layer_forward(self._config, layer, weights, self._source.rows, x, self._tokens)
+        return next_states(self._source, layer, weights, x, self._tokens)
 
     def _round(self, matrix: Matrix) -> ArrayMatrix:
         return ArrayMatrix(_rounded(whole(matrix), self._block))

@@ -48,12 +48,12 @@ def import_original(name: str) -> Any:
         ) from error
 
 
-def compare(path: Path, original: Conversion, written: str, template: object) -> None:
+def compare(path: Path, original: Conversion, written: bytes, template: object) -> None:
     """Raise CheckpointError if the tokenizer.json `written` reads a text other than its original.
 
     path: the original's file; template: of its chats, which holds the names that they need.
     """
-    tokenizer = Tokenizer.from_str(written)
+    tokenizer = Tokenizer.from_buffer(written)
     texts = list(_texts(original.tokenizer, template))
     readings = [(True, original.as_text)]
     if original.as_names is not None:

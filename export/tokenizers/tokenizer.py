@@ -126,7 +126,7 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
     with _reading(path, "a tokenizer.json of the tokenizers library"):
         text = path.read_text("utf-8")
         checked = check_json(text.encode())  # first, because the library trusts its numbers
-        tokenizer, original = Tokenizer.from_str(checked.json), Tokenizer.from_str(text)
+        tokenizer, original = Tokenizer.from_buffer(checked.json), Tokenizer.from_str(text)
         original.no_padding()
         original.no_truncation()
         dropout = getattr(original.model, "dropout", None)

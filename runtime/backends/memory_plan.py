@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP_TOKENS, Variant
+from stem_edge.units import format_size
 
 # Prompt tokens in a step. Products reach full speed at about this many; more only take memory.
 CHUNK_TOKENS = STEP_TOKENS
@@ -45,6 +46,19 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Preparing:
+    """What a first load takes once, in a process of its own, to prepare a backbone."""
+
+    disk: int  # bytes, which stay in the cache folder
+    memory: int  # bytes
+    seconds: int  # on two cores of a server processor
+
+    def __str__(self) -> str:
+        disk, memory = format_size(self.disk), format_size(self.memory)
+        return f"{disk} on disk, {memory} of memory in a process of its own, about {self.seconds} s"
+
+
+@dataclass(frozen=True)
 class Needs:
     """Memory that a loader needs for its backbone, and the choices that it follows from."""
 
@@ -58,6 +72,7 @@ class Needs:
     prefill: bool = False  # the graph for prompts is loaded, too
     prefill_refused: str = ""  # why it is not loaded, if something bars it
     repack: bool = False  # weights are rearranged in memory
+    preparing: Preparing | None = None  # what is still to be done for that
     saving: str = ""  # advice on needing less, which ends a sentence
 
 
@@ -127,6 +142,7 @@ class MemoryPlan:
     prefill_refused: str = ""
     kv: KvType = "fp32"  # type of keys and values
     sequences: int = 1  # that the KV cache has room for
+    preparing: Preparing | None = None  # by the first load; None: it is done, or not wanted
 
     @property
     def kv_nbytes(self) -> int:

@@ -139,6 +139,7 @@ class Planner:
             prefill_refused=needs.prefill_refused,
             kv=needs.footprint.kv,
             sequences=self._sequences,
+            preparing=needs.preparing,
         )
 
     def _activations(self, part: Part, chunk: int) -> int:

@@ -3,7 +3,7 @@
 The library that reads tokenizers is native code. A file that makes it crash, loop or take all
 memory kills the process without an exception. So a child process does the first load, within
 limits, and stem_edge.bundle.verdicts keeps the verdict. Graphs need no trial, because this version
-builds them, but the child also measures whether the graph for prompts is exact on this processor.
+builds them, but the child also measures whether a small graph for prompts is exact on this processor.
 
 A failure that is not the bundle's fault is not kept, such as a child that the system killed to free
 memory. One that may be the fault of a busy machine, a timeout, is kept for an hour. Errors of
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stem_edge import errors
+from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import PROBE_TOKENS
+from stem_edge.bundle.prefill_check import PROBE_TOKENS, tried
 from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import BackendError, StemEdgeError
 from stem_edge.files.strict_json import one_line
@@ -27,13 +28,15 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.progress import Progress
 from stem_edge.runtime.first_load.trial_worker import DONE, NO_MEMORY, REFUSED
 from stem_edge.system.child import SIGKILL, Ended, last_line, module_command, run_steps, signal_name
-from stem_edge.system.memory import return_freed_memory
-from stem_edge.units import format_size
+from stem_edge.system.memory import memory_limit, return_freed_memory
+from stem_edge.units import format_size, parse_size
 
 WORKER = "stem_edge.runtime.first_load.trial_worker"
 # Weights are copied once, and once more while they are packed; rows lie in slots, and quantized
 # ones may be widened to float32.
 BASE_NBYTES, COPIES_OF_WEIGHTS, COPIES_OF_ROWS = 1 << 30, 3, 8
+# A process with a small tokenizer has half of this, because libraries ask for more than they use.
+FEWEST_NBYTES = 128 << 20
 # Loading takes a second for several hundred megabytes, computing on a slow board much longer.
 CPU_SECONDS, CPU_SECONDS_PER_GB = 6, 120
 # Longer than the processor time, so that an endless loop meets that limit first; but a small file
@@ -47,6 +50,7 @@ DISTRUST = (
     "do not load it unless you trust its source: copy or export it again, or upgrade the engine, "
     "and try again with: stem-edge verify "
 )
+MORE = "allow more memory, or load it with trial=False if you trust its source"
 TOO_SLOW = "try again on a less busy machine, in an hour, or at once with: stem-edge verify "
 MAX_MESSAGE_CHARS = 2000
 UNSEEN_NBYTES = 256 << 20  # hashed too fast for a progress bar
@@ -58,15 +62,21 @@ class Limits(NamedTuple):
     memory_nbytes: int
     cpu_seconds: int
     step_seconds: float  # wall time
+    asked: bool = False  # the memory is what there is, not what the bundle may need
 
     @classmethod
-    def of(cls, records: Records) -> Limits:
-        """Return the limits for a bundle, by the size of its files."""
-        nbytes, tables = records.nbytes(records.native_files()), records.bundle.manifest.tables
-        rows = PROBE_TOKENS * tables.record_nbytes if tables is not None else 0
-        memory = BASE_NBYTES + COPIES_OF_WEIGHTS * nbytes + COPIES_OF_ROWS * rows
+    def of(cls, records: Records, memory: int | str | None = None) -> Limits:
+        """Return the limits for a bundle, by the size of what is tried of it, within `memory`."""
+        manifest = records.bundle.manifest
+        graphs = records.engine == "ggml" or tried(manifest)
+        names = records.native_files() if graphs else [TOKENIZER, TOKENIZER_CONFIG]
+        nbytes, tables = records.nbytes(names), manifest.tables
+        rows = PROBE_TOKENS * tables.record_nbytes if tables is not None and graphs else 0
+        needed = BASE_NBYTES + COPIES_OF_WEIGHTS * nbytes + COPIES_OF_ROWS * rows
+        there = max(FEWEST_NBYTES, memory_limit() if memory is None else parse_size(memory))
         cpu = CPU_SECONDS + CPU_SECONDS_PER_GB * nbytes // 10**9
-        return cls(memory, cpu, STEP_SECONDS + STEP_SECONDS_PER_GB * nbytes / 10**9)
+        step = STEP_SECONDS + STEP_SECONDS_PER_GB * nbytes / 10**9
+        return cls(min(needed, there), cpu, step, there < needed)
 
 
 class _Failed(NamedTuple):
@@ -84,6 +94,7 @@ def try_first(
     cache_dir: str | Path | None = None,
     progress: bool | None = None,
     *,
+    memory: int | str | None = None,
     anew: bool = False,
     command: Sequence[str] | None = None,
     limits: Limits | None = None,
@@ -92,7 +103,7 @@ def try_first(
 
     Its files are then those of its manifest, and it loads.
 
-    anew: try it although a verdict is known. command: replaces the worker, with its arguments.
+    memory: that its process may take, by default as much as the machine or its cgroup has. anew: try it although a verdict is known. command: replaces the worker, with its arguments.
     Raises BundleError, BackendError, and any StemEdgeError that the files themselves cause.
     """
     records = Records(bundle, engine, cache_dir)
@@ -102,7 +113,7 @@ def try_first(
         records.check_place(bar.advance, anew=anew)
     verdict = None if anew else records.verdict()
     if verdict is None:
-        limits = limits or Limits.of(records)
+        limits = limits or Limits.of(records, memory)
         found = _run(records, command or module_command(WORKER), limits)
         if not isinstance(found, _Failed):
             return records.keep_verdict(prefill_from_decode=found)
@@ -143,6 +154,7 @@ def _run(records: Records, command: Sequence[str], limits: Limits) -> _Failed | 
 
 def _failure(ended: Ended, limits: Limits) -> _Failed:
     """Return the failure that the end of a worker stands for."""
+    most = format_size(limits.memory_nbytes)
     step, said, kept = _plain(ended.stdout), _plain(ended.stderr), not _is_limited(limits)
     if ended.status is None:
         if not ended.stdout:  # it did not even open the bundle
@@ -151,8 +163,8 @@ def _failure(ended: Ended, limits: Limits) -> _Failed:
         reason = f"its trial did not finish a step within {limits.step_seconds:.3g} s (at {step})"
         return _Failed(reason, certain=False)
     if ended.status == NO_MEMORY:
-        most = format_size(limits.memory_nbytes)
-        return _Failed(f"its trial needed more than {most} of memory (at {step})", kept)
+        reason = f"its trial needed more than {most} of memory (at {step})"
+        return _Failed(reason, kept and not limits.asked, MORE if limits.asked else "")
     name = signal_name(ended.status) if ended.crashed else f"exit status {ended.status}"
     if name == "SIGXCPU":
         seconds = f"{limits.cpu_seconds} s of processor time"
@@ -160,8 +172,8 @@ def _failure(ended: Ended, limits: Limits) -> _Failed:
     if name in CRASHES or (ended.crashed and sys.platform == "win32"):
         return _Failed(f"it crashed the process of its trial ({name} at {step}: {said})", kept)
     if ended.status == -SIGKILL:
-        reason = f"its trial was killed (at {step})"
-        return _Failed(reason, kept=False, advice="free some memory and try again")
+        reason = f"its trial, which may take {most} of memory, was killed (at {step})"
+        return _Failed(reason, kept=False, advice=f"free some memory, or {MORE}")
     reason = f"its trial could not be completed ({name} at {step}: {said})"
     return _Failed(reason, kept=False, advice=NOT_TRIED)
 

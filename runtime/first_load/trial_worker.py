@@ -8,19 +8,13 @@ exit status is one of those below, and the last line of stderr gives the reason.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable
 
-import numpy as np
-
-from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER
+from stem_edge.bundle.manifest import MANIFEST, TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.bundle.prefill_check import UNUSABLE, mean_divergence, probe_tokens
-from stem_edge.errors import RowReadError, StemEdgeError
-from stem_edge.numerics.quantize import F32, U8
-from stem_edge.runtime.backends.interface import NotFiniteError
-from stem_edge.runtime.rows.store import open_store
+from stem_edge.bundle.prefill_check import probe_tokens, tried
+from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.child import limit_this_process
 
@@ -40,45 +34,18 @@ def try_tokenizer(bundle: Bundle, say: Say) -> None:
 
 
 def measure_prefill(bundle: Bundle, say: Say) -> float | None:
-    """Return the divergence of the prefill graph from those that decode here, in nats.
+    """Return the divergence of the prefill graph, in nats; None if there is nothing to compare.
 
-    None if the bundle has no probe of it (stem_edge.bundle.prefill_check), or if rows cannot be
-    read, because reading them in use raises a better error. Of tables elsewhere, that is raised here:
-    they may be back soon, and the result would stay.
+    Also None if its matrices take more memory than a trial may: these are compared when they lie in
+    files (stem_edge.runtime.backends.onnxruntime.prepacked).
     """
-    ids, format = np.array(probe_tokens(bundle.manifest), np.int64), bundle.manifest.table_format
-    rows: U8 | None = None
-    if not len(ids):
+    if not probe_tokens(bundle.manifest) or not tried(bundle.manifest):
         return None
-    if format is not None:
-        root, url = bundle.file(TABLES), bundle.tables
-        passes = (RowReadError,) if url is None else ()
-        with contextlib.suppress(*passes), open_store(root, format, url=url) as store:
-            rows = store.read(store.records_of(ids))
-        if rows is None:
-            return None
+    from stem_edge.runtime.backends.onnxruntime.prefill_measure import prefill_divergence
+    from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_graphs
+
     say("both graphs")
-    return _divergence(bundle, list(ids), rows)
-
-
-def _divergence(bundle: Bundle, ids: list[int], rows: U8 | None) -> float:
-    from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-    from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
-    from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-    from stem_edge.runtime.rows.slots import ArraySlots
-
-    manifest, slots, used = bundle.manifest, None, np.arange(len(ids), dtype=np.int32)
-    if manifest.tables is not None and rows is not None:
-        slots = ArraySlots(manifest.tables, len(ids))
-        slots.write(np.arange(len(ids)), rows)
-    backend = OrtBackend(manifest.model, cpu_graphs(bundle, prefill=True), slots, 1, [CPU])
-    computed: list[F32] = []
-    for prefill in (False, True):
-        context = backend.open_context(len(ids))
-        context.begin(np.array(ids), 0, prefill=prefill)
-        with contextlib.suppress(NotFiniteError):
-            computed.append(context.finish(used, len(ids)).copy())
-    return mean_divergence(*computed) if len(computed) == 2 else UNUSABLE
+    return prefill_divergence(bundle, joined_graphs(bundle, prefill=True))
 
 
 def main() -> int:

@@ -36,6 +36,12 @@ _PLAINER: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (re.compile("Unimplemented keys:"), "not supported:"),
     (re.compile("Unsatisfiable schema:"), "no JSON fits:"),
     (re.compile(r"Resource ('.*') is not present.*"), r"\1 is not in this schema"),
+    (re.compile(r"Pointer '(.*)' does not exist"), r"there is no '#\1'"),
+    (
+        re.compile(r"^NoExtensionBias\b"),
+        "no text matches, as where a rule, or $ref, leads only back to itself",
+    ),
+    (re.compile(r" <non-verbose/>"), ""),
     (re.compile(r"oneOf constraints are not.*"), "oneOf is not supported; use anyOf"),
 )
 _starting = threading.Lock()  # because threading.stack_size is for the whole process

@@ -6,7 +6,6 @@ TokenStream turns ids into text that never has to be taken back.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import TypeVar
 from tokenizers import Tokenizer
 
 from stem_edge.errors import BundleError, InputError
+from stem_edge.system.memory import return_freed_memory
 from stem_edge.text.tokenizer_gate import check_tokenizer
 from stem_edge.text_table import printable
 
@@ -47,22 +47,27 @@ class TextCodec:
     """Tokenizer of a bundle. Raises BundleError when its file is damaged.
 
     vocab_size: vocabulary of the model; all ids in the file must be below it.
+    limit: on the memory of this process while it loads. Raises MemoryPlanError.
     """
 
-    def __init__(self, path: Path, vocab_size: int | None = None) -> None:
+    def __init__(self, path: Path, vocab_size: int | None = None, limit: int | None = None) -> None:
         self._path, self._checked = path, check_tokenizer(path, vocab_size)
+        return_freed_memory()  # what checking took, since loading may take as much
+        if limit is not None:
+            self._checked.memory.check(path, limit)
         self._lock = Lock()  # needed because encode_special_tokens is a setting, not an argument
         try:
-            self._tokenizer = Tokenizer.from_str(self._checked.json)
+            self._tokenizer = Tokenizer.from_buffer(self._checked.json)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of the library is not an Exception
             raise BundleError(
                 f"{path}: not a tokenizer.json ({_reason(error)}); export the bundle again"
             ) from None
-        # Its tokens are written with a character for each byte.
-        self._byte_level = '"ByteLevel"' in json.dumps(json.loads(self._checked.json)["decoder"])
-        self._checked = replace(self._checked, json="")  # drop it, since it is as large as the file
+        self._checked = replace(
+            self._checked, json=b""
+        )  # drop it, since it is as large as the file
+        return_freed_memory()  # since the library frees half of what it took
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -128,7 +133,7 @@ class TextCodec:
             return b""
         if token_id in self._tokenizer.get_added_tokens_decoder():
             return bytes(text.encode())
-        if self._byte_level and BYTES_OF_CHARS.keys() >= set(text):
+        if self._checked.byte_level and BYTES_OF_CHARS.keys() >= set(text):
             return bytes(BYTES_OF_CHARS[char] for char in text)
         if (byte := _BYTE.fullmatch(text)) is not None:
             return bytes([int(byte[1], 16)])

@@ -95,9 +95,9 @@ class Tasks:
         if asked.method != "POST":
             raise MethodRefusedError(f"method is {shown(asked.method)}; expected POST", "method")
         if asked.url == CHATS:
-            return self._of_chat(row, decoded(asked.body, ChatBody))
+            return self._of_chat(row, decoded(bytes(asked.body), ChatBody))
         if asked.url == COMPLETIONS:
-            return self._of_completion(row, decoded(asked.body, CompletionBody))
+            return self._of_completion(row, decoded(bytes(asked.body), CompletionBody))
         known = f"expected {CHATS} or {COMPLETIONS}"
         raise NotFoundError(f"url is {shown(asked.url)}; {known}", "url")
 

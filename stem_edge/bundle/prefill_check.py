@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import Manifest
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32
 from stem_edge.units import format_size
@@ -21,6 +22,8 @@ PREFILL_FROM = 8
 # Correct kernels of other processors differ by rounding: their divergence was 0.98 to 1.01 times
 # the reported one, that of wrong kernels 1.3 to 75 times. NEGLIGIBLE nats change no text.
 MOST_TIMES, NEGLIGIBLE = 1.25, 0.001
+# More than these bytes of matrices are not packed in the memory of a trial.
+TRIED_NBYTES = 64 << 20
 UNUSABLE = 1e9  # nats, for logits that are not finite, because JSON has no infinity
 
 
@@ -41,6 +44,17 @@ def mean_divergence(decode: F32, prefill: F32) -> float:
     Limited to the first PROBE_TOKENS, because some bundles have a longer probe.
     """
     return float(divergence(decode[:PROBE_TOKENS], prefill[:PROBE_TOKENS]).mean())
+
+
+def tried(manifest: Manifest) -> bool:
+    """Return whether a trial compares both graphs, unless there is nothing to compare."""
+    return matrices_nbytes(manifest) <= TRIED_NBYTES or not probe_tokens(manifest)
+
+
+def matrices_nbytes(manifest: Manifest) -> int:
+    """Return the bytes of the weight files of all graphs."""
+    names = [name for name in (BACKBONE_DATA, PREFILL_DATA) if name in manifest.files]
+    return sum(manifest.files[name].nbytes for name in names)
 
 
 def prefill_refusal(manifest: Manifest, found: float | None) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,6 +32,7 @@ from stem_edge.commands.loading import add_cache_dir
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
 from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
+from stem_edge.runtime.backends.onnxruntime.preparing_folder import FOLDER, TEMPORARY, is_left
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished
@@ -107,17 +107,17 @@ def run(args: argparse.Namespace) -> int:
 
 def entries(root: Path) -> Iterator[Entry]:
     """Yield everything in the cache folder, kind by kind."""
-    for folder in sorted((root / prepared.FOLDER).glob("*")):
+    for folder in sorted((root / FOLDER).glob("*")):
         nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         record = prepared.read_prepared(folder)
-        if folder.name.startswith(prepared.TEMPORARY):
-            of, stale = "", "" if _is_alive(folder) else "was not finished"
+        if folder.name.startswith(TEMPORARY):
+            of, stale = "", "was not finished" if is_left(folder) else ""
         elif record is None:
             of, stale = "", "damaged"
         else:
             of, stale = record.bundle, _stale(record)
             of += ", refused" if record.refused else ""
-        yield Entry(path=folder, kind=prepared.FOLDER, nbytes=nbytes, of=of, stale=stale)
+        yield Entry(path=folder, kind=FOLDER, nbytes=nbytes, of=of, stale=stale)
     for kind, pattern in ((COUNTS, "*.npy"), (TIER, "*.*")):
         for path in sorted((root / kind).glob(pattern)):
             yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of="", stale="")
@@ -189,19 +189,3 @@ def _bundle(root: Path, path: Path) -> tuple[str, str]:
     if not opened:
         return of, "its bundle is gone or damaged"
     return of, f"made for another bundle, {verdict.engine}, tokenizers, stem-edge or processor"
-
-
-def _is_alive(folder: Path) -> bool:
-    """Return whether the process that prepares this folder may still be running."""
-    number = folder.name.removeprefix(prepared.TEMPORARY)
-    if os.name != "posix":
-        return True  # because signal 0 is Ctrl-C on Windows, so that asking is not safe
-    if not number.isdigit():
-        return False
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # a process of another user, which we cannot signal
-        return True
-    return True

@@ -166,7 +166,10 @@ def _figures(one: Fit) -> list[str]:
     if one.tables:
         stall = f"{found.stall_per_token * 1e3:.3g} ms a token, {_flash(one)}"
         rows.append(("  waiting for rows", stall))
-    return table([*rows, ("  speed of memory", one.rates_source)], "l")
+    rows.append(("  speed of memory", one.rates_source))
+    if plan.preparing is not None:
+        rows.append(("preparing, at first", str(plan.preparing)))
+    return table(rows, "l")
 
 
 def _flash(one: Fit) -> str:

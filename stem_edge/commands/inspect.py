@@ -209,6 +209,8 @@ def memory_table(plan: MemoryPlan) -> str:
     lines += _parts([*plan.parts(), ("anonymous memory at most", plan.total)])
     if plan.prefill_refused:
         lines += ["", *wrap(f"prefill graph not used: {plan.prefill_refused}")]
+    if plan.preparing is not None:
+        lines += ["", f"the first load prepares it: {plan.preparing}"]
     if plan.device is not None:
         lines += ["", f"memory of the device ({plan.provider}, {plan.variant})"]
         lines += _parts([*plan.device.parts(), ("at most", plan.device.total)])

@@ -9,31 +9,33 @@ in use, such as a regular expression that never ends, are found by a trial in an
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.limits import MAX_VOCAB
-from stem_edge.text.tokenizer_steps import check_model, check_steps
+from stem_edge.text.tokenizer_model import TokenizerMemory, check_tokens
+from stem_edge.text.tokenizer_steps import KINDS, check_steps
 from stem_edge.text_table import printable
 
 MAX_NBYTES = 64 << 20  # twice the largest among published models
 MAX_ADDED = 1 << 15
 MAX_TOKEN_CHARS = 1 << 12
-MAX_MERGES = 4  # for each token; Llama 3 has 2.2
+MAX_ADDED_NBYTES = 1 << 20  # of added tokens together; Gemma 3 has 6,400, with 0.1 MB
+# Of other parts of the file. Parsed values take up to thirty times as much memory.
+MAX_PART_NBYTES = {"added_tokens": 16 << 20, "normalizer": 12 << 20}
+MAX_OTHER_PART_NBYTES = 1 << 20
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 Content = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TOKEN_CHARS)]
 Step = dict[str, Any] | None
 NULL = msgspec.Raw(b"null")
-
-_KEY = re.compile(rb'"(?:[^"\\]|\\.)*"\s*:', re.DOTALL)
 
 
 class AddedToken(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=False):
@@ -55,24 +57,29 @@ class TokenizerFile(msgspec.Struct, forbid_unknown_fields=True):
     version: Literal["1.0"] = "1.0"
     truncation: msgspec.Raw = NULL
     padding: msgspec.Raw = NULL
-    added_tokens: Annotated[list[AddedToken], msgspec.Meta(max_length=MAX_ADDED)] = []
-    normalizer: Step = None
-    pre_tokenizer: Step = None
-    post_processor: Step = None
-    decoder: Step = None
+    added_tokens: msgspec.Raw = msgspec.Raw(b"[]")
+    normalizer: msgspec.Raw = NULL
+    pre_tokenizer: msgspec.Raw = NULL
+    post_processor: msgspec.Raw = NULL
+    decoder: msgspec.Raw = NULL
+
+
+Added = Annotated[list[AddedToken], msgspec.Meta(max_length=MAX_ADDED)]
 
 
 @dataclass(frozen=True)
 class CheckedTokenizer:
     """Checked tokenizer.json for the library, with bounds on what it does to a text."""
 
-    json: str
+    json: bytes
     longest_nbytes: int  # of the longest token in UTF-8
     growth: int  # largest factor by which its steps can lengthen a text
     special_tokens: tuple[str, ...]
+    byte_level: bool  # whether its tokens are written with a character for each byte
+    memory: TokenizerMemory
 
 
-def read_tokenizer(path: Path, vocab_size: int | None = None) -> str:
+def read_tokenizer(path: Path, vocab_size: int | None = None) -> bytes:
     """Return the checked JSON of a tokenizer.json for the library. Raises BundleError."""
     return check_tokenizer(path, vocab_size).json
 
@@ -106,58 +113,44 @@ def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
     if len(data) > MAX_NBYTES:
         raise ValueError(f"larger than {MAX_NBYTES:,} bytes")
     file = msgspec.json.decode(data, type=TokenizerFile)
-    model = msgspec.json.decode(file.model, type=dict[str, msgspec.Raw])
-    ids = _vocabulary(model)
-    for token in file.added_tokens:
+    added = _decoded(file, "added_tokens", Added)
+    steps = {name: _decoded(file, name, Step) for name in KINDS}
+    if (nbytes := sum(len(token.content.encode()) for token in added)) > MAX_ADDED_NBYTES:
+        raise ValueError(
+            f"the added tokens have {nbytes:,} bytes, expected at most {MAX_ADDED_NBYTES:,}"
+        )
+    model = check_tokens(file.model, nbytes)
+    ids = model.ids
+    for token in added:
         if ids.setdefault(token.content, token.id) != token.id:
             raise ValueError(
                 f"the token {token.content!r} has the ids {ids[token.content]} and {token.id}, "
                 "expected one id"
             )
     _check_ids(ids, vocab_size)
-    check_model(model)
-    _check_merges(model, len(ids))
-    if "dropout" in model:
-        model["dropout"] = NULL
-    steps = {name: getattr(file, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
-    growth = check_steps(steps | {"post_processor": file.post_processor}, vocab_size)
-    file.model = msgspec.Raw(msgspec.json.encode(model))
+    growth = check_steps(steps, vocab_size)
+    file.model = msgspec.Raw(model.json)
     file.truncation = file.padding = NULL
+    for name in KINDS:
+        setattr(file, name, msgspec.Raw(msgspec.json.encode(steps[name])))
+    file.added_tokens = msgspec.Raw(msgspec.json.encode(added))
     return CheckedTokenizer(
-        msgspec.json.encode(file).decode(),
+        msgspec.json.encode(file),
         max(len(token.encode()) for token in ids),
         growth,
-        tuple(token.content for token in file.added_tokens if token.special),
+        tuple(token.content for token in added if token.special),
+        b'"ByteLevel"' in bytes(file.decoder),
+        model.memory,
     )
 
 
-def _vocabulary(model: Mapping[str, msgspec.Raw]) -> dict[str, int]:
-    """Map each token of a model to its id. Raises ValueError unless the file names each once."""
-    raw = model.get("vocab", msgspec.Raw(b"null"))
-    if bytes(memoryview(raw)[:1]) == b"[":
-        pieces = msgspec.json.decode(raw, type=list[tuple[str, float]])
-        ids = {piece: number for number, (piece, _) in enumerate(pieces)}
-        count = len(pieces)
-    else:
-        ids = msgspec.json.decode(raw, type=dict[str, Id])
-        count = _KEY.subn(b"", memoryview(raw))[1]
-    if len(ids) != count:
-        raise ValueError(f"model.vocab has {count} entries for {len(ids)} tokens, expected as many")
-    if not ids:
-        raise ValueError("model.vocab is empty, expected tokens")
-    return ids
-
-
-def _check_merges(model: Mapping[str, msgspec.Raw], tokens: int) -> None:
-    """Raise ValueError for more merges than tokens could need: the library takes 0.5 kB for each."""
-    raw = model.get("merges", msgspec.Raw(b"[]"))
-    merges = msgspec.json.decode(raw, type=list[tuple[str, str] | str])
-    distinct = len(set(merges))
-    if distinct < len(merges) or distinct > MAX_MERGES * tokens:
-        raise ValueError(
-            f"model.merges has {len(merges)} entries, {distinct} of them distinct, for {tokens} tokens; "
-            f"expected distinct ones, at most {MAX_MERGES} for each token"
-        )
+def _decoded(file: TokenizerFile, name: str, kind: Any) -> Any:
+    """Return a part of the file as objects of Python, unless it is too large. Raises ValueError."""
+    raw: msgspec.Raw = getattr(file, name)
+    most = MAX_PART_NBYTES.get(name, MAX_OTHER_PART_NBYTES)
+    if len(raw) > most:
+        raise ValueError(f"{name} has {len(raw):,} bytes, expected at most {most:,}")
+    return msgspec.json.decode(raw, type=kind)
 
 
 def _check_ids(ids: Mapping[str, int], vocab_size: int) -> None:
@@ -166,8 +159,8 @@ def _check_ids(ids: Mapping[str, int], vocab_size: int) -> None:
         raise ValueError(
             f"the token {token[:80]!r} has the id {ids[token]}, expected 0 to {vocab_size - 1}"
         )
-    by_id = {number: token for token, number in ids.items()}
-    if len(by_id) != len(ids):
+    if len(np.unique(np.fromiter(ids.values(), np.int64, len(ids)))) < len(ids):
+        by_id = {number: token for token, number in ids.items()}
         token, number = next(item for item in ids.items() if by_id[item[1]] != item[0])
         raise ValueError(
             f"{token[:80]!r} and {by_id[number][:80]!r} both have id {number}, expected one token"

@@ -21,10 +21,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from stem_edge.units import format_size, parse_size
+from stem_edge.units import parse_size
 
 SECONDS = 0.01
 GROUPS = Path("/sys/fs/cgroup/memory")
@@ -98,8 +99,8 @@ def group(limit: str | None) -> Iterator[Path | None]:
         folder.rmdir()
 
 
-def load(options: dict[str, object], folder: Path | None) -> dict[str, object]:
-    """Load in a process of its own; return what it says, and its memory."""
+def load(options: dict[str, object], folder: Path | None) -> dict[str, Any]:
+    """Load in a process of its own; return what it says, and its memory in bytes."""
     group = "" if folder is None else str(folder / "cgroup.procs")
     command = [sys.executable, "-P", "-c", LOAD, json.dumps(options), group]
     started = time.perf_counter()
@@ -110,8 +111,7 @@ def load(options: dict[str, object], folder: Path | None) -> dict[str, object]:
     sampler.stop()
     said = json.loads(out) if process.returncode == 0 else {"status": process.returncode}
     seconds = round(time.perf_counter() - started, 2)
-    peaks = {name: format_size(nbytes) for name, nbytes in sampler.peaks.items()}
-    return {"seconds": seconds, "peak": format_size(sampler.peak), "alone": peaks, **said}
+    return {"seconds": seconds, "peak": sampler.peak, "alone": sampler.peaks, **said}
 
 
 def main() -> None:

@@ -9,14 +9,15 @@ from functools import cached_property
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import crowding, prefill_refusal
+from stem_edge.bundle.prefill_check import crowding, prefill_refusal, tried
 from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime import prepacked
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
+from stem_edge.runtime.backends.onnxruntime.preparing import find_or_make
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, resolve
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.step_costs import StepCosts
@@ -24,6 +25,11 @@ from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import memory_limit
 from stem_edge.tables.rows import RecordLayout
+
+UNMEASURED = (
+    "whether it is exact on this processor is measured when the backbone is prepared, which it is not; "
+    "prefill_graph=True uses it nevertheless"
+)
 
 
 def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
@@ -75,8 +81,13 @@ class OrtLoader:
         """Prepack a large backbone for this processor, unless that was done before."""
         options, self._verdict = self._options, verdict
         if options.prepare:
-            self._prepared = prepacked.find_or_make(
-                self._place, options.cache_dir, options.cpus, options.progress, self._kv
+            self._prepared = find_or_make(
+                self._place,
+                options.cache_dir,
+                options.cpus,
+                options.progress,
+                self._kv,
+                options.memory,
             )
         self._may_prepare = self._prepared is not None
 
@@ -84,10 +95,12 @@ class OrtLoader:
         (prefill, refused), path = self._prompts(), self._bundle.path
         footprint = footprint_of(self._bundle.manifest, "onnxruntime").with_kv(self._kv)
         threads = self._options.cpus
-        prepared = self._prepared is not None or (self._may_prepare and self._place.is_worth_it)
+        prepared = self._will_be_prepared
         needs = cpu_needs(footprint, context, threads, prepared=prepared, prefill=prefill)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
-        return replace(needs, prefill_refused=refused, saving=saving)
+        wanted = prepared and self._prepared is None and self._place.prepared is None
+        preparing = preparing_needs(footprint, threads) if wanted else None
+        return replace(needs, prefill_refused=refused, saving=saving, preparing=preparing)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         return ArraySlots(layout, count)
@@ -97,6 +110,10 @@ class OrtLoader:
         graphs = prepacked.graph_sources(self._bundle, self._prepared, prefill=prefill, kv=kv)
         config = self._bundle.manifest.model
         return OrtBackend(config, graphs, slots, self._options.cpus, [CPU], kv=kv)
+
+    @property
+    def _will_be_prepared(self) -> bool:
+        return self._prepared is not None or (self._may_prepare and self._place.is_worth_it)
 
     @cached_property
     def _place(self) -> prepacked.Place:
@@ -120,6 +137,10 @@ class OrtLoader:
             with contextlib.suppress(InputError):  # raised if there is no cache folder
                 verdict = Records(bundle, "onnxruntime", options.cache_dir).verdict()
         measured = verdict.prefill_from_decode if verdict else None
+        if prepared is not None and prepared.record.prefill_from_decode is not None:
+            measured = prepared.record.prefill_from_decode
         refused = prefill_refusal(bundle.manifest, measured)
+        if measured is None and not self._will_be_prepared and not tried(bundle.manifest):
+            refused = UNMEASURED
         refused = refused or crowding(footprint_of(bundle.manifest, "onnxruntime"), memory_limit())
         return not refused, refused

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stem_edge.bundle.footprint import FLOAT, HALF, SLOT_BOOKKEEPING_NBYTES, Footprint
+from stem_edge.bundle.prefill_check import PROBE_TOKENS
 from stem_edge.config import ModelConfig
 from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.float_blocks import BLOCK_NBYTES
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Device, Needs, Part
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Device, Needs, Part, Preparing
+from stem_edge.runtime.backends.step_costs import SIZES
 
 HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
@@ -30,6 +33,10 @@ SCORE_ARRAYS = 3  # of portable graphs: scores, masked, and after softmax
 # Keys whose scores are in memory at once on the CPU, where attention goes through them in blocks: a
 # chunk takes as much after 16,000 tokens as after 1,000 (measured with onnxruntime 1.31 and 1.32).
 SCORED_AT_ONCE = 512
+# Preparing: files hold every matrix plain and packed, and packing pads a little. A matrix is in memory
+# packed, read to be saved, and packed again to be compared; seconds a GB are measured (docs/results.md).
+FILES_OVER_DATA, COPIES_OF_MATRIX, PREPARING_SECONDS_PER_GB = 2.2, 3, 30
+WORKER_NBYTES = 40 << 20  # Python with numpy and onnxruntime
 WIDTHS: dict[Activations, int] = {"fp32": FLOAT, "fp16": HALF}  # bytes of an activation
 
 
@@ -57,6 +64,23 @@ def cpu_needs(
         slot=footprint.slot_nbytes,
     )
     return Needs(footprint, context, part, prepared=prepared, prefill=prefill)
+
+
+def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
+    """Return what preparing takes: the largest matrix packed, or the steps that are then measured."""
+    prefill = footprint.prefill_nbytes > 0
+    context = CHUNK_TOKENS + max(SIZES)
+    part = cpu_needs(footprint, context, threads, prepared=True, prefill=prefill).host
+    probe = PROBE_TOKENS * (part.chunk_token + part.logits) if prefill else 0
+    steps = max(CHUNK_TOKENS * part.chunk_token, probe, max(SIZES) * part.logits)
+    steps += part.weights + part.kv_cache + part.fixed
+    matrix = min(FLOAT * _largest_product(footprint.model), 2 * BLOCK_NBYTES)
+    nbytes = footprint.step_nbytes + footprint.prefill_nbytes
+    return Preparing(
+        disk=int(FILES_OVER_DATA * nbytes),
+        memory=WORKER_NBYTES + max(COPIES_OF_MATRIX * matrix, steps),
+        seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),
+    )
 
 
 def portable_needs(footprint: Footprint, context: int, provider: str) -> Needs:

@@ -22,12 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import BackendError
 from stem_edge.files import disk
+from stem_edge.files.plain_files import damaged
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.packed_file import PackedForm, packed_forms
+from stem_edge.runtime.backends.onnxruntime.packing_journal import PIECE_NBYTES, Journal
+from stem_edge.runtime.backends.onnxruntime.preparing_folder import MATRIX
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
@@ -40,7 +44,6 @@ ACTIVATIONS = {
     "MatMulNBits": np.float32,
 }
 CHECKED_TOKENS = (1, 4)  # kernels for one token are others than those for several
-PIECE_NBYTES = 8 << 20
 
 
 class OtherProductsError(Exception):
@@ -48,10 +51,14 @@ class OtherProductsError(Exception):
 
 
 class Packer:
-    """Writes graphs over packed weights to a folder; those of one bundle share their weights."""
+    """Writes graphs over packed weights to a folder; those of one bundle share their weights.
 
-    def __init__(self, bundle: Bundle, folder: Path, threads: int) -> None:
-        self._bundle, self._folder, self._threads = bundle, folder, threads
+    Matrices that the journal has from an attempt before are not packed again.
+    """
+
+    def __init__(self, bundle: Bundle, folder: Path, threads: int, journal: Journal) -> None:
+        self.folder, self._bundle, self._threads = folder, bundle, threads
+        self._journal, self._parent = journal, os.getppid()
         self._placed: dict[Tensor, Tensor] = {}  # of the bundle -> in the folder
 
     def pack(self, name: str, graph: Graph) -> None:
@@ -59,11 +66,17 @@ class Packer:
 
         Raises OtherProductsError, OSError, and what `open_session` raises.
         """
-        path = self._folder / name
+        path = self.folder / name
         if any(tensor.file and tensor not in self._placed for tensor in graph.tensors.values()):
-            with path.with_name(f"{name}.data").open("w+b", buffering=0) as file:
+            data = path.with_name(f"{name}.data")
+            data.touch()
+            with data.open("r+b") as file:
                 self._gather(graph, file, WeightPlan(f"{name}.data"))
         path.write_bytes(encode(self._over_packed(graph)))
+
+    def source(self, name: str, graph: Graph) -> GraphSource:
+        """Return a graph over weights that were packed for others."""
+        return GraphSource(name, encode(self._over_packed(graph)), self.folder)
 
     def _gather(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
         """Write the weights of a graph: plain matrices, then packed ones and everything else."""
@@ -73,15 +86,33 @@ class Packer:
             tensor = fresh[name]
             place = _place(plan, tensor.nbytes)
             self._placed[tensor] = replace(tensor, file=plan.file, offset=place)
-            with os.fdopen(disk.open_file(self._bundle.file(tensor.file)), "rb") as source:
-                _copy(source, tensor.offset, file, place, tensor.nbytes)
+            path, end = self._bundle.file(tensor.file), tensor.offset + tensor.nbytes
+            with os.fdopen(disk.open_file(path), "rb") as source:
+                if not _copy(source, tensor.offset, file, place, tensor.nbytes):
+                    raise damaged(path, f"ends before byte {end:,}")
         for node in nodes.values():
             if node.inputs[1] in fresh:
-                self._pack_matrix(_alone(graph, node), file, plan)
+                self._take_matrix(_alone(graph, node), file, plan)
+
+    def _take_matrix(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
+        """Take the packed forms of a graph of one product that are there, or append them."""
+        (product,), start = graph.outputs, plan.nbytes
+        if (kept := self._journal.kept(plan.file, product, file, start)) is not None:
+            for name, text in kept.packed.items():
+                tensor = graph.tensors[name]
+                self._placed[tensor] = replace(self._placed[tensor], packed=text)
+            plan.nbytes = kept.end
+            return
+        if os.getppid() != self._parent:
+            raise BackendError("the process that wanted this was killed; another may go on from it")
+        self._pack_matrix(graph, file, plan)
+        placed = self._over_packed(graph).tensors.values()
+        packed = {tensor.name: tensor.packed for tensor in placed if tensor.packed}
+        self._journal.add(plan.file, product, packed, file, start, plan.nbytes)
 
     def _pack_matrix(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
         """Append the packed forms of a graph of one product, and compare its products with them."""
-        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+        with tempfile.TemporaryDirectory(prefix=MATRIX, dir=self.folder) as folder:
             saved, plain = Path(folder) / "graph.onnx", graph_source(self._bundle, "product", graph)
             expected = self._products(graph, plain, saved)
             with saved.with_name("graph.onnx.data").open("rb") as source:
@@ -89,8 +120,9 @@ class Packer:
                     tensor = graph.tensors[name]
                     text = _append(form, source, file, plan)
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
-        packed = GraphSource("product", encode(self._over_packed(graph)), self._folder)
-        for first, second in zip(expected, self._products(graph, packed), strict=True):
+        file.flush()
+        found = self._products(graph, self.source("product", graph))
+        for first, second in zip(expected, found, strict=True):
             if not np.array_equal(first, second, equal_nan=True):
                 raise OtherProductsError(graph.nodes[0].outputs[0])
 
@@ -150,9 +182,12 @@ def _place(plan: WeightPlan, nbytes: int) -> int:
     return plan.place("", np.uint8, (nbytes,)).offset
 
 
-def _copy(source: IO[bytes], start: int, target: IO[bytes], to: int, nbytes: int) -> None:
+def _copy(source: IO[bytes], start: int, target: IO[bytes], to: int, nbytes: int) -> bool:
+    """Copy bytes; return whether all of them were there."""
     source.seek(start)
     target.seek(to)
     for at in range(0, nbytes, PIECE_NBYTES):
-        piece = source.read(min(PIECE_NBYTES, nbytes - at))
-        target.write(piece)
+        size = min(PIECE_NBYTES, nbytes - at)
+        if target.write(source.read(size)) < size:
+            return False
+    return True

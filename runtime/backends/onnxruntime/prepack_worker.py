@@ -21,12 +21,14 @@ import onnxruntime as ort
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import PREFILL
+from stem_edge.graph.names import EMBED, PREFILL
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
+from stem_edge.runtime.backends.onnxruntime.packing_journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prefill_measure import prefill_divergence
 from stem_edge.runtime.backends.onnxruntime.prepacked import (
     FORMAT,
     RECORD,
@@ -34,8 +36,14 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
     Prepared,
     graph_sources,
     marks,
+    packable,
     prepared_file,
-    worth_preparing,
+)
+from stem_edge.runtime.backends.onnxruntime.preparing_folder import JOURNAL
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    GraphSource,
+    graph_source,
+    joined_parts,
 )
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.step_costs import SIZES, Probe, StepCosts, measure_steps
@@ -50,16 +58,16 @@ ROUNDS = 3
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
-    packer, refused = Packer(bundle, folder, threads), ""
+    packer, refused = Packer(bundle, folder, threads, Journal(folder / JOURNAL)), ""
     try:
-        for name, graph in worth_preparing(bundle, kv).items():
+        for name, graph in packable(bundle, kv).items():
             packer.pack(prepared_file(name), graph)
     except OtherProductsError:
         refused = REFUSED
         for path in folder.iterdir():
             path.unlink()
     files = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(path for path in folder.iterdir() if path.name != JOURNAL):
         _sync(path)  # otherwise a power cut could leave zeros for weights
         files[path.name] = marks(path)
     record = Prepared(
@@ -73,16 +81,35 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         refused=refused,
     )
     if not refused:
-        prompt = _Prompt(bundle, Prepacked(folder, record), threads, kv)
-        if (steps := prompt.measure_steps()) is not None:
-            steps = msgspec.structs.replace(steps, threads=threads)
-        record = msgspec.structs.replace(record, steps=steps)
-        if bundle.manifest.has_prefill:
-            seconds = _measure(prompt)
-            faster = seconds["prefill"] < seconds["decode"]
-            record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
+        record = _measured(record, bundle, packer, threads, kv)
+    (folder / JOURNAL).unlink(missing_ok=True)
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
     _sync(folder / RECORD)
+
+
+def _measured(
+    record: Prepared, bundle: Bundle, packer: Packer, threads: int, kv: KvType
+) -> Prepared:
+    """Return the record with what is measured with the prepared graphs."""
+    if bundle.manifest.has_prefill:
+        diverges = prefill_divergence(bundle, _probed(bundle, packer))
+        record = msgspec.structs.replace(record, prefill_from_decode=diverges)
+    prompt = _Prompt(bundle, Prepacked(packer.folder, record), threads, kv)
+    if (steps := prompt.measure_steps()) is not None:
+        steps = msgspec.structs.replace(steps, threads=threads)
+    record = msgspec.structs.replace(record, steps=steps)
+    if bundle.manifest.has_prefill:
+        seconds = _measure(prompt)
+        faster = seconds["prefill"] < seconds["decode"]
+        record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
+    return record
+
+
+def _probed(bundle: Bundle, packer: Packer) -> dict[str, GraphSource]:
+    """Return graphs with float32 keys and values over the packed weights."""
+    embed = joined_parts(bundle, prefill=False)[EMBED]
+    packed = {name: packer.source(name, graph) for name, graph in packable(bundle).items()}
+    return {EMBED: graph_source(bundle, EMBED, embed), **packed}
 
 
 class _Prompt:

@@ -3,18 +3,12 @@
 onnxruntime packs matrices into anonymous memory on loading, which the system cannot reclaim. It can
 also save what it packed and map it from there, so that the weights of a loaded model are pages of a
 file. A child process does it (prepack_worker.py), because native code keeps some of the memory that
-it takes; it also measures which graph is faster for prompts.
+it takes; it also measures which graph is faster for prompts (preparing.py starts it).
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -23,14 +17,16 @@ import msgspec
 import onnxruntime as ort
 
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.verdicts import Records
-from stem_edge.errors import BackendError
+from stem_edge.bundle.prefill_check import TRIED_NBYTES, matrices_nbytes
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.float_blocks import in_blocks
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED
-from stem_edge.progress import Progress
+from stem_edge.runtime.backends.onnxruntime.preparing_folder import (
+    FOLDER,
+)
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     GraphSource,
     cpu_graphs,
@@ -38,20 +34,14 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     joined_parts,
 )
 from stem_edge.runtime.backends.step_costs import StepCosts
-from stem_edge.system.child import Ended, last_line, module_command, signal_name
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
-FORMAT = 6
-FOLDER, RECORD = "prepared", "prepared.json"
-TEMPORARY = ".making-"  # prefix of a folder that is being filled, or was when its maker was killed
+FORMAT = 7
+RECORD = "prepared.json"
 MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 # Smaller backbones are not worth files in the cache folder, since they load fast and take little.
-LEAST_NBYTES = 64 << 20
-# The files hold every matrix both plain and packed, and packing pads a little.
-FILES_OVER_DATA = 2.2
-POLL_SECONDS = 0.1
-ANYWAY = "it still runs correctly, but loading takes longer and more memory"
+LEAST_NBYTES = TRIED_NBYTES
 
 
 class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -64,6 +54,8 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     files: dict[str, tuple[Size, int]]  # name -> size and mtime in ns, to notice changes
     prefill: bool | None  # whether the prefill graph is faster; None: there is none
     seconds: dict[str, float]  # graph -> time of a prompt chunk
+    # Divergence of the prefill graph from the decoding graph here, in nats; None: not measured.
+    prefill_from_decode: float | None = None
     steps: StepCosts | None = None  # of decoding; None if its context is too short for them
     refused: str = ""  # why nothing was prepared, and must not be tried again by a load
 
@@ -73,10 +65,6 @@ class Prepacked(NamedTuple):
 
     folder: Path
     record: Prepared
-
-
-class NotPrepared(RuntimeWarning):
-    """The backbone could not be prepared, so loading takes longer and more memory."""
 
 
 class Place(NamedTuple):
@@ -98,7 +86,7 @@ class Place(NamedTuple):
         """True if a load uses a prepared backbone, found or made."""
         if self.record is not None:
             return not self.record.refused
-        return matrices_nbytes(self.bundle) >= LEAST_NBYTES
+        return matrices_nbytes(self.bundle.manifest) > LEAST_NBYTES
 
 
 def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> Place:
@@ -108,27 +96,6 @@ def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> 
     """
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     return Place(bundle, folder, read_prepared(folder))
-
-
-def find_or_make(
-    found: Place,
-    cache_dir: str | Path | None,
-    threads: int,
-    progress: bool | None,
-    kv: KvType = "fp32",
-) -> Prepacked | None:
-    """Return the prepared backbone, making it now if worth it; None, with a warning, on failure.
-
-    A failure that would happen again is recorded, so that it is warned of only once.
-    """
-    found = found._replace(record=read_prepared(found.folder))  # another process may have made it
-    if found.record is not None or not found.is_worth_it:
-        return found.prepared
-    try:
-        return make(found.bundle, cache_dir, threads, progress, kv)
-    except BackendError as error:
-        warnings.warn(NotPrepared(str(error)), stacklevel=3)
-        return None
 
 
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType = "fp32") -> Path:
@@ -159,56 +126,6 @@ def marks(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def make(
-    bundle: Bundle,
-    cache_dir: str | Path | None,
-    threads: int,
-    progress: bool | None = None,
-    kv: KvType = "fp32",
-) -> Prepacked:
-    """Prepare a backbone, also one that was refused before.
-
-    Raises BundleError; BackendError if the cache folder cannot hold it, or if it computes other
-    logits, which is recorded.
-    """
-    root = cache_folder(cache_dir)
-    # The result is found by the checksums in the manifest, so the files must match them.
-    Records(bundle, "onnxruntime", cache_dir).check_place()
-    wanted = int(FILES_OVER_DATA * matrices_nbytes(bundle))
-    try:
-        folder = root / FOLDER / f"{TEMPORARY}{os.getpid()}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise BackendError(
-            f"{root}: cannot keep a prepared backbone there ({error.strerror}); give another "
-            "folder with cache_dir"
-        ) from error
-    try:
-        if free < wanted:
-            raise BackendError(
-                f"{root}: a prepared backbone takes {wanted:,} bytes, {free:,} are free; free some "
-                "space, or give another folder with cache_dir"
-            )
-        with Progress(wanted, "preparing", progress) as bar:
-            _run_worker(bundle, folder, threads, kv, bar)
-        kept = _keep(folder, prepared_folder(root, bundle, ort.__version__, kv))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if kept.record.refused:
-        raise BackendError(
-            f"{bundle.path}: the backbone cannot be prepared: {kept.record.refused}; {ANYWAY}"
-        )
-    return kept
-
-
-def matrices_nbytes(bundle: Bundle) -> int:
-    """Return the bytes of the weight files of all graphs."""
-    files = bundle.manifest.files
-    return sum(files[name].nbytes for name in (BACKBONE_DATA, PREFILL_DATA) if name in files)
-
-
 def graph_sources(
     bundle: Bundle, prepared: Prepacked | None, *, prefill: bool, kv: KvType = "fp32"
 ) -> Mapping[str, Path | GraphSource]:
@@ -227,66 +144,7 @@ def prepared_file(graph: str) -> str:
     return f"{graph}.onnx"
 
 
-def worth_preparing(bundle: Bundle, kv: KvType) -> dict[str, Graph]:
-    """Return the graphs with packed matrices; an embedding is read in place anyway."""
+def packable(bundle: Bundle, kv: KvType = "fp32") -> dict[str, Graph]:
+    """Return the graphs with matrices to be packed; an embedding is read in place anyway."""
     graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
-    return {name: graph for name, graph in graphs.items() if name != EMBED}
-
-
-def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType, bar: Progress) -> None:
-    arguments = [str(bundle.path.resolve()), str(folder), str(threads), kv]
-    arguments += [] if bundle.tables is None else [bundle.tables]
-    command = module_command("stem_edge.runtime.backends.onnxruntime.prepack_worker", *arguments)
-    with tempfile.TemporaryFile() as output:
-        try:
-            worker = subprocess.Popen(command, stdout=output, stderr=output)
-        except OSError as error:
-            raise BackendError(
-                f"{bundle.path}: cannot start {command[0]} to prepare it ({error.strerror}); free "
-                "some memory, or load it with prepare=False"
-            ) from error
-        try:
-            seen = 0
-            while _still_runs(worker):
-                nbytes = _folder_nbytes(folder)
-                bar.advance(nbytes - seen)
-                seen = nbytes
-        finally:
-            worker.kill()  # needed only when interrupted; harmless to a process that has ended
-            worker.wait()
-        output.seek(0)
-        ended = Ended(worker.returncode, output.read(), b"")
-    if worker.returncode:
-        reason = _reason(worker.returncode, ended)
-        raise BackendError(f"{bundle.path}: the backbone cannot be prepared: {reason}")
-
-
-def _reason(status: int, ended: Ended) -> str:
-    if ended.crashed:
-        return f"its worker process died of {signal_name(status)}; load it with prepare=False"
-    return last_line(ended.stdout) if ended.stdout.strip() else f"exit status {status}"
-
-
-def _still_runs(worker: subprocess.Popen[bytes]) -> bool:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        worker.wait(POLL_SECONDS)
-    return worker.poll() is None
-
-
-def _folder_nbytes(folder: Path) -> int:
-    with contextlib.suppress(OSError):
-        return sum(path.stat().st_size for path in folder.iterdir())
-    return 0
-
-
-def _keep(made: Path, folder: Path) -> Prepacked:
-    """Rename the folder, unless what is there lacks nothing, as when made by another process."""
-    there = read_prepared(folder)
-    if there is None or there.refused or not (there.steps and there.steps.sure):
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            made.rename(folder)
-    record = read_prepared(folder)
-    if record is None:
-        raise BackendError(f"{folder}: cannot keep the prepared backbone there")
-    return Prepacked(folder, record)
+    return {name: in_blocks(graph) for name, graph in graphs.items() if name != EMBED}

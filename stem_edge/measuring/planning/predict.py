@@ -34,6 +34,8 @@ from stem_edge.runtime.rows.warm import known_counts
 from stem_edge.system.memory import available_memory
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.token_counts import Counts
+from stem_edge.text.tokenizer_gate import check_tokenizer
+from stem_edge.text.tokenizer_model import TokenizerMemory
 
 NeedsAt: TypeAlias = Callable[[int], Needs]  # context length -> needs
 
@@ -73,8 +75,7 @@ PREFILL_SESSION_NBYTES, LOADING_SHARE = 4_500_000, 0.07
 # onnxruntime reads this share of the embedding, its scales, as a whole. Around each row, and around
 # the small tensors of all graphs, the system maps more than is needed.
 EMBEDDING_SHARE, MAPPED_AROUND_ROW, MAPPED_AROUND_GRAPHS = 0.26, 40_000, 6 << 16
-# Size of a tokenizer in memory over its tokenizer.json, with 2,000 to 128,000 tokens.
-MEMORY_OVER_TOKENIZER = 12
+NO_TOKENIZER = TokenizerMemory(0, 0)
 # Cache sizes of a hit curve, as shares of the vocabulary.
 CURVE_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
@@ -122,16 +123,15 @@ def predict(
     flash: FlashName | None = None,
     network: Network | None = None,
     *,
-    tokenizer_nbytes: int = 0,
+    tokenizer: TokenizerMemory = NO_TOKENIZER,
     far_nbytes: int = 0,
     room: int | None = None,
 ) -> Prediction:
     """Predict the figures of one run.
 
     `flash`: None if records come out of the page cache. `network`: None if the tables are on this
-    machine; otherwise flash holds the disk tier. `tokenizer_nbytes`: memory of the loaded
-    tokenizer. `far_nbytes`: of what reads tables elsewhere. `room`: limit of process and mapped files
-    together; None without one.
+    machine; otherwise flash holds the disk tier. `tokenizer`: its memory. `far_nbytes`: of what reads
+    tables elsewhere. `room`: limit of process and mapped files together; None without one.
     """
     needs = needs_at(plan.context_length)
     footprint, stored = needs.footprint, needs.footprint.table_format
@@ -141,8 +141,8 @@ def predict(
     peak = kv_cache + row_cache + _activations(needs_at(usage.prompt_tokens), plan, usage)
     if needs.prepared and needs.prefill:
         peak = max(peak, int(LOADING_SHARE * footprint.prefill_nbytes))
-    process = OBSERVED[footprint.engine].imported + tokenizer_nbytes + far_nbytes
-    anonymous = process + _loaded(needs) + peak
+    process = OBSERVED[footprint.engine].imported + far_nbytes
+    anonymous = process + max(tokenizer.kept + _loaded(needs) + peak, tokenizer.loading)
     mapped, for_prompts = _mapped(needs, usage)
     if room is None or anonymous + mapped + for_prompts <= room:
         mapped += for_prompts  # otherwise the pages that decoding reads push these out
@@ -179,11 +179,11 @@ def expect_run(
     The latter is empty for a dense model. room: limit of process and mapped files together; None
     without one. Raises MemoryPlanError.
     """
-    tokenizer, context = tokenizer_nbytes(bundle.path), options.contexts(bundle)[0]
+    tokenizer, context = tokenizer_memory(bundle.path), options.contexts(bundle)[0]
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
     needs = needs_at(context)
     far = _far_nbytes(bundle.tables)
-    process = OBSERVED[needs.footprint.engine].imported + tokenizer + far
+    process = OBSERVED[needs.footprint.engine].imported + tokenizer.kept + far
     plan = plan_memory(bundle.path, needs, ask, process, available_memory())
     ids = np.asarray(workload.prompt + workload.following, np.int64)
     hits, filled, curve = 1.0, plan.slots, {}
@@ -204,7 +204,7 @@ def expect_run(
         curve = {size: simulated(size)[0] for size in sizes}
     usage = Usage(len(workload.prompt), len(workload.following), len(np.unique(ids)), filled, hits)
     at = partial(predict, needs_at, plan, usage, flash=options.emulate_flash, room=room)
-    return partial(at, tokenizer_nbytes=tokenizer, far_nbytes=far), curve
+    return partial(at, tokenizer=tokenizer, far_nbytes=far), curve
 
 
 def _far_nbytes(url: str | None) -> int:
@@ -220,11 +220,9 @@ def warm_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:
     return known_counts(bundle, token_index(bundle), options.cache_dir)
 
 
-def tokenizer_nbytes(root: Path) -> int:
+def tokenizer_memory(root: Path) -> TokenizerMemory:
     """Return the memory of a bundle's tokenizer; 0 for a checkpoint, whose tokenizer is unknown."""
-    if not is_bundle(root):
-        return 0
-    return int(MEMORY_OVER_TOKENIZER * (root / TOKENIZER).stat().st_size)
+    return check_tokenizer(root / TOKENIZER).memory if is_bundle(root) else NO_TOKENIZER
 
 
 def read_in_place(needs: Needs) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import MemoryPlanError
-from stem_edge.graph.formats import BackboneFormat, GgufFormat
+from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.predict import (
     OBSERVED,
@@ -20,17 +20,18 @@ from stem_edge.measuring.planning.predict import (
     Usage,
     predict,
     read_in_place,
-    tokenizer_nbytes,
+    tokenizer_memory,
 )
 from stem_edge.measuring.planning.timing import Rates
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, leaves_room
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
 from stem_edge.runtime.backends.planner import Planner
 from stem_edge.runtime.rows.emulated_flash import FlashName
 from stem_edge.runtime.rows.tier_file import file_slot_nbytes
 from stem_edge.system.memory import usable_cpus
+from stem_edge.text.tokenizer_model import TokenizerMemory
 from stem_edge.units import format_size
 
 WANTED_SLOTS = 1024  # if there is no room for these beside a context, a shorter one is better
@@ -47,6 +48,7 @@ class Fit:
     flash: FlashName | None
     network: Network | None  # to the tables; None: they are on flash
     prediction: Prediction
+    loading: int  # bytes that it takes while its tokenizer loads
 
     @property
     def footprint(self) -> Footprint:
@@ -66,7 +68,7 @@ class Fit:
     @property
     def load_memory(self) -> int:
         """Bytes to give to stem_edge.load(memory=) or --memory."""
-        return self.plan.total
+        return max(self.plan.total, self.loading)
 
     @property
     def mapped(self) -> int:
@@ -110,7 +112,7 @@ class Target:
 
     def fit(self, footprint: Footprint, rates: Rates) -> Fit:
         """Plan for one of the possible bundles. Raises MemoryPlanError."""
-        tokenizer, prepared = tokenizer_nbytes(self.root), _will_be_prepared(footprint, self.bundle)
+        tokenizer, prepared = self._tokenizer, _will_be_prepared(footprint, self.bundle)
         prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
         needs_at = partial(
             _needs, footprint, prepared=prepared, prefill=prefill, repack=self.repack
@@ -129,8 +131,13 @@ class Target:
             *(self.sequences, tier),
         )
         media = self.flash, self.network
-        expected = predict(needs_at, plan, usage, rates, *media, tokenizer_nbytes=tokenizer)
-        return Fit(needs_at(context), plan, self.hit_source, rates.source, *media, expected)
+        expected = predict(needs_at, plan, usage, rates, *media, tokenizer=tokenizer)
+        about = self.hit_source, rates.source, *media, expected
+        return Fit(needs_at(context), plan, *about, _loading(footprint.engine, tokenizer))
+
+    @cached_property
+    def _tokenizer(self) -> TokenizerMemory:
+        return tokenizer_memory(self.root)
 
 
 def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length: int) -> int:
@@ -138,9 +145,15 @@ def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length
 
     Raises MemoryPlanError as fit does.
     """
-    tokenizer = tokenizer_nbytes(bundle.path)
+    tokenizer = tokenizer_memory(bundle.path)
     words = "for one program", "take a larger device"
-    return _plan(bundle.path, needs_at, memory, [context_length], tokenizer, *words).total
+    plan = _plan(bundle.path, needs_at, memory, [context_length], tokenizer, *words)
+    return max(plan.total, _loading(needs_at(context_length).footprint.engine, tokenizer))
+
+
+def _loading(engine: EngineName, tokenizer: TokenizerMemory) -> int:
+    """Return the bytes of a process while it loads its tokenizer."""
+    return OBSERVED[engine].generating + tokenizer.loading
 
 
 def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
@@ -160,7 +173,9 @@ def _needs(
     """Return the memory needs of the engine, with all processors of this machine."""
     if footprint.engine == "ggml":
         return ggml_needs(footprint, context, usable_cpus(), repack=repack)
-    return cpu_needs(footprint, context, usable_cpus(), prepared=prepared, prefill=prefill)
+    needs = cpu_needs(footprint, context, usable_cpus(), prepared=prepared, prefill=prefill)
+    preparing = preparing_needs(footprint, usable_cpus()) if prepared else None
+    return replace(needs, preparing=preparing)
 
 
 def _plan(
@@ -168,7 +183,7 @@ def _plan(
     needs_at: NeedsAt,
     memory: int,
     contexts: list[int],
-    tokenizer: int,
+    tokenizer: TokenizerMemory,
     whose: str = "of memory",
     advice: str = "allow more",
     *,
@@ -180,17 +195,18 @@ def _plan(
     """
     for context in contexts:
         needs = needs_at(context)
-        planner = Planner(needs, OBSERVED[needs.footprint.engine].generating + tokenizer, sequences)
+        engine = needs.footprint.engine
+        planner = Planner(needs, OBSERVED[engine].generating + tokenizer.kept, sequences)
         anonymous = memory - read_in_place(needs)
         smallest = planner.least(anonymous)
-        if smallest.total <= anonymous:
+        if smallest.total <= anonymous and _loading(engine, tokenizer) <= memory:
             plan = planner.filled(smallest, anonymous)
             useful = plan.slots >= min(WANTED_SLOTS, planner.records)
             if context > USUAL_CONTEXT:
                 useful &= leaves_room(plan, anonymous)
             if useful or context == contexts[-1]:
                 return plan
-    least = format_size(smallest.total + memory - anonymous)
+    least = format_size(max(smallest.total + memory - anonymous, _loading(engine, tokenizer)))
     raise MemoryPlanError(
         f"{path}: {format_size(memory)} {whose} are too little: with a context of {context} tokens, "
         f"at least {least} must stay in memory, including the weights that every token reads; "

@@ -105,6 +105,34 @@ def test_c11_values_that_are_no_float32_are_refused(stem: Path, tmp_path: Path) 
     not_exported(stem, tmp_path / "out", "1 NaN or infinite values", "row 5", "training diverged")
 
 
+@pytest.mark.parametrize("options", [{}, {"backbone": "fp32"}], ids=["", "fp32"])
+@pytest.mark.parametrize(
+    ("name", "factor", "named"),
+    [
+        ("norm", 0.0, "all logits are equal, so the model says nothing (norm is all zeros)"),
+        ("", 0.0, "all logits are equal"),
+        ("layers.0.down", 1e30, "layer 0 computes NaN or infinite values from finite weights"),
+        ("layers.4.wk", 3e37, "layer 4 computes NaN or infinite values from finite weights"),
+        ("head", 3e38, "the head computes NaN or infinite logits from finite weights"),
+        ("layers.2.wo", float("inf"), "layers.2.wo: 1024 NaN or infinite values"),
+        ("norm", float("nan"), "norm: 32 NaN or infinite values"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_c11_models_that_say_nothing_are_refused(
+    stem: Path, tmp_path: Path, name: str, factor: float, named: str, options: dict[str, Any]
+) -> None:
+    """The values of one tensor are multiplied, or all of them. A warning of numpy would not help."""
+    path = stem / "model.safetensors"
+    stored, changed = load_file(path), tensor_name(name) if name else ""
+    for key in stored:
+        if changed in ("", key):
+            stored[key] = stored[key] * factor
+    save_file(stored, path)
+    not_exported(stem, tmp_path / "out", named, **options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_c11_tables_of_zeros_are_noted_and_exported(stem: Path, tmp_path: Path) -> None:
     """A model may have learnt to leave a layer out, and the bundle computes what the model does."""
     edit(stem, t2=torch.zeros(260, 64), t3=torch.zeros(260, 64))

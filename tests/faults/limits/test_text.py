@@ -161,7 +161,7 @@ def test_the_bytes_that_a_context_holds(path: Path) -> None:
 def test_special_tokens_of_a_codec(path: Path) -> None:
     codec = growing(path, 1)
     assert codec.special_tokens == ("<c>",)
-    assert codec._checked.json == ""  # because it is as large as the file
+    assert codec._checked.json == b""  # because it is as large as the file
     assert codec.encode("<c>") == [2]
     assert codec.encode("<c>", special_tokens_in_text=False) == [0]
     assert codec.encode_prompt("<c>", 4, 4) == [0]
@@ -193,7 +193,7 @@ def test_what_is_not_the_fault_of_a_file_passes(
     for call in (lambda: codec.encode("a"), lambda: codec.decode([0]), codec.probe):
         with pytest.raises(error):
             call()
-    monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_str": fails}))
+    monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_buffer": fails}))
     with pytest.raises(error):
         TextCodec(path)
 
@@ -215,7 +215,7 @@ def test_panics_are_errors_of_one_line(path: Path, monkeypatch: pytest.MonkeyPat
     def fails(*_: object) -> None:
         raise panic
 
-    monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_str": fails}))
+    monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_buffer": fails}))
     refused(lambda: TextCodec(path), BundleError, path, "not a tokenizer.json (at line\\x1b 3")
 
 

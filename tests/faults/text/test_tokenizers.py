@@ -185,8 +185,12 @@ def test_t7_ids_beyond_the_model_and_gaps(path: Path) -> None:
     [
         ([["a", "b"], ["a", "b"]], "2 entries, 1 of them distinct"),
         (["a b", "a b"], "2 entries, 1 of them distinct"),
-        ([[chr(ord("A") + k), "b"] for k in range(13)], "13 of them distinct, for 3 tokens"),
-        ([["a", "b", "c"]], "not a tokenizer.json"),
+        ([["a", "b"]] * 10, "more than 9 entries for 3 tokens"),
+        ([["a", "b", "c"]], "expected pairs of tokens"),
+        (["a b c"], "'a b c', expected two tokens"),
+        ([["a", "x"]], "'x', which model.vocab lacks"),
+        ([["a", "b"], 7], "expected pairs of tokens"),
+        ({"a": "b"}, "not a list"),
     ],
 )
 def test_t7_merges_that_no_tokens_need(path: Path, merges: list[Any], named: str) -> None:

@@ -14,14 +14,14 @@ import pytest
 from installed import DEMO, needs_ggml
 
 import stem_edge
-from stem_edge.bundle import verdicts
+from stem_edge.bundle import prefill_check, verdicts
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.files import hashes
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime.first_load import trial
+from stem_edge.runtime.first_load import trial, trial_worker
 from stem_edge.runtime.first_load.trial import Limits, try_first
 from stem_edge.system.child import Ended
 
@@ -229,6 +229,29 @@ def test_a_limit_of_our_own_is_not_the_fault_of_a_bundle(
     assert trials.count() == 1
 
 
+def test_what_a_user_allows_is_not_the_fault_of_a_bundle(
+    trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BackendError, match=r"needed more than 200 MB .*; allow more memory, or"):
+        try_first(
+            open_bundle(trials.path),
+            "onnxruntime",
+            trials.cache,
+            memory="200MB",
+            command=[sys.executable, "-c", "import sys; sys.exit(12)"],
+        )
+    assert trials.count() == 1
+
+
+def test_a_large_backbone_is_not_tried(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = open_bundle(trials.path)
+    small = Limits.of(Records(bundle, "onnxruntime", trials.cache))
+    monkeypatch.setattr(prefill_check, "TRIED_NBYTES", 1000)
+    large = Limits.of(Records(bundle, "onnxruntime", trials.cache))
+    assert large.memory_nbytes < small.memory_nbytes and large.cpu_seconds <= small.cpu_seconds
+    assert trial_worker.measure_prefill(bundle, lambda step: None) is None
+
+
 @pytest.mark.parametrize(
     ("status", "said", "kept"),
     [
@@ -237,7 +260,11 @@ def test_a_limit_of_our_own_is_not_the_fault_of_a_bundle(
         (-24, "took more than 5 s of processor time (at step 2); do not load it unless", True),
         (-11, "it crashed the process of its trial (SIGSEGV at step 2: odd); do not", True),
         (-31, "it crashed the process of its trial (SIGSYS at step 2: odd); do not", True),
-        (-9, "its trial was killed (at step 2); free some memory and try again", False),
+        (
+            -9,
+            "may take 1 kB of memory, was killed (at step 2); free some memory, or allow",
+            False,
+        ),
         (-15, "its trial could not be completed (SIGTERM at step 2: odd); report", False),
         (0, "its trial could not be completed (exit status 0 at step 2: odd)", False),
     ],

@@ -11,6 +11,7 @@ import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.graph.formats import EngineName
+from stem_edge.runtime.backends.onnxruntime import prefill_measure
 from stem_edge.runtime.first_load import trial_worker
 from stem_edge.runtime.first_load.trial_worker import main, measure_prefill, try_tokenizer
 from stem_edge.runtime.text.codec import TextCodec
@@ -53,7 +54,7 @@ def test_a_dense_bundle(tmp_path: Path) -> None:
 def test_there_may_be_nothing_to_compare(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_worker, "_divergence", None)
+    monkeypatch.setattr(prefill_measure, "OrtBackend", None)
     assert measure_prefill(open_bundle(tiny_bundle), lambda step: None) is None
 
 

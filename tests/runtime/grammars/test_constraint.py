@@ -190,6 +190,15 @@ def test_what_cannot_be_compiled_is_refused(grammar: Grammar, message: str) -> N
         (Grammar.of_schema({"$ref": "http://x/y"}), "json_schema: 'http://x/y' is not in this schema; correct"),
         (Grammar.of_schema({"oneOf": [{}, {"minLength": 1}]}), "oneOf is not supported; use anyOf; correct"),
         (Grammar.of_schema(False), "json_schema: no JSON fits: schema is false; correct"),
+        (Grammar.of_schema({"$ref": "#/a"}), "json_schema: there is no '#/a'; correct"),
+        *(
+            (loop, "no text matches, as where a rule, or $ref, leads only back to itself; correct")
+            for loop in (
+                Grammar.of_schema({"$ref": "#"}), Grammar.of_schema({"anyOf": [{"$ref": "#"}]}),
+                Grammar.of_text("start: start"), Grammar.of_text("start: a\na: b\nb: a"),
+                Grammar.of_text("root ::= root"), Grammar.of_regex(r"[^\s\S]"),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_errors_in_plain_words(grammar: Grammar, message: str) -> None:

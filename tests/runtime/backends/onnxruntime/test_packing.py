@@ -6,21 +6,27 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from hf_folders import write_gemma
 from installed import DATA
+from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
-from stem_edge.runtime.backends.onnxruntime import packing
+from stem_edge.graph import float_blocks
+from stem_edge.runtime.backends.onnxruntime import packing, prepack_worker, prepacked, preparing
 from stem_edge.runtime.backends.onnxruntime.packed_file import packed_forms
 from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
-from stem_edge.runtime.backends.onnxruntime.prepacked import worth_preparing
+from stem_edge.runtime.backends.onnxruntime.packing_journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prepacked import packable
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
+from stem_edge.system.child import Ended
 
+IDS = [256, *b"twelve tokens or so"]
 GEMMA_3N, GEMMA_4 = "Gemma 3n", "Gemma 4"
 slow = pytest.mark.slow
 CASES: list[Any] = [
@@ -68,8 +74,8 @@ def test_the_forms_of_the_whole_graph(
     alone, whole = tmp_path / "alone", tmp_path / "whole"
     alone.mkdir()
     whole.mkdir()
-    packer = Packer(bundle, alone, 1)
-    for part, graph in worth_preparing(bundle, "fp32").items():
+    packer = Packer(bundle, alone, 1, Journal(alone / "journal"))
+    for part, graph in packable(bundle, "fp32").items():
         packer.pack(part, graph)
         open_session(graph_source(bundle, part, graph), 1, [CPU], save_to=whole / part)
         found = matrices(alone / part)
@@ -86,14 +92,17 @@ def test_no_session_has_more_than_one_matrix(
         return real(source, *rest, **options)
 
     monkeypatch.setattr(packing, "open_session", watch)
-    packer = Packer(small, tmp_path, 1)
-    for name, graph in worth_preparing(small, "fp32").items():
+    packer = Packer(small, tmp_path, 1, Journal(tmp_path / "journal"))
+    for name, graph in packable(small, "fp32").items():
         packer.pack(name, graph)
     assert len(counts) > 20 and set(counts) == {1}
 
 
 def test_plain_matrices_lie_apart_and_graphs_share_weights(small: Bundle, tmp_path: Path) -> None:
-    packer, graphs = Packer(small, tmp_path, 1), worth_preparing(small, "fp32")
+    packer, graphs = (
+        Packer(small, tmp_path, 1, Journal(tmp_path / "journal")),
+        packable(small, "fp32"),
+    )
     for name, graph in graphs.items():
         packer.pack(name, graph)
     assert {path.name for path in tmp_path.glob("*.data")} == {"step.data", "prefill.data"}
@@ -105,19 +114,47 @@ def test_plain_matrices_lie_apart_and_graphs_share_weights(small: Bundle, tmp_pa
             assert int(entries["offset"]) + int(entries["length"]) <= first
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_large_float_matrix_is_packed_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    shape = Shape(vocab_size=3000, tied_head=tied)
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", shape)
+    bundle = export("", checkpoint, tmp_path, {"backbone": "fp32"})
+    monkeypatch.setattr(float_blocks, "BLOCK_NBYTES", 1 << 17)
+    monkeypatch.setattr(prepacked, "LEAST_NBYTES", 0)
+    with stem_edge.load(bundle.path, prepare=False) as model:
+        expected = model.logits(IDS)
+
+    def work(opened: Bundle, folder: Path, *_: object) -> Ended:
+        prepack_worker.make(opened, folder, 1, "fp32")
+        return Ended(0, b"", b"")
+
+    monkeypatch.setattr(preparing, "_run_worker", work)
+    with stem_edge.load(bundle.path, cache_dir=tmp_path) as model:
+        assert np.array_equal(model.logits(IDS), expected)
+    (path,) = tmp_path.glob("prepared/*/step.onnx")
+    sizes = [len(plain) for plain, _, _ in matrices(path).values()]
+    assert max(sizes) == 1 << 17 and sizes.count(1 << 17) == 2
+
+
 def test_other_products_are_noticed(
     small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, times = packing._noise, count(1)
     monkeypatch.setattr(packing, "_noise", lambda graph: [x * next(times) for x in real(graph)])
     with pytest.raises(OtherProductsError, match=r"layers\.0\.qkv"):
-        Packer(small, tmp_path, 1).pack("step", worth_preparing(small, "fp32")["step"])
+        Packer(small, tmp_path, 1, Journal(tmp_path / "journal")).pack(
+            "step", packable(small, "fp32")["step"]
+        )
 
 
 @pytest.mark.parametrize("instead", [b"|", b";", b"a"])
 def test_places_in_other_words_are_refused(small: Bundle, tmp_path: Path, instead: bytes) -> None:
     path = tmp_path / "step"
-    Packer(small, tmp_path, 1).pack("step", worth_preparing(small, "fp32")["step"])
+    Packer(small, tmp_path, 1, Journal(tmp_path / "journal")).pack(
+        "step", packable(small, "fp32")["step"]
+    )
     path.write_bytes(path.read_bytes().replace(b";0", b";" + instead))
     with pytest.raises(ValueError):
         packed_forms(path)

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
 import warnings
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import stem_edge
+from stem_edge.bundle import prefill_check
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError
+from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.onnxruntime import backend as backend_ort
 from stem_edge.runtime.backends.onnxruntime import prepack_worker as prepare_worker
 from stem_edge.runtime.backends.onnxruntime import prepacked as module
+from stem_edge.runtime.backends.onnxruntime import preparing
 from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.prepacked import RECORD, prepared_folder, read_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.system.child import Ended
 
 IDS = [256, *b"twelve tokens or so"]
 Capture = pytest.CaptureFixture[str]
@@ -44,7 +57,7 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder with the prepacked backbone. Do not change it."""
     folder = tmp_path_factory.mktemp("made")
-    module.make(open_bundle(bundle), folder, 1, None)
+    preparing.make(open_bundle(bundle), folder, 1, None)
     return folder
 
 
@@ -105,19 +118,45 @@ def test_the_first_load_makes_it_and_the_second_uses_it(bundle: Path, tmp_path: 
 def test_preparing_again_measures_steps_that_could_not_be_measured(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def work(opened: Bundle, folder: Path, *_: object) -> None:
+    def work(opened: Bundle, folder: Path, *_: object) -> Ended:
         prepare_worker.make(opened, folder, 1, "fp32")
+        return Ended(0, b"", b"")
 
-    monkeypatch.setattr(module, "_run_worker", work)
+    monkeypatch.setattr(preparing, "_run_worker", work)
     unsure = StepCosts(seconds=0.1, times={1: 1.0, 2: 1.0}, same_bits=True, threads=1, sure=False)
     with monkeypatch.context() as patch:
         patch.setattr(prepare_worker, "measure_steps", lambda *_: unsure)
-        assert module.make(open_bundle(bundle), tmp_path, 1, None).record.steps == unsure
+        assert preparing.make(open_bundle(bundle), tmp_path, 1, None).record.steps == unsure
     with stem_edge.load(bundle, cache_dir=tmp_path, threads=1) as model:
         assert model.speculation is None
     with stem_edge.load(bundle, cache_dir=tmp_path, threads=1, speculate=True) as model:
         assert model.speculation is not None and model.speculation.costs != unsure
-    assert module.make(open_bundle(bundle), tmp_path, 1, None).record.steps != unsure
+    assert preparing.make(open_bundle(bundle), tmp_path, 1, None).record.steps != unsure
+
+
+def test_preparing_measures_whether_the_graph_for_prompts_is_exact(bundle: Path, own: Path) -> None:
+    (folder,) = (own / "prepared").iterdir()
+    record, promised = read_prepared(folder), open_bundle(bundle).manifest.report
+    assert record is not None
+    assert record.prefill_from_decode == pytest.approx(promised.prefill_from_decode, rel=0.01)
+    fast = msgspec.structs.replace(record, prefill=True)
+    for found, refused in ((0.0, ""), (9.0, "it diverges 9 nats")):
+        record = msgspec.structs.replace(fast, prefill_from_decode=found)
+        (folder / RECORD).write_bytes(msgspec.json.encode(record))
+        with stem_edge.load(bundle, cache_dir=own) as model:
+            assert model.plan.prefill_refused.startswith(refused)
+            assert model.plan.prefill == (not refused)
+
+
+def test_a_large_graph_for_prompts_that_nobody_measured_is_not_used(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_check, "TRIED_NBYTES", 0)
+    plan = partial(stem_edge.memory_plan, bundle, cache_dir=tmp_path, trial=False)
+    refused = "is measured when the backbone is prepared"
+    assert refused in plan(prepare=False).prefill_refused and not plan(prepare=False).prefill
+    assert plan(prepare=False, prefill_graph=True).prefill
+    assert plan().prefill
 
 
 @pytest.mark.parametrize("faster", [True, False])
@@ -144,7 +183,7 @@ def test_a_small_backbone_is_not_prepared(
 def unprepared(bundle: Path, cache_dir: Path, message: str) -> None:
     """Check that a load works and warns why it is not prepacked."""
     with (
-        pytest.warns(module.NotPrepared, match=message),
+        pytest.warns(preparing.NotPrepared, match=message),
         stem_edge.load(bundle, cache_dir=cache_dir, threads=1) as model,
     ):
         assert np.isfinite(model.logits(IDS)).all()
@@ -162,6 +201,24 @@ def test_a_full_disk(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list((tmp_path / "prepared").iterdir()) == []
 
 
+def test_too_little_memory(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "available_memory", lambda: 1_000_000)
+    sizes = (
+        r"preparing takes [0-9.]+ MB of memory beside [0-9.]+ MB of this process, but [0-9.]+ MB"
+    )
+    unprepared(bundle, tmp_path, sizes)
+
+
+def test_the_plan_says_what_the_first_load_takes(bundle: Path, own: Path, tmp_path: Path) -> None:
+    plan = partial(stem_edge.memory_plan, bundle, cache_dir=tmp_path)
+    needs = plan().preparing
+    assert needs is not None and needs.memory > 50_000_000
+    made = sum(path.stat().st_size for path in own.glob("prepared/*/*.data"))
+    assert needs.disk / 2 < made < 1.3 * needs.disk  # packing pads tiny matrices more than others
+    assert plan(prepare=False).preparing is None
+    assert stem_edge.memory_plan(bundle, cache_dir=own).preparing is None
+
+
 def test_a_worker_that_fails_says_why(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,11 +227,11 @@ def test_a_worker_that_fails_says_why(
     opened, path = open_bundle(broken), broken / "backbone.onnx.data"
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(BundleError, match=r"backbone\.onnx\.data: sha256 is"):
-        module.make(opened, tmp_path, 1)
+        preparing.make(opened, tmp_path, 1)
     monkeypatch.setattr(Records, "check_place", lambda records: None)
     path.write_bytes(b"")
     with pytest.raises(BackendError, match=r"cannot be prepared: .*backbone\.onnx\.data"):
-        module.make(opened, tmp_path, 1)
+        preparing.make(opened, tmp_path, 1)
     assert list((tmp_path / "prepared").iterdir()) == []
 
 
@@ -189,11 +246,12 @@ def test_saved_graphs_that_compute_something_else_are_refused_once(
     def refuse(packer: Packer, name: str, graph: object) -> None:
         raise OtherProductsError(name)
 
-    def work(opened: Bundle, folder: Path, *_: object) -> None:
+    def work(opened: Bundle, folder: Path, *_: object) -> Ended:
         tries.append(folder)
         prepare_worker.make(opened, folder, 1, "fp32")
+        return Ended(0, b"", b"")
 
-    monkeypatch.setattr(module, "_run_worker", work)
+    monkeypatch.setattr(preparing, "_run_worker", work)
     with monkeypatch.context() as patch:
         patch.setattr(Packer, "pack", refuse)
         unprepared(
@@ -215,7 +273,68 @@ def test_a_worker_that_is_killed(
 ) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(BackendError, match="cannot be prepared: exit status 1"):
-        module.make(open_bundle(bundle), tmp_path, 1)
+        preparing.make(open_bundle(bundle), tmp_path, 1)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["whole", "lost to a power cut"])
+def test_an_interrupted_one_goes_on(
+    bundle: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    real, packed = Packer._pack_matrix, list[str]()
+
+    def pack(packer: Packer, graph: Graph, *rest: Any) -> None:
+        if len(packed) == 5:
+            (packer.folder / "matrix-0").mkdir()
+            raise KeyboardInterrupt
+        packed.extend(graph.outputs)
+        real(packer, graph, *rest)
+
+    def work(opened: Bundle, folder: Path, *_: object) -> Ended:
+        prepare_worker.make(opened, folder, 1, "fp32")
+        return Ended(0, b"", b"")
+
+    monkeypatch.setattr(preparing, "_run_worker", work)
+    monkeypatch.setattr(Packer, "_pack_matrix", pack)
+    with pytest.raises(KeyboardInterrupt):
+        preparing.make(open_bundle(bundle), tmp_path, 1, None)
+    (left,) = (tmp_path / "prepared").iterdir()
+    with (left / "journal").open("ab") as journal:
+        journal.write(b'{"file":')
+    if lost:
+        (left / "step.onnx.data").write_bytes(bytes((left / "step.onnx.data").stat().st_size))
+    packed += ["from here on"]
+    found = preparing.make(open_bundle(bundle), tmp_path, 1, None)
+    again = packed[packed.index("from here on") + 1 :]
+    assert (packed[0] in again) == lost and len(set(again)) == len(again)
+    assert [path.name for path in (tmp_path / "prepared").iterdir()] == [found.folder.name]
+    for name in found.record.files:
+        (expected,) = made.glob(f"prepared/*/{name}")
+        assert (found.folder / name).read_bytes() == expected.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals")
+def test_a_killed_worker_leaves_what_it_packed(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(pid: int) -> None:
+        folder = tmp_path / "prepared"
+        while not any(path.stat().st_size for path in folder.glob(".making-*/journal")):
+            time.sleep(0.001)
+        os.kill(pid, signal.SIGKILL)
+
+    real = subprocess.Popen
+
+    def start(*command: Any, **options: Any) -> Any:
+        worker = real(*command, **options)
+        threading.Thread(target=kill, args=(worker.pid,)).start()
+        return worker
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(BackendError, match=r"died of SIGKILL; another attempt goes on from there"):
+        preparing.make(open_bundle(bundle), tmp_path, 1)
+    (left,) = tmp_path.glob("prepared/.making-left-*")
+    assert (left / "journal").read_bytes()
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from stem_edge.measuring.run import workers
 from stem_edge.measuring.run.worker import Worker
 from stem_edge.measuring.run.workers import Subject, WorkerProcess
 from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
+from stem_edge.runtime.backends.onnxruntime.preparing import find_or_make
 
 DEADLINE_SECONDS = 10.0
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals end processes on POSIX systems")
@@ -265,9 +266,9 @@ def test_folders_of_a_prepared_backbone(tmp_path: Path, monkeypatch: pytest.Monk
     subject = demo(engine="onnxruntime", cache_dir=str(tmp_path))
     assert subject.prepared_folders() == ()
     found = prepared.place(open_bundle(DEMO), tmp_path)
-    assert prepared.find_or_make(found, tmp_path, 1, None) is None  # too small
+    assert find_or_make(found, tmp_path, 1, None) is None  # too small
     monkeypatch.setattr(prepared, "LEAST_NBYTES", 0)
-    assert prepared.find_or_make(found, tmp_path, 1, None)
+    assert find_or_make(found, tmp_path, 1, None)
     (folder,) = subject.prepared_folders()
     assert folder.is_dir() and folder.is_relative_to(tmp_path)
     assert {DEMO.resolve(), folder} < {path.parent for path in subject.files()}

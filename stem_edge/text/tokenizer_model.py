@@ -1,0 +1,230 @@
+"""Check of a tokenizer's model: its tokens and merges, and the memory that the library takes for them.
+
+A file of 64 MiB can name what the library needs gigabytes and minutes for, so numbers are bounded
+before. Lists are read in pieces, because objects of Python would take more than the library.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from os.path import commonprefix
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+
+from stem_edge.errors import MemoryPlanError
+from stem_edge.system.memory import own_memory
+from stem_edge.text.tokenizer_steps import check_model
+from stem_edge.units import format_size
+
+MAX_TOKENS = 1 << 19  # twice the largest vocabulary among published models
+MAX_MERGES = 3  # for each token; Llama 3 has 2.2
+MAX_MERGES_IN_ALL = 3 << 18  # half as many again as Gemma 3, which has most
+MAX_PIECES_NBYTES = 4 << 20  # of a Unigram model's tokens together; those of XLM-R have 2 MB
+# Measured with 2,000 to a million tokens: what the library keeps is 5 % more to 20 % less.
+NODE_NBYTES = 350
+MERGE_NBYTES, MERGE_LOADING_NBYTES = (70, 30), (420, 170)  # as pairs, and as texts
+
+Id = Annotated[int, msgspec.Meta(ge=0)]
+Field: TypeAlias = msgspec.Raw | msgspec.UnsetType
+
+_TEXT, _SPACE = rb'"[^"\\]*(?:\\.[^"\\]*)*"', rb"[ \t\r\n]*"
+_COMMA = _SPACE + b"," + _SPACE
+_KEY = re.compile(_TEXT + _SPACE + b":", re.DOTALL)
+_PAIR = rb"\[" + _SPACE + _TEXT + _COMMA + rb"%b" + _SPACE + rb"\]"
+_PIECE_COUNT = 256
+_COMMENT = "#version"
+
+
+def _some(element: bytes) -> re.Pattern[bytes]:
+    return re.compile(b"(?:%b%b%b,?){1,%d}" % (_SPACE, element, _SPACE, _PIECE_COUNT), re.DOTALL)
+
+
+_MERGES = _some(b"(?:" + _TEXT + b"|" + _PAIR % _TEXT + b")")
+_PIECES = _some(_PAIR % rb"[-+.0-9eE]+")
+
+
+class _Fields(msgspec.Struct):
+    """Fields of a model that the library knows; it ignores others, so they are left out."""
+
+    type: Field = msgspec.UNSET
+    dropout: Field = msgspec.UNSET
+    unk_token: Field = msgspec.UNSET
+    unk_id: Field = msgspec.UNSET
+    continuing_subword_prefix: Field = msgspec.UNSET
+    end_of_word_suffix: Field = msgspec.UNSET
+    max_input_chars_per_word: Field = msgspec.UNSET
+    fuse_unk: Field = msgspec.UNSET
+    byte_fallback: Field = msgspec.UNSET
+    ignore_merges: Field = msgspec.UNSET
+    vocab: Field = msgspec.UNSET
+    merges: Field = msgspec.UNSET
+
+
+class TokenizerMemory(NamedTuple):
+    """Bytes that the library takes for a tokenizer, as measured with tokenizers 0.23."""
+
+    kept: int
+    loading: int  # at its peak while it loads
+
+    def check(self, path: Path, limit: int) -> None:
+        """Raise MemoryPlanError if loading it would take this process beyond a limit."""
+        if (own := own_memory()) + self.loading > limit:
+            raise MemoryPlanError(
+                f"memory of {format_size(limit)} is too small for {path}: loading this tokenizer takes "
+                f"{format_size(self.loading, up=True)}, beside {format_size(own)} of this process; "
+                "load it with more memory"
+            )
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """Model of a tokenizer.json, written anew for the library."""
+
+    json: bytes
+    ids: dict[str, int]
+    memory: TokenizerMemory
+
+
+def check_tokens(raw: msgspec.Raw, added_nbytes: int) -> CheckedModel:
+    """Check a model, and leave out dropout, which makes the ids of a text random. Raises ValueError.
+
+    added_nbytes: text of the tokens that are split off before the model, whose memory counts, too.
+    """
+    fields = msgspec.json.decode(raw, type=_Fields)
+    given = msgspec.structs.asdict(fields).items()
+    check_model({name: value for name, value in given if value is not msgspec.UNSET})
+    vocab = msgspec.Raw(b"null") if fields.vocab is msgspec.UNSET else fields.vocab
+    nodes = merges = 0
+    if bytes(memoryview(vocab)[:1]) == b"[":
+        ids = _pieces(vocab)
+        nodes = _nodes(ids)
+    else:
+        ids = _vocabulary(vocab)
+        fields.vocab = msgspec.Raw(msgspec.json.encode(ids))
+    plain = not any(" " in token or token.startswith(_COMMENT) for token in ids)
+    if fields.merges is not msgspec.UNSET:
+        written, merges = _merges(fields.merges, ids, plain=plain)
+        fields.merges = msgspec.Raw(written)
+    if fields.dropout is not msgspec.UNSET:
+        fields.dropout = msgspec.Raw(b"null")
+    text = 2 * sum(len(token.encode()) for token in ids) + NODE_NBYTES * nodes
+    kept = 1_500_000 + 235 * len(ids) + text + MERGE_NBYTES[plain] * merges + 20 * added_nbytes
+    loading = 4_000_000 + 400 * len(ids) + text + 95 * added_nbytes
+    loading += MERGE_LOADING_NBYTES[plain] * merges
+    return CheckedModel(msgspec.json.encode(fields), ids, TokenizerMemory(kept, loading))
+
+
+def _vocabulary(raw: msgspec.Raw) -> dict[str, int]:
+    """Map each token to its id. Raises ValueError unless it is named once."""
+    count = 0
+    for count, _ in enumerate(_KEY.finditer(memoryview(raw)), 1):
+        _check_count(count)
+    ids = msgspec.json.decode(raw, type=dict[str, Id])
+    _check_distinct(ids, count)
+    return ids
+
+
+def _pieces(raw: msgspec.Raw) -> dict[str, int]:
+    """Map each token of a Unigram model to its id, which is its place in the list."""
+    ids, count = dict[str, int](), 0
+    for some in _lists(raw, _PIECES, list[tuple[str, float]], "model.vocab"):
+        for piece, _ in some:
+            ids.setdefault(piece, count)
+            count += 1
+        _check_count(count)
+    _check_distinct(ids, count)
+    return ids
+
+
+def _nodes(pieces: Collection[str]) -> int:
+    """Return the nodes of the library's tree of tokens: their distinct beginnings. Raises ValueError."""
+    text = sum(len(piece.encode()) for piece in pieces)
+    if text > MAX_PIECES_NBYTES:
+        raise ValueError(
+            f"the tokens of model.vocab have {text:,} bytes, expected at most {MAX_PIECES_NBYTES:,}"
+        )
+    nodes, last = 0, b""
+    for piece in sorted(piece.encode() for piece in pieces):
+        nodes += len(piece) - len(commonprefix([last, piece]))  # noqa: RUF071  (not of paths)
+        last = piece
+    return nodes
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_TOKENS:
+        raise ValueError(
+            f"model.vocab has more than {MAX_TOKENS:,} entries, expected at most as many"
+        )
+
+
+def _check_distinct(ids: Mapping[str, int], count: int) -> None:
+    if len(ids) != count:
+        raise ValueError(f"model.vocab has {count} entries for {len(ids)} tokens, expected as many")
+    if not ids:
+        raise ValueError("model.vocab is empty, expected tokens")
+
+
+def _merges(raw: msgspec.Raw, ids: Mapping[str, int], *, plain: bool) -> tuple[bytes, int]:
+    """Return the merges for the library, and their number. Raises ValueError.
+
+    plain: write them as "a b", which the library reads with half the memory that ["a", "b"] takes.
+    Tokens with spaces cannot be written so, and it skips texts that begin with #version.
+    """
+    most = min(MAX_MERGES * len(ids), MAX_MERGES_IN_ALL)
+    keys, written = array("Q"), list[bytes]()
+    for some in _lists(raw, _MERGES, list[tuple[str, str] | str], "model.merges"):
+        pairs = [_pair(merge) for merge in some if not _is_comment(merge)]
+        try:
+            keys.extend([ids[first] << 32 | ids[second] for first, second in pairs])
+        except KeyError as error:
+            raise ValueError(
+                f"model.merges has {error.args[0][:80]!r}, which model.vocab lacks"
+            ) from None
+        if len(keys) > most:
+            raise ValueError(
+                f"model.merges has more than {most:,} entries for {len(ids):,} tokens, expected at most "
+                f"{MAX_MERGES} for each token, and {MAX_MERGES_IN_ALL:,}"
+            )
+        lines: list[Any] = [" ".join(pair) for pair in pairs] if plain else pairs
+        if lines:
+            written.append(msgspec.json.encode(lines)[1:-1])
+    distinct = len(np.unique(np.frombuffer(keys, np.uint64))) if keys else 0
+    if distinct < len(keys):
+        raise ValueError(
+            f"model.merges has {len(keys)} entries, {distinct} of them distinct, expected each once"
+        )
+    return b"[" + b",".join(written) + b"]", len(keys)
+
+
+def _is_comment(merge: object) -> bool:
+    return isinstance(merge, str) and merge.startswith(_COMMENT)
+
+
+def _pair(merge: tuple[str, str] | str) -> tuple[str, str]:
+    """Return the tokens of a merge, of which old files make one text."""
+    first, *others = merge.split(" ") if isinstance(merge, str) else merge
+    if len(others) != 1:
+        raise ValueError(f"model.merges has {str(merge)[:80]!r}, expected two tokens")
+    return first, others[0]
+
+
+def _lists(raw: msgspec.Raw, some: re.Pattern[bytes], kind: Any, where: str) -> Iterator[list[Any]]:
+    """Yield the elements of a JSON list in pieces. Raises ValueError for one of another kind."""
+    data = memoryview(raw)
+    if bytes(data[:1]) != b"[":
+        raise ValueError(f"{where} is not a list")
+    at, end = 1, len(data) - 1
+    while at < end:
+        found = some.match(data, at, end)
+        if found is None:
+            if not bytes(data[at:end]).strip():
+                return
+            raise ValueError(f"{where} has {bytes(data[at : at + 80])!r}, expected pairs of tokens")
+        yield msgspec.json.decode(b"[" + found[0].rstrip(b", \t\r\n") + b"]", type=kind)
+        at = found.end()
