@@ -33,7 +33,7 @@ MAX_COMPILED = 32  # grammars kept, 0.1 to 4 MB each if they are small
 # Characters of those kept, together: 20 to 360 bytes of memory each, so at most some 100 MB.
 MAX_COMPILED_CHARS = 1 << 18
 MAX_SYMBOLS = 100_000  # of a grammar: more take seconds to compile
-MAX_FUEL = 200_000  # of reading its regexes: the library's own limit takes 150 MB to reach
+MAX_FUEL = 500_000  # of reading its regexes; with the library's million, one may take 90 MB
 _STUCK = "the answer cannot go on by its grammar"
 _FOLLOWING = PanicsRefused(_STUCK)
 # [256, 8]: for each byte of a mask, what is the most that the logits of its 8 tokens may be.

@@ -22,8 +22,8 @@ class Lingering(asyncio.Transport):
         self._end: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes, unless it has been closed."""
-        if not self._closing:
+        """Send bytes, unless it has been closed by either side."""
+        if not self.is_closing():
             self._transport.write(data)
 
     def is_closing(self) -> bool:
