@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def load(options: dict[str, object], folder: Path | None) -> dict[str, Any]:
     """Load in a process of its own; return what it says, and its memory in bytes."""
     group = "" if folder is None else str(folder / "cgroup.procs")
     command = [sys.executable, "-P", "-c", LOAD, json.dumps(options), group]
-    started = time.perf_counter()
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     sampler = Sampler(process.pid)
     sampler.start()
@@ -111,7 +112,15 @@ def load(options: dict[str, object], folder: Path | None) -> dict[str, Any]:
     sampler.stop()
     said = json.loads(out) if process.returncode == 0 else {"status": process.returncode}
     seconds = round(time.perf_counter() - started, 2)
-    return {"seconds": seconds, "peak": sampler.peak, "alone": sampler.peaks, **said}
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "seconds": seconds,
+        "cpu_seconds": round(cpu, 1),
+        "peak": sampler.peak,
+        "alone": sampler.peaks,
+        **said,
+    }
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ SCORED_AT_ONCE = 512
 # Preparing: files hold every matrix plain and packed, and packing pads a little. A matrix is in memory
 # packed, read to be saved, and packed again to be compared; seconds a GB are measured (docs/results.md).
 FILES_OVER_DATA, COPIES_OF_MATRIX, PREPARING_SECONDS_PER_GB = 2.2, 3, 30
+LOGITS_AT_ONCE = 16  # of a probe, because on their way through the head they take more
 WORKER_NBYTES = 40 << 20  # Python with numpy and onnxruntime
 WIDTHS: dict[Activations, int] = {"fp32": FLOAT, "fp16": HALF}  # bytes of an activation
 
@@ -71,8 +72,9 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     prefill = footprint.prefill_nbytes > 0
     context = CHUNK_TOKENS + max(SIZES)
     part = cpu_needs(footprint, context, threads, prepared=True, prefill=prefill).host
-    probe = PROBE_TOKENS * (part.chunk_token + part.logits) if prefill else 0
-    steps = max(CHUNK_TOKENS * part.chunk_token, probe, max(SIZES) * part.logits)
+    logits = 2 * FLOAT * PROBE_TOKENS * footprint.model.vocab_size if prefill else 0
+    logits += LOGITS_AT_ONCE * (part.chunk_token + part.logits)
+    steps = max(CHUNK_TOKENS * part.chunk_token, logits)
     steps += part.weights + part.kv_cache + part.fixed
     matrix = min(FLOAT * _largest_product(footprint.model), 2 * BLOCK_NBYTES)
     nbytes = footprint.step_nbytes + footprint.prefill_nbytes

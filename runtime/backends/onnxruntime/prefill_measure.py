@@ -15,6 +15,7 @@ from stem_edge.graph.names import EMBED, STEP
 from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.needs import LOGITS_AT_ONCE
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.rows.slots import ArraySlots
@@ -58,6 +59,10 @@ def _rows(bundle: Bundle, ids: I64) -> U8 | None:
 
 
 def _logits(backend: OrtBackend, ids: I64, *, prefill: bool) -> F32:
-    context = backend.open_context(len(ids))
-    context.begin(ids, 0, prefill=prefill)
-    return context.finish(np.arange(len(ids), dtype=np.int32), len(ids)).copy()
+    context, slots = backend.open_context(len(ids)), np.arange(len(ids), dtype=np.int32)
+    logits = np.empty((len(ids), backend.config.vocab_size), np.float32)
+    for at in range(0, len(ids), LOGITS_AT_ONCE):
+        places = slice(at, at + LOGITS_AT_ONCE)
+        context.begin(ids[places], at, prefill=prefill)
+        logits[places] = context.finish(slots[places], len(ids[places]))
+    return logits

@@ -48,6 +48,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.step_costs import SIZES, Probe, StepCosts, measure_steps
 from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placeholders
+from stem_edge.system.memory import return_freed_memory
 from stem_edge.system.user_folder import cpu_digest
 
 REFUSED = (
@@ -94,6 +95,7 @@ def _measured(
     if bundle.manifest.has_prefill:
         diverges = prefill_divergence(bundle, _probed(bundle, packer))
         record = msgspec.structs.replace(record, prefill_from_decode=diverges)
+        return_freed_memory()
     prompt = _Prompt(bundle, Prepacked(packer.folder, record), threads, kv)
     if (steps := prompt.measure_steps()) is not None:
         steps = msgspec.structs.replace(steps, threads=threads)

@@ -32,7 +32,6 @@ from stem_edge.system.user_folder import cache_folder
 from stem_edge.units import format_size, parse_size
 
 POLL_SECONDS = 0.1
-ANYWAY = "it still runs correctly, but loading takes longer and more memory"
 
 
 class NotPrepared(RuntimeWarning):
@@ -99,7 +98,7 @@ def make(
         shutil.rmtree(folder, ignore_errors=True)
     if kept.record.refused:
         raise BackendError(
-            f"{bundle.path}: the backbone cannot be prepared: {kept.record.refused}; {ANYWAY}"
+            f"{bundle.path}: the backbone cannot be prepared: {kept.record.refused}; {_anyway(bundle)}"
         )
     return kept
 
@@ -111,8 +110,15 @@ def _check_memory(bundle: Bundle, needs: Preparing, memory: int | str | None) ->
         sizes = [format_size(nbytes, up=True) for nbytes in (needs.memory, own)]
         raise BackendError(
             f"{bundle.path}: preparing takes {sizes[0]} of memory beside {sizes[1]} of this process, "
-            f"but {format_size(allowed)} may be taken; allow more once, or run stem-edge prepare; {ANYWAY}"
+            f"but {format_size(allowed)} may be taken; allow more once, or run stem-edge prepare; {_anyway(bundle)}"
         )
+
+
+def _anyway(bundle: Bundle) -> str:
+    weights = format_size(footprint_of(bundle.manifest, "onnxruntime").step_nbytes)
+    return (
+        f"it still runs correctly, but each load takes longer, and {weights} of memory for weights"
+    )
 
 
 def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType, bar: Progress) -> Ended:
