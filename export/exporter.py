@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from stem_edge import __version__
 from stem_edge.bundle.manifest import (
     MANIFEST,
     TABLES,
@@ -31,7 +29,7 @@ from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.job.files import write_file
 from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
 from stem_edge.export.job.journal import Journal
-from stem_edge.export.job.making import check_kinds, make_job
+from stem_edge.export.job.making import check_kinds, make_job, subject
 from stem_edge.export.job.options import ExportEngine, ExportOptions
 from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.job.recipe import Quality
@@ -203,7 +201,7 @@ def _export(
         job = make_job(folder, source, converted, options, text_ids, base, ggml)
         own = [out, folder, folder.with_name(folder.name + LOCK)]
         used = sources.used([source.path, options.lora], own)
-        journal = Journal(folder, _subject(job, used))
+        journal = Journal(folder, subject(job, used))
         done = sum(entry.nbytes for entry in journal.files().values())
         work.needed_nbytes = max(0, job.nbytes - done)
         check_free(out, work.needed_nbytes)
@@ -221,18 +219,6 @@ def _export(
     bundle = open_bundle(out)
     keep_good(bundle, options.runs_on)  # needs no trial, since the comparison has just run it here
     return bundle
-
-
-def _subject(job: Job, files: object) -> str:
-    """Return a digest of all that changes the bundle's bytes; files: as Sources.used returns."""
-    text_hash = hashlib.sha256(job.text_ids.tobytes()).hexdigest()
-    base = encode_manifest(job.base.manifest) if job.base else None
-    ggml = job.ggml.version if job.ggml else None
-    options = job.options.described()
-    described = repr(
-        (__version__, options, job.format, job.converted, text_hash, base, ggml, files)
-    )
-    return hashlib.sha256(described.encode()).hexdigest()
 
 
 def _run(job: Job, journal: Journal, bar: Progress) -> None:

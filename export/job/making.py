@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from stem_edge import __version__
 from stem_edge.bundle.footprint import kinds_of
+from stem_edge.bundle.manifest import encode_manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
@@ -74,3 +77,15 @@ def check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int] | None) -> No
             f"{source.path}: has no matrix of the kind {absent[0]!r} named in bits; expected some of "
             f"{', '.join(sorted(known))}"
         )
+
+
+def subject(job: Job, files: object) -> str:
+    """Return a digest of all that changes the bundle's bytes; files: as Sources.used returns."""
+    text_hash = hashlib.sha256(job.text_ids.tobytes()).hexdigest()
+    base = encode_manifest(job.base.manifest) if job.base else None
+    ggml = job.ggml.version if job.ggml else None
+    options = job.options.described()
+    described = repr(
+        (__version__, options, job.format, job.converted, text_hash, base, ggml, files)
+    )
+    return hashlib.sha256(described.encode()).hexdigest()
