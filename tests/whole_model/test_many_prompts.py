@@ -15,6 +15,7 @@ from installed import DEMO
 from stores import rows_of
 from threads import together as in_threads
 from threads import tokens
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.errors import OutOfMemoryError, RowReadError
@@ -83,7 +84,7 @@ def test_tokens_of_both_engines(tiny: Path, engine: EngineName, slots: int | Non
             assert found == expected
 
 
-@pytest.mark.parametrize("sequences", [1, 2, 3, 6])
+@pytest.mark.parametrize("sequences", slow_but([1, 3], [1, 2, 3, 6]))
 def test_a_devices_memory_is_that_of_the_plan(sequences: int) -> None:
     """Places but one of the sequences decode together; each of them has a full context."""
     options = DEVICE | {"sequences": sequences, "warm_start": False}
@@ -130,7 +131,7 @@ def test_other_calls_on_a_device_do_not_hold_a_batch_up() -> None:
         half.close()
 
 
-@pytest.mark.parametrize("often", [1, 2, 5])
+@pytest.mark.parametrize("often", slow_but([2], [1, 2, 5]))
 def test_a_copy_that_fails_on_a_device_ends_few_sequences(
     often: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
