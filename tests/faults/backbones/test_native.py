@@ -37,8 +37,8 @@ UNCHECKED = """
 import sys
 from stem_edge.runtime.first_load import trial_worker
 from stem_edge.runtime.text import codec as text
-from stem_edge.text.tokenizer_gate import CheckedTokenizer
-read = lambda path, *_: CheckedTokenizer(path.read_text("utf-8"), 1, 1, ())
+from stem_edge.text.tokenizer_gate import CheckedTokenizer, TokenizerMemory
+read = lambda path, *_: CheckedTokenizer(path.read_bytes(), 1, 1, (), False, TokenizerMemory(0, 0))
 text.check_tokenizer = read
 sys.exit(trial_worker.main())"""
 

@@ -203,9 +203,7 @@ def test_a_full_disk(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_too_little_memory(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "available_memory", lambda: 1_000_000)
-    sizes = (
-        r"preparing takes [0-9.]+ MB of memory beside [0-9.]+ MB of this process, but [0-9.]+ MB"
-    )
+    sizes = r"preparing takes [0-9.]+ MB of memory beside [0-9.]+ [MG]B of this process, but [0-9.]+ [MG]B"
     unprepared(bundle, tmp_path, sizes)
 
 
