@@ -160,18 +160,22 @@ def export_with(
     elsewhere: Elsewhere | None = None,
 ) -> Bundle:
     """Export a checkpoint as export_bundle does, with its keywords as one object."""
+    missed: TooFarError | None = None
     while True:
         try:
-            return _export(checkpoint, out, options, elsewhere)
+            return _export(checkpoint, out, options, elsewhere, missed)
         except TooFarError as miss:
-            if (closer := options.closer(miss.nats)) is None:
+            if (closer := options.closer(miss.nats)) is None or miss is missed:
                 raise
-            tell(f"{miss.nats:g} nats from the checkpoint; again, with more bits", options.progress)
-            options = closer
+            missed, options = miss, closer
 
 
 def _export(
-    checkpoint: str | Path, out: Path, options: ExportOptions, elsewhere: Elsewhere | None
+    checkpoint: str | Path,
+    out: Path,
+    options: ExportOptions,
+    elsewhere: Elsewhere | None,
+    missed: TooFarError | None,
 ) -> Bundle:
     if options.add and elsewhere is not None:
         raise ExportError(
@@ -199,6 +203,11 @@ def _export(
     with publish(out, force=options.force or options.add) as work:
         folder, base = work.path, open_base(out, source, converted) if options.add else None
         job = make_job(folder, source, converted, options, text_ids, base, ggml)
+        if missed is not None:
+            if job.format == missed.format:  # no matrix is left to get more bits
+                raise missed
+            what = f"{missed.nats:g} nats from the checkpoint; again, with more bits"
+            tell(what, options.progress)
         own = [out, folder, folder.with_name(folder.name + LOCK)]
         used = sources.used([source.path, options.lora], own)
         journal = Journal(folder, subject(job, used))

@@ -46,9 +46,9 @@ DIGITS = 3
 class TooFarError(ExportError):
     """Bundle that diverges from its checkpoint more than max_kl allows."""
 
-    def __init__(self, message: str, nats: float) -> None:
+    def __init__(self, message: str, nats: float, format: BackboneFormat | GgufFormat) -> None:
         super().__init__(message)
-        self.nats = nats
+        self.nats, self.format = nats, format
 
 
 def accept(
@@ -98,6 +98,7 @@ def _check_divergence(job: Job, found: float, tokens: int) -> None:
             f"{found:g} nats over {tokens} tokens, max_kl allows {limit:g}; take more bits "
             f"{BETTER[job.options.runs_on]}, or raise max_kl; nothing was exported",
             found,
+            job.format,
         )
 
 

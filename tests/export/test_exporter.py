@@ -176,9 +176,8 @@ def test_a_divergence_above_the_limit_leaves_the_old_bundle(
     arguments = [str(tiny_checkpoint), str(out), "--tables", "int4", "--force", "--max-kl", "1e-6"]
     assert main(["export", *arguments]) == 1
     assert contents(out) == before
-    *tries, message = capsys.readouterr().err.splitlines()
-    assert len(tries) == 2
-    assert all("nats from the checkpoint; again, with more bits" in line for line in tries)
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1  # every matrix has 8 bits already, so there is no second try
     assert f"{tiny_checkpoint}: the exported model's mean divergence" in message
     assert (
         "--max-kl allows 1e-06; take more bits (--quality near-lossless, --tables int8)" in message
