@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -96,6 +99,36 @@ def test_no_session_has_more_than_one_matrix(
     for name, graph in packable(small, "fp32").items():
         packer.pack(name, graph)
     assert len(counts) > 20 and set(counts) == {1}
+
+
+def written(folder: Path) -> list[str]:
+    """Return the files in a folder that this process has open for writing."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            flags = Path("/proc/self/fdinfo", link.name).read_text().split("flags:")[1].split()[0]
+            if int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
+                found.append(str(link.readlink()))
+    return [path for path in found if path.startswith(f"{folder}/")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists what is open")
+def test_no_file_is_open_for_writing_when_a_session_reads_it(
+    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows refuses to read such a file."""
+    real, seen = open_session, list[list[str]]()
+
+    def watch(*given: Any, **options: Any) -> Any:
+        seen.append(written(tmp_path))
+        return real(*given, **options)
+
+    monkeypatch.setattr(packing, "open_session", watch)
+    packer = Packer(small, tmp_path, 1, Journal(tmp_path / "journal"))
+    packer.pack("step", packable(small, "fp32")["step"])
+    assert seen and not any(seen)
+    with (tmp_path / "step.data").open("r+b"):
+        assert written(tmp_path) == [str(tmp_path / "step.data")]
 
 
 def test_plain_matrices_lie_apart_and_graphs_share_weights(small: Bundle, tmp_path: Path) -> None:
