@@ -16,7 +16,7 @@ TEMPORARY, MATRIX = ".making-", "matrix-"
 
 
 def begin(root: Path, key: str, nbytes: int) -> Path:
-    """Return a folder to be filled, with what an attempt before left if that was killed.
+    """Return a folder to be filled, with what an attempt before left if that failed or was killed.
 
     Raises BackendError.
     """
@@ -44,14 +44,13 @@ def begin(root: Path, key: str, nbytes: int) -> Path:
     return folder
 
 
-def leave(folder: Path) -> None:
-    """Let another attempt go on from what is packed, if anything is."""
-    if not (folder / JOURNAL).exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        return
+def leave(folder: Path, nbytes: int) -> None:
+    """Let another attempt go on from what is packed, if anything is; but not keep a disk full."""
     _, key, token = folder.name.removeprefix(TEMPORARY).split("-")
     with contextlib.suppress(OSError):
-        folder.rename(folder.with_name(f"{TEMPORARY}left-{key}-{token}"))
+        room = shutil.disk_usage(folder).free + folder_nbytes(folder)
+        if (folder / JOURNAL).exists() and room >= nbytes:
+            folder.rename(folder.with_name(f"{TEMPORARY}left-{key}-{token}"))
 
 
 def is_left(folder: Path) -> bool:
