@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
@@ -58,7 +59,7 @@ class Packer:
 
     def __init__(self, bundle: Bundle, folder: Path, threads: int, journal: Journal) -> None:
         self.folder, self._bundle, self._threads = folder, bundle, threads
-        self._journal, self._parent = journal, os.getppid()
+        self._journal, self._parent = journal, psutil.Process().parent()
         self._placed: dict[Tensor, Tensor] = {}  # of the bundle -> in the folder
 
     def pack(self, name: str, graph: Graph) -> None:
@@ -104,7 +105,7 @@ class Packer:
                 self._placed[tensor] = replace(self._placed[tensor], packed=text)
             plan.nbytes = kept.end
             return
-        if os.getppid() != self._parent:
+        if psutil.Process().parent() != self._parent:  # os.getppid stays the same on Windows
             raise BackendError("the process that wanted this was killed; another may go on from it")
         self._pack_matrix(graph, plan)
         placed = self._over_packed(graph).tensors.values()

@@ -30,7 +30,8 @@ def begin(root: Path, key: str, nbytes: int) -> Path:
                 f"{root}: a prepared backbone takes {nbytes:,} bytes, {free + there:,} are free; free "
                 "some space, or give another folder with cache_dir"
             )
-        with contextlib.suppress(FileNotFoundError):  # another process may have taken it
+        # Another process may have taken it; on Windows, one that was left alone may have it open.
+        with contextlib.suppress(OSError):
             for path in left[:1]:
                 path.rename(folder)
         folder.mkdir(exist_ok=True)

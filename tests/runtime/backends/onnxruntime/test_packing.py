@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 from hf_folders import write_gemma
 from installed import DATA
@@ -18,6 +19,7 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import BackendError
 from stem_edge.graph import float_blocks
 from stem_edge.runtime.backends.onnxruntime import packing, prepack_worker, prepacked, preparing
 from stem_edge.runtime.backends.onnxruntime.packed_file import packed_forms
@@ -180,6 +182,16 @@ def test_other_products_are_noticed(
         Packer(small, tmp_path, 1, Journal(tmp_path / "journal")).pack(
             "step", packable(small, "fp32")["step"]
         )
+
+
+def test_packing_ends_with_the_process_that_wanted_it(
+    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows its number stays that of the parent."""
+    packer = Packer(small, tmp_path, 1, Journal(tmp_path / "journal"))
+    monkeypatch.setattr(psutil.Process, "parent", lambda process: None)
+    with pytest.raises(BackendError, match="that wanted this was killed; another may go on"):
+        packer.pack("step", packable(small, "fp32")["step"])
 
 
 @pytest.mark.parametrize("instead", [b"|", b";", b"a"])

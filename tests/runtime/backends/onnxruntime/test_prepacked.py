@@ -33,6 +33,7 @@ from stem_edge.runtime.backends.onnxruntime import prepacked as module
 from stem_edge.runtime.backends.onnxruntime import preparing
 from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.prepacked import RECORD, prepared_folder, read_prepared
+from stem_edge.runtime.backends.onnxruntime.preparing_folder import begin
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.step_costs import StepCosts
@@ -309,6 +310,22 @@ def test_an_interrupted_one_goes_on(
     for name in found.record.files:
         (expected,) = made.glob(f"prepared/*/{name}")
         assert (found.folder / name).read_bytes() == expected.read_bytes()
+
+
+def test_a_folder_that_is_open_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows it cannot be renamed."""
+    (open_one := tmp_path / "prepared" / ".making-left-key-0").mkdir(parents=True)
+    (open_one / "journal").touch()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "access is denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    fresh = begin(tmp_path, "key", 0)
+    assert fresh != open_one and fresh.is_dir() and not list(fresh.iterdir())
+    assert list(open_one.iterdir()) == [open_one / "journal"]
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["tables out of reach", "full disk"])
