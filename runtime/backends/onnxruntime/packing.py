@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
@@ -58,7 +59,7 @@ class Packer:
 
     def __init__(self, bundle: Bundle, folder: Path, threads: int, journal: Journal) -> None:
         self.folder, self._bundle, self._threads = folder, bundle, threads
-        self._journal, self._parent = journal, os.getppid()
+        self._journal, self._parent = journal, psutil.Process().parent()
         self._placed: dict[Tensor, Tensor] = {}  # of the bundle -> in the folder
 
     def pack(self, name: str, graph: Graph) -> None:
@@ -68,59 +69,65 @@ class Packer:
         """
         path = self.folder / name
         if any(tensor.file and tensor not in self._placed for tensor in graph.tensors.values()):
-            data = path.with_name(f"{name}.data")
-            data.touch()
-            with data.open("r+b") as file:
-                self._gather(graph, file, WeightPlan(f"{name}.data"))
+            path.with_name(f"{name}.data").touch()
+            self._gather(graph, WeightPlan(f"{name}.data"))
         path.write_bytes(encode(self._over_packed(graph)))
 
     def source(self, name: str, graph: Graph) -> GraphSource:
         """Return a graph over weights that were packed for others."""
         return GraphSource(name, encode(self._over_packed(graph)), self.folder)
 
-    def _gather(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
+    def _gather(self, graph: Graph, plan: WeightPlan) -> None:
         """Write the weights of a graph: plain matrices, then packed ones and everything else."""
         nodes = {node.inputs[1]: node for node in graph.nodes if node.op in ACTIVATIONS}
         fresh = {n: t for n, t in graph.tensors.items() if t.file and t not in self._placed}
-        for name in sorted(fresh, key=lambda name: name not in nodes):
-            tensor = fresh[name]
-            place = _place(plan, tensor.nbytes)
-            self._placed[tensor] = replace(tensor, file=plan.file, offset=place)
-            path, end = self._bundle.file(tensor.file), tensor.offset + tensor.nbytes
-            with os.fdopen(disk.open_file(path), "rb") as source:
-                if not _copy(source, tensor.offset, file, place, tensor.nbytes):
-                    raise damaged(path, f"ends before byte {end:,}")
+        with (self.folder / plan.file).open("r+b") as file:
+            for name in sorted(fresh, key=lambda name: name not in nodes):
+                self._copy_plain(fresh[name], file, plan)
         for node in nodes.values():
             if node.inputs[1] in fresh:
-                self._take_matrix(_alone(graph, node), file, plan)
+                self._take_matrix(_alone(graph, node), plan)
 
-    def _take_matrix(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
+    def _copy_plain(self, tensor: Tensor, file: IO[bytes], plan: WeightPlan) -> None:
+        place = _place(plan, tensor.nbytes)
+        self._placed[tensor] = replace(tensor, file=plan.file, offset=place)
+        path, end = self._bundle.file(tensor.file), tensor.offset + tensor.nbytes
+        with os.fdopen(disk.open_file(path), "rb") as source:
+            if not _copy(source, tensor.offset, file, place, tensor.nbytes):
+                raise damaged(path, f"ends before byte {end:,}")
+
+    def _take_matrix(self, graph: Graph, plan: WeightPlan) -> None:
         """Take the packed forms of a graph of one product that are there, or append them."""
         (product,), start = graph.outputs, plan.nbytes
-        if (kept := self._journal.kept(plan.file, product, file, start)) is not None:
+        if (kept := self._journal.kept(plan.file, product, start)) is not None:
             for name, text in kept.packed.items():
                 tensor = graph.tensors[name]
                 self._placed[tensor] = replace(self._placed[tensor], packed=text)
             plan.nbytes = kept.end
             return
-        if os.getppid() != self._parent:
+        if psutil.Process().parent() != self._parent:  # os.getppid stays the same on Windows
             raise BackendError("the process that wanted this was killed; another may go on from it")
-        self._pack_matrix(graph, file, plan)
+        self._pack_matrix(graph, plan)
         placed = self._over_packed(graph).tensors.values()
         packed = {tensor.name: tensor.packed for tensor in placed if tensor.packed}
-        self._journal.add(plan.file, product, packed, file, start, plan.nbytes)
+        self._journal.add(plan.file, product, packed, start, plan.nbytes)
 
-    def _pack_matrix(self, graph: Graph, file: IO[bytes], plan: WeightPlan) -> None:
-        """Append the packed forms of a graph of one product, and compare its products with them."""
+    def _pack_matrix(self, graph: Graph, plan: WeightPlan) -> None:
+        """Append the packed forms of a graph of one product, and compare its products with them.
+
+        The file is closed before it is compared: Windows refuses to read one that others may write.
+        """
         with tempfile.TemporaryDirectory(prefix=MATRIX, dir=self.folder) as folder:
             saved, plain = Path(folder) / "graph.onnx", graph_source(self._bundle, "product", graph)
             expected = self._products(graph, plain, saved)
-            with saved.with_name("graph.onnx.data").open("rb") as source:
+            with (
+                saved.with_name("graph.onnx.data").open("rb") as source,
+                (self.folder / plan.file).open("r+b") as file,
+            ):
                 for name, form in packed_forms(saved).items():
                     tensor = graph.tensors[name]
                     text = _append(form, source, file, plan)
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
-        file.flush()
         found = self._products(graph, self.source("product", graph))
         for first, second in zip(expected, found, strict=True):
             if not np.array_equal(first, second, equal_nan=True):

@@ -10,7 +10,6 @@ import contextlib
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -28,32 +27,32 @@ class PackedMatrix(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """What was packed before, and what is packed now."""
+    """What was packed before, and what is packed now. Files of weights lie beside it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._found = {(one.file, one.product): one for one in _matrices(path)}
 
-    def kept(self, name: str, product: str, file: IO[bytes], start: int) -> PackedMatrix | None:
+    def kept(self, name: str, product: str, start: int) -> PackedMatrix | None:
         """Return a matrix that was packed before, if its bytes from `start` on are whole."""
         one = self._found.get((name, product))
-        whole = one is not None and _checksum(file, start, one.end) == one.checksum
+        whole = one is not None and self._checksum(name, start, one.end) == one.checksum
         return one if whole else None
 
-    def add(
-        self,
-        name: str,
-        product: str,
-        packed: Mapping[str, str],
-        file: IO[bytes],
-        start: int,
-        end: int,
-    ) -> None:
+    def add(self, name: str, product: str, packed: Mapping[str, str], start: int, end: int) -> None:
         """Add a matrix that is whole. Raises OSError."""
-        checksum = _checksum(file, start, end)
+        checksum = self._checksum(name, start, end)
         line = msgspec.json.encode(PackedMatrix(name, product, dict(packed), end, checksum))
         with self._path.open("ab") as journal:
             journal.write(line + b"\n")
+
+    def _checksum(self, name: str, start: int, end: int) -> int:
+        found = 0
+        with self._path.with_name(name).open("rb") as file:
+            file.seek(start)
+            for at in range(start, end, PIECE_NBYTES):
+                found = zlib.crc32(file.read(min(PIECE_NBYTES, end - at)), found)
+        return found
 
 
 def _matrices(path: Path) -> Iterator[PackedMatrix]:
@@ -61,11 +60,3 @@ def _matrices(path: Path) -> Iterator[PackedMatrix]:
         for line in journal:
             with contextlib.suppress(ValueError):  # a line that was not finished
                 yield msgspec.json.decode(line, type=PackedMatrix)
-
-
-def _checksum(file: IO[bytes], start: int, end: int) -> int:
-    found = 0
-    file.seek(start)
-    for at in range(start, end, PIECE_NBYTES):
-        found = zlib.crc32(file.read(min(PIECE_NBYTES, end - at)), found)
-    return found

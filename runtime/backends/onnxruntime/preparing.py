@@ -84,16 +84,13 @@ def make(
     try:
         with Progress(needs.disk, "preparing", progress) as bar:
             ended = _run_worker(bundle, folder, threads, kv, bar)
-    except BaseException:
-        leave(folder)
-        raise
-    if ended.crashed:
-        leave(folder)
-    try:
         if ended.status:
             reason = _reason(ended)
             raise BackendError(f"{bundle.path}: the backbone cannot be prepared: {reason}")
         kept = _keep(folder, target)
+    except BaseException:
+        leave(folder, needs.disk)
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if kept.record.refused:

@@ -16,7 +16,7 @@ TEMPORARY, MATRIX = ".making-", "matrix-"
 
 
 def begin(root: Path, key: str, nbytes: int) -> Path:
-    """Return a folder to be filled, with what an attempt before left if that was killed.
+    """Return a folder to be filled, with what an attempt before left if that failed or was killed.
 
     Raises BackendError.
     """
@@ -30,7 +30,8 @@ def begin(root: Path, key: str, nbytes: int) -> Path:
                 f"{root}: a prepared backbone takes {nbytes:,} bytes, {free + there:,} are free; free "
                 "some space, or give another folder with cache_dir"
             )
-        with contextlib.suppress(FileNotFoundError):  # another process may have taken it
+        # Another process may have taken it; on Windows, one that was left alone may have it open.
+        with contextlib.suppress(OSError):
             for path in left[:1]:
                 path.rename(folder)
         folder.mkdir(exist_ok=True)
@@ -44,14 +45,13 @@ def begin(root: Path, key: str, nbytes: int) -> Path:
     return folder
 
 
-def leave(folder: Path) -> None:
-    """Let another attempt go on from what is packed, if anything is."""
-    if not (folder / JOURNAL).exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        return
+def leave(folder: Path, nbytes: int) -> None:
+    """Let another attempt go on from what is packed, if anything is; but not keep a disk full."""
     _, key, token = folder.name.removeprefix(TEMPORARY).split("-")
     with contextlib.suppress(OSError):
-        folder.rename(folder.with_name(f"{TEMPORARY}left-{key}-{token}"))
+        room = shutil.disk_usage(folder).free + folder_nbytes(folder)
+        if (folder / JOURNAL).exists() and room >= nbytes:
+            folder.rename(folder.with_name(f"{TEMPORARY}left-{key}-{token}"))
 
 
 def is_left(folder: Path) -> bool:

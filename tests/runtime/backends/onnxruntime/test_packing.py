@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 from hf_folders import write_gemma
 from installed import DATA
@@ -15,6 +19,7 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import BackendError
 from stem_edge.graph import float_blocks
 from stem_edge.runtime.backends.onnxruntime import packing, prepack_worker, prepacked, preparing
 from stem_edge.runtime.backends.onnxruntime.packed_file import packed_forms
@@ -98,6 +103,36 @@ def test_no_session_has_more_than_one_matrix(
     assert len(counts) > 20 and set(counts) == {1}
 
 
+def written(folder: Path) -> list[str]:
+    """Return the files in a folder that this process has open for writing."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            flags = Path("/proc/self/fdinfo", link.name).read_text().split("flags:")[1].split()[0]
+            if int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
+                found.append(str(link.readlink()))
+    return [path for path in found if path.startswith(f"{folder}/")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists what is open")
+def test_no_file_is_open_for_writing_when_a_session_reads_it(
+    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows refuses to read such a file."""
+    real, seen = open_session, list[list[str]]()
+
+    def watch(*given: Any, **options: Any) -> Any:
+        seen.append(written(tmp_path))
+        return real(*given, **options)
+
+    monkeypatch.setattr(packing, "open_session", watch)
+    packer = Packer(small, tmp_path, 1, Journal(tmp_path / "journal"))
+    packer.pack("step", packable(small, "fp32")["step"])
+    assert seen and not any(seen)
+    with (tmp_path / "step.data").open("r+b"):
+        assert written(tmp_path) == [str(tmp_path / "step.data")]
+
+
 def test_plain_matrices_lie_apart_and_graphs_share_weights(small: Bundle, tmp_path: Path) -> None:
     packer, graphs = (
         Packer(small, tmp_path, 1, Journal(tmp_path / "journal")),
@@ -147,6 +182,16 @@ def test_other_products_are_noticed(
         Packer(small, tmp_path, 1, Journal(tmp_path / "journal")).pack(
             "step", packable(small, "fp32")["step"]
         )
+
+
+def test_packing_ends_with_the_process_that_wanted_it(
+    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows its number stays that of the parent."""
+    packer = Packer(small, tmp_path, 1, Journal(tmp_path / "journal"))
+    monkeypatch.setattr(psutil.Process, "parent", lambda process: None)
+    with pytest.raises(BackendError, match="that wanted this was killed; another may go on"):
+        packer.pack("step", packable(small, "fp32")["step"])
 
 
 @pytest.mark.parametrize("instead", [b"|", b";", b"a"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from stem_edge.bundle import prefill_check
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.verdicts import Records
 from stem_edge.commands.main import main
-from stem_edge.errors import BackendError, BundleError
+from stem_edge.errors import BackendError, BundleError, RowReadError
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.onnxruntime import backend as backend_ort
 from stem_edge.runtime.backends.onnxruntime import prepack_worker as prepare_worker
@@ -32,6 +33,7 @@ from stem_edge.runtime.backends.onnxruntime import prepacked as module
 from stem_edge.runtime.backends.onnxruntime import preparing
 from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.prepacked import RECORD, prepared_folder, read_prepared
+from stem_edge.runtime.backends.onnxruntime.preparing_folder import begin
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.step_costs import StepCosts
@@ -308,6 +310,60 @@ def test_an_interrupted_one_goes_on(
     for name in found.record.files:
         (expected,) = made.glob(f"prepared/*/{name}")
         assert (found.folder / name).read_bytes() == expected.read_bytes()
+
+
+def test_a_folder_that_is_open_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows it cannot be renamed."""
+    (open_one := tmp_path / "prepared" / ".making-left-key-0").mkdir(parents=True)
+    (open_one / "journal").touch()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "access is denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    fresh = begin(tmp_path, "key", 0)
+    assert fresh != open_one and fresh.is_dir() and not list(fresh.iterdir())
+    assert list(open_one.iterdir()) == [open_one / "journal"]
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["tables out of reach", "full disk"])
+def test_what_is_packed_outlives_a_failure(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    real, packed, usage = Packer._pack_matrix, list[str](), shutil.disk_usage(tmp_path)
+
+    def pack(packer: Packer, graph: Graph, *rest: Any) -> None:
+        if len(packed) == 5 and full:
+            patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+            raise OSError(errno.ENOSPC, "no space")
+        packed.extend(graph.outputs)
+        real(packer, graph, *rest)
+
+    def measure(*_: object) -> None:
+        raise RowReadError("no way to the tables")
+
+    def work(opened: Bundle, folder: Path, *_: object) -> Ended:
+        try:
+            prepare_worker.make(opened, folder, 1, "fp32")
+        except (RowReadError, OSError) as error:
+            return Ended(1, str(error).encode(), b"")
+        return Ended(0, b"", b"")
+
+    monkeypatch.setattr(preparing, "_run_worker", work)
+    monkeypatch.setattr(Packer, "_pack_matrix", pack)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_worker, "prefill_divergence", measure)
+        with pytest.raises(
+            BackendError, match=r"cannot be prepared: .*no (space|way to the tables)"
+        ):
+            preparing.make(open_bundle(bundle), tmp_path, 1, None)
+    left, packed = list((tmp_path / "prepared").iterdir()), []
+    assert bool(left) != full
+    if left:
+        preparing.make(open_bundle(bundle), tmp_path, 1, None)
+        assert packed == []
 
 
 @pytest.mark.slow
