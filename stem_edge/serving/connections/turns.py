@@ -14,11 +14,10 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from stem_edge.serving.connections.lingering import Lingering
+from stem_edge.serving.connections.lingering import LEAST_PROGRESS, SECONDS, Lingering
 from stem_edge.serving.error_responses import error_response
 from stem_edge.serving.refusals import BusyError, RefusalError, TooSlowError
 
-LEAST_PROGRESS = 1 << 10  # bytes in the time of a wait that is renewed by progress
 LOOK_SECONDS = 0.1  # between looks whether a client that has closed its half is there
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -34,7 +33,7 @@ class Wait(NamedTuple):
 REQUEST = Wait(75)
 HEAD = Wait(20, "the head of the request has not come within 20 s")
 BODY = Wait(30, "less than 1 KiB of the body has come within 30 s", renewed=True)
-READER = Wait(60, renewed=True)  # that takes what it is sent
+READER = Wait(SECONDS, renewed=True)  # that takes what it is sent
 
 
 class Turns(HttpToolsProtocol):
@@ -137,7 +136,7 @@ class Turns(HttpToolsProtocol):
             self._timer = self.loop.call_later(self._wait.seconds, self._late)
 
     def _awaited(self) -> Wait | None:
-        if self.flow.write_paused:
+        if self.flow.write_paused or self.transport.is_closing():
             return READER
         if self._running is None:
             return HEAD if self._in_head else REQUEST

@@ -15,6 +15,7 @@ from stem_edge.runtime.model import Model
 from stem_edge.serving import app
 from stem_edge.serving.connections import turns
 from stem_edge.serving.connections.config import Room
+from stem_edge.serving.connections.connection import Connection
 from stem_edge.serving.connections.turns import Wait
 
 POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
@@ -159,3 +160,11 @@ def test_who_waits_makes_room_for_who_asks(model: Model) -> None:
         assert answer(idle[0]).status == 200
         for told in idle[1:4]:
             assert "too many connections" in error_of(answer(told))
+
+
+def test_connections_that_end_make_room(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "_is_sent", lambda connection: True)  # so they wait for an end
+    last = HEALTH[:-2] + b"Connection: close\r\n\r\n"
+    with listening(app(model), Room(connections=2, backlog=99)) as port, ExitStack() as held:
+        for _ in range(4):
+            assert answer(held.enter_context(connected(port, last))).status == 200
