@@ -101,6 +101,26 @@ def test_another_protocol_is_not_taken(port: int) -> None:
         assert b'{"tokens":[' in answers(client, 2)
 
 
+def test_a_head_is_not_as_large_as_the_body_before_it(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, come = Connection.data_received, bytearray()
+
+    def at_once(connection: Connection, data: bytes) -> None:
+        come.extend(data)
+        if come.endswith((HEALTH[:20], HEALTH[20:])):
+            read(connection, bytes(come))
+            come.clear()
+
+    monkeypatch.setattr(Connection, "data_received", at_once)
+    body = BODY.ljust(100_000)
+    sent = b"Content-Length: %d\r\n\r\n%b" % (len(body), body + HEALTH[:20])
+    with connected(port, POST + sent) as client:
+        assert json.loads(answer(client).read())["tokens"]
+        client.sendall(HEALTH[20:])
+        assert answer(client).status == 200
+
+
 @pytest.mark.parametrize(
     ("wait", "sent", "words"),
     [
