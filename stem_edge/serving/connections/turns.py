@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from typing import Any, NamedTuple
 
 from uvicorn.config import Config
@@ -19,6 +20,7 @@ from stem_edge.serving.error_responses import error_response
 from stem_edge.serving.refusals import BusyError, RefusalError, TooSlowError
 
 LOOK_SECONDS = 0.1  # between looks whether a client that has closed its half is there
+LEAVING_IS_SEEN = sys.platform != "win32"  # by SO_ERROR, when nothing is read any more
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -95,8 +97,9 @@ class Turns(HttpToolsProtocol):
         something more, and by HTTP/1.1 one that waits skips what is sent here.
         """
         running = self._running
-        goes_on = running is not None and not running.more_body and not self.transport.is_closing()
-        if running is None or not goes_on or running.scope["http_version"] == "1.0":
+        if running is None or running.more_body or self.transport.is_closing():
+            return False
+        if not LEAVING_IS_SEEN or running.scope["http_version"] == "1.0":
             return False
         self.cycle.keep_alive = False  # of the last request that came
         if not running.response_started:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from http.client import HTTPResponse
 
 import pytest
-from servers import SECONDS, listening
+from servers import SECONDS, Steps, listening
 
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app
@@ -148,6 +148,7 @@ def test_connections_without_a_request_are_closed(
         assert client.recv(1) == b""
 
 
+@pytest.mark.skipif(not turns.LEAVING_IS_SEEN, reason="counts as one that has left")
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_who_closes_its_half_is_answered(port: int, model: Model, stream: bool) -> None:
     body = json.dumps(ASKED | {"stream": stream}).encode()
@@ -159,6 +160,22 @@ def test_who_closes_its_half_is_answered(port: int, model: Model, stream: bool) 
     events = [line[6:] for line in said.splitlines() if line.startswith("data: {")] or [said]
     text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
     assert text == model.generate_text(TEXT, max_new_tokens=12)
+
+
+def test_who_closes_its_half_is_ended_where_leaving_is_not_seen(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "LEAVING_IS_SEEN", False)
+    steps = Steps(monkeypatch)
+    steps.hold()
+    body = json.dumps(ASKED).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    with connected(port, head % len(body) + body) as client:
+        client.shutdown(socket.SHUT_WR)
+        try:
+            assert client.recv(1) == b""
+        finally:
+            steps.release()
 
 
 def test_a_late_reader_sees_why_its_body_was_refused(port: int) -> None:
