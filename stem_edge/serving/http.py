@@ -18,8 +18,11 @@ MOST_VALUES = 1 << 18  # of JSON, roughly; each takes up to 120 bytes
 async def read(request: Request, kind: type[T]) -> T:
     """Return the body of a request as a struct. Raises RefusalError that names the field."""
     body = await request.body()
-    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        raise RefusalError(f"the body has more than {MOST_VALUES:,} of , [ and {{; send less")
+    if (found := sum(map(body.count, (b",", b"[", b"{")))) > MOST_VALUES:
+        raise RefusalError(
+            f"the body has {found:,} of , [ and {{, those in texts counted; expected at most "
+            f"{MOST_VALUES:,}; send less"
+        )
     return decoded(body, kind)
 
 

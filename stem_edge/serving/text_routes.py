@@ -16,7 +16,7 @@ from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.service import service_of
 from stem_edge.serving.streams import until_disconnected
 
-MOST_TOKENS = 1 << 20  # and characters, which is more than a context has
+MOST_TOKENS = 200_000  # more than a text of MOST_NBYTES has; a body has some 260,000 values at most
 MOST_PIECES = 1 << 16  # of which each is told
 MOST_NBYTES = 1 << 17  # of a text, since tokenizing takes up to 300 bytes of memory for each
 
@@ -24,7 +24,7 @@ MOST_NBYTES = 1 << 17  # of a text, since tokenizing takes up to 300 bytes of me
 class Tokenize(msgspec.Struct):
     """The body of `tokenize`. parse_special: read the names of special tokens as these tokens."""
 
-    content: Annotated[str, msgspec.Meta(max_length=MOST_TOKENS)]
+    content: str
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False

@@ -13,6 +13,8 @@ from stem_edge.serving.refusals import HeadTooLargeError, RefusalError
 MAX_HEAD_NBYTES = 64 << 10  # of a request: its line and its headers
 # Of a body: bytes of chunks' sizes, extensions and trailers beyond those of the body itself.
 MAX_FRAMING_NBYTES = 1 << 20
+# Of what is read: a head counts from the piece after that in which it begins.
+PIECE_NBYTES = 4 << 10
 
 
 class Connection(Turns):
@@ -24,12 +26,14 @@ class Connection(Turns):
         if self.transport.is_closing():
             return
         self._wire_nbytes += len(data)
+        at = 0
         try:
-            self.parser.feed_data(data)
+            for at in range(0, len(data), PIECE_NBYTES):
+                self._read(data[at : at + PIECE_NBYTES])
             self._join_chunks()
-            self._check_framing(len(data))
+            self._check_framing()
         except httptools.HttpParserUpgrade as upgrade:
-            self._without_upgrade(data[int(upgrade.args[0]) :])
+            self._without_upgrade(data[at + int(upgrade.args[0]) :])
         except httptools.HttpParserError as error:
             cause = error.__context__
             told = f"this is no request of HTTP/1.1: {error}; correct it"
@@ -37,10 +41,13 @@ class Connection(Turns):
         except RefusalError as error:
             self.refuse(error)
 
-    def _check_framing(self, more: int) -> None:
+    def _read(self, piece: bytes) -> None:
+        self._head_nbytes += len(piece)  # before a head may begin, which may follow another body
+        self.parser.feed_data(piece)
         if self._in_head:
-            self._head_nbytes += more
             _check_head(self._head_nbytes)
+
+    def _check_framing(self) -> None:
         if self._wire_nbytes - 2 * self._body_nbytes > MAX_FRAMING_NBYTES:
             raise RefusalError("the chunks of the body are too small; send larger ones")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-SECONDS = 30.0  # for a client to read what it has been sent, before it is cut off
+SECONDS = 60.0  # for a client to take LEAST_PROGRESS of what it has been sent
+LEAST_PROGRESS = 1 << 10  # bytes in the time of a wait that is renewed by progress
 
 
 class Lingering(asyncio.Transport):
@@ -19,6 +20,7 @@ class Lingering(asyncio.Transport):
         super().__init__()
         self._transport, self._sends = transport, sends
         self._closing = False
+        self._left = 0  # bytes that the client had not taken when it was last looked at
         self._end: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -43,7 +45,18 @@ class Lingering(asyncio.Transport):
             self._close_our_half()
         else:
             self._transport.close()
-        self._end = asyncio.get_running_loop().call_later(SECONDS, self._transport.abort)
+        self._wait()
+
+    def _wait(self) -> None:
+        self._left = self.get_write_buffer_size()
+        self._end = asyncio.get_running_loop().call_later(SECONDS, self._late)
+
+    def _late(self) -> None:
+        """Cut the client off, unless it goes on reading: the whole answer may have been in the buffer."""
+        if self._left - self.get_write_buffer_size() >= LEAST_PROGRESS:
+            self._wait()
+        else:
+            self._transport.abort()
 
     def _close_our_half(self) -> None:
         self._transport.resume_reading()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 SECONDS = 60.0
-# Logger, place that logs, and type and place of the error: as many as the program has.
+# Logger, place that logs, and type and place of each error that is told: as many as the program has.
 Cause: TypeAlias = tuple[object, ...]
 
 
@@ -20,30 +20,46 @@ class QuietHandler(logging.StreamHandler):  # type: ignore[type-arg]
         super().__init__()
         self.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         self._written = dict[Cause, float]()
-        self._left_out = dict[Cause, int]()
+        # How many since the last line, and the last of them: no record, which has objects of a request.
+        self._left_out = dict[Cause, tuple[int, logging.LogRecord]]()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record unless one of its cause was written within the last minute."""
         cause, now = cause_of(record), time.monotonic()
+        count, _ = self._left_out.pop(cause, (0, record))
         if now - self._written.get(cause, -SECONDS) < SECONDS:
-            self._left_out[cause] = self._left_out.get(cause, 0) + 1
+            last = {"levelname": record.levelname, "msg": record.getMessage()}
+            self._left_out[cause] = (count + 1, logging.makeLogRecord(last))
             return
         self._written[cause] = now
-        if (count := self._left_out.pop(cause, 0)) > 0:
-            record.msg = f"{record.getMessage()} (and {count:,} times before)"
+        self._write(record, count)
+
+    def write_left_out(self) -> None:
+        """Write the last of each cause that was left out."""
+        for count, last in self._left_out.values():
+            self._write(last, count - 1)
+        self._left_out.clear()
+
+    def _write(self, record: logging.LogRecord, before: int) -> None:
+        if before:
+            record.msg = f"{record.getMessage()} (and {before:,} times before)"
             record.args = None
         super().emit(record)
 
 
 def cause_of(record: logging.LogRecord) -> Cause:
     """Return what makes a record another one than those before."""
-    place: Cause = (record.name, record.pathname, record.lineno)
-    if not record.exc_info or record.exc_info[0] is None:
-        return place
-    kind, _, trace = record.exc_info
+    told = [*(record.args or ()), *(record.exc_info or ())]
+    errors = [(type(each), _place_of(each)) for each in told if isinstance(each, BaseException)]
+    return (record.name, record.pathname, record.lineno, *errors)
+
+
+def _place_of(error: BaseException) -> tuple[str, int] | None:
+    """Return where an error was raised."""
+    trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return (*place, kind, trace and (trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+    return trace and (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
 
 
 @contextmanager
@@ -55,3 +71,4 @@ def quiet_log() -> Iterator[None]:
         yield
     finally:
         root.removeHandler(handler)
+        handler.write_left_out()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from typing import Any, NamedTuple
 
 from uvicorn.config import Config
@@ -14,12 +15,12 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from stem_edge.serving.connections.lingering import Lingering
+from stem_edge.serving.connections.lingering import LEAST_PROGRESS, SECONDS, Lingering
 from stem_edge.serving.error_responses import error_response
 from stem_edge.serving.refusals import BusyError, RefusalError, TooSlowError
 
-LEAST_PROGRESS = 1 << 10  # bytes in the time of a wait that is renewed by progress
 LOOK_SECONDS = 0.1  # between looks whether a client that has closed its half is there
+LEAVING_IS_SEEN = sys.platform != "win32"  # by SO_ERROR, when nothing is read any more
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -34,7 +35,7 @@ class Wait(NamedTuple):
 REQUEST = Wait(75)
 HEAD = Wait(20, "the head of the request has not come within 20 s")
 BODY = Wait(30, "less than 1 KiB of the body has come within 30 s", renewed=True)
-READER = Wait(60, renewed=True)  # that takes what it is sent
+READER = Wait(SECONDS, renewed=True)  # that takes what it is sent
 
 
 class Turns(HttpToolsProtocol):
@@ -96,8 +97,9 @@ class Turns(HttpToolsProtocol):
         something more, and by HTTP/1.1 one that waits skips what is sent here.
         """
         running = self._running
-        goes_on = running is not None and not running.more_body and not self.transport.is_closing()
-        if running is None or not goes_on or running.scope["http_version"] == "1.0":
+        if running is None or running.more_body or self.transport.is_closing():
+            return False
+        if not LEAVING_IS_SEEN or running.scope["http_version"] == "1.0":
             return False
         self.cycle.keep_alive = False  # of the last request that came
         if not running.response_started:
@@ -137,7 +139,7 @@ class Turns(HttpToolsProtocol):
             self._timer = self.loop.call_later(self._wait.seconds, self._late)
 
     def _awaited(self) -> Wait | None:
-        if self.flow.write_paused:
+        if self.flow.write_paused or self.transport.is_closing():
             return READER
         if self._running is None:
             return HEAD if self._in_head else REQUEST

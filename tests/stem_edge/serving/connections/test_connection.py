@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from http.client import HTTPResponse
 
 import pytest
-from servers import SECONDS, listening
+from servers import SECONDS, Steps, listening
 
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app
 from stem_edge.serving.connections import turns
 from stem_edge.serving.connections.config import Room
+from stem_edge.serving.connections.connection import Connection
 from stem_edge.serving.connections.turns import Wait
 
 POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
@@ -96,8 +97,29 @@ def test_small_chunks_that_are_not_too_many_are_read(port: int) -> None:
 
 def test_another_protocol_is_not_taken(port: int) -> None:
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
-    with connected(port, POST + upgrade + SIZED + HEALTH) as client:
-        assert b'{"tokens":[' in answers(client, 2)
+    before = b"Content-Length: 9000\r\n\r\n" + BODY.ljust(9000)
+    with connected(port, POST + before + POST + upgrade + SIZED + HEALTH) as client:
+        assert answers(client, 3).count(b'{"tokens":[') == 2
+
+
+def test_a_head_is_not_as_large_as_the_body_before_it(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, come = Connection.data_received, bytearray()
+
+    def at_once(connection: Connection, data: bytes) -> None:
+        come.extend(data)
+        if come.endswith((HEALTH[:20], HEALTH[20:])):
+            read(connection, bytes(come))
+            come.clear()
+
+    monkeypatch.setattr(Connection, "data_received", at_once)
+    body = BODY.ljust(100_000)
+    sent = b"Content-Length: %d\r\n\r\n%b" % (len(body), body + HEALTH[:20])
+    with connected(port, POST + sent) as client:
+        assert json.loads(answer(client).read())["tokens"]
+        client.sendall(HEALTH[20:])
+        assert answer(client).status == 200
 
 
 @pytest.mark.parametrize(
@@ -127,6 +149,7 @@ def test_connections_without_a_request_are_closed(
         assert client.recv(1) == b""
 
 
+@pytest.mark.skipif(not turns.LEAVING_IS_SEEN, reason="counts as one that has left")
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_who_closes_its_half_is_answered(port: int, model: Model, stream: bool) -> None:
     body = json.dumps(ASKED | {"stream": stream}).encode()
@@ -138,6 +161,22 @@ def test_who_closes_its_half_is_answered(port: int, model: Model, stream: bool) 
     events = [line[6:] for line in said.splitlines() if line.startswith("data: {")] or [said]
     text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
     assert text == model.generate_text(TEXT, max_new_tokens=12)
+
+
+def test_who_closes_its_half_is_ended_where_leaving_is_not_seen(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "LEAVING_IS_SEEN", False)
+    steps = Steps(monkeypatch)
+    steps.hold()
+    body = json.dumps(ASKED).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    with connected(port, head % len(body) + body) as client:
+        client.shutdown(socket.SHUT_WR)
+        try:
+            assert client.recv(1) == b""
+        finally:
+            steps.release()
 
 
 def test_a_late_reader_sees_why_its_body_was_refused(port: int) -> None:
@@ -159,3 +198,11 @@ def test_who_waits_makes_room_for_who_asks(model: Model) -> None:
         assert answer(idle[0]).status == 200
         for told in idle[1:4]:
             assert "too many connections" in error_of(answer(told))
+
+
+def test_connections_that_end_make_room(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "_is_sent", lambda connection: True)  # so they wait for an end
+    last = HEALTH[:-2] + b"Connection: close\r\n\r\n"
+    with listening(app(model), Room(connections=2, backlog=99)) as port, ExitStack() as held:
+        for _ in range(4):
+            assert answer(held.enter_context(connected(port, last))).status == 200

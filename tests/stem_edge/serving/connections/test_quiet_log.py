@@ -7,7 +7,9 @@ import time
 
 import pytest
 
+from stem_edge.errors import BackendError, BundleError, StemEdgeError
 from stem_edge.serving.connections.quiet_log import SECONDS, quiet_log
+from stem_edge.serving.refusals import public
 
 log = logging.getLogger("a library")
 
@@ -37,5 +39,32 @@ def test_one_line_a_minute_for_one_cause(
         "ERROR: no 0",
         "ERROR: no file 100 (and 99 times before)",
         "ERROR: no 100 (and 99 times before)",
+        "ERROR: no file 101",
+        "ERROR: no 101",
     ]
     assert "Traceback" in said[2]
+
+
+def raised(error: StemEdgeError) -> StemEdgeError:
+    try:
+        raise error
+    except StemEdgeError as caught:
+        return caught
+
+
+def test_errors_of_other_types_and_places_are_other_causes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with quiet_log():
+        for number in range(3):
+            public(raised(BundleError(f"bundle {number}")))
+            public(raised(BackendError(f"state {number}")))
+            public(BackendError(f"elsewhere {number}"))
+    assert sorted(capsys.readouterr().err.splitlines()) == [
+        "ERROR: bundle 0",
+        "ERROR: bundle 2 (and 1 times before)",
+        "ERROR: elsewhere 0",
+        "ERROR: elsewhere 2 (and 1 times before)",
+        "ERROR: state 0",
+        "ERROR: state 2 (and 1 times before)",
+    ]
