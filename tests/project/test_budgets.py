@@ -155,9 +155,9 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 58_803, 47_000),
+    "package, lines": Budget(package_lines, 58_900, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 7_915, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 58_800, 48_000),
+    "tests, lines": Budget(lambda: lines_in("tests"), 58_810, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 8_123, 4_800),
     "files in a room": Budget(fullest_room, 24, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 51, 25),
