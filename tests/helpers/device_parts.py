@@ -16,8 +16,8 @@ from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs, variant_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session

@@ -18,7 +18,7 @@ import stem_edge
 from stem_edge.errors import BackendError
 from stem_edge.graph.names import Variant
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.onnxruntime import device_loader
+from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
 from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
 
 # Of logits; those of fp16 have passed through numbers of 11 bits in every layer.

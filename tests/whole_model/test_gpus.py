@@ -18,8 +18,8 @@ from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import Activations
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
-from stem_edge.runtime.backends.onnxruntime.device_batch import DeviceBatch
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.device.batch import DeviceBatch
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider, resolve
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.prefetch import Prefetcher

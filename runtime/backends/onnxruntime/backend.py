@@ -21,10 +21,10 @@ from stem_edge.graph.names import Variant
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.batch import OrtBatch
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.backends.onnxruntime.device_batch import DeviceBatch
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
-from stem_edge.runtime.backends.onnxruntime.portable_backend import PortableContext
+from stem_edge.runtime.backends.onnxruntime.device.batch import DeviceBatch
+from stem_edge.runtime.backends.onnxruntime.device.portable import PortableContext
+from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session

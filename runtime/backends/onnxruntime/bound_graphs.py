@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.output import outputs
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,

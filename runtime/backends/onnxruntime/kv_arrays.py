@@ -12,8 +12,8 @@ import numpy as np
 import onnxruntime as ort
 
 from stem_edge.graph import names as io
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceArray
 from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceArray
 from stem_edge.system.memory import free_pages
 
 if TYPE_CHECKING:

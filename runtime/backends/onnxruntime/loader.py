@@ -43,7 +43,7 @@ def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
     asked = options.device_memory is not None and options.providers not in (AUTO, [AUTO], (AUTO,))
     if providers[0].on_cpu and not asked:
         return [OrtLoader(bundle, options)]
-    from stem_edge.runtime.backends.onnxruntime.device_loader import device_loaders
+    from stem_edge.runtime.backends.onnxruntime.device.loader import device_loaders
 
     if options.prefill_graph:
         raise InputError("prefill_graph works only on the CPU; leave it out on an accelerator")

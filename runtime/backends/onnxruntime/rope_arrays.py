@@ -16,7 +16,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 
 BLOCK = 1024  # positions that are computed at once
 

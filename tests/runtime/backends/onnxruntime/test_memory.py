@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN, Known
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import (

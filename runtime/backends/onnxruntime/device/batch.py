@@ -17,8 +17,8 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceArray
 from stem_edge.runtime.backends.onnxruntime.kv_arrays import KvArrays
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceArray
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     onnxruntime_errors,

@@ -25,8 +25,8 @@ from stem_edge.graph.names import HEAD
 from stem_edge.graph.variants import graphs
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
-from stem_edge.runtime.backends.onnxruntime import portable_backend as backend_portable
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.device import portable as backend_portable
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, portable_needs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, variant_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider, resolve

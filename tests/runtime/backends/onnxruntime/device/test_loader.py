@@ -23,8 +23,8 @@ from stem_edge.errors import (
 from stem_edge.graph.names import Variant
 from stem_edge.runtime.backends.engines import NotRunnableError, first_that_runs
 from stem_edge.runtime.backends.interface import NotFiniteError
-from stem_edge.runtime.backends.onnxruntime import device_loader
-from stem_edge.runtime.backends.onnxruntime.device_loader import DeviceLoader, WrongStepsWarning
+from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
+from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader, WrongStepsWarning
 from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.options import LoadOptions

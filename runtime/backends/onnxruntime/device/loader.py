@@ -28,8 +28,8 @@ from stem_edge.runtime.backends.engines import NotRunnableError
 from stem_edge.runtime.backends.interface import Backend, NotFiniteError
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.needs import (
     device_needs,
     device_weights_nbytes,
