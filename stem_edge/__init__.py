@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from stem_edge.measuring.planning.target import Fit
     from stem_edge.measuring.quality.quality import Quality, evaluate
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
-    from stem_edge.runtime.backends.onnxruntime.providers.provider import providers
+    from stem_edge.runtime.backends.onnxruntime.providers.resolve import providers
     from stem_edge.runtime.consistency import verify_runs
     from stem_edge.runtime.first_load.safety import Safety, check_safety
     from stem_edge.runtime.grammars.grammar import Grammar
@@ -139,7 +139,7 @@ _HOMES = {
     "stem_edge.measuring.quality.quality": ("Quality", "evaluate"),
     "stem_edge.bundle.mmap_store": ("MmapStore",),
     "stem_edge.runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
-    "stem_edge.runtime.backends.onnxruntime.providers.provider": ("providers",),
+    "stem_edge.runtime.backends.onnxruntime.providers.resolve": ("providers",),
     "stem_edge.runtime.consistency": ("verify_runs",),
     "stem_edge.runtime.first_load.safety": ("Safety", "check_safety"),
     "stem_edge.runtime.grammars.grammar": ("Grammar",),

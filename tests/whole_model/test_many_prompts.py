@@ -96,8 +96,8 @@ def test_a_devices_memory_is_that_of_the_plan(sequences: int) -> None:
 
         def held() -> int:
             """Bytes of keys and values, the only arrays with four axes."""
-            backend.memory.collect()
-            return sum(each.nbytes for each in backend.memory.arrays if len(each.shape) == 4)
+            backend.loaded.memory.collect()
+            return sum(each.nbytes for each in backend.loaded.memory.arrays if len(each.shape) == 4)
 
         expected = [model.generate_text(text, max_new_tokens=12) for text in TEXTS]
         found, most = [""] * len(TEXTS), 0

@@ -52,6 +52,23 @@ class RopeArrays:
             self._filled = stop
 
 
+class Ropes:
+    """Rotations that all contexts of a backbone share."""
+
+    def __init__(self, config: ModelConfig, memory: DeviceMemory, dtype: npt.DTypeLike) -> None:
+        self._described, self._longest = (config, memory, dtype), list[RopeArrays]()
+
+    def upto(self, length: int) -> RopeArrays:
+        """Return the rotations for a context; another one's if they suffice, else longer ones."""
+        if not self._longest or self._longest[0].length < length:
+            self._longest[:] = [RopeArrays(*self._described, length)]
+        return self._longest[0]
+
+    def clear(self) -> None:
+        """Release them; contexts keep theirs."""
+        self._longest.clear()
+
+
 def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[str, F32]:
     """Return graph input -> RoPE table, [positions - start, head_width / 2], padded with zeros."""
     tables: dict[str, F32] = {}

@@ -227,7 +227,8 @@ def test_what_float16_cannot_hold_is_left_to_the_next_variant(
     monkeypatch.setattr(device_loader, "agreeing_tokens", fail)
     closed: list[Variant] = []
     closing: Any = SimpleNamespace(close=lambda: closed.append(variant), batches=False)
-    monkeypatch.setattr(device_loader, "OrtBackend", lambda *_: closing)
+    for name in ("DeviceBackend", "PortableBackend"):
+        monkeypatch.setattr(device_loader, name, lambda *_: closing)
     loader = DeviceLoader(stem_edge.open_bundle(DEMO), LoadOptions(threads=1), [CPU], variant)
     if runs:
         assert loader.open(None) is closing and loader.step_tokens == ANY_NUMBER
