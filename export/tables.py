@@ -16,7 +16,7 @@ from stem_edge.bundle.manifest import FileEntry
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import BundleFile, write_file
 from stem_edge.export.job.job import Advance, WriteStep
-from stem_edge.export.job.table_plan import TablePlan
+from stem_edge.export.job.table_plan import TablePlan, scaling_of
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.streams import Threads
 from stem_edge.numerics.matrix import Matrix
@@ -90,7 +90,7 @@ class TableWriter:
         def seal(span: tuple[int, int]) -> bytes:
             layout, numbers = grid.layout, (first + span[0], first + span[1])
             rows = [self._rows(layer, *numbers) for layer in layout.layers]
-            records = layout.pack(rows, search=layout.row_type == "int4")
+            records = layout.pack(rows, scaling_of(layout))
             for index, values in enumerate(rows):
                 meter.add(self._plan.kind(layout), values, layout.unpack(records, index))
             progress(sum(values.nbytes for values in rows))

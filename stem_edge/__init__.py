@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stem_edge.measuring.planning.fit import fit
     from stem_edge.measuring.quality.quality import evaluate
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
-    from stem_edge.runtime.backends.onnxruntime.providers.provider import providers
+    from stem_edge.runtime.backends.onnxruntime.providers.resolve import providers
     from stem_edge.runtime.grammars.grammar import Grammar
 
 __version__ = "0.1.0"
@@ -87,7 +87,7 @@ _HOMES = {
     "measuring.planning.fit": ("fit",),
     "measuring.quality.quality": ("evaluate",),
     "runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
-    "runtime.backends.onnxruntime.providers.provider": ("providers",),
+    "runtime.backends.onnxruntime.providers.resolve": ("providers",),
     "runtime.grammars.grammar": ("Grammar",),
 }
 # Names that were here until version 0.1, and the modules that have them.

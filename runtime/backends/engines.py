@@ -16,7 +16,7 @@ from stem_edge.bundle.manifest import BACKBONE_FILES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
-from stem_edge.ggml.library import INSTALL, library_path
+from stem_edge.ggml.installed import INSTALL, library_path
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import Needs

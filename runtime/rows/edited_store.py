@@ -15,7 +15,8 @@ import numpy as np
 
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.system.memory import pages_to_fill
-from stem_edge.tables.lookup import RowLookup, compose, token_of, tokens_of
+from stem_edge.tables.composing import compose
+from stem_edge.tables.lookup import RowLookup, token_of, tokens_of
 
 if TYPE_CHECKING:
     from stem_edge.runtime.rows.disk_tier import DiskTier

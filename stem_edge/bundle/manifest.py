@@ -30,7 +30,6 @@ from stem_edge.files import disk
 from stem_edge.files.names import check_names
 from stem_edge.files.plain_files import damaged, unreadable
 from stem_edge.files.strict_json import decode_json, one_line
-from stem_edge.ggml.gguf_schema import tensor_types
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.hub.names import PREFIX, hub_name
@@ -88,6 +87,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"no tables, but STEM layers {model.stem_layers}, rare tables or index"
             )
         if self.gguf is not None and not isinstance(self.gguf.weights, str):
+            from stem_edge.ggml.gguf_schema import tensor_types  # for such bundles alone
+
             tensor_types(model, self.gguf.weights)
         check_names([MANIFEST, *self.files])
         if MANIFEST in self.files:

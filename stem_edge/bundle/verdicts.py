@@ -39,8 +39,7 @@ from stem_edge.files import disk
 from stem_edge.files.hashes import sha256_of
 from stem_edge.files.plain_files import damaged
 from stem_edge.files.whole_file import write_whole
-from stem_edge.ggml.check import library_files
-from stem_edge.ggml.library import library_path
+from stem_edge.ggml.installed import library_files, library_path
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import EngineName
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest

@@ -29,7 +29,7 @@ from stem_edge.units import format_size
 
 if TYPE_CHECKING:
     from stem_edge.runtime import MemoryPlan
-    from stem_edge.runtime.backends.onnxruntime.providers.provider import Listed, ListedDevice
+    from stem_edge.runtime.backends.onnxruntime.providers.resolve import Listed, ListedDevice
 
 DESCRIPTION = """\
 Show what a bundle is made of: architecture, STEM layers, number of parameters, bytes on flash and

@@ -43,6 +43,11 @@ def search_blocks(
     return Blocks(codes, scales, packed)
 
 
+def least_error_scales(blocks: F32, bits: int) -> F32:
+    """Find scales of symmetric blocks, as RecordLayout.pack takes them."""
+    return search_scales(blocks, bits)[0]
+
+
 def search_scales(
     blocks: F32, bits: int, weights: F32 | None = None, *, asymmetric: bool = False
 ) -> tuple[F32, F32]:

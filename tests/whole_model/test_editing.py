@@ -22,6 +22,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.edit_files.file import SCOPES, Scope
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
+from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.runtime import Model
 from stem_edge.tables.rows import RecordLayout
 
@@ -160,7 +161,7 @@ class Rounded(Oracle):
             return self.rows[layer][ord(text)]
         total = sum((self.rows[layer][byte] for byte in text.encode()), torch.zeros(80))
         exact = (total / len(text)).numpy().astype(np.float32)[None]
-        packed = self.layout.pack([exact] * len(self.layout.layers), search=True)
+        packed = self.layout.pack([exact] * len(self.layout.layers), least_error_scales)
         return torch.from_numpy(self.layout.unpack(packed, 0)[0])
 
 

@@ -19,6 +19,7 @@ from tiers import slow_but
 
 import stem_edge
 from stem_edge import Edit
+from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.consistency import verify_runs
@@ -47,7 +48,7 @@ class Made:
         return self.rounded(self.rows[tokens].mean(0))
 
     def rounded(self, rows: F32) -> F32:
-        packed = self.layout.pack([row[None] for row in rows], search=True)
+        packed = self.layout.pack([row[None] for row in rows], least_error_scales)
         layers = range(len(self.layout.layers))
         return np.stack([self.layout.unpack(packed, layer)[0] for layer in layers])
 

@@ -21,7 +21,7 @@ import stem_edge
 from stem_edge.errors import OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import SamplingParams
-from stem_edge.runtime.backends.onnxruntime.device_batch import DeviceBatch
+from stem_edge.runtime.backends.onnxruntime.device.batch import DeviceBatch
 from stem_edge.runtime.model import Model
 
 COUNTRIES = ["France", "Brazil", "Egypt", "Japan", "Peru", "Kenya", "Italy", "Spain", "Mexico"]
@@ -96,8 +96,8 @@ def test_a_devices_memory_is_that_of_the_plan(sequences: int) -> None:
 
         def held() -> int:
             """Bytes of keys and values, the only arrays with four axes."""
-            backend.memory.collect()
-            return sum(each.nbytes for each in backend.memory.arrays if len(each.shape) == 4)
+            backend.loaded.memory.collect()
+            return sum(each.nbytes for each in backend.loaded.memory.arrays if len(each.shape) == 4)
 
         expected = [model.generate_text(text, max_new_tokens=12) for text in TEXTS]
         found, most = [""] * len(TEXTS), 0

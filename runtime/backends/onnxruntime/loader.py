@@ -18,7 +18,7 @@ from stem_edge.runtime.backends.onnxruntime import prepacked
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
 from stem_edge.runtime.backends.onnxruntime.preparing import find_or_make
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, resolve
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
@@ -38,12 +38,12 @@ def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
     Raises InputError, BackendError.
     """
     check_absent("onnxruntime", {"repack": options.repack})
-    providers = resolve(options.providers, options.provider_libraries)
+    providers = _chosen(options)
     # With "auto", `device_memory` does not emulate a device when none is found.
     asked = options.device_memory is not None and options.providers not in (AUTO, [AUTO], (AUTO,))
     if providers[0].on_cpu and not asked:
         return [OrtLoader(bundle, options)]
-    from stem_edge.runtime.backends.onnxruntime.device_loader import device_loaders
+    from stem_edge.runtime.backends.onnxruntime.device.loader import device_loaders
 
     if options.prefill_graph:
         raise InputError("prefill_graph works only on the CPU; leave it out on an accelerator")
@@ -55,6 +55,14 @@ def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
             "run it on the CPU"
         )
     return fitting
+
+
+def _chosen(options: LoadOptions) -> Sequence[Provider]:
+    if options.providers is None and options.provider_libraries is None:
+        return (CPU,)
+    from stem_edge.runtime.backends.onnxruntime.providers.resolve import resolve  # few need it
+
+    return resolve(options.providers, options.provider_libraries)
 
 
 class OrtLoader:
@@ -109,7 +117,7 @@ class OrtLoader:
         prefill, kv = self._prompts()[0], self._kv
         graphs = prepacked.graph_sources(self._bundle, self._prepared, prefill=prefill, kv=kv)
         config = self._bundle.manifest.model
-        return OrtBackend(config, graphs, slots, self._options.cpus, [CPU], kv=kv)
+        return OrtBackend(config, graphs, slots, self._options.cpus, kv)
 
     @property
     def _will_be_prepared(self) -> bool:

@@ -45,7 +45,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     graph_source,
     joined_parts,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.step_costs import SIZES, Probe, StepCosts, measure_steps
 from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placeholders
 from stem_edge.system.memory import return_freed_memory
@@ -126,7 +125,7 @@ class _Prompt:
         self._ids = np.arange(length) % config.vocab_size
         self._slots = placeholder_rows(slots, length)
         graphs = graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
-        self._backend = OrtBackend(config, graphs, slots, threads, [CPU], kv=kv)
+        self._backend = OrtBackend(config, graphs, slots, threads, kv)
         self._context = self._backend.open_context(length)
 
     def take(self, *, prefill: bool) -> F32:

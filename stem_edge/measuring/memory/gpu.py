@@ -28,7 +28,7 @@ def about_accelerator(
 
     Raises what resolving providers raises.
     """
-    from stem_edge.runtime.backends.onnxruntime.providers.provider import describe, resolve
+    from stem_edge.runtime.backends.onnxruntime.providers.resolve import describe, resolve
 
     first = resolve(providers, libraries)[0]
     found = {"provider": first.name}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.footprint import Footprint, footprint_of, kv_obstacle
+from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
@@ -113,7 +113,7 @@ def fit(
         repack=repack,
         sequences=sequences,
     )
-    if kv != "auto" or kv_obstacle(first.model, first.backbone, SMALL_KV):
+    if kv != "auto" or first.caches.obstacle(SMALL_KV):
         return target.fits([footprint.with_kv(kv) for footprint in footprints])
     with suppress(MemoryPlanError):
         found = target.fits(footprints)

@@ -19,8 +19,9 @@ from stem_edge.runtime.backends.memory_plan import (
     MemoryPlan,
     Needs,
 )
-from stem_edge.runtime.backends.onnxruntime.needs import DEVICE_FIXED_NBYTES as FIXED_NBYTES
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, device_needs, portable_needs
+from stem_edge.runtime.backends.onnxruntime.device.needs import DEVICE_FIXED_NBYTES as FIXED_NBYTES
+from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs, portable_needs
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.planner import DEFAULT_CACHE_NBYTES, SMALLEST_CHUNK, plan_memory
 
 RECORDS = BUNDLE.manifest.model.records

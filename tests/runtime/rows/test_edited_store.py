@@ -23,7 +23,8 @@ from stem_edge.runtime.rows.edited_store import EditedStore
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
-from stem_edge.tables.lookup import RowLookup, compose, pack_row
+from stem_edge.tables.composing import compose, pack_row
+from stem_edge.tables.lookup import RowLookup
 from stem_edge.tables.rows import RecordLayout
 
 V, LAYERS, WIDTH, SLOTS = 20, (1, 4), 8, 4

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,8 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.interface import DAMAGED, check_device, reason
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
-from stem_edge.runtime.backends.onnxruntime.providers.names import CPU_NAME
 from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU_NAME, Provider
 
 LOG_FATAL_ONLY = 4
 # x86 processors without VNNI add pairs of products of u8 and s8 in 16 bits, where sums saturate, so

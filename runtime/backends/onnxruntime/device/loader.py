@@ -27,19 +27,18 @@ from stem_edge.numerics.quantize import F32, I32
 from stem_edge.runtime.backends.engines import NotRunnableError
 from stem_edge.runtime.backends.interface import Backend, NotFiniteError
 from stem_edge.runtime.backends.memory_plan import Needs
-from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
-from stem_edge.runtime.backends.onnxruntime.needs import (
+from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBackend
+from stem_edge.runtime.backends.onnxruntime.device.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.device.needs import (
     device_needs,
     device_weights_nbytes,
     portable_needs,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
-    GraphSource,
-    format_of,
-    variant_graphs,
-)
+from stem_edge.runtime.backends.onnxruntime.device.places import place_of
+from stem_edge.runtime.backends.onnxruntime.device.portable import PortableBackend
+from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, format_of
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.options import LoadOptions
@@ -83,7 +82,10 @@ class DeviceLoader:
         self.variant, self.name = variant, f"{providers[0].name} {variant}"
         self.kv: KvType = "fp16" if variant == "fp16" else "fp32"
         self.provider = providers[0]  # the others only take operators that it lacks
-        self._limit, self._memory = options.device_nbytes, DeviceMemory(self.provider)
+        self._limit, self._memory = (
+            options.device_nbytes,
+            DeviceMemory(self.provider, place_of(self.provider)),
+        )
         self.step_tokens = ANY_NUMBER
         self._context = bundle.manifest.model.max_context
 
@@ -123,21 +125,13 @@ class DeviceLoader:
             session = open_session(graph, self._threads, self._providers)
             return DeviceSlots(DeviceRows(layout, self.variant), count, self._memory, session)
 
-    def open(self, slots: Slots | None) -> OrtBackend:
+    def open(self, slots: Slots | None) -> DeviceBackend | PortableBackend:
         with self._refusing():
-            backend = OrtBackend(
-                self._bundle.manifest.model,
-                self._graphs,
-                slots,
-                self._threads,
-                self._providers,
-                self._memory,
-                self.variant,
-            )
+            backend = self._opened(slots)
             try:
                 self.step_tokens = self._trusted_tokens(backend, slots)
-                if self._sequences > 2:  # otherwise they take turns
-                    backend.batches = backend.batches and agreeing_batches(backend, slots)
+                if self._sequences > 2 and isinstance(backend, DeviceBackend):
+                    backend.batches = agreeing_batches(backend, slots)  # otherwise they take turns
             except BaseException:
                 backend.close()
                 raise
@@ -149,6 +143,12 @@ class DeviceLoader:
                 stacklevel=2,
             )
         return backend
+
+    def _opened(self, slots: Slots | None) -> DeviceBackend | PortableBackend:
+        given = self._bundle.manifest.model, self._graphs, slots, self._threads, self._providers
+        if self.variant == "portable":
+            return PortableBackend(*given)
+        return DeviceBackend(*given, self._memory, self.variant)
 
     def _trusted_tokens(self, backend: Backend, slots: Slots | None) -> int:
         try:

@@ -25,11 +25,15 @@ from stem_edge.graph.names import HEAD
 from stem_edge.graph.variants import graphs
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
-from stem_edge.runtime.backends.onnxruntime import portable_backend as backend_portable
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, portable_needs
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, variant_graphs
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider, resolve
+from stem_edge.runtime.backends.onnxruntime.device import portable as backend_portable
+from stem_edge.runtime.backends.onnxruntime.device.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.device.needs import portable_needs
+from stem_edge.runtime.backends.onnxruntime.device.portable import PortableBackend
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.resolve import resolve
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 
@@ -51,9 +55,7 @@ class Runner:
                 records = store.read(np.array([*self._slot]))
             self.slots.write(np.arange(len(self._slot)), records)
         made = variant_graphs(bundle, "portable")
-        self.backend = OrtBackend(
-            manifest.model, made, self.slots, 1, providers, variant="portable"
-        )
+        self.backend = PortableBackend(manifest.model, made, self.slots, 1, providers)
 
     def step(self, context: BackendContext, ids: Sequence[int], position: int, logits: int) -> F32:
         context.begin(np.array(ids, np.int64), position)
@@ -94,7 +96,7 @@ def test_logits_of_quantized_backbones(name: str, tmp_path: Path) -> None:
     """Compared with the plain graphs, without their rounding of activations."""
     bundle, ids = quantized(tmp_path, name)
     runner = Runner(bundle, ids, [CPU])
-    backend = OrtBackend(bundle.manifest.model, exact_graphs(bundle), runner.slots, 1, [CPU])
+    backend = OrtBackend(bundle.manifest.model, exact_graphs(bundle), runner.slots, 1)
     context = backend.open_context(len(ids))
     context.begin(np.array(ids), 0)
     expected = context.finish(runner.slot_ids(ids), len(ids))

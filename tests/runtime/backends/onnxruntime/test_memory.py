@@ -13,7 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.device.places import place_of
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN, Known
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
@@ -57,7 +58,8 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> DeviceMemory:
             ctypes.memmove(target.data_ptr(), source.data_ptr(), size)
 
     monkeypatch.setattr(ort, "copy_tensors", copy)
-    return DeviceMemory(Provider("gpu", "GpuExecutionProvider", devices=(Device(),)))
+    provider = Provider("gpu", "GpuExecutionProvider", devices=(Device(),))
+    return DeviceMemory(provider, place_of(provider))
 
 
 @pytest.fixture(params=KINDS)
@@ -69,7 +71,8 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
     if request.param == "host":
         return DeviceMemory(CPU)
     monkeypatch.setitem(KNOWN, "inner", Known("InnerExecutionProvider", "", memory="cpu"))
-    return DeviceMemory(Provider("inner", "InnerExecutionProvider", {"device_id": "0"}))
+    provider = Provider("inner", "InnerExecutionProvider", {"device_id": "0"})
+    return DeviceMemory(provider, place_of(provider))
 
 
 def test_what_is_written_is_read(memory: DeviceMemory) -> None:
@@ -187,7 +190,7 @@ def test_a_device_that_is_gone_is_not_one_that_is_full(
 def test_pinned_memory_is_used_where_there_is_some(plugged: DeviceMemory) -> None:
     assert plugged.pinned((2, 3), np.int32) is None and DeviceMemory(CPU).pinned((2,), "i4") is None
     provider = Provider("gpu", "GpuExecutionProvider", devices=(Device(pinned=True),))
-    found = DeviceMemory(provider).pinned((2, 3), np.int32)
+    found = DeviceMemory(provider, place_of(provider)).pinned((2, 3), np.int32)
     assert found is not None and found.array.shape == (2, 3)
     assert found.array.ctypes.data == found.owner.data_ptr()
 

@@ -10,7 +10,7 @@ import pytest
 
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import Backend, NotFiniteError
-from stem_edge.runtime.backends.onnxruntime.device_loader import (
+from stem_edge.runtime.backends.onnxruntime.device.loader import (
     FEW_TOKENS,
     MANY_TOKENS,
     agreeing_tokens,

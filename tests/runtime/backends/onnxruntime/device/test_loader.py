@@ -23,8 +23,8 @@ from stem_edge.errors import (
 from stem_edge.graph.names import Variant
 from stem_edge.runtime.backends.engines import NotRunnableError, first_that_runs
 from stem_edge.runtime.backends.interface import NotFiniteError
-from stem_edge.runtime.backends.onnxruntime import device_loader
-from stem_edge.runtime.backends.onnxruntime.device_loader import DeviceLoader, WrongStepsWarning
+from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
+from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader, WrongStepsWarning
 from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.options import LoadOptions
@@ -227,7 +227,8 @@ def test_what_float16_cannot_hold_is_left_to_the_next_variant(
     monkeypatch.setattr(device_loader, "agreeing_tokens", fail)
     closed: list[Variant] = []
     closing: Any = SimpleNamespace(close=lambda: closed.append(variant), batches=False)
-    monkeypatch.setattr(device_loader, "OrtBackend", lambda *_: closing)
+    for name in ("DeviceBackend", "PortableBackend"):
+        monkeypatch.setattr(device_loader, name, lambda *_: closing)
     loader = DeviceLoader(stem_edge.open_bundle(DEMO), LoadOptions(threads=1), [CPU], variant)
     if runs:
         assert loader.open(None) is closing and loader.step_tokens == ANY_NUMBER

@@ -1,14 +1,12 @@
 """Tensors in the memory of an execution provider's device.
 
-A provider reports where its memory is. One without its own (the CPU, and providers that compute on
-it) gets numpy arrays and the same copies, so that whatever runs on a device runs there, too.
-
-onnxruntime has no call that views memory as another type; the workaround for that is here alone.
+A provider without memory of its own (the CPU, and those that compute on it) gets numpy arrays and the
+same copies, so that whatever runs on a device runs there, too. Memory of devices is in
+device/places.py.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from typing import Any, Literal, NamedTuple, Protocol
@@ -18,19 +16,14 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.errors import OutOfMemoryError
-from stem_edge.graph.encoder import encode
-from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.interface import LESS_MEMORY, check_lost, reason
-from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
-from stem_edge.runtime.backends.onnxruntime.providers.session import new_session, onnxruntime_errors
+from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+from stem_edge.runtime.backends.onnxruntime.providers.session import onnxruntime_errors
 from stem_edge.system.memory import own_pages
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 Kind = Literal["device", "host"]
-MARK_NBYTES = 8
-_marks = itertools.count(1)
 
 
 class DeviceArray:
@@ -97,18 +90,21 @@ class Pinned(NamedTuple):
 class DeviceMemory:
     """Memory of a provider's device. Not thread-safe: only an engine's thread may use it.
 
-    limit: bytes that arrays may take in all, None if there is no limit.
+    place: where it is; default: memory of this process. limit: bytes that arrays may take in all,
+    None if there is no limit.
 
     An owner of device memory may be dropped by any thread, while the engine's thread runs a step. A
     provider need not tolerate that, so the owner calls `retire`; the engine's next call frees it.
     """
 
-    def __init__(self, provider: Provider, limit: int | None = None) -> None:
+    def __init__(
+        self, provider: Provider, place: Place | None = None, limit: int | None = None
+    ) -> None:
         self.provider, self.limit = provider, limit
         self.arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # those alive
-        self.place = _find_place(provider)
+        self.place = place or Host()
         # "host": memory of this process, because the device has none of its own.
-        self.kind: Kind = "host" if isinstance(self.place, _Host) else "device"
+        self.kind: Kind = "host" if isinstance(self.place, Host) else "device"
         self._retired: list[object] = []
 
     @property
@@ -173,7 +169,7 @@ def nbytes_of(shape: Shape, dtype: np.dtype[Any]) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-class _Place(Protocol):
+class Place(Protocol):
     """Access to the memory of a device."""
 
     def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Any | None: ...
@@ -182,7 +178,7 @@ class _Place(Protocol):
     def value(self, store: Any, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue: ...
 
 
-class _Host:
+class Host:
     """Memory of this process; the system provides its pages as they are written."""
 
     def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
@@ -197,77 +193,3 @@ class _Host:
     def value(self, store: Array, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
         values = store.reshape(-1).view(dtype)[: math.prod(shape)]
         return ort.OrtValue.ortvalue_from_numpy(values.reshape(shape))
-
-
-class _Named:
-    """Memory of a provider that is built into onnxruntime, which knows the device by a name."""
-
-    def __init__(self, device: str, device_id: int) -> None:
-        self._device, self._id = device, device_id
-        # A graph y = x, needed because only the output of a session can be bound to given memory.
-        graph = Graph()
-        graph.output(
-            graph.add("Identity", [graph.input("x", np.int32, ["n"])], "y"), np.int32, ["n"]
-        )
-        self._viewer = new_session(encode(graph), 1, [CPU])
-
-    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> ort.OrtValue | None:
-        return ort.OrtValue.ortvalue_from_shape_and_type(
-            list(shape), dtype.type, self._device, self._id
-        )
-
-    def write(self, store: ort.OrtValue, array: Array) -> None:
-        store.update_inplace(array)
-
-    def read(self, store: ort.OrtValue, array: Array) -> None:
-        array[...] = store.numpy()
-
-    def value(self, store: ort.OrtValue, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
-        """Return a view as another type: a bound output can be fetched without a run."""
-        binding = self._viewer.io_binding()
-        binding.bind_output(
-            "y", store.device_name(), self._id, dtype.type, list(shape), store.data_ptr()
-        )
-        # Not get_outputs(), because that ties the value to the viewer's session.
-        return ort.OrtValue(binding.get_outputs_as_ortvaluevector()[0])
-
-
-class _Plugged(_Named):
-    """Memory of a plug-in provider, which describes it through its OrtEpDevice."""
-
-    def __init__(self, memory_info: Any) -> None:
-        super().__init__("", memory_info.device_id)
-        self._info = memory_info
-
-    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> ort.OrtValue | None:
-        """Allocate an array, or return None if a mark written there does not read back.
-
-        A provider that is out of memory may raise nothing and return memory that cannot be written.
-        """
-        store = ort.OrtValue.ortvalue_from_shape_and_type(
-            list(shape), dtype.type, memory_info=self._info
-        )
-        count = min(MARK_NBYTES, nbytes_of(shape, dtype))
-        start = self.value(store, np.dtype(np.uint8), (count,))
-        mark = np.frombuffer(next(_marks).to_bytes(MARK_NBYTES, "little"), np.uint8)[:count]
-        self.write(start, mark)
-        found = np.zeros_like(mark)
-        self.read(start, found)
-        return store if np.array_equal(mark, found) else None
-
-    def write(self, store: ort.OrtValue, array: Array) -> None:
-        ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(array)], [store])
-
-    def read(self, store: ort.OrtValue, array: Array) -> None:
-        ort.copy_tensors([store], [ort.OrtValue.ortvalue_from_numpy(array)])
-
-
-def _find_place(provider: Provider) -> _Place:
-    for device in provider.devices:
-        info = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
-        if info is not None:
-            return _Plugged(info)
-    known = KNOWN.get(provider.name)
-    if known is not None and known.memory:
-        return _Named(known.memory, int(provider.options.get("device_id", "0")))
-    return _Host()

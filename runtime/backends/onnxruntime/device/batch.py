@@ -6,8 +6,6 @@ within its memory an array lies. For the same reason, a graph copies keys and va
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
@@ -17,15 +15,13 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceArray
 from stem_edge.runtime.backends.onnxruntime.kv_arrays import KvArrays
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceArray
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     onnxruntime_errors,
 )
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 
 WORD = 4  # bytes
 
@@ -35,15 +31,15 @@ class DeviceBatch(BackendBatch):
 
     copies = True
 
-    def __init__(self, backend: OrtBackend, size: int, length: int) -> None:
-        self._memory, self._size = backend.memory, size
+    def __init__(self, loaded: Loaded, size: int, length: int) -> None:
+        self._memory, self._size = loaded.memory, size
         self._owned: list[object] = []
         self._memory.collect()
-        self._kv = KvArrays(backend, size, length)
+        self._kv = KvArrays(loaded, size, length)
         self._owned.append(self._kv)
-        self._graphs = BoundGraphs(backend, length)
+        self._graphs = BoundGraphs(loaded, length)
         self._owned.append(self._graphs)
-        self._session = BoundSession(backend.sessions[io.COPY], in_place=backend.on_cpu)
+        self._session = BoundSession(loaded.sessions[io.COPY], in_place=loaded.on_cpu)
         self._owned.append(self._session)
         self.fixed_nbytes = self._kv.nbytes_of(length)
         self._lines: list[int] = []  # of the arrays, that have the sequences in places 0, 1, ...

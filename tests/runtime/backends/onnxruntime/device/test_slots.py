@@ -12,10 +12,10 @@ from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device_rows import Activations, DeviceRows
 from stem_edge.graph.names import ROW_ZERO_POINTS, ROWS, row_codes, row_scales
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.backends.onnxruntime import device_slots
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots, piece_records
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.device import slots as device_slots
+from stem_edge.runtime.backends.onnxruntime.device.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots, piece_records
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession, open_session
 from stem_edge.runtime.rows.cache import RowCache
@@ -30,7 +30,7 @@ def make(
     count: int, activations: Activations = "fp16", limit: int | None = None
 ) -> tuple[DeviceSlots, DeviceMemory]:
     assert LAYOUT is not None
-    memory = DeviceMemory(CPU, limit)
+    memory = DeviceMemory(CPU, limit=limit)
     session = open_session(variant_graphs(BUNDLE, activations)[ROWS], 1, [CPU])
     return DeviceSlots(DeviceRows(LAYOUT, activations), count, memory, session), memory
 

@@ -1,4 +1,4 @@
-"""A generation on graphs of standard ONNX operators, for providers that lack those of onnxruntime.
+"""The backbone in graphs of standard ONNX operators, for providers that lack those of onnxruntime.
 
 The path is simple rather than fast: rows become float32 here, and the filled part of the KV cache,
 which lies in this process's memory, is an input of each step. Its length is rounded up and the rest
@@ -7,7 +7,8 @@ masked, so that shapes, for which some providers compile the graph anew, rarely 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,49 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, dequantize_blocks
-from stem_edge.runtime.backends.interface import Resumes, check_logits
+from stem_edge.runtime.backends.interface import BackendBatch, BackendContext, Resumes, check_logits
+from stem_edge.runtime.backends.onnxruntime.loaded import CANNOT_READ, open_sessions
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
+from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import onnxruntime_errors
 from stem_edge.runtime.backends.onnxruntime.rope_arrays import padded_ropes
-from stem_edge.runtime.rows.slots import ArraySlots
-from stem_edge.system.memory import own_pages
+from stem_edge.runtime.backends.plain_batch import PlainBatch
+from stem_edge.runtime.rows.slots import ArraySlots, Slots
+from stem_edge.system.memory import own_pages, return_freed_memory
 
 Arrays = dict[str, npt.NDArray[Any]]
 # The part of the KV cache that goes into a step grows to a multiple of this, and at least doubles.
 KV_STEP = 256
+
+
+class PortableBackend:
+    """Portable graphs, by their names. Raises BackendError, OutOfMemoryError."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        graphs: Mapping[str, Path | GraphSource],
+        slots: Slots | None,
+        threads: int,
+        providers: Sequence[Provider],
+    ) -> None:
+        if slots is not None and not isinstance(slots, ArraySlots):
+            raise BackendError(CANNOT_READ)
+        self._config, self._slots = config, slots
+        self.sessions = open_sessions(graphs, threads, providers)
+
+    def open_context(self, length: int) -> BackendContext:
+        """Return an empty context, as OrtBackend does."""
+        return PortableContext(self._config, self.sessions, self._slots, length)
+
+    def open_batch(self, size: int, length: int) -> BackendBatch:
+        """Return an empty batch, which takes one sequence at a time."""
+        return PlainBatch()
+
+    def close(self) -> None:
+        """Release the sessions."""
+        self.sessions.clear()
+        return_freed_memory()
 
 
 class PortableContext:
