@@ -19,8 +19,8 @@ from torch_model import expert_of_token, random_tables, random_tensors, torch_lo
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.hf_names import tensor_name
-from stem_edge.export.checkpoints.hugging_face import read_checkpoint
+from stem_edge.export.checkpoints.hugging_face.names import tensor_name
+from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
 from stem_edge.layers import BIASED, LinearRope, Llama3Rope, YarnRope
 from stem_edge.numerics.reference import forward
 
