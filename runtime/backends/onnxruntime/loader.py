@@ -14,10 +14,10 @@ from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
 from stem_edge.runtime.backends.memory_plan import Needs
-from stem_edge.runtime.backends.onnxruntime import prepacked
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
-from stem_edge.runtime.backends.onnxruntime.preparing import find_or_make
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
+from stem_edge.runtime.backends.onnxruntime.prepared.preparing import find_or_make
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.step_costs import StepCosts

@@ -160,7 +160,7 @@ def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
     """Return whether load will find or make a prepared backbone."""
     if footprint.engine != "onnxruntime":
         return False
-    from stem_edge.runtime.backends.onnxruntime.prepacked import LEAST_NBYTES, place
+    from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import LEAST_NBYTES, place
 
     if bundle is not None:
         return place(bundle, None).is_worth_it

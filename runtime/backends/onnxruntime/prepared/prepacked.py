@@ -24,7 +24,7 @@ from stem_edge.graph.float_blocks import in_blocks
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED
-from stem_edge.runtime.backends.onnxruntime.preparing_folder import (
+from stem_edge.runtime.backends.onnxruntime.prepared.folder import (
     FOLDER,
 )
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
