@@ -18,7 +18,6 @@ from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, load
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, OtherKeywords
 from stem_edge.runtime.backends.planner import allowed, plan_memory
-from stem_edge.runtime.rows.remote import open_url
 from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import available_memory, own_memory
@@ -144,6 +143,8 @@ def check_tables(bundle: Bundle, options: LoadOptions) -> None:
     Raises InputError.
     """
     if bundle.tables is not None:
+        from stem_edge.runtime.rows.remote import open_url
+
         open_url(bundle.tables)
     elif options.disk_tier is not None:
         raise InputError("disk_tier is for tables that are elsewhere; give tables, or leave it out")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -41,14 +41,12 @@ from stem_edge.runtime.load_plan import (
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.disk_tier import TIER, DiskTier, open_tier, tier_nbytes
-from stem_edge.runtime.rows.emulated_flash import open_flash
-from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
+from stem_edge.runtime.rows.records import Records
 from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.slots import Slots
-from stem_edge.runtime.rows.store import RowStore, open_store
-from stem_edge.runtime.rows.warm import bundle_key, expected_records, fill, keep_counts
+from stem_edge.runtime.rows.store import open_store
+from stem_edge.runtime.rows.warm import Caches, bundle_key, expected_records, fill, keep_counts
 from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
 from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.speculation import Speculation
@@ -56,6 +54,9 @@ from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.store import TableFormat
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.rows.host_tier import HostTier
 
 
 def load(
@@ -231,20 +232,20 @@ def _assemble(
         opened.callback(tables.close)
         storage = loader.make_slots(format.tables, plan.slots)
         cache = RowCache(storage)
-        store = HostTier(tables, plan.host_slots) if plan.host_slots else tables
-        rows = Prefetcher(store, cache, overlap=overlap)
+        caches = Caches(cache, tables, _host_tier(tables, plan))
+        rows = Prefetcher(caches.host or tables, cache, overlap=overlap)
         opened.callback(rows.close)
         wanted = np.zeros(0, np.int64)
         if options.warm_start and not options.resident:
-            wanted = expected_records(bundle, rows, cache_dir)
+            wanted = expected_records(bundle, caches, cache_dir)
 
         # Few at a time from far away, because a batch is finished before time is up.
         batch = plan.chunk_tokens if bundle.tables is None else min(plan.chunk_tokens, FAR_BATCH)
 
         def fill_slots() -> None:
             if options.resident:
-                rows.fill(np.arange(plan.slots), plan.chunk_tokens)
-            fill(rows, wanted, batch)
+                caches.fill(np.arange(plan.slots), plan.chunk_tokens)
+            fill(caches, wanted, batch)
 
         backend = _open_and_fill(loader, storage, fill_slots)
         keep = (lambda: keep_counts(bundle, cache, cache_dir)) if options.warm_start else None
@@ -253,12 +254,22 @@ def _assemble(
     return loaded
 
 
-def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> RowStore | DiskTier:
+def _host_tier(tables: Records, plan: MemoryPlan) -> HostTier | None:
+    if not plan.host_slots:
+        return None
+    from stem_edge.runtime.rows.host_tier import HostTier  # for devices alone
+
+    return HostTier(tables, plan.host_slots)
+
+
+def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> Records:
     """Open the table store, with a disk tier if its shards are elsewhere."""
-    rows, flash = bundle.manifest.model.prompt_rows, open_flash(options.emulate_flash)
+    rows, flash = bundle.manifest.model.prompt_rows, options.flash
     store = open_store(bundle.file(TABLES), format, options.reads, flash, rows, bundle.tables)
     if bundle.tables is None or (options.resident and options.disk_tier is None):
         return store
+    from stem_edge.runtime.rows.disk_tier import TIER, open_tier, tier_nbytes
+
     with ExitStack() as failed:
         failed.callback(store.close)
         path = cache_folder(options.cache_dir) / TIER / f"{bundle_key(bundle)}.rows"

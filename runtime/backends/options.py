@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import Bundle, open_bundle
@@ -13,12 +13,13 @@ from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.context_choice import contexts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
-from stem_edge.runtime.rows.disk_tier import parse_tier
-from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
-from stem_edge.runtime.rows.shards import READ_MODES, ReadMode
+from stem_edge.runtime.rows.shards import READ_MODES, FlashName, ReadMode
 from stem_edge.system.memory import usable_cpus
 from stem_edge.text_table import shown
 from stem_edge.units import parse_size
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.rows.emulated_flash import EmulatedFlash
 
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
 SMALL_KV: KvType = "int8"
@@ -151,11 +152,13 @@ class LoadOptions:
         for size in (self.memory, self.device_memory):
             if size is not None:
                 parse_size(size)
-        open_flash(self.emulate_flash)
         self._check_tables()
 
     def _check_tables(self) -> None:
+        _ = self.flash  # refuses other names
         if self.disk_tier is not None:
+            from stem_edge.runtime.rows.disk_tier import parse_tier
+
             parse_tier(self.disk_tier)
         if self.tables is None and not self.tables_later:
             return
@@ -169,6 +172,15 @@ class LoadOptions:
         """Open a bundle as load does. Raises BundleError, HubError, InputError."""
         later, show = self.tables_later, self.progress
         return open_bundle(path, self.tables, tables_later=later, progress=show)
+
+    @property
+    def flash(self) -> EmulatedFlash | None:
+        """A slower device that reads are delayed as by. Raises InputError."""
+        if self.emulate_flash is None:
+            return None
+        from stem_edge.runtime.rows.emulated_flash import open_flash
+
+        return open_flash(self.emulate_flash)
 
     @property
     def cpus(self) -> int:

@@ -137,7 +137,7 @@ def made_now(model: Model) -> int:
     """Count composed records that are still in use."""
     assert isinstance(model.engine.rows, Prefetcher)
     model.engine.make([])
-    return model.engine.rows.store.made
+    return model.engine.rows.made
 
 
 def test_generations_that_are_left_release_what_they_made(stem: Tried) -> None:

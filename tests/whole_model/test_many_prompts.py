@@ -204,7 +204,7 @@ def test_a_record_that_cannot_be_read_ends_only_those_that_need_it(tiny_bundle: 
         expected = [tokens(model, prompt) for prompt in prompts]
         used = [[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, expected, strict=True)]
         bad = next(t for t in used[2][5:] if sum(t in one for one in used) < len(used))
-        store = rows_of(model).store.base
+        store = rows_of(model).store
         real = type(store).read.__get__(store)
 
         def read(numbers: Any, whole: Any = None) -> Any:

@@ -35,7 +35,8 @@ from stem_edge.measuring.run.workload import read_ids
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, contexts
 from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.options import SMALL_KV, EngineChoice, check_sequences
-from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
+from stem_edge.runtime.rows.emulated_flash import PROFILES
+from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import parse_size

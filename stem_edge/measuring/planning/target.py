@@ -28,7 +28,7 @@ from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
 from stem_edge.runtime.backends.planner import Planner
-from stem_edge.runtime.rows.emulated_flash import FlashName
+from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.runtime.rows.tier_file import file_slot_nbytes
 from stem_edge.system.memory import usable_cpus
 from stem_edge.text.tokenizer_model import TokenizerMemory

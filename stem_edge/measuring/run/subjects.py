@@ -14,7 +14,8 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.run.workers import Subject
 from stem_edge.runtime.backends.engines import check_installed, choose_engine
 from stem_edge.runtime.backends.options import EngineChoice, LoadOptions
-from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
+from stem_edge.runtime.rows.emulated_flash import open_flash
+from stem_edge.runtime.rows.shards import FlashName
 
 # Options of load: those for accelerators, those that a dense model has no use for, and those that
 # every subject has apart from its options.

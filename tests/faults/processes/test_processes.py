@@ -167,7 +167,7 @@ import numpy as np, stem_edge
 with stem_edge.load(sys.argv[1], slots=16, threads=1, warm_start=False,
                     overlap=sys.argv[2] == "prefetch") as model:
     list(model.generate([1, 2], max_new_tokens=4))
-    base, real = model.engine.rows.store.base, model.engine.rows.store.base.read
+    base, real = model.engine.rows.store, model.engine.rows.store.read
     def read(numbers, whole=None):
         if threading.current_thread() is not threading.main_thread():
             time.sleep(1)  # cannot be interrupted, but comes back

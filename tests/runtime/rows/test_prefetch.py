@@ -13,7 +13,9 @@ from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
+from stem_edge.runtime.rows.records import records_of
 from stem_edge.runtime.rows.slots import ArraySlots, Staged
+from stem_edge.runtime.rows.warm import Caches
 from stem_edge.tables.lookup import RowLookup
 from stem_edge.tables.rows import RecordLayout
 
@@ -68,8 +70,8 @@ def make() -> Iterator[Make]:
 
 
 def store_of(rows: Prefetcher) -> FakeStore:
-    assert isinstance(rows.store.base, FakeStore)
-    return rows.store.base
+    assert isinstance(rows.store, FakeStore)
+    return rows.store
 
 
 def contents(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[int]:
@@ -246,12 +248,12 @@ def test_tokens_that_share_a_record_share_its_read_its_slot_and_its_count(
 
 def test_without_an_index_nothing_is_copied(make: Make) -> None:
     tokens = ids(3, 1)
-    assert make().store.records_of(tokens) is tokens
+    assert records_of(make().store, tokens) is tokens
 
 
 def test_filling_takes_records(make: Make) -> None:
     rows = make(index=INDEX)
-    rows.fill(ids(9, 3, 7, 1, 2), 2)
+    Caches(rows.cache, rows.store).fill(ids(9, 3, 7, 1, 2), 2)
     assert resident(rows.cache) == {1, 3, 7, 9}
 
 

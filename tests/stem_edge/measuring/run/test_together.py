@@ -16,7 +16,7 @@ from stem_edge.measuring.run.stem_steps import decode_guessing, decode_together,
 from stem_edge.measuring.run.together import Arrival, Text, Together, lengths, texts_of
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.step_costs import StepCosts
-from stem_edge.runtime.rows.prefetch import RowCounters
+from stem_edge.runtime.rows.records import RowCounters
 from stem_edge.runtime.speculation.speculation import Speculation
 
 PROMPT = "The capital of France is"
