@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -178,3 +179,12 @@ def test_the_tree_does_not_grow(name: str) -> None:
 def test_a_plain_run_imports_no_more(plain_run: list[Path]) -> None:
     assert len(plain_run) <= PLAIN_MODULES.limit, f"the aim is {PLAIN_MODULES.aim} modules"
     assert lines(plain_run) <= PLAIN_LINES.limit, f"the aim is {PLAIN_LINES.aim} lines"
+
+
+def test_the_core_is_small() -> None:
+    """The files that docs/architecture.md lists as the core."""
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = page.split("## The core", 1)[1].split("\n## ", 1)[0]
+    core = [ROOT / name for name in re.findall(r"`([\w/]+\.py)`", table)]
+    assert len(core) == 13
+    assert lines(core) < 3000
