@@ -58,7 +58,7 @@ def allowed(ask: Ask, process: int, available: int) -> int:
 
 
 class Planner:
-    """Makes plans from the needs of a loader, for so many sequences at a time."""
+    """Makes plans from the needs of a loader, for several sequences at a time."""
 
     def __init__(self, needs: Needs, process: int, sequences: int = 1) -> None:
         self.needs, self._process, self._sequences = needs, process, sequences

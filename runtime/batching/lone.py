@@ -27,7 +27,7 @@ class Sizes(NamedTuple):
     fixed: bool
 
     def nbytes(self, tokens: int) -> int:
-        """Return the bytes of so many tokens, as steps take them."""
+        """Return the bytes of keys and values of `tokens` tokens."""
         return self.nbytes_of(min(in_steps(tokens), self.length))
 
     def context_length(self, request: Request) -> int:
@@ -66,7 +66,7 @@ class Lone:
         return decoding.step()
 
     def leaves(self, request: Request, nbytes: int) -> bool:
-        """Tell whether a context of so many bytes fits once it has been copied into a batch.
+        """Return whether a context of `nbytes` bytes fits once it has been copied into a batch.
 
         Its own is free before the other begins.
         """

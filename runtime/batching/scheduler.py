@@ -104,7 +104,7 @@ class Scheduler:
         return len(self._queue)
 
     def room(self, tokens: int) -> AbstractContextManager[None] | None:
-        """Return what other work enters while it has a context of so many tokens; None: not yet.
+        """Return what other work enters while it has a context of this length; None if it must wait.
 
         For the thread that steps, which asks again after a step. Where there is no memory for both,
         other work and requests begin in turns.
