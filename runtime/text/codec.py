@@ -11,17 +11,21 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tokenizers import Tokenizer
 
 from stem_edge.errors import BundleError, InputError
-from stem_edge.system.memory import return_freed_memory
+from stem_edge.system.memory import own_memory, return_freed_memory
 from stem_edge.text.tokenizer_gate import check_tokenizer
 from stem_edge.text_table import printable
+from stem_edge.units import format_size
 
 T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# Memory for each byte of a text on its way to ids, or for each that steps may make of it: the most that
+# byte-level tokenizers and those of sentencepiece took with tokenizers 0.23.
+TEXT_NBYTES, GROWN_NBYTES = 400, 66
 MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
 LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a whole unknown word
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of sentencepiece for one byte
@@ -43,12 +47,21 @@ def _bytes_of_chars() -> dict[str, int]:
 BYTES_OF_CHARS = _bytes_of_chars()
 
 
+class TextRoom(NamedTuple):
+    """Memory for a text on its way to ids."""
+
+    planned: int
+    limit: int  # on this process, for texts that need more
+
+
 class TextCodec:
     """Tokenizer of a bundle. Raises BundleError when its file is damaged.
 
     vocab_size: vocabulary of the model; all ids in the file must be below it.
     limit: on the memory of this process while it loads. Raises MemoryPlanError.
     """
+
+    room: TextRoom | None = None  # None: as much as there is
 
     def __init__(self, path: Path, vocab_size: int | None = None, limit: int | None = None) -> None:
         self._path, self._checked = path, check_tokenizer(path, vocab_size)
@@ -88,6 +101,7 @@ class TextCodec:
                 f"the text has {nbytes:,} bytes, and {self._path} may turn each byte into "
                 f"{self._checked.growth}; give at most {MAX_GROWN // self._checked.growth:,} bytes"
             )
+        self._check_room(nbytes)
 
         def encoded() -> list[int]:
             self._tokenizer.encode_special_tokens = not special_tokens_in_text
@@ -95,6 +109,19 @@ class TextCodec:
             return ids
 
         return self._native(encoded, "this text")
+
+    def _check_room(self, nbytes: int) -> None:
+        """Raise InputError for a text that might take memory that is not left."""
+        taken = nbytes * max(TEXT_NBYTES, GROWN_NBYTES * self._checked.growth)
+        if self.room is None or taken <= self.room.planned:
+            return
+        left = max(0, self.room.limit - own_memory())
+        if taken > left:
+            raise InputError(
+                f"the text has {nbytes:,} bytes, which may take {format_size(taken, up=True)} on their "
+                f"way to tokens, but {format_size(left)} of {format_size(self.room.limit)} are left; "
+                "shorten it, give token ids, or load with more memory"
+            )
 
     def encode_prompt(self, text: str, context_length: int, max_context: int) -> list[int]:
         """Token ids of a text to continue, in which names of special tokens are ordinary text.
