@@ -37,6 +37,7 @@ from stem_edge.runtime.load_plan import (
     open_text,
     plan_load,
     tell_of_loss,
+    text_room,
 )
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
@@ -173,6 +174,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         loader.prepare(verdict)
         plan = plan_load(bundle, chosen, loader.needs, options, drafting)
         tell_of_loss(plan.kv, chosen, options)
+        text.room = text_room(plan, options)
         if options.prompt_cache and not can_keep(plan):
             raise InputError(
                 f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "

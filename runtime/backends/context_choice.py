@@ -47,7 +47,8 @@ def leaves_room(plan: MemoryPlan, limit: int) -> bool:
     """
     if plan.chunk_tokens < min(CHUNK_TOKENS, plan.slots):
         return False
-    sides = [(plan.kv_cache + plan.activations, limit - plan.process - plan.weights)]
+    taken = plan.kv_cache + plan.activations + plan.text
+    sides = [(taken, limit - plan.process - plan.weights)]
     if (device := plan.device) is not None:
         room = 0 if device.limit is None else device.limit - device.weights
         sides.append((device.kv_cache + device.activations, room))
