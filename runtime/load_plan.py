@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
@@ -16,12 +16,15 @@ from stem_edge.graph.kv import KvType
 from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
 from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, loaders
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
-from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, OtherKeywords
+from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.backends.planner import allowed, plan_memory
-from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.units import parse_size
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.keywords import OtherKeywords
+    from stem_edge.runtime.speculation.draft_bundle import DraftBundle
 
 # Of tables elsewhere: records that are read at a time to begin with, which is as many as are under way
 # at once; memory of threads, connections and answers (measured); and of a record in the tier's map.
@@ -53,7 +56,7 @@ def memory_plan(
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     open_text(bundle, options)
-    drafting = drafting_nbytes(draft_bundle(bundle, options))
+    drafting = drafting_nbytes(draft_of(bundle, options))
     loader = loaders_of_kv(bundle, chosen, options, drafting)[0]
     return plan_load(bundle, chosen, loader.needs, options, drafting)
 
@@ -64,6 +67,15 @@ def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
     if options.memory is not None:
         limit = parse_size(options.memory)
     return TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, limit)
+
+
+def draft_of(bundle: Bundle, options: LoadOptions) -> DraftBundle | None:
+    """Return the bundle that drafts for another, if one was given; see draft_bundle."""
+    if options.draft is None:
+        return None
+    from stem_edge.runtime.speculation.draft_bundle import draft_bundle
+
+    return draft_bundle(bundle, options.draft, options)
 
 
 def drafting_nbytes(draft: DraftBundle | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,10 @@ from stem_edge.bundle.manifest import TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.runtime.lookups.row_ids import checked_ids
-from stem_edge.runtime.text.chat import Chat, Messages, Tools
 from stem_edge.runtime.text.codec import TextCodec
 
 if TYPE_CHECKING:
+    from stem_edge.runtime.text.chat import Chat, Messages, Tools
     from stem_edge.text.tool_calls.family import Family
 
 
@@ -21,7 +22,21 @@ class ModelText:
 
     def __init__(self, bundle: Bundle, text: TextCodec) -> None:
         self.bundle, self._text = bundle, text
-        self._chat = Chat(bundle.file(TOKENIZER_CONFIG), text)
+        self._opened_chat: Chat | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def _chat(self) -> Chat:
+        with self._opening:
+            if self._opened_chat is None:
+                from stem_edge.runtime.text.chat import Chat  # for conversations alone
+
+                self._opened_chat = Chat(self.bundle.file(TOKENIZER_CONFIG), self._text)
+            return self._opened_chat
+
+    def _close_chat(self) -> None:
+        if self._opened_chat is not None:
+            self._opened_chat.close()
 
     @property
     def config(self) -> ModelConfig:

@@ -32,7 +32,7 @@ from stem_edge.files.plain_files import damaged, unreadable
 from stem_edge.files.strict_json import decode_json, one_line
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
-from stem_edge.hub.names import PREFIX, hub_name
+from stem_edge.hub import PREFIX
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat
 from stem_edge.tables.token_index import INDEX
@@ -204,8 +204,10 @@ def _no_bundle(root: Path) -> BundleError:
 
 def _or_on_a_hub(root: Path) -> str:
     """Return words for what may be meant by org/name, or by HF:org/name."""
+    from stem_edge.hub.names import parsed_name
+
     with suppress(InputError):
-        meant = hub_name(PREFIX + re.sub("^(?i:hf:)", "", str(root)))
+        meant = parsed_name(PREFIX + re.sub("^(?i:hf:)", "", str(root)))
         return "" if root.is_file() else f", or {meant}"
     return ""
 

@@ -117,6 +117,11 @@ class Records:
         found = read_verdict(self.verdict_file)
         return found if found is not None and found.counts else None
 
+    def good(self) -> Verdict | None:
+        """Return the good verdict on these very files, if that is known."""
+        found = self.verdict() if self.place_is_known() else None
+        return None if found is None or found.reason else found
+
     def place_is_known(self) -> bool:
         """Return whether these files were hashed before."""
         return read_verdict(self.place_file) is not None

@@ -23,7 +23,7 @@ from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row, named
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import Answers, Settings
-from stem_edge.runtime.backends.options import LoadKeywords
+from stem_edge.runtime.backends.keywords import LoadKeywords
 
 ENDS = 0.05  # of the results, at either end
 

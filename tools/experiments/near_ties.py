@@ -23,7 +23,8 @@ import stem_edge
 from stem_edge.measuring.run.workload import DEFAULT_TEXT, read_ids
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.step_costs import StepCosts
-from stem_edge.runtime.speculation.speculation import Guesses, Speculation
+from stem_edge.runtime.speculation.guesses import Guesses
+from stem_edge.runtime.speculation.speculation import Speculation
 
 # Costs at which whatever is likely is guessed, so that as many tokens as possible are computed so.
 EAGER = StepCosts(seconds=1.0, times={2: 1.1, 4: 1.3, 8: 1.7}, same_bits=False)
@@ -63,7 +64,7 @@ class Answered(NamedTuple):
 
 def answer(model: Model, prompt: list[int], new: int, speculation: Speculation | None) -> Answered:
     """Answer greedily."""
-    model.speculation = speculation
+    model.stepping = model.stepping._replace(speculation=speculation)
     chunks = model.generate(prompt, max_new_tokens=new, logprobs=2)
     found = [one for chunk in chunks for one in chunk.logprobs or ()]
     margins = [one.top[0][1] - one.top[1][1] for one in found]

@@ -26,6 +26,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.packable import packable
 from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.packing_journal import Journal
 from stem_edge.runtime.backends.onnxruntime.prefill_measure import prefill_divergence
@@ -36,7 +37,6 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
     Prepared,
     graph_sources,
     marks,
-    packable,
     prepared_file,
 )
 from stem_edge.runtime.backends.onnxruntime.preparing_folder import JOURNAL
@@ -45,7 +45,8 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     graph_source,
     joined_parts,
 )
-from stem_edge.runtime.backends.step_costs import SIZES, Probe, StepCosts, measure_steps
+from stem_edge.runtime.backends.step_costs import SIZES, StepCosts
+from stem_edge.runtime.backends.step_measure import Probe, measure_steps
 from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placeholders
 from stem_edge.system.memory import return_freed_memory
 from stem_edge.system.user_folder import cpu_digest

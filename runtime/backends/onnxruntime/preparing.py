@@ -18,7 +18,7 @@ from stem_edge.errors import BackendError
 from stem_edge.graph.kv import KvType
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.memory_plan import Preparing
-from stem_edge.runtime.backends.onnxruntime.needs import preparing_needs
+from stem_edge.runtime.backends.onnxruntime.packable import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepacked import (
     Place,
     Prepacked,

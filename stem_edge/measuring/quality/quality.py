@@ -36,7 +36,8 @@ from stem_edge.measuring.quality.scores import (
 from stem_edge.measuring.quality.scoring import Done, Score, Scoring, Ways, score_here
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
-from stem_edge.runtime.backends.options import DeviceKeywords, EngineChoice, LoadKeywords
+from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
+from stem_edge.runtime.backends.options import EngineChoice
 from stem_edge.runtime.text.codec import TextCodec
 
 # Tokens shown around one that was predicted badly.

@@ -13,7 +13,8 @@ from stem_edge.edit_files.file import Edit
 from stem_edge.measuring.quality.logit_source import bundle_logits, open_reference
 from stem_edge.measuring.quality.scores import Logits, Part, Scored, score
 from stem_edge.runtime import load
-from stem_edge.runtime.backends.options import EngineChoice, LoadKeywords
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import EngineChoice
 
 Advance: TypeAlias = Callable[[int], object]
 

@@ -25,7 +25,7 @@ from stem_edge.runtime.backends.engines import NotRunnableError, first_that_runs
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
 from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader, WrongStepsWarning
-from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
+from stem_edge.runtime.backends.onnxruntime.providers import resolve as providers
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
