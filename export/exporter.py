@@ -140,7 +140,7 @@ def export_bundle(
         checkpoint.
     force: replace an existing bundle; it stays whole until the new one is.
     progress: show a progress bar on stderr. Default: if that is a terminal.
-    elsewhere: has the shards of the tables written by other processes, as stem_edge.ray_shards does
+    elsewhere: has the shards of the tables written by other processes, as stem_edge.cluster.exports.ray_shards does
         on a cluster; the bytes are the same.
 
     An export that was killed continues where it stopped when it is started again. Raises

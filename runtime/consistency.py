@@ -109,7 +109,7 @@ def _ways(
     plain = {"overlap": False, "prepare": False, "warm_start": False}
     ways: dict[str, dict[str, Any]] = {"plain": plain, "overlapped": plain | {"overlap": True}}
     if engine == "onnxruntime":
-        from stem_edge.runtime.backends.onnxruntime.prepacked import place
+        from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
 
         if place(bundle, cache_dir).is_worth_it:
             ways["prepared"] = plain | {"prepare": True}

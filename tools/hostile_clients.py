@@ -95,9 +95,13 @@ def chunks(target: Target) -> Iterator[str]:
 
 
 def values(target: Target) -> Iterator[str]:
-    """16 MB of empty objects, and as many as are allowed."""
-    for count in (5_500_000, 130_000):
-        yield target.post("apply-template", b'{"messages":[%b{}]}' % (b"{}," * count))
+    """16 MB of empty objects, as many as are allowed, and 40 together with half as many."""
+
+    def asked(count: int) -> str:
+        return target.post("apply-template", b'{"messages":[%b{}]}' % (b"{}," * count))
+
+    yield from map(asked, (5_500_000, 65_000))
+    yield from _together(40, lambda: asked(32_000))
 
 
 def grammars(target: Target) -> Iterator[str]:

@@ -14,7 +14,7 @@ from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.blagpt import STATES, step_of
 from stem_edge.export.checkpoints.gguf import SUFFIX
-from stem_edge.export.checkpoints.hugging_face import CONFIG
+from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
 from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
 from stem_edge.export.tensor_files.gguf import split_files
 from stem_edge.export.tensor_files.json import one_line

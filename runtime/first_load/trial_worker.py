@@ -37,11 +37,11 @@ def measure_prefill(bundle: Bundle, say: Say) -> float | None:
     """Return the divergence of the prefill graph, in nats; None if there is nothing to compare.
 
     Also None if its matrices take more memory than a trial may: these are compared when they lie in
-    files (stem_edge.runtime.backends.onnxruntime.prepacked).
+    files (stem_edge.runtime.backends.onnxruntime.prepared.prepacked).
     """
     if not probe_tokens(bundle.manifest) or not tried(bundle.manifest):
         return None
-    from stem_edge.runtime.backends.onnxruntime.prefill_measure import prefill_divergence
+    from stem_edge.runtime.backends.onnxruntime.prepared.prefill_measure import prefill_divergence
     from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_graphs
 
     say("both graphs")

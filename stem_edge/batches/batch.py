@@ -76,7 +76,7 @@ def batch(
     column: of the prompts in a parquet file; its column "id" has their ids.
     retry_errors: answer rows whose results are errors again.
     name: of the model in results of OpenAI's form; default: that of the bundle's folder, or on a hub.
-    answers: what computes instead of a model here, such as what stem_edge.ray_answers returns; it
+    answers: what computes instead of a model here, such as what stem_edge.cluster.batches.ray_answers returns; it
         takes name and options when it is made.
     options: fields of SamplingParams, of plain rows that do not have their own; and, for a path,
         keywords of stem_edge.load. sequences: most answers that are computed together; default 8, if

@@ -31,9 +31,9 @@ from stem_edge.bundle.verdicts import PLACES, TRIALS, Records, read_verdict
 from stem_edge.commands.loading import add_cache_dir
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
-from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
-from stem_edge.runtime.backends.onnxruntime.prepacked import FOLDER
-from stem_edge.runtime.backends.onnxruntime.preparing_folder import TEMPORARY, is_left
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
+from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import FOLDER
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished

@@ -213,10 +213,12 @@ def _limited(folder: Path, version: int) -> list[tuple[int, int]]:
     limit, used = (_number(folder / name) for name in names[version])
     if limit is None or used is None or limit >= UNLIMITED:
         return []
-    # Pages of files count as used, but the system drops them before it refuses memory.
-    name = "total_inactive_file" if version == 1 else "inactive_file"
+    # Pages of files count as used, but the system drops or writes them before it refuses memory, also
+    # those that were read twice, which is what makes them active, and those that are yet to be written.
+    prefix = "total_" if version == 1 else ""
     stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
-    return [(limit, max(0, limit - used + int(stats.get(name, "0"))))]
+    files = sum(int(stats.get(f"{prefix}{kind}_file", "0")) for kind in ("inactive", "active"))
+    return [(limit, max(0, limit - used + files))]
 
 
 def _number(path: Path) -> int | None:

@@ -17,9 +17,9 @@ from installed import needs_ggml
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
-from stem_edge import ExportError
 from stem_edge.bundle.manifest import GGUF, MANIFEST, TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.errors import ExportError
 from stem_edge.export import add_backbone as adding
 
 pytest.importorskip("gguf")

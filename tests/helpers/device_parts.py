@@ -12,7 +12,7 @@ from installed import DEMO
 
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.graph import names as io
-from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.device.rows import Activations, DeviceRows
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend

@@ -155,12 +155,12 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 58_900, 47_000),
-    "tools, lines": Budget(lambda: lines_in("tools"), 7_915, 5_000),
+    "package, lines": Budget(package_lines, 59_100, 47_000),
+    "tools, lines": Budget(lambda: lines_in("tools"), 6_600, 5_000),
     "tests, lines": Budget(lambda: lines_in("tests"), 58_810, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 8_123, 4_800),
     "files in a room": Budget(fullest_room, 24, 15),
-    "public names": Budget(lambda: len(stem_edge.__all__), 51, 25),
+    "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
     "places that ask which engine it is": Budget(places_that_ask_for_engine, 61, 8),
     "circles between modules": Budget(circles, 8, 0),
 }

@@ -71,7 +71,7 @@ def test_an_edit_that_is_refused_lets_nothing_in(stem: Tried, tmp_path: Path) ->
         good = swap(model, "cat", "dog")
         (tmp_path / "bad.edit").write_text("{}")
         with (
-            pytest.raises(stem_edge.EditError, match=r"bad\.edit"),
+            pytest.raises(stem_edge.errors.EditError, match=r"bad\.edit"),
             model.edited(good, tmp_path / "bad.edit"),
         ):
             pytest.fail("was let in")

@@ -15,7 +15,7 @@ from device_parts import IDS, all_logits, on_device, on_host, step
 from installed import DEMO
 
 from stem_edge.errors import BackendError, OutOfMemoryError
-from stem_edge.graph.device_rows import Activations
+from stem_edge.graph.device.rows import Activations
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime.device.batch import DeviceBatch

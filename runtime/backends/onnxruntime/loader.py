@@ -14,9 +14,9 @@ from stem_edge.bundle.verdicts import Records, Verdict
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
 from stem_edge.runtime.backends.memory_plan import Needs
-from stem_edge.runtime.backends.onnxruntime import prepacked
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.step_costs import StepCosts
@@ -94,7 +94,9 @@ class OrtLoader:
     def _make(self) -> prepacked.Prepacked | None:
         if self._place.record is not None or not self._place.is_worth_it:
             return None
-        from stem_edge.runtime.backends.onnxruntime.preparing import find_or_make  # at first loads
+        from stem_edge.runtime.backends.onnxruntime.prepared.preparing import (
+            find_or_make,  # at first loads
+        )
 
         given = self._options
         asked = given.cache_dir, given.cpus, given.progress, self._kv, given.memory
@@ -109,7 +111,7 @@ class OrtLoader:
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
         wanted = prepared and self._prepared is None and self._place.prepared is None
         if wanted:
-            from stem_edge.runtime.backends.onnxruntime.packable import preparing_needs
+            from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
 
             needs = replace(needs, preparing=preparing_needs(footprint, threads))
         return replace(needs, prefill_refused=refused, saving=saving)

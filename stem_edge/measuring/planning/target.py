@@ -27,7 +27,7 @@ from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, leaves_room
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.onnxruntime.packable import preparing_needs
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
 from stem_edge.runtime.backends.planner import Planner
 from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.runtime.rows.tier_file import file_slot_nbytes
@@ -161,7 +161,7 @@ def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
     """Return whether load will find or make a prepared backbone."""
     if footprint.engine != "onnxruntime":
         return False
-    from stem_edge.runtime.backends.onnxruntime.prepacked import LEAST_NBYTES, place
+    from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import LEAST_NBYTES, place
 
     if bundle is not None:
         return place(bundle, None).is_worth_it

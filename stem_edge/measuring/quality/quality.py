@@ -148,7 +148,7 @@ def evaluate(
     prefill_graph: with onnxruntime, measure the graph for prompts instead of those that decode.
     memory: limit of loading, a reference included (see load). Logits of some tokens and, for a
         checkpoint, the arrays of a window come on top.
-    elsewhere: has windows scored by other processes, as stem_edge.ray_scores does on a cluster; the
+    elsewhere: has windows scored by other processes, as stem_edge.cluster.evaluation.ray_scores does on a cluster; the
         figures are the same, to the digit, on machines of one kind.
     device: providers, provider_libraries, device_memory, host_slots as in stem_edge.load, for the
         bundle; `against` runs on the CPU.

@@ -44,7 +44,7 @@ for how in ("close", "drop", "nothing"):
     for way in (lambda: next(stream), lambda: model.generate([1]), lambda: model.engine.make([])):
         try:
             way()
-        except stem_edge.InputError as error:
+        except stem_edge.errors.InputError as error:
             said.append(str(error))
     if how == "close":
         model.close()
@@ -89,7 +89,7 @@ if not child:
     for _ in range(2):
         try:
             scheduler.step()
-        except stem_edge.InputError as error:
+        except stem_edge.errors.InputError as error:
             os.write(1, f"{error}\\n".encode())
     scheduler.close()
     os._exit(0)

@@ -285,7 +285,7 @@ def work():
     try:
         while True:
             list(model.generate([1, 2, 3], max_new_tokens=100))
-    except stem_edge.InputError:
+    except stem_edge.errors.InputError:
         pass
 if "thread" in sys.argv:
     threading.Thread(target=work, daemon=True).start()

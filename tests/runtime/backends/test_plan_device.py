@@ -11,7 +11,7 @@ from planned_bundle import BUNDLE, CONTEXT, make_bundle
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.graph.device_rows import DeviceRows
+from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.runtime.backends.memory_plan import (
     CHUNK_TOKENS,
     Ask,

@@ -18,8 +18,7 @@ from threads import together as in_threads
 from toy_batches import alone, check_given_back, together, toy_model
 
 import stem_edge
-from stem_edge import InputError
-from stem_edge.errors import BackendError, OutOfMemoryError, StemEdgeError
+from stem_edge.errors import BackendError, InputError, OutOfMemoryError, StemEdgeError
 from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler

@@ -11,7 +11,7 @@ import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime.backends.onnxruntime import prefill_measure
+from stem_edge.runtime.backends.onnxruntime.prepared import prefill_measure
 from stem_edge.runtime.first_load import trial_worker
 from stem_edge.runtime.first_load.trial_worker import main, measure_prefill, try_tokenizer
 from stem_edge.runtime.text.codec import TextCodec

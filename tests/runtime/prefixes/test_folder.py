@@ -17,7 +17,7 @@ from prefix_files import IDS, Arrays, as_context, filled, found, prompt
 from safetensors.numpy import load_file
 
 import stem_edge
-from stem_edge import InputError
+from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model, loading
 from stem_edge.runtime.engine import starts_of

@@ -20,7 +20,12 @@ from stem_edge.bundle.verdicts import Records
 from stem_edge.commands.cache import entries
 from stem_edge.commands.main import main
 from stem_edge.ggml.check import check_library
-from stem_edge.runtime.backends.onnxruntime.prepacked import FORMAT, RECORD, Prepared, marks
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
+    FORMAT,
+    RECORD,
+    Prepared,
+    marks,
+)
 from stem_edge.system.user_folder import cpu_digest
 from stem_edge.tables.token_counts import write_counts
 

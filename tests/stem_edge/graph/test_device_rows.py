@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from stem_edge.graph.device_rows import Activations, DeviceRows, Slab, fits, repeats
+from stem_edge.graph.device.rows import Activations, DeviceRows, Slab, fits, repeats
 from stem_edge.numerics.quantize import MIN_BLOCK
 from stem_edge.tables.rows import Parts, RecordLayout, RowType
 

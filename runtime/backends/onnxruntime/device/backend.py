@@ -12,7 +12,7 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
-from stem_edge.graph.device_rows import Activations
+from stem_edge.graph.device.rows import Activations
 from stem_edge.graph.kv import CACHES
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext

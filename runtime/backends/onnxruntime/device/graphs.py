@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stem_edge.bundle.opening import Bundle
-from stem_edge.graph import variants
+from stem_edge.graph.device import variants
 from stem_edge.graph.names import Variant
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, format_of, sources
 

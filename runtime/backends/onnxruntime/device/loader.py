@@ -19,10 +19,10 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
-from stem_edge.graph.device_rows import DeviceRows
+from stem_edge.graph.device.rows import DeviceRows
+from stem_edge.graph.device.variants import obstacle
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import ROWS, Variant
-from stem_edge.graph.variants import obstacle
 from stem_edge.numerics.quantize import F32, I32
 from stem_edge.runtime.backends.engines import NotRunnableError
 from stem_edge.runtime.backends.interface import Backend, NotFiniteError

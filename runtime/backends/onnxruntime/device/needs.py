@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stem_edge.bundle.footprint import FLOAT, HALF, SLOT_BOOKKEEPING_NBYTES, Footprint
-from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.device.rows import Activations, DeviceRows
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Device, Needs, Part
 from stem_edge.runtime.backends.onnxruntime.needs import (

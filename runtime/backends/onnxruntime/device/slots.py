@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.graph import names as io
-from stem_edge.graph.device_rows import WORD, DeviceRows
+from stem_edge.graph.device.rows import WORD, DeviceRows
 from stem_edge.numerics.quantize import I32, U8
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.session import (

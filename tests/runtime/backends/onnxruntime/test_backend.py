@@ -13,7 +13,7 @@ from installed import DEMO
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.errors import OutOfMemoryError
-from stem_edge.graph.device_rows import Activations
+from stem_edge.graph.device.rows import Activations
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext

@@ -185,7 +185,7 @@ def test_norms_whose_squares_overflow_and_values_that_are_not_finite() -> None:
 
 @pytest.mark.parametrize("sample", [40, 2048])
 def test_a_bundle_of_quantized_rows(tiny_bundle: Path, sample: int) -> None:
-    found = stem_edge.geometry(tiny_bundle, sample=sample, seed=3)
+    found = geometry(tiny_bundle, sample=sample, seed=3)
     assert (found.tokens, found.width, found.row_type) == (300, 64, "int8")
     assert (found.sample, found.seed, found.text, found.nearest) == (sample, 3, None, ())
     assert [each.layer for each in found.layers] == [1, 2]

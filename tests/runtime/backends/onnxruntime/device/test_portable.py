@@ -21,8 +21,8 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph import linear
+from stem_edge.graph.device.variants import graphs
 from stem_edge.graph.names import HEAD
-from stem_edge.graph.variants import graphs
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend

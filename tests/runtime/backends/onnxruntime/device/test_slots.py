@@ -9,7 +9,7 @@ from installed import DEMO
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BackendError, OutOfMemoryError
-from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.device.rows import Activations, DeviceRows
 from stem_edge.graph.names import ROW_ZERO_POINTS, ROWS, row_codes, row_scales
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.onnxruntime.device import slots as device_slots

@@ -343,7 +343,7 @@ def test_a_damaged_onnxruntime_is_one_line(tmp_path: Path, module: str, message:
     (tmp_path / "onnxruntime" / "__init__.py").write_text(module)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import stem_edge\n"
-        "try: stem_edge.providers()\nexcept stem_edge.BackendError as error: print(error)"
+        "try: stem_edge.providers()\nexcept stem_edge.errors.BackendError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 1

@@ -2,7 +2,7 @@
 
 Weights that need another type or shape get it from nodes with constant inputs, which onnxruntime
 computes once, while it loads: norms and scales are cast, and an odd number of scales is doubled,
-for blocks of half the size (stem_edge.graph.device_rows gives the reason). stem_edge.graph.names
+for blocks of half the size (stem_edge.graph.device.rows gives the reason). stem_edge.graph.names
 lists inputs and outputs.
 """
 
@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
-from stem_edge.graph.device_rows import Activations, DeviceRows, fits
+from stem_edge.graph.device.rows import Activations, DeviceRows, fits
+from stem_edge.graph.device.zero_points import doubled, halves, joined
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import ElementType, Graph, Node
-from stem_edge.graph.zero_points import doubled, halves, joined
 from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
 from stem_edge.tables.rows import RecordLayout
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.gemma import Gemma
-from stem_edge.export.checkpoints.hf_config import FULL, SLIDING
+from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
+from stem_edge.export.checkpoints.hugging_face.gemma import Gemma
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.layers import LayerKind
 

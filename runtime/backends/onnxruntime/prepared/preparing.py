@@ -18,14 +18,14 @@ from stem_edge.errors import BackendError
 from stem_edge.graph.kv import KvType
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.memory_plan import Preparing
-from stem_edge.runtime.backends.onnxruntime.packable import preparing_needs
-from stem_edge.runtime.backends.onnxruntime.prepacked import (
+from stem_edge.runtime.backends.onnxruntime.prepared.folder import begin, folder_nbytes, leave
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     Place,
     Prepacked,
     prepared_folder,
     read_prepared,
 )
-from stem_edge.runtime.backends.onnxruntime.preparing_folder import begin, folder_nbytes, leave
 from stem_edge.system.child import Ended, last_line, module_command, signal_name
 from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.system.user_folder import cache_folder
@@ -121,7 +121,9 @@ def _anyway(bundle: Bundle) -> str:
 def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType, bar: Progress) -> Ended:
     arguments = [str(bundle.path.resolve()), str(folder), str(threads), kv]
     arguments += [] if bundle.tables is None else [bundle.tables]
-    command = module_command("stem_edge.runtime.backends.onnxruntime.prepack_worker", *arguments)
+    command = module_command(
+        "stem_edge.runtime.backends.onnxruntime.prepared.prepack_worker", *arguments
+    )
     with tempfile.TemporaryFile() as output:
         try:
             worker = subprocess.Popen(command, stdout=output, stderr=output)

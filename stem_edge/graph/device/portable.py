@@ -23,12 +23,12 @@ from dataclasses import replace
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.graph import device
 from stem_edge.graph import names as io
+from stem_edge.graph.device import adapting
+from stem_edge.graph.device.portable_attention import attention
+from stem_edge.graph.device.zero_points import halves, joined
 from stem_edge.graph.ir import ElementType, Graph, Node
 from stem_edge.graph.layer import plain_norm
-from stem_edge.graph.portable_attention import attention
-from stem_edge.graph.zero_points import halves, joined
 from stem_edge.tables.rows import RecordLayout
 
 CODES = {4: ElementType.UINT4, 8: ElementType.UINT8}
@@ -38,7 +38,7 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None) -> str:
     """Return why a model cannot have portable graphs; empty if it can."""
     if layout is not None and len(layout.parts) != 1:
         return "experts cannot run with ONNX's own operators"
-    return device.obstacle_of_layers(config)
+    return adapting.obstacle_of_layers(config)
 
 
 def lower(name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> Graph:

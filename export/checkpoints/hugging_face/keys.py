@@ -7,7 +7,7 @@
 | known to transformers | must be null or the default, with which models here are those of transformers |
 | unknown to transformers | ignored with a note, because it cannot change what transformers computes |
 
-hf_keys.json has what transformers knows; tools/hf_keys.py writes it. In this project's own schema
+keys.json has what transformers knows; tools/hf_keys.py writes it. In this project's own schema
 (stem_schema.py), a key that neither knows is refused, unless it is null or false.
 """
 
@@ -23,7 +23,7 @@ import msgspec
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line
 
-FILE = Path(__file__).with_name("hf_keys.json")
+FILE = Path(__file__).with_name("keys.json")
 LLAMA = "llama"  # whose keys this project's own schema has, too
 # Keys that transformers knows, but not where it computes logits, beside those of generating text.
 _HARMLESS = """

@@ -26,11 +26,12 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.packable import packable
-from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
-from stem_edge.runtime.backends.onnxruntime.packing_journal import Journal
-from stem_edge.runtime.backends.onnxruntime.prefill_measure import prefill_divergence
-from stem_edge.runtime.backends.onnxruntime.prepacked import (
+from stem_edge.runtime.backends.onnxruntime.prepared.folder import JOURNAL
+from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
+from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
+from stem_edge.runtime.backends.onnxruntime.prepared.prefill_measure import prefill_divergence
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     FORMAT,
     RECORD,
     Prepacked,
@@ -39,7 +40,6 @@ from stem_edge.runtime.backends.onnxruntime.prepacked import (
     marks,
     prepared_file,
 )
-from stem_edge.runtime.backends.onnxruntime.preparing_folder import JOURNAL
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     GraphSource,
     graph_source,

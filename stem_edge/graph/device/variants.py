@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.graph import device, portable
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding
-from stem_edge.graph.device_rows import DeviceRows
+from stem_edge.graph.device import adapting, portable
+from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.names import Variant
@@ -26,7 +26,7 @@ def obstacle(
     """Return why a model cannot have graphs of a variant; empty if it can."""
     if variant == "portable":
         return portable.obstacle(config, layout)
-    return device.obstacle(config, layout, format)
+    return adapting.obstacle(config, layout, format)
 
 
 def graphs(
@@ -37,7 +37,7 @@ def graphs(
     plain = decoding(config, layout, format, positions="", sequences=sequences).graphs
     if variant == "portable":
         return {n: portable.lower(n, graph, config, layout) for n, graph in plain.items()}
-    made = {n: device.derive(graph, layout, variant) for n, graph in plain.items()}
+    made = {n: adapting.derive(graph, layout, variant) for n, graph in plain.items()}
     if layout is not None:
         made[io.ROWS] = rows_graph(DeviceRows(layout, variant))
     return made | {io.TOP: top_graph(config), io.COPY: copy_graph()}

@@ -1,6 +1,6 @@
 """Checkpoints in Hugging Face's form: config.json and safetensors, in one file or several.
 
-Dense models of the kinds in hf_config.py, and STEM models in this project's own schema
+Dense models of the kinds in config.py, and STEM models in this project's own schema
 (stem_schema.py).
 """
 
@@ -19,9 +19,7 @@ from stem_edge.export.checkpoints.checkpoint import (
     check_shapes,
     same_values,
 )
-from stem_edge.export.checkpoints.gemma3n import Gemma3n
-from stem_edge.export.checkpoints.gemma4 import Gemma4
-from stem_edge.export.checkpoints.hf_config import (
+from stem_edge.export.checkpoints.hugging_face.config import (
     Decoder,
     Llama,
     Mistral,
@@ -29,8 +27,10 @@ from stem_edge.export.checkpoints.hf_config import (
     Qwen3,
     read_config,
 )
-from stem_edge.export.checkpoints.hf_names import module_names, tensor_name
-from stem_edge.export.checkpoints.stem_schema import MODEL_TYPE, Stem
+from stem_edge.export.checkpoints.hugging_face.gemma3n import Gemma3n
+from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
+from stem_edge.export.checkpoints.hugging_face.names import module_names, tensor_name
+from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 

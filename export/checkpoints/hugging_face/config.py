@@ -10,7 +10,7 @@
 | gemma3n_text, gemma3n | see gemma3n.py |
 | stem | this project's own, see stem_schema.py |
 
-hf_keys.py says what happens to keys that are not read here.
+keys.py says what happens to keys that are not read here.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import numpy.typing as npt
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
-from stem_edge.export.checkpoints.hf_keys import CODE, check_keys
-from stem_edge.export.checkpoints.hf_names import NAMES, Names, tensor_name
-from stem_edge.export.checkpoints.rope import read_rope
+from stem_edge.export.checkpoints.hugging_face.keys import CODE, check_keys
+from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
+from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import convert_options, one_line, read_json
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.layers import RopeScaling

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
-from stem_edge.export.checkpoints.hf_config import FULL, SLIDING, Windowed
-from stem_edge.export.checkpoints.hf_keys import read_known_keys
-from stem_edge.export.checkpoints.hf_names import NAMES, Names, tensor_name
-from stem_edge.export.checkpoints.rope import read_rope
+from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
+from stem_edge.export.checkpoints.hugging_face.keys import read_known_keys
+from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
+from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor

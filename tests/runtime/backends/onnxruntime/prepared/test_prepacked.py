@@ -28,12 +28,16 @@ from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, RowReadError
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.onnxruntime import loaded as backend_ort
-from stem_edge.runtime.backends.onnxruntime import prepack_worker as prepare_worker
-from stem_edge.runtime.backends.onnxruntime import prepacked as module
-from stem_edge.runtime.backends.onnxruntime import preparing
-from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
-from stem_edge.runtime.backends.onnxruntime.prepacked import RECORD, prepared_folder, read_prepared
-from stem_edge.runtime.backends.onnxruntime.preparing_folder import begin
+from stem_edge.runtime.backends.onnxruntime.prepared import prepack_worker as prepare_worker
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as module
+from stem_edge.runtime.backends.onnxruntime.prepared import preparing
+from stem_edge.runtime.backends.onnxruntime.prepared.folder import begin
+from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
+    RECORD,
+    prepared_folder,
+    read_prepared,
+)
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.step_costs import StepCosts
@@ -423,7 +427,7 @@ def test_another_backbone_onnxruntime_or_processor_has_another_folder(
         prepared_folder(tmp_path, open_bundle(tiny_bundle), "1.31.1"),
     }
     monkeypatch.setattr(
-        "stem_edge.runtime.backends.onnxruntime.prepacked.cpu_digest", lambda: "another"
+        "stem_edge.runtime.backends.onnxruntime.prepared.prepacked.cpu_digest", lambda: "another"
     )
     folders.add(prepared_folder(tmp_path, open_bundle(bundle), "1.31.1"))
     assert len(folders) == 4

@@ -16,7 +16,7 @@ with a default:
 | sliding_window, layer_types | null | as in Qwen2: layers of the type sliding_attention have it |
 | final_logit_softcapping | null | logits become cap * tanh(logits / cap) |
 
-Tensors have the names of Llama (hf_names.py), without those that a layer replaces, and with
+Tensors have the names of Llama (names.py), without those that a layer replaces, and with
 
 | tensor | shape | in |
 |---|---|---|
@@ -38,8 +38,8 @@ import numpy.typing as npt
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
-from stem_edge.export.checkpoints.hf_config import FULL, SLIDING, Windowed
-from stem_edge.export.checkpoints.hf_names import tensor_name
+from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
+from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.stored_tensor import INTEGERS, StoredTensor
 from stem_edge.layers import BIASED

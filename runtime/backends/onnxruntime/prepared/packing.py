@@ -30,9 +30,9 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.onnxruntime.packed_file import PackedForm, packed_forms
-from stem_edge.runtime.backends.onnxruntime.packing_journal import PIECE_NBYTES, Journal
-from stem_edge.runtime.backends.onnxruntime.preparing_folder import MATRIX
+from stem_edge.runtime.backends.onnxruntime.prepared.folder import MATRIX
+from stem_edge.runtime.backends.onnxruntime.prepared.journal import PIECE_NBYTES, Journal
+from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import PackedForm, packed_forms
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session

@@ -21,11 +21,16 @@ import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.graph import float_blocks
-from stem_edge.runtime.backends.onnxruntime import packing, prepack_worker, prepacked, preparing
-from stem_edge.runtime.backends.onnxruntime.packable import packable
-from stem_edge.runtime.backends.onnxruntime.packed_file import packed_forms
-from stem_edge.runtime.backends.onnxruntime.packing import OtherProductsError, Packer
-from stem_edge.runtime.backends.onnxruntime.packing_journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prepared import (
+    packing,
+    prepack_worker,
+    prepacked,
+    preparing,
+)
+from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
+from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms
+from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session

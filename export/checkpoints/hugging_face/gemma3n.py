@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from stem_edge.export.checkpoints.gemma import LAYER, TOP, Gemma
-from stem_edge.export.checkpoints.hf_config import FULL, SLIDING
-from stem_edge.export.checkpoints.hf_names import Names
+from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
+from stem_edge.export.checkpoints.hugging_face.gemma import LAYER, TOP, Gemma
+from stem_edge.export.checkpoints.hugging_face.names import Names
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.layers import LayerKind
 
