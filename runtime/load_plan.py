@@ -13,11 +13,10 @@ from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.kv import KvType
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
 from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, loaders
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
-from stem_edge.runtime.backends.planner import allowed, plan_memory
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT, allowed, choose_plan, plan_memory
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.units import parse_size

@@ -25,7 +25,7 @@ from stem_edge.runtime.backends.engines import (
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions, Providers
-from stem_edge.runtime.backends.step_costs import MOST, StepCosts
+from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
     FAR_BATCH,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.keywords import MoreKeywords
     from stem_edge.runtime.rows.host_tier import HostTier
     from stem_edge.runtime.speculation.draft_bundle import DraftBundle
-    from stem_edge.runtime.speculation.model_drafts import Drafter
 
 
 def load(
@@ -198,29 +197,16 @@ def _stepping(
     options: LoadOptions,
 ) -> Stepping:
     """Let a model guess ahead, if that is wanted, exact unless asked for, and of known cost."""
-    speculate, alone = options.speculate, Stepping(options.exact, costs)
-    asked = speculate != "auto" or draft is not None
-    if not speculate or not (asked or (costs is not None and costs.sure and costs.same_bits)):
+    alone = Stepping(options.exact, costs)
+    asked = options.speculate != "auto" or draft is not None
+    if not options.speculate or not (
+        asked or (costs is not None and costs.sure and costs.same_bits)
+    ):
         return alone
-    from stem_edge.runtime.speculation.measured import measured
-    from stem_edge.runtime.speculation.speculation import Speculation
+    from stem_edge.runtime.speculation.opening import open_speculation
 
-    if costs is None or not costs.sure:
-        costs = measured(engine, plan, vocab_size)
-    if costs is None or (options.exact and not costs.same_bits):
-        return alone
-    most = speculate if type(speculate) is int else MOST - 1
-    drafter = None if draft is None else _drafter(draft)
-    return alone._replace(speculation=Speculation(costs, most, drafter))
-
-
-def _drafter(draft: DraftBundle) -> Drafter | None:
-    smaller = load(draft.bundle.path, **draft.keywords)
-    with ExitStack() as unused:
-        unused.callback(smaller.close)
-        if (drafter := smaller.drafter()) is not None:
-            unused.pop_all()
-    return drafter
+    speculation = open_speculation(engine, plan, vocab_size, costs, draft, options, load)
+    return alone._replace(speculation=speculation)
 
 
 def _assemble(

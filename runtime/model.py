@@ -22,9 +22,8 @@ from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Samp
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.lookups.open_edits import OpenEdits
 from stem_edge.runtime.lookups.row_ids import StemId
-from stem_edge.runtime.model_text import ModelText
+from stem_edge.runtime.model_text import ModelText, Prompts
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.prompts import Prompts
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.stats import GenerationStats, Recorder
 from stem_edge.runtime.stepping import Stepping

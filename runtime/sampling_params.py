@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from stem_edge.errors import InputError, UnknownOptionError
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 if TYPE_CHECKING:
     from stem_edge.runtime.grammars.grammar import Grammar

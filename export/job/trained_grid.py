@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from stem_edge.bundle.footprint import kinds_of
+from stem_edge.bundle.expected import kinds_of
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, MatrixKind

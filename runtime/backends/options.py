@@ -11,11 +11,11 @@ from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
-from stem_edge.runtime.backends.context_choice import contexts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
+from stem_edge.runtime.backends.planner import contexts
 from stem_edge.runtime.rows.shards import READ_MODES, FlashName, ReadMode
+from stem_edge.shown import shown
 from stem_edge.system.memory import usable_cpus
-from stem_edge.text_table import shown
 from stem_edge.units import parse_size
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.edit_files.schemes import Lookup, align, fits
 from stem_edge.errors import InputError
+from stem_edge.runtime.lookups.given import check_lookup
 from stem_edge.runtime.lookups.lookups import Changes
-from stem_edge.runtime.lookups.row_ids import check_lookup
 from stem_edge.runtime.lookups.spans import (
     AbsentError,
     TokenText,

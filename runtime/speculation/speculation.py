@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.guesses import NO_GUESSES, Guesses
 from stem_edge.runtime.speculation.gate import PLAIN, Gate
-from stem_edge.runtime.speculation.guesses import NO_GUESSES, Guesses
 from stem_edge.runtime.speculation.model_drafts import Drafter, ModelDrafts
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
 

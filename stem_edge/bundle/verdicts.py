@@ -36,10 +36,8 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
-from stem_edge.files.hashes import sha256_of
-from stem_edge.files.plain_files import damaged
+from stem_edge.files.plain_files import damaged, sha256_of
 from stem_edge.files.whole_file import write_whole
-from stem_edge.ggml.installed import library_files, library_path
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import EngineName
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
@@ -171,6 +169,8 @@ def versions(engine: EngineName) -> dict[str, str]:
     found = {"stem-edge": __version__, "tokenizers": _version("tokenizers")}
     if engine == "onnxruntime":
         return found | {"onnxruntime": _version("onnxruntime")}
+    from stem_edge.ggml.installed import library_files, library_path
+
     library = library_path()
     with contextlib.suppress(OSError):
         if library is not None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stem_edge.bundle.footprint import Footprint, expected_footprint, gguf_footprint
+from stem_edge.bundle.expected import expected_footprint
+from stem_edge.bundle.footprint import Footprint, gguf_footprint
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.config import ModelConfig

@@ -23,7 +23,9 @@ from stem_edge.bundle.verdicts import (
     versions,
 )
 from stem_edge.errors import BundleError
-from stem_edge.files import disk, hashes
+from stem_edge.files import disk
+from stem_edge.files import plain_files as hashes
+from stem_edge.ggml import installed
 from stem_edge.system.user_folder import KEY_CHARS
 
 
@@ -193,14 +195,14 @@ def test_versions_of_what_reads_a_bundle(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert versions("onnxruntime") == found | {"onnxruntime": onnxruntime.__version__}
     library = tmp_path / "libggml.so"
     library.touch()
-    monkeypatch.setattr(verdicts, "library_path", lambda: library)
+    monkeypatch.setattr(installed, "library_path", lambda: library)
     first = versions("ggml")
     assert first["ggml"]
     library.write_bytes(b"other")
     assert versions("ggml")["ggml"] != first["ggml"]
     library.unlink()
     assert versions("ggml") == found | {"ggml": ""}
-    monkeypatch.setattr(verdicts, "library_path", lambda: None)
+    monkeypatch.setattr(installed, "library_path", lambda: None)
     assert versions("ggml") == found | {"ggml": ""}
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert versions("ggml")["tokenizers"] == ""

@@ -47,7 +47,8 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
 )
 from stem_edge.runtime.backends.step_costs import SIZES, StepCosts
 from stem_edge.runtime.backends.step_measure import Probe, measure_steps
-from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placeholders
+from stem_edge.runtime.rows.placeholders import placeholder_rows, placeholders
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import return_freed_memory
 from stem_edge.system.user_folder import cpu_digest
 

@@ -29,7 +29,7 @@ from stem_edge.runtime.backends.onnxruntime.providers import resolve as provider
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
-from stem_edge.system import memory as machine
+from stem_edge.system import nvidia as machine
 
 PROMPT = "The capital of France"
 NEW = 24
