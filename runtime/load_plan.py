@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Unpack
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.graph.kv import KvType
 from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, loaders
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
@@ -28,14 +26,6 @@ if TYPE_CHECKING:
 # Of tables elsewhere: records that are read at a time to begin with, which is as many as are under way
 # at once; memory of threads, connections and answers (measured); and of a record in the tier's map.
 FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 8_000_000, 32
-# Divergence in nats that types of keys and values cause in a real model (docs/models.md).
-KV_NATS: dict[tuple[str, KvType], float] = {
-    ("onnxruntime", "int8"): 0.0025,
-    ("onnxruntime", "int4"): 0.22,
-    ("ggml", "int8"): 0.0005,
-    ("ggml", "int4"): 0.09,
-}
-NOTICEABLE = 0.001
 
 
 def memory_plan(
@@ -83,26 +73,6 @@ def drafting_nbytes(draft: DraftBundle | None) -> int:
         return 0
     plan = memory_plan(draft.bundle.path, **draft.keywords)
     return plan.total - plan.process
-
-
-class LossyCache(UserWarning):
-    """Keys and values have a type that changes what a model says."""
-
-
-def tell_of_loss(kv: KvType, engine: str, options: LoadOptions) -> None:
-    """Warn of a type of keys and values that changes a model noticeably, unless it was asked for.
-
-    That of 4 bits is warned of even then.
-    """
-    nats = KV_NATS.get((engine, kv), 0.0)
-    if nats > NOTICEABLE and (options.kv == "auto" or kv == "int4"):
-        warnings.warn(
-            LossyCache(
-                f"keys and values are {kv}, which on {engine} changes what a model says (by {nats:g} nats "
-                "in SmolLM2-135M-Instruct); more memory, a shorter context_length or kv='fp16' avoid it"
-            ),
-            stacklevel=2,
-        )
 
 
 def loaders_of_kv(

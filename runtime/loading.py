@@ -12,10 +12,10 @@ import numpy as np
 
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.verdicts import Records as Verdicts
-from stem_edge.bundle.verdicts import Verdict
+from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
+from stem_edge.graph.kv import QUANTIZED
 from stem_edge.runtime.backends.engines import (
     ENGINES,
     EngineLoader,
@@ -35,7 +35,6 @@ from stem_edge.runtime.load_plan import (
     loaders_of_kv,
     open_text,
     plan_load,
-    tell_of_loss,
 )
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
@@ -168,7 +167,10 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
         plan = plan_load(bundle, chosen, loader.needs, options, drafting)
-        tell_of_loss(plan.kv, chosen, options)
+        if plan.kv in QUANTIZED:
+            from stem_edge.runtime.lossy import tell_of_loss
+
+            tell_of_loss(plan.kv, chosen, options)
         if options.prompt_cache and not can_keep(plan):
             raise InputError(
                 f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "

@@ -20,7 +20,8 @@ from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, M
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.block_search import grid_scales
 from stem_edge.numerics.matrix import Matrix
-from stem_edge.numerics.quantize import F32, cut, extremes
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import cut, extremes
 
 BLOCKS = (128, 64, 32, 16)
 ROWS = 8  # of a matrix, from all over it

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from stem_edge.graph.kv import KvChoice
-from stem_edge.runtime.backends.options import EngineChoice, Folder, Providers, Speculate
+from stem_edge.runtime.backends.options import Folder, Providers, Speculate
 from stem_edge.runtime.rows.shards import FlashName, ReadMode
 
 
@@ -26,7 +26,7 @@ class DeviceKeywords(_DeviceLimits, total=False):
 class MoreKeywords(_DeviceLimits, total=False):
     """Keywords of stem_edge.load that cannot be given by position."""
 
-    engine: EngineChoice
+    engine: str
     slots: int | None
     sequences: int
     resident: bool

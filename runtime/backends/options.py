@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
 SMALL_KV: KvType = "int8"
-EngineChoice: TypeAlias = str  # "auto", or a key of stem_edge.runtime.backends.engines.ENGINES
 # A provider, or several by preference; each may have options, as in
 # stem_edge.runtime.backends.onnxruntime.providers.provider.
 Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
@@ -41,7 +40,7 @@ class LoadOptions:
     providers: Providers = None
     context_length: int | None = None
     reads: ReadMode = "pread"
-    engine: EngineChoice = "auto"
+    engine: str = "auto"  # or a key of stem_edge.runtime.backends.engines.ENGINES
     device_memory: int | str | None = None
     provider_libraries: Mapping[str, str | Path] | None = None
     slots: int | None = None

@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stem_edge.numerics.quantize import F32, U8, cut, encode, extremes
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.quantizing import cut, encode, extremes
 from stem_edge.tables.rows import RecordLayout
 
 # Scales of blocks [..., size], for codes of so many bits.

@@ -10,7 +10,7 @@ from functools import cached_property
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding, prefill_refusal, tried
-from stem_edge.bundle.verdicts import Records, Verdict
+from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
 from stem_edge.runtime.backends.memory_plan import Needs
@@ -149,7 +149,7 @@ class OrtLoader:
         verdict = self._verdict
         if verdict is None:  # as when planning without loading: an earlier load may have kept one
             with contextlib.suppress(InputError):  # raised if there is no cache folder
-                verdict = Records(bundle, "onnxruntime", options.cache_dir).verdict()
+                verdict = Verdicts(bundle, "onnxruntime", options.cache_dir).verdict()
         measured = verdict.prefill_from_decode if verdict else None
         if prepared is not None and prepared.record.prefill_from_decode is not None:
             measured = prepared.record.prefill_from_decode

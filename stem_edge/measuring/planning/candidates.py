@@ -19,7 +19,6 @@ from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import keep_ref, open_snapshot
 from stem_edge.hub.names import hub_name
 from stem_edge.runtime.backends.engines import engine_names
-from stem_edge.runtime.backends.options import EngineChoice
 from stem_edge.tables.rows import RowType, make_layout
 from stem_edge.tables.store import TableFormat
 
@@ -81,7 +80,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return read_checkpoint(path)
 
 
-def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
+def of_checkpoint(path: Path, engine: str) -> list[Footprint]:
     """Return the sizes of the bundles that an export could make for an engine, most exact first.
 
     Raises InputError, CheckpointError.

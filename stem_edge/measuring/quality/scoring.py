@@ -14,7 +14,6 @@ from stem_edge.measuring.quality.logit_source import bundle_logits, open_referen
 from stem_edge.measuring.quality.scores import Logits, Part, Scored, score
 from stem_edge.runtime import load
 from stem_edge.runtime.backends.keywords import LoadKeywords
-from stem_edge.runtime.backends.options import EngineChoice
 
 Advance: TypeAlias = Callable[[int], object]
 
@@ -37,7 +36,7 @@ class Scoring:
     window: int
     edits: tuple[Edit, ...]
     against: str | Path | None
-    against_engine: EngineChoice
+    against_engine: str
 
     def with_keywords(self, keywords: LoadKeywords) -> Scoring:
         """Return the same with other keywords."""

@@ -47,10 +47,9 @@ def decode_guessing(model: Model, text: Text, drafts: int) -> Guessed:
 
 def step_costs(model: Model) -> dict[int, float]:
     """Return the time of steps of several tokens over that of one, if it was measured."""
-    _, known, speculation = model.stepping
-    costs = known if known is not None and known.sure else None
+    _, costs, speculation = model.stepping
     costs = costs if speculation is None else speculation.costs
-    times = {} if costs is None else costs.times
+    times = costs.times if costs is not None and (speculation or costs.sure) else {}
     return {tokens: cost for tokens, cost in times.items() if tokens > 1}
 
 
@@ -70,6 +69,5 @@ def _note(run: Together, sequence: int) -> Callable[[int, int], None]:
 
 
 def _following(text: Text, chosen: Callable[[int, int], None]) -> Following:
-    return Following(
-        max_new_tokens=len(text.answer), text=(*text.prompt, *text.answer), chosen=chosen
-    )
+    whole = (*text.prompt, *text.answer)
+    return Following(max_new_tokens=len(text.answer), text=whole, chosen=chosen)

@@ -14,9 +14,10 @@ from threads import run_script
 
 import stem_edge
 from stem_edge.errors import BackendError, InputError, MemoryPlanError
-from stem_edge.runtime import Model, load_plan, loading
+from stem_edge.runtime import Model, load_plan
 from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
 from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.speculation import opening
 from stem_edge.runtime.speculation.speculation import Speculation
 
 PROMPTS = ("Once upon a time", "The capital of France is", "one two three one two three one")
@@ -48,7 +49,7 @@ def test_exact_needs_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, exact: bool, same_bits: bool
 ) -> None:
     costs = StepCosts(seconds=0.01, times={2: 1.0}, same_bits=same_bits)
-    monkeypatch.setattr(loading, "measured", lambda *_: costs)
+    monkeypatch.setattr(opening, "measured", lambda *_: costs)
     with stem_edge.load(DEMO, threads=1, speculate=True, exact=exact) as model:
         assert (model.stepping.speculation is not None) == (same_bits or not exact)
 
@@ -74,7 +75,7 @@ def test_guesses_that_may_change_answers_are_asked_for(
 ) -> None:
     costs = StepCosts(seconds=0.01, times={2: 1.0}, same_bits=same_bits, sure=sure)
     monkeypatch.setattr(OrtLoader, "step_costs", property(lambda _: costs))
-    monkeypatch.setattr(loading, "measured", lambda *_: costs)
+    monkeypatch.setattr(opening, "measured", lambda *_: costs)
     with stem_edge.load(DEMO, threads=1, **options) as model:
         assert (model.stepping.speculation is not None) == (asked or (same_bits and sure))
 
@@ -102,7 +103,7 @@ def test_steps_that_fail_close_the_model(monkeypatch: pytest.MonkeyPatch) -> Non
         raise BackendError("broken")
 
     monkeypatch.setattr(Model, "close", close)
-    monkeypatch.setattr(loading, "measured", failing)
+    monkeypatch.setattr(opening, "measured", failing)
     with pytest.raises(BackendError, match="broken"):
         stem_edge.load(DEMO, threads=1, speculate=True)
     assert len(closed) == 1
