@@ -25,6 +25,7 @@ from stem_edge.files import disk
 from stem_edge.files.plain_files import read_at
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import open_table_store
 
@@ -96,7 +97,7 @@ def _check_rows(base: Bundle, source: Checkpoint) -> None:
 
 def _losses(layout: RecordLayout, rows: list[F32]) -> list[float]:
     """Return the mean error of each layer's row [1, width] when it is stored now."""
-    packed = layout.pack(rows, scaling_of(layout))
+    packed = pack_records(layout, rows, scaling_of(layout))
     return [_mean_error(layout.unpack(packed, at)[0], row[0]) for at, row in enumerate(rows)]
 
 

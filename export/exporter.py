@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from stem_edge.bundle.keeping import keep_good
 from stem_edge.bundle.manifest import (
     MANIFEST,
     TABLES,
@@ -18,7 +19,6 @@ from stem_edge.bundle.manifest import (
     encode_manifest,
 )
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.bundle.verdicts import keep_good
 from stem_edge.errors import ExportError
 from stem_edge.export.add_backbone import check_base, keep_files, open_base
 from stem_edge.export.backbone.gguf import write_backbone

@@ -17,11 +17,12 @@ from stem_edge.bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     TABLES,
+    KindError,
     Manifest,
+    QualityReport,
     encode_manifest,
 )
 from stem_edge.bundle.prefill_check import mean_divergence
-from stem_edge.bundle.quality_report import KindError, QualityReport
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.onnx import PREFILL_STEP, planned_format
 from stem_edge.export.job.files import write_file

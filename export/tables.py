@@ -21,6 +21,7 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.streams import Threads
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata, pieces_for
 from stem_edge.tables.store import group_metadata
@@ -90,7 +91,7 @@ class TableWriter:
         def seal(span: tuple[int, int]) -> bytes:
             layout, numbers = grid.layout, (first + span[0], first + span[1])
             rows = [self._rows(layer, *numbers) for layer in layout.layers]
-            records = layout.pack(rows, scaling_of(layout))
+            records = pack_records(layout, rows, scaling_of(layout))
             for index, values in enumerate(rows):
                 meter.add(self._plan.kind(layout), values, layout.unpack(records, index))
             progress(sum(values.nbytes for values in rows))

@@ -12,7 +12,10 @@ import numpy as np
 
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
+from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
+from stem_edge.graph.formats import EngineName
+from stem_edge.graph.kv import QUANTIZED
 from stem_edge.runtime.backends.engines import (
     ENGINES,
     EngineLoader,
@@ -21,22 +24,17 @@ from stem_edge.runtime.backends.engines import (
 )
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.backends.options import (
-    LoadOptions,
-    MoreKeywords,
-    Providers,
-)
-from stem_edge.runtime.backends.step_costs import SIZES, StepCosts
+from stem_edge.runtime.backends.options import LoadOptions, Providers
+from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.load_plan import (
     FAR_BATCH,
     check_tables,
+    draft_of,
     drafting_nbytes,
     loaders_of_kv,
     open_text,
     plan_load,
-    tell_of_loss,
     text_room,
 )
 from stem_edge.runtime.model import Model
@@ -48,16 +46,16 @@ from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import Caches, bundle_key, expected_records, fill, keep_counts
-from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
-from stem_edge.runtime.speculation.measured import measured
-from stem_edge.runtime.speculation.speculation import Speculation
+from stem_edge.runtime.stepping import Stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:
+    from stem_edge.runtime.backends.keywords import MoreKeywords
     from stem_edge.runtime.rows.host_tier import HostTier
+    from stem_edge.runtime.speculation.draft_bundle import DraftBundle
 
 
 def load(
@@ -161,61 +159,67 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     verdict = None
     if options.trial:  # first, so that no native code of this process sees an untried bundle
-        backbone = ENGINES[chosen].backbone
-        verdict = try_first(
-            bundle, backbone, options.cache_dir, options.progress, memory=options.memory
-        )
+        verdict = _tried(bundle, ENGINES[chosen].backbone, options)
     text = open_text(bundle, options)
-    draft = draft_bundle(bundle, options)
+    draft = draft_of(bundle, options)
     drafting = drafting_nbytes(draft)
     candidates = loaders_of_kv(bundle, chosen, options, drafting)
 
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
         plan = plan_load(bundle, chosen, loader.needs, options, drafting)
-        tell_of_loss(plan.kv, chosen, options)
         text.room = text_room(plan, options)
+        if plan.kv in QUANTIZED:
+            from stem_edge.runtime.lossy import tell_of_loss
+
+            tell_of_loss(plan.kv, chosen, options)
         if options.prompt_cache and not can_keep(plan):
             raise InputError(
                 f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
                 f"{loader.name}; leave it out, or leave out providers"
             )
-        model = _assemble(bundle, loader, plan, text, options)
-        with ExitStack() as failed:
-            failed.callback(model.close)
-            _let_speculate(model, loader.step_costs, draft, options)
-            failed.pop_all()
-        return model
+        return _assemble(bundle, loader, plan, text, draft, options)
 
     return first_that_runs(bundle, candidates, assemble)
 
 
-def _let_speculate(
-    model: Model, costs: StepCosts | None, draft: DraftBundle | None, options: LoadOptions
-) -> None:
+def _tried(bundle: Bundle, backbone: EngineName, options: LoadOptions) -> Verdict:
+    """Return the good verdict on a bundle; at its first load, after a trial of it."""
+    if (known := Verdicts(bundle, backbone, options.cache_dir).good()) is not None:
+        return known
+    from stem_edge.runtime.first_load.trial import try_first
+
+    return try_first(bundle, backbone, options.cache_dir, options.progress, memory=options.memory)
+
+
+def _stepping(
+    engine: Engine,
+    plan: MemoryPlan,
+    vocab_size: int,
+    costs: StepCosts | None,
+    draft: DraftBundle | None,
+    options: LoadOptions,
+) -> Stepping:
     """Let a model guess ahead, if that is wanted, exact unless asked for, and of known cost."""
-    speculate, model.exact = options.speculate, options.exact
-    model.step_costs = costs
-    asked = speculate != "auto" or draft is not None
-    if not speculate:
-        return
-    if costs is None or not costs.sure:
-        costs = measured(model.engine, model.plan, model.config.vocab_size) if asked else None
-    if costs is None or not (costs.same_bits or (asked and not options.exact)):
-        return
-    most = speculate if type(speculate) is int else max(SIZES) - 1
-    model.speculation = Speculation(costs, most)
-    if draft is not None:
-        smaller = load(draft.bundle.path, **draft.keywords)
-        with ExitStack() as unused:
-            unused.callback(smaller.close)
-            if (drafter := smaller.drafter()) is not None:
-                model.speculation.use(drafter)
-                unused.pop_all()
+    alone = Stepping(options.exact, costs)
+    asked = options.speculate != "auto" or draft is not None
+    if not options.speculate or not (
+        asked or (costs is not None and costs.sure and costs.same_bits)
+    ):
+        return alone
+    from stem_edge.runtime.speculation.opening import open_speculation
+
+    speculation = open_speculation(engine, plan, vocab_size, costs, draft, options, load)
+    return alone._replace(speculation=speculation)
 
 
 def _assemble(
-    bundle: Bundle, loader: EngineLoader, plan: MemoryPlan, text: TextCodec, options: LoadOptions
+    bundle: Bundle,
+    loader: EngineLoader,
+    plan: MemoryPlan,
+    text: TextCodec,
+    draft: DraftBundle | None,
+    options: LoadOptions,
 ) -> Model:
     """Open the backbone and the tables as planned, and fill the row cache."""
     format, overlap, cache_dir = bundle.manifest.table_format, options.overlap, options.cache_dir
@@ -224,8 +228,13 @@ def _assemble(
         # After opening, because that measures with how many tokens at once a device stays exact.
         chunk = min(plan.chunk_tokens, loader.step_tokens)
         engine = Engine(backend, rows, chunk, overlap=overlap, logit_tokens=plan.logit_tokens)
-        prefixes = open_prefixes(bundle, engine, plan, options)
-        return Model(bundle, engine, plan, text, prefixes, on_close)
+        with ExitStack() as failed:
+            failed.callback(engine.close)
+            prefixes = open_prefixes(bundle, engine, plan, options)
+            size, costs = bundle.manifest.model.vocab_size, loader.step_costs
+            stepping = _stepping(engine, plan, size, costs, draft, options)
+            failed.pop_all()
+        return Model(bundle, engine, plan, text, prefixes, stepping, on_close)
 
     if format is None:
         return model(loader.open(None), Rows())

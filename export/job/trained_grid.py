@@ -13,14 +13,15 @@ from typing import cast
 
 import numpy as np
 
-from stem_edge.bundle.footprint import kinds_of
+from stem_edge.bundle.expected import kinds_of
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, MatrixKind
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.block_search import grid_scales
 from stem_edge.numerics.matrix import Matrix
-from stem_edge.numerics.quantize import F32, cut, extremes
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import cut, extremes
 
 BLOCKS = (128, 64, 32, 16)
 ROWS = 8  # of a matrix, from all over it

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
-from stem_edge.runtime.backends.context_choice import contexts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
+from stem_edge.runtime.backends.planner import contexts
 from stem_edge.runtime.rows.shards import READ_MODES, FlashName, ReadMode
+from stem_edge.shown import shown
 from stem_edge.system.memory import usable_cpus
-from stem_edge.text_table import shown
 from stem_edge.units import parse_size
 
 if TYPE_CHECKING:
@@ -23,67 +23,12 @@ if TYPE_CHECKING:
 
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
 SMALL_KV: KvType = "int8"
-EngineChoice: TypeAlias = str  # "auto", or a key of stem_edge.runtime.backends.engines.ENGINES
 # A provider, or several by preference; each may have options, as in
 # stem_edge.runtime.backends.onnxruntime.providers.provider.
 Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
 Folder: TypeAlias = str | Path | None
 # Whether to guess the next tokens, or at most how many for a step.
 Speculate: TypeAlias = Literal["auto"] | int
-
-
-class _DeviceLimits(TypedDict, total=False):
-    provider_libraries: Mapping[str, str | Path] | None
-    device_memory: int | str | None
-    host_slots: int | None
-
-
-class DeviceKeywords(_DeviceLimits, total=False):
-    """Keywords of stem_edge.load that choose what the backbone runs on."""
-
-    providers: Providers
-
-
-class MoreKeywords(_DeviceLimits, total=False):
-    """Keywords of stem_edge.load that cannot be given by position."""
-
-    engine: EngineChoice
-    slots: int | None
-    sequences: int
-    resident: bool
-    overlap: bool
-    kv: KvChoice
-    prefill_graph: bool | None
-    prepare: bool
-    repack: bool
-    warm_start: bool
-    cache_dir: Folder
-    trial: bool
-    tables_later: bool
-    emulate_flash: FlashName | None
-    tables: str | None
-    disk_tier: int | str | None
-    keep_prefixes: bool
-    prompt_cache: Literal[True] | Folder
-    speculate: Speculate
-    draft: str | Path | None
-    exact: bool
-    progress: bool | None
-
-
-class OtherKeywords(MoreKeywords, total=False):
-    """Keywords of stem_edge.load except memory and context_length."""
-
-    threads: int | None
-    providers: Providers
-    reads: ReadMode
-
-
-class LoadKeywords(OtherKeywords, total=False):
-    """Keywords of stem_edge.load, complete, for functions that pass them on."""
-
-    memory: int | str | None
-    context_length: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +40,7 @@ class LoadOptions:
     providers: Providers = None
     context_length: int | None = None
     reads: ReadMode = "pread"
-    engine: EngineChoice = "auto"
+    engine: str = "auto"  # or a key of stem_edge.runtime.backends.engines.ENGINES
     device_memory: int | str | None = None
     provider_libraries: Mapping[str, str | Path] | None = None
     slots: int | None = None

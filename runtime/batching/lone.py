@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from stem_edge.errors import OutOfMemoryError
+from stem_edge.runtime.backends.step_costs import MOST
 from stem_edge.runtime.batching.request import Guessing, Request
-from stem_edge.runtime.decoding import MOST
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Sampled
 from stem_edge.runtime.prefixes.kept import Prefixes

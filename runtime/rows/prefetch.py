@@ -15,9 +15,10 @@ records. A stem id is a token's id, or stands for a record made by an edit.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -26,7 +27,6 @@ import numpy.typing as npt
 
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import I64
-from stem_edge.runtime.rows.background import Background
 from stem_edge.runtime.rows.cache import RowCache, needed_whole
 from stem_edge.runtime.rows.records import Flags, Records, RowCounters, records_of
 from stem_edge.runtime.rows.slots import Staged
@@ -36,7 +36,53 @@ if TYPE_CHECKING:
     from stem_edge.runtime.rows.edited_store import EditedStore
 
 T = TypeVar("T")
+# A waiting caller checks this often that the thread is alive, because one that dies says nothing.
+POLL_SECONDS = 0.5
 ANY_NUMBER = 1 << 30  # of tokens in a step: no limit
+
+
+class Background:
+    """Runs calls one after the other in a thread, which the first call starts.
+
+    Only one thread may use it. If its own cannot start or has died, that is no error: the call has
+    no result, and the next call gets a new thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._renew()
+
+    def _renew(self) -> None:
+        started = self._started = list[threading.Thread]()
+        self._pool = ThreadPoolExecutor(
+            1, self._name, initializer=lambda: started.append(threading.current_thread())
+        )
+
+    def start(self, call: Callable[[], T]) -> Future[T] | None:
+        """Start a call; return None if no thread can take it."""
+        try:
+            return self._pool.submit(call)
+        except (RuntimeError, MemoryError):  # no threads left, or the interpreter is ending
+            self.close()  # cancels the call if it was queued, since nobody will ask for its result
+            self._renew()
+            return None
+
+    def result(self, call: Future[T]) -> T | None:
+        """Wait for a call and return its result; None if it raised."""
+        while True:
+            try:
+                return call.result() if call.exception(POLL_SECONDS) is None else None
+            except TimeoutError:
+                # A thread that runs out of memory can die without completing its call.
+                if self._started and not self._started[0].is_alive() and not call.done():
+                    self._renew()
+                    return None
+            except CancelledError:
+                return None
+
+    def close(self) -> None:
+        """Wait for the call under way and end the thread."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 class Reading(NamedTuple):

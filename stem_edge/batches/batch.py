@@ -21,7 +21,8 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.hub.fetch import pinned
-from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions

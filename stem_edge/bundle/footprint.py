@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import (
-    MATRIX_KINDS,
-    VOCABULARY_KINDS,
     WEIGHT_BITS,
     BackboneFormat,
     EngineName,
@@ -19,7 +17,6 @@ from stem_edge.graph.formats import (
     WeightType,
 )
 from stem_edge.graph.kv import KvCaches, KvChoice, KvType, OnnxCaches
-from stem_edge.graph.layer import kind_of
 from stem_edge.graph.names import kv_capacity
 from stem_edge.layers import Layer
 from stem_edge.numerics.quantize import fitting_block
@@ -113,26 +110,17 @@ def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footpr
         raise ValueError(f"the bundle has no backbone for {engine}")
     prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
     data = manifest.files[BACKBONE_DATA].nbytes
-    return _onnx_footprint(model, manifest.backbone, tables, data, prefill)
+    return onnx_footprint(model, manifest.backbone, tables, data, prefill)
 
 
-def expected_footprint(
-    model: ModelConfig, backbone: BackboneFormat, tables: TableFormat | None
-) -> Footprint:
-    """Footprint of the bundle that an export with these types would write. Raises GraphError."""
-    layout = tables.tables if tables else None
-    data = decoding(model, layout, backbone).plan.nbytes
-    prefill = prompts(model, layout, backbone).plan.nbytes if backbone.prefill else 0
-    return _onnx_footprint(model, backbone, tables, data, prefill)
-
-
-def _onnx_footprint(
+def onnx_footprint(
     model: ModelConfig,
     backbone: BackboneFormat,
     tables: TableFormat | None,
     data: int,
     prefill: int,
 ) -> Footprint:
+    """Footprint of a bundle on onnxruntime. data, prefill: bytes of its weight files."""
     embedding = _kind_nbytes(backbone, "embedding", model.vocab_size, model.dim)
     step = data if backbone.tied else max(0, data - embedding)
     slot, caches = array_slot_nbytes(tables.tables) if tables else 0, OnnxCaches(backbone.kv_peaks)
@@ -183,15 +171,6 @@ def array_slot_nbytes(layout: RecordLayout) -> int:
     """Bytes of a slot: codes, float32 scales, and the zero points needed to dequantize them."""
     zero_points = -(-layout.part_groups() * layout.bits // 8) if layout.quantized else 0
     return len(layout.layers) * (layout.codes_nbytes + layout.groups * FLOAT) + zero_points
-
-
-def kinds_of(model: ModelConfig) -> set[MatrixKind]:
-    """Return the kinds of matrices that a model has."""
-    shapes = model.backbone_shapes()
-    found = {kind_of(name) for name, shape in shapes.items() if len(shape) == 2}
-    if "qkv" in found:
-        found.add("v")
-    return found & set(MATRIX_KINDS) | set(VOCABULARY_KINDS)
 
 
 def _kind_nbytes(backbone: BackboneFormat, kind: MatrixKind, rows: int, width: int) -> int:

@@ -8,14 +8,15 @@ from stem_edge.bundle.fetched import Expected, fetch_checked
 from stem_edge.bundle.manifest import MANIFEST, TABLES, is_shard, open_manifest
 from stem_edge.errors import BundleError, InputError
 from stem_edge.hub.fetch import fetch, keep_ref, open_snapshot, remove
-from stem_edge.hub.names import HubName, name_of
+from stem_edge.hub.names import name_of, parsed_name
 
 
-def fetched_folder(name: HubName, *, tables_later: bool, progress: bool | None) -> Path:
+def fetched_folder(path: str, *, tables_later: bool, progress: bool | None) -> Path:
     """Return the folder of a bundle in the hub's cache, to which what it lacks is fetched.
 
-    tables_later: leave its shards on the hub. Raises BundleError, HubError.
+    tables_later: leave its shards on the hub. Raises BundleError, HubError, InputError.
     """
+    name = parsed_name(path)
     snapshot = open_snapshot(name, progress)
     if snapshot.lacking([MANIFEST]):
         if MANIFEST not in snapshot.listing:

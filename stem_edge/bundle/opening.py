@@ -23,7 +23,7 @@ from stem_edge.errors import BundleError
 from stem_edge.files.plain_files import PlainFolders, check_file, damaged
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS, GgufFormat
-from stem_edge.hub.names import hub_name
+from stem_edge.hub import PREFIX
 from stem_edge.units import MAX_SIZE
 
 # A tokenizer.json may be twice the largest that is published.
@@ -102,12 +102,11 @@ def bundle_folder(
     path: str | Path, *, tables_later: bool = False, progress: bool | None = None
 ) -> Path:
     """Return the folder of a bundle; one on a hub is fetched, as open_bundle says."""
-    name = hub_name(path)
-    if name is None:
+    if not str(path).startswith(PREFIX):
         return Path(path)
     from stem_edge.bundle.on_hub import fetched_folder  # for names on a hub alone
 
-    return fetched_folder(name, tables_later=tables_later, progress=progress)
+    return fetched_folder(str(path), tables_later=tables_later, progress=progress)
 
 
 def _check_backbones(root: Path, manifest: Manifest) -> None:

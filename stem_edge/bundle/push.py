@@ -17,9 +17,10 @@ from stem_edge.bundle.manifest import BACKBONE_FILES, MANIFEST, TABLES, TOKEN_CO
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import HubError, InputError
 from stem_edge.files.plain_files import damaged
+from stem_edge.hub import PREFIX
 from stem_edge.hub.asking import LOG_IN, UnreachableError, asking
 from stem_edge.hub.fetch import Snapshot, fetch, hub_api, open_snapshot
-from stem_edge.hub.names import PREFIX, HubName, hub_name
+from stem_edge.hub.names import HubName, hub_name
 from stem_edge.progress import Progress, show_status, tell
 from stem_edge.units import format_size
 

@@ -24,7 +24,8 @@ from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.analysis.cost_report import cost_figures, cost_report, cost_table
 from stem_edge.measuring.analysis.geometry_report import add_options, check_options, show_geometry
-from stem_edge.text_table import printable, table
+from stem_edge.shown import printable
+from stem_edge.text_table import table
 from stem_edge.units import format_size
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.progress import show_status
 from stem_edge.runtime.consistency import verify_runs
 from stem_edge.runtime.first_load.safety import check_safety
-from stem_edge.text_table import printable
+from stem_edge.shown import printable
 
 DESCRIPTION = """\
 Check whether a bundle is safe to load, and say so, with reasons, in one line. Every file must

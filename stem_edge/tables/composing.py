@@ -13,6 +13,7 @@ import numpy as np
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 
 
@@ -46,7 +47,7 @@ def mean(rows: Sequence[F32]) -> F32:
 def pack_row(layout: RecordLayout, values: F32) -> bytes:
     """Pack a float32 row [row_width] as it lies in a record. Raises ValueError as `pack` does."""
     single = msgspec.structs.replace(layout, records=1, layers=(0,))
-    return single.pack([values[None]], least_error_scales).tobytes()
+    return pack_records(single, [values[None]], least_error_scales).tobytes()
 
 
 def is_row(layout: RecordLayout, row: bytes) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.graph.kv import CACHES, KvType
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
-from stem_edge.runtime.backends.onnxruntime.batch import OrtBatch
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, open_sessions, slots_in_arrays
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
@@ -60,6 +59,8 @@ class OrtBackend:
 
     def open_batch(self, size: int, length: int) -> BackendBatch:
         """Return an empty batch. Raises OutOfMemoryError."""
+        from stem_edge.runtime.backends.onnxruntime.batch import OrtBatch  # for several sequences
+
         return OrtBatch(self.loaded, size, length)
 
     def close(self) -> None:

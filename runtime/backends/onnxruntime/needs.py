@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
-from stem_edge.bundle.prefill_check import PROBE_TOKENS
 from stem_edge.config import ModelConfig
-from stem_edge.graph.float_blocks import BLOCK_NBYTES
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part, Preparing
-from stem_edge.runtime.backends.step_costs import SIZES
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part
 
 HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
@@ -24,11 +21,6 @@ LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
 # Keys whose scores are in memory at once on the CPU, where attention goes through them in blocks: a
 # chunk takes as much after 16,000 tokens as after 1,000 (measured with onnxruntime 1.31 and 1.32).
 SCORED_AT_ONCE = 512
-# Preparing: files hold every matrix plain and packed, and packing pads a little. A matrix is in memory
-# packed, read to be saved, and packed again to be compared; seconds a GB are measured (docs/results.md).
-FILES_OVER_DATA, COPIES_OF_MATRIX, PREPARING_SECONDS_PER_GB = 2.2, 3, 30
-LOGITS_AT_ONCE = 16  # of a probe, because on their way through the head they take more
-WORKER_NBYTES = 40 << 20  # Python with numpy and onnxruntime
 
 
 def cpu_needs(
@@ -55,24 +47,6 @@ def cpu_needs(
         slot=footprint.slot_nbytes,
     )
     return Needs(footprint, context, part, prepared=prepared, prefill=prefill)
-
-
-def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
-    """Return what preparing takes: the largest matrix packed, or the steps that are then measured."""
-    prefill = footprint.prefill_nbytes > 0
-    context = CHUNK_TOKENS + max(SIZES)
-    part = cpu_needs(footprint, context, threads, prepared=True, prefill=prefill).host
-    logits = 2 * FLOAT * PROBE_TOKENS * footprint.model.vocab_size if prefill else 0
-    logits += LOGITS_AT_ONCE * (part.chunk_token + part.logits)
-    steps = max(CHUNK_TOKENS * part.chunk_token, logits)
-    steps += part.weights + part.kv_cache + part.fixed
-    matrix = min(FLOAT * largest_product(footprint.model), 2 * BLOCK_NBYTES)
-    nbytes = footprint.step_nbytes + footprint.prefill_nbytes
-    return Preparing(
-        disk=int(FILES_OVER_DATA * nbytes),
-        memory=WORKER_NBYTES + max(COPIES_OF_MATRIX * matrix, steps),
-        seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),
-    )
 
 
 def fixed_nbytes(footprint: Footprint, context: int, threads: int) -> int:

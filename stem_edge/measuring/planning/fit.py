@@ -32,9 +32,9 @@ from stem_edge.measuring.planning.rates import derived_rates, measure_rates
 from stem_edge.measuring.planning.target import Fit, Target
 from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import read_ids
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, contexts
 from stem_edge.runtime.backends.engines import choose_backbone
-from stem_edge.runtime.backends.options import SMALL_KV, EngineChoice, check_sequences
+from stem_edge.runtime.backends.options import SMALL_KV, check_sequences
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT, contexts
 from stem_edge.runtime.rows.emulated_flash import PROFILES
 from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
@@ -54,7 +54,7 @@ def fit(
     bandwidth: int | str | None = None,
     text: str | Path | None = None,
     threads: int | None = None,
-    engine: EngineChoice = "auto",
+    engine: str = "auto",
     repack: bool = False,
     kv: KvChoice = "auto",
     sequences: int = 1,

@@ -23,11 +23,11 @@ from stem_edge.measuring.planning.predict import (
     tokenizer_memory,
 )
 from stem_edge.measuring.planning.timing import Rates
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, leaves_room
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
-from stem_edge.runtime.backends.planner import Planner
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT, Planner, leaves_room
 from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.runtime.rows.tier_file import file_slot_nbytes
 from stem_edge.system.memory import usable_cpus

@@ -36,7 +36,7 @@ from stem_edge.measuring.quality.scores import (
 from stem_edge.measuring.quality.scoring import Done, Score, Scoring, Ways, score_here
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
-from stem_edge.runtime.backends.options import DeviceKeywords, EngineChoice, LoadKeywords
+from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
 from stem_edge.runtime.text.codec import TextCodec
 
 # Tokens shown around one that was predicted badly.
@@ -117,8 +117,8 @@ def evaluate(
     against: str | Path | None = None,
     worst: int = 10,
     edits: Sequence[Edit] = (),
-    engine: EngineChoice = "auto",
-    against_engine: EngineChoice = "auto",
+    engine: str = "auto",
+    against_engine: str = "auto",
     prefill_graph: bool = False,
     repack: bool = False,
     kv: KvChoice = "auto",

@@ -23,7 +23,7 @@ from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.rows import background
+from stem_edge.runtime.rows import prefetch as background
 from stem_edge.runtime.rows.records import Flags
 
 pytestmark = pytest.mark.usefixtures("watchdog")

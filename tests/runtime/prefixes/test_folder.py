@@ -23,7 +23,7 @@ from stem_edge.runtime import Model, loading
 from stem_edge.runtime.engine import starts_of
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import PrefixFolder
-from stem_edge.runtime.prefixes.reuse import Prompt
+from stem_edge.runtime.prefixes.prefix import Prompt
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])

@@ -26,6 +26,7 @@ from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import Caches
 from stem_edge.tables.composing import compose, pack_row
 from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 
 V, LAYERS, WIDTH, SLOTS = 20, (1, 4), 8, 4
@@ -36,7 +37,7 @@ INDEX = [(7 * token) % V for token in range(30)]
 
 def make_records() -> U8:
     rng = np.random.default_rng(3)
-    return LAYOUT.pack([rng.normal(size=(V, WIDTH)).astype(np.float32) for _ in LAYERS])
+    return pack_records(LAYOUT, [rng.normal(size=(V, WIDTH)).astype(np.float32) for _ in LAYERS])
 
 
 RECORDS = make_records()

@@ -26,13 +26,14 @@ from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import Caches, counts_file, expected_records, fill
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import make_layout
 from stem_edge.tables.token_counts import write_counts
 
 V = 200
 LAYOUT = make_layout(V, (1, 3), ((32,),), "int8", 16)
 VALUES = np.random.default_rng(3).normal(size=(2, V, 32)).astype(np.float32)
-RECORDS: U8 = LAYOUT.pack([VALUES[0], VALUES[1]])
+RECORDS: U8 = pack_records(LAYOUT, [VALUES[0], VALUES[1]])
 
 
 class FakeStore(MemoryStore):

@@ -17,6 +17,7 @@ from stem_edge.runtime.rows.records import records_of
 from stem_edge.runtime.rows.slots import ArraySlots, Staged
 from stem_edge.runtime.rows.warm import Caches
 from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 
 V, SLOTS = 50, 4
@@ -27,7 +28,7 @@ THREAD = "stem-edge-prefetch"
 def numbered(numbers: I64) -> U8:
     """Make records; record r holds the number r."""
     values = np.repeat(numbers.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
-    return LAYOUT.pack([values, values])
+    return pack_records(LAYOUT, [values, values])
 
 
 class FakeStore(MemoryStore):

@@ -43,9 +43,10 @@ from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.plain_batch import PlainBatch
+from stem_edge.runtime.rows.placeholders import placeholder_rows
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
-from stem_edge.runtime.rows.slots import ArraySlots, Slots, placeholder_rows
-from stem_edge.system.memory import free_on_nvidia
+from stem_edge.runtime.rows.slots import ArraySlots, Slots
+from stem_edge.system.nvidia import free_on_nvidia
 from stem_edge.tables.rows import RecordLayout
 
 # By preference: the fastest, the exact one, and the one that needs the fewest operators.

@@ -15,7 +15,7 @@ from stem_edge.graph.names import EMBED, STEP
 from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.needs import LOGITS_AT_ONCE
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import LOGITS_AT_ONCE
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store

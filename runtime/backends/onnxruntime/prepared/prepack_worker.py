@@ -28,6 +28,7 @@ from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import JOURNAL
 from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.prepared.prefill_measure import prefill_divergence
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
@@ -37,7 +38,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     Prepared,
     graph_sources,
     marks,
-    packable,
     prepared_file,
 )
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
@@ -45,8 +45,10 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     graph_source,
     joined_parts,
 )
-from stem_edge.runtime.backends.step_costs import SIZES, Probe, StepCosts, measure_steps
-from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placeholders
+from stem_edge.runtime.backends.step_costs import SIZES, StepCosts
+from stem_edge.runtime.backends.step_measure import Probe, measure_steps
+from stem_edge.runtime.rows.placeholders import placeholder_rows, placeholders
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import return_freed_memory
 from stem_edge.system.user_folder import cpu_digest
 

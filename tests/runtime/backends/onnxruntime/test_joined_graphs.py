@@ -18,7 +18,8 @@ from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs, joined_graphs
-from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows
+from stem_edge.runtime.rows.placeholders import placeholder_rows
+from stem_edge.runtime.rows.slots import ArraySlots
 
 GEMMA_4, GEMMA_3N = "Gemma 4", "Gemma 3n"
 FAST = {"stem", "window", "all at once", GEMMA_3N}

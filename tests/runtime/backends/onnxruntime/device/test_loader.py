@@ -25,11 +25,11 @@ from stem_edge.runtime.backends.engines import NotRunnableError, first_that_runs
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
 from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader, WrongStepsWarning
-from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
+from stem_edge.runtime.backends.onnxruntime.providers import resolve as providers
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
-from stem_edge.system import memory as machine
+from stem_edge.system import nvidia as machine
 
 PROMPT = "The capital of France"
 NEW = 24
