@@ -13,6 +13,7 @@ from stem_edge.numerics.quantize import F32, I32, I64
 from stem_edge.runtime.backends.interface import Backend, BackendContext, NotFiniteError
 
 SIZES = (2, 4, 8)  # tokens of steps that are measured, and then taken
+BEFORE = 64  # tokens before them, of which a batch has copies for the most sequences
 # Rounds go on until the two least times of each size differ by no more than this factor, because
 # whatever else the machine does only adds to them; but not for ever.
 AGREEING = 1.05
@@ -56,7 +57,7 @@ class Probe:
         alone, sizes = self.step(self.before, 1).copy(), range(2, max(SIZES) + 1)
         token, slot = self._token_ids[[self.before]], self._slots[[self.before]]
         with contextlib.suppress(NotFiniteError, OutOfMemoryError):  # a device takes it at once
-            batch = self._backend.open_batch(max(sizes), self._context.length)
+            batch = self._backend.open_batch(max(sizes), self.before + 1)
             for _ in range(max(sizes)):
                 batch.join(self._context, self.before)
             for n in sizes:

@@ -12,7 +12,7 @@ from stem_edge.graph.float_blocks import BLOCK_NBYTES
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Device, Needs, Part, Preparing
-from stem_edge.runtime.backends.step_costs import SIZES
+from stem_edge.runtime.backends.step_costs import BEFORE, SIZES
 
 HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
@@ -74,7 +74,8 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     part = cpu_needs(footprint, context, threads, prepared=True, prefill=prefill).host
     logits = 2 * FLOAT * PROBE_TOKENS * footprint.model.vocab_size if prefill else 0
     logits += LOGITS_AT_ONCE * (part.chunk_token + part.logits)
-    steps = max(CHUNK_TOKENS * part.chunk_token, logits)
+    batch = max(SIZES) * footprint.kv_nbytes(BEFORE + 1)
+    steps = max(CHUNK_TOKENS * part.chunk_token, logits, batch)
     steps += part.weights + part.kv_cache + part.fixed
     matrix = min(FLOAT * _largest_product(footprint.model), 2 * BLOCK_NBYTES)
     nbytes = footprint.step_nbytes + footprint.prefill_nbytes
