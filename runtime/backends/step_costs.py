@@ -6,6 +6,9 @@ import msgspec
 
 SIZES = (2, 4, 8)  # tokens of steps that are measured, and then taken
 MOST = max(SIZES)  # tokens of a step
+BEFORE = (
+    64  # tokens before steps that are measured; a batch has copies of them for the most sequences
+)
 
 
 class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -29,6 +29,7 @@ LEAST_NBYTES = 1 << 18
 HUGE_PAGE = 2 << 20
 # About what Python with numpy and onnxruntime takes, used where the system does not tell.
 TYPICAL_PROCESS_NBYTES = 64 << 20
+M_MMAP_THRESHOLD = -3
 
 
 def available_memory() -> int:
@@ -71,6 +72,14 @@ def return_freed_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
         if trim is not None:
             trim(0)
+
+
+def keep_freed_blocks(nbytes: int) -> None:
+    """Let glibc keep freed blocks below this size, instead of up to the largest that it has seen."""
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
+        if mallopt is not None:
+            mallopt(M_MMAP_THRESHOLD, nbytes)
 
 
 def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:

@@ -30,6 +30,7 @@ from stem_edge.measuring.run.workers import Answer, WorkerProcess
 from stem_edge.measuring.run.workload import Workload, make_workload
 from stem_edge.runtime.backends.engines import EngineLoader, choose_backbone, loaders
 from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.memory import usable_cpus
 
@@ -68,7 +69,8 @@ class Measurement:
     samples: list[Sample]  # memory by kind over time
     definitions: Mapping[str, str]
     interval: float  # between two samples of the totals
-    prepared_seconds: float  # spent before the run, on what only a first load does
+    preparing: Preparing | None  # what a first load takes; None if it was done before
+    prepared_seconds: float  # spent on it before the run
     round: Round  # the worker's answers
     hit_curve: dict[int, float]  # slots -> hit rate while decoding, simulated
     prediction: Prediction
@@ -199,6 +201,7 @@ class _Run:
     def measure(self, interval: float, *, cold: bool) -> Measurement:
         """Prepare what is not measured, run, and put the results together."""
         self.notify("preparing")
+        preparing = self.loader.needs(self.options.contexts(self.bundle)[0]).preparing
         started = time.perf_counter()
         self.loader.prepare(None)
         prepared = time.perf_counter() - started
@@ -226,6 +229,7 @@ class _Run:
             samples=worker.sampler.samples,
             definitions=worker.sampler.reader.definitions,
             interval=interval,
+            preparing=preparing,
             prepared_seconds=prepared,
             round=done,
             hit_curve=curve,
