@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeVar
 from tokenizers import Tokenizer
 
 from stem_edge.errors import BundleError, InputError
+from stem_edge.shown import printable
 from stem_edge.system.memory import own_memory, return_freed_memory
 from stem_edge.text.tokenizer_gate import check_tokenizer
-from stem_edge.text_table import printable
 from stem_edge.units import format_size
 
 T = TypeVar("T")
@@ -25,7 +25,6 @@ TEXT_NBYTES, GROWN_NBYTES = 400, 66
 MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
 LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a whole unknown word
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of sentencepiece for one byte
-PROBED_IDS = 1 << 10  # decoded at once by probe
 
 
 def _bytes_of_chars() -> dict[str, int]:
@@ -175,25 +174,14 @@ class TextCodec:
                 "input, or check the bundle with stem-edge verify"
             ) from None
 
+    @property
+    def count(self) -> int:
+        """Count of token ids, special ones included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
     def json(self) -> str:
         """The tokenizer as JSON of the tokenizers library; as large as its file."""
         return self._native(lambda: str(self._tokenizer.to_str()), "itself")
-
-    def probe(self) -> None:
-        """Use the tokenizer in every way that might crash the process or never end.
-
-        Call it in a child process with limits. Raises BundleError if the library fails.
-        """
-        try:
-            for text in probe_texts(self.special_tokens):
-                for named in (False, True):
-                    self.decode(self.encode(text, special_tokens_in_text=named)[:PROBED_IDS])
-            count = self._tokenizer.get_vocab_size(with_added_tokens=True)
-            for first in range(0, count, PROBED_IDS):
-                self.decode(range(first, first + PROBED_IDS), skip_special_tokens=False)
-        except InputError as error:
-            problem = str(error).rpartition("; ")[0]  # without the advice, which is for prompts
-            raise BundleError(f"{problem}, found in a trial; export the bundle again") from None
 
 
 def same_start(first: Sequence[object], second: Sequence[object]) -> int:
@@ -207,22 +195,6 @@ def shorten(context_length: int, max_context: int) -> str:
     if context_length == max_context:
         return "shorten it: this model takes no longer context"
     return f"shorten it or load with a larger context_length (up to {max_context})"
-
-
-def probe_texts(special_tokens: Sequence[str] = ()) -> Iterator[str]:
-    """Yield texts that expose faulty tokenizers: runs, long words, every kind of character."""
-    for char in ("a", "A", " ", "\n", "0", "_", ".", "\u00e9", "\u4e00", "\U0001f600", "\u0301"):
-        yield char * 40 + "!"
-        yield char * 4000
-    yield "".join(map(chr, range(0x500)))
-    yield " ".join(map(chr, range(0x300)))
-    yield "".join(chr(code) for code in range(0x500, 0x110000, 509) if not 0xD800 <= code < 0xE000)
-    yield "\ufdfa\u1e9e\u0130\ufb03" * 100
-    yield "the quick brown fox's 12345 jumped; didn't it?\r\n\t" * 40
-    yield "abcdefghijklmnopqrstuvwxyz" * 200
-    yield from special_tokens[:64]
-    yield " ".join(special_tokens[:1024])
-    yield ""
 
 
 def _utf8(text: str) -> bytes:

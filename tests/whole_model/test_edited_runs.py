@@ -76,7 +76,7 @@ def test_an_edit_that_is_refused_lets_nothing_in(stem: Tried, tmp_path: Path) ->
         good = swap(model, "cat", "dog")
         (tmp_path / "bad.edit").write_text("{}")
         with (
-            pytest.raises(stem_edge.EditError, match=r"bad\.edit"),
+            pytest.raises(stem_edge.errors.EditError, match=r"bad\.edit"),
             model.edited(good, tmp_path / "bad.edit"),
         ):
             pytest.fail("was let in")
@@ -182,7 +182,7 @@ def made_now(model: Model) -> int:
     """Count composed records that are still in use."""
     assert isinstance(model.engine.rows, Prefetcher)
     model.engine.make([])
-    return model.engine.rows.store.made
+    return model.engine.rows.made
 
 
 def test_generations_that_are_left_release_what_they_made(stem: Tried) -> None:

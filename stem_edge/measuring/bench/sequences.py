@@ -31,7 +31,8 @@ from stem_edge.measuring.bench.figures import Settings, peaks_of
 from stem_edge.measuring.run.together import lengths, texts_of
 from stem_edge.measuring.run.workers import Subject, together_phase
 from stem_edge.measuring.run.workload import DEFAULT_TEXT, read_ids, source_of
-from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
 
 COUNTS = (1, 2, 4, 8, 16)
 PROMPT_TOKENS, NEW_TOKENS = 128, 64

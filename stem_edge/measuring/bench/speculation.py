@@ -32,7 +32,8 @@ from stem_edge.measuring.run.texts import Task, read_tasks
 from stem_edge.measuring.run.together import Text
 from stem_edge.measuring.run.workers import Subject
 from stem_edge.measuring.run.workload import source_of
-from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
 
 # Kind of subject -> ways of decoding, and how many tokens are guessed at a time. Bundles guess as they
 # were loaded; 2 tokens are what llama-cpp-python advises on processors, 10 its default.

@@ -29,7 +29,8 @@ from stem_edge.measuring.run.workload import Workload
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.planner import plan_memory
-from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
+from stem_edge.runtime.rows.emulated_flash import PROFILES
+from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.runtime.rows.warm import known_counts
 from stem_edge.system.memory import available_memory
 from stem_edge.tables.shards import CRC_NBYTES

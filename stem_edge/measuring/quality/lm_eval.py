@@ -40,8 +40,8 @@ from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime import SamplingParams, load
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.text.chat_template import read_template
 

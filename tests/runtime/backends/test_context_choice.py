@@ -10,15 +10,16 @@ from planned_bundle import BUNDLE
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.errors import MemoryPlanError
-from stem_edge.runtime.backends.context_choice import (
-    CONTEXT_SHARE,
-    USUAL_CONTEXT,
-    choose_plan,
-    contexts,
-)
 from stem_edge.runtime.backends.memory_plan import Ask, Device, MemoryPlan, Part
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.planner import Planner, plan_memory
+from stem_edge.runtime.backends.planner import (
+    CONTEXT_SHARE,
+    USUAL_CONTEXT,
+    Planner,
+    choose_plan,
+    contexts,
+    plan_memory,
+)
 
 LONGEST = 131_072
 FOOTPRINT = footprint_of(BUNDLE.manifest)

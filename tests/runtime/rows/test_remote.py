@@ -17,8 +17,8 @@ from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows import remote
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
 from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.records import READ_AT_ONCE
 from stem_edge.runtime.rows.remote import RemoteShards, joined, printable_url
 from stem_edge.runtime.rows.shards import Fill, Piece
 from stem_edge.runtime.rows.slots import ArraySlots

@@ -119,6 +119,15 @@ def test_which_tokens_a_stream_has(options: Any, text: str, codec: TextCodec) ->
     assert "".join([*map(stream.push, ids), stream.finish()]) == text
 
 
+def test_json_makes_the_same_tokenizer(codec: TextCodec) -> None:
+    again = Tokenizer.from_str(codec.json())
+    assert [again.token_to_id(token) for token in ("a", "<|end|>", "<tool>")] == [
+        97,
+        SPECIAL,
+        ADDED,
+    ]
+
+
 def pieces_of(codec: TextCodec, token_ids: Sequence[int], stop: Sequence[str] = ()) -> list[str]:
     """Collect what each push and the finish return."""
     stream = TokenStream(codec, stop)
