@@ -156,9 +156,9 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 59_300, 47_000),
+    "package, lines": Budget(package_lines, 59_800, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_600, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 58_810, 48_000),
+    "tests, lines": Budget(lambda: lines_in("tests"), 59_100, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 8_126, 4_800),
     "files in a room": Budget(fullest_room, 24, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
