@@ -277,14 +277,10 @@ def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> R
     store = open_store(bundle.file(TABLES), format, options.reads, flash, rows, bundle.tables)
     if bundle.tables is None or (options.resident and options.disk_tier is None):
         return store
-    from stem_edge.runtime.rows.disk_tier import TIER, open_tier, tier_nbytes
+    from stem_edge.runtime.rows.disk_tier import tier_over
 
-    with ExitStack() as failed:
-        failed.callback(store.close)
-        path = cache_folder(options.cache_dir) / TIER / f"{bundle_key(bundle)}.rows"
-        tier = open_tier(store, path, tier_nbytes(options.disk_tier, path, format.tables))
-        failed.pop_all()
-    return tier
+    root, key = cache_folder(options.cache_dir), bundle_key(bundle)
+    return tier_over(store, root, key, options.disk_tier)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

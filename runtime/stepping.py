@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from stem_edge.runtime.backends.step_costs import StepCosts
-from stem_edge.runtime.guesses import NO_GUESSES, Guesses
+from stem_edge.runtime.steps import NO_GUESSES, Guesses
 
 if TYPE_CHECKING:
     from stem_edge.runtime.speculation.speculation import Speculation
