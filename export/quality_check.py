@@ -131,7 +131,7 @@ def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
 
 
 def _compare(expected: F32, found: F32) -> dict[str, float]:
-    """Compare logits [T, V] with those of the checkpoint, as fields of the quality report."""
+    """Compare logits [T, V] with the checkpoint's, as fields of the quality report."""
     divergences = divergence(expected, found)
     return {
         "worst_logit_difference": _rounded(np.abs(found - expected).max()),

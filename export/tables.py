@@ -115,7 +115,7 @@ class TableWriter:
 
 
 def _make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
-    """Divide an array into shards of about so many bytes, and its records into pieces."""
+    """Divide an array into shards of about `nbytes` bytes, and its records into pieces."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))
 

@@ -15,7 +15,7 @@ from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, load
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, allowed, choose_plan, plan_memory
-from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.codec import TextCodec, TextRoom
 from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.units import parse_size
 
@@ -52,10 +52,20 @@ def memory_plan(
 
 def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
     """Read the tokenizer. Raises BundleError; MemoryPlanError if even that exceeds the memory."""
-    limit = own_memory() + available_memory()
+    size, limit = bundle.manifest.model.vocab_size, _limit(options)
+    return TextCodec(bundle.file(TOKENIZER), size, limit)
+
+
+def text_room(plan: MemoryPlan, options: LoadOptions) -> TextRoom:
+    """Return the memory for texts on their way to ids."""
+    return TextRoom(plan.text, max(plan.total, _limit(options)))
+
+
+def _limit(options: LoadOptions) -> int:
+    """Return the most that this process may take."""
     if options.memory is not None:
-        limit = parse_size(options.memory)
-    return TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, limit)
+        return parse_size(options.memory)
+    return own_memory() + available_memory()
 
 
 def draft_of(bundle: Bundle, options: LoadOptions) -> DraftBundle | None:

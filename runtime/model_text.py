@@ -63,6 +63,11 @@ class ModelText:
             special_tokens_in_text=special_tokens_in_text,
         )
 
+    def limit_texts(self, memory: int) -> None:
+        """Let this process take so much for texts on their way to tokens, instead of what load allows."""
+        if self._text.room is not None:
+            self._text.room = self._text.room._replace(limit=memory)
+
     def chat_prompt(
         self,
         messages: Messages,

@@ -169,7 +169,7 @@ class Recorder:
         self._update()
 
     def prefilled(self, tokens: int, cached: int = 0, seconds: float | None = None) -> None:
-        """Note the end of a prompt, of which so many tokens had been computed before.
+        """Note the end of a prompt, whose first `cached` tokens had been computed before.
 
         seconds: that its steps took, if others took turns with them; default: since the call began.
         """

@@ -6,8 +6,8 @@
 The model is loaded once. Generations are short, of random lengths, and end in every way: run to the
 end, closed or dropped midway, never begun. Some are sampled, some have composed rows, some are turns of
 conversations, and some run in four threads at once. Exit status 1 if anonymous memory grows by 1 MiB or
-more in 10,000 generations, if the later half sees more threads or open files than the first, or if a
-conversation that is held again and again gets other answers.
+more in 10,000 generations (by twice the standard error, so that it is sure), if the later half sees more
+threads or open files than the first, or if a conversation that is held again and again gets other answers.
 """
 
 from __future__ import annotations
@@ -56,17 +56,20 @@ class Growth:
     """Growth over a soak, without the warm-up."""
 
     slope: float  # bytes per 10,000 generations or requests
+    error: float  # standard error of the slope, because memory goes up and down by itself
     more_threads: int
     more_files: int
 
     def flat(self, max_slope: float) -> bool:
-        """Return whether nothing grows."""
-        return self.slope < max_slope and self.more_threads <= 0 and self.more_files <= 0
+        """Return whether nothing grows for sure."""
+        least = self.slope - 2 * self.error
+        return least < max_slope and self.more_threads <= 0 and self.more_files <= 0
 
     def line(self, last: Sample) -> str:
         """Return a part of a report."""
         return (
-            f"memory {last.memory / 2**20:.1f} MiB, {self.slope / 2**20:+.3f} MiB per 10,000; "
+            f"memory {last.memory / 2**20:.1f} MiB, {self.slope / 2**20:+.2f} MiB per 10,000 "
+            f"(standard error {self.error / 2**20:.2f}); "
             f"threads {self.more_threads:+d}, open files {self.more_files:+d}"
         )
 
@@ -74,13 +77,16 @@ class Growth:
 def growth(samples: Sequence[Sample]) -> Growth:
     """Return what grew. Threads come and go with the load, so the highest counts are compared."""
     kept = samples[int(WARM_UP * len(samples)) :]
-    done = [sample.done for sample in kept]
-    slope = 0.0
-    if len(set(done)) > 1:
-        slope = float(np.polyfit(done, [sample.memory for sample in kept], 1)[0]) * 10_000
+    done, memory = np.array([[sample.done, sample.memory] for sample in kept], float).T
+    slope = error = 0.0
+    if (spread := float(np.sum((done - done.mean()) ** 2))) and len(kept) > 2:
+        slope, start = np.polyfit(done, memory, 1)
+        rest = float(np.sum((memory - slope * done - start) ** 2))
+        error = (rest / (len(kept) - 2) / spread) ** 0.5
     early, late = kept[: (len(kept) + 1) // 2], kept[len(kept) // 2 :]
     return Growth(
-        slope,
+        float(slope) * 10_000,
+        error * 10_000,
         max(sample.threads for sample in late) - max(sample.threads for sample in early),
         max(sample.files for sample in late) - max(sample.files for sample in early),
     )

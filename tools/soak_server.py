@@ -7,7 +7,7 @@ Starts `stem-edge serve --exact`, so that each answer has the tokens that it has
 both OpenAI interfaces, streamed and not, greedy and sampled, with stop texts and schemas, and turns of conversations. A
 third is left: before the answer, in its midst, or by closing half of the connection; some clients read slowly, and
 some send what is no request. Every answer that is not left must be the one in process. Exit status 1 if one is not, if memory
-grows by 2 MiB or more in 10,000 requests, or if the later half of them sees more threads or open files
+grows by 2 MiB or more in 10,000 requests for sure, or if the later half of them sees more threads or open files
 than the first.
 """
 

@@ -106,7 +106,7 @@ def _some(matrices: Iterable[Matrix]) -> list[Matrix]:
 
 
 def _block(matrix: Matrix) -> int:
-    """Return the greatest size of blocks whose values lie on a grid; 0 if there is none."""
+    """Return the greatest block size at which all values lie on a grid; 0 if no size does."""
     count, width = matrix.shape
     starts = range(0, count, max(1, count // ROWS))[:ROWS]
     rows: F32 = np.concatenate([matrix.rows(at, at + 1) for at in starts])

@@ -155,7 +155,7 @@ class LoadOptions:
 
 
 def check_sequences(sequences: int) -> None:
-    """Raise InputError unless a step can have so many sequences, each with a token."""
+    """Raise InputError unless a step can have this many sequences, each with a token."""
     if not 1 <= sequences <= CHUNK_TOKENS:
         raise InputError(f"sequences is {sequences}; expected 1 to {CHUNK_TOKENS}")
 

@@ -67,7 +67,7 @@ def allowed(ask: Ask, process: int, available: int) -> int:
 
 
 class Planner:
-    """Makes plans from the needs of a loader, for so many sequences at a time."""
+    """Makes plans from the needs of a loader, for several sequences at a time."""
 
     def __init__(self, needs: Needs, process: int, sequences: int = 1) -> None:
         self.needs, self._process, self._sequences = needs, process, sequences
@@ -238,7 +238,8 @@ def leaves_room(plan: MemoryPlan, limit: int) -> bool:
     """
     if plan.chunk_tokens < min(CHUNK_TOKENS, plan.slots):
         return False
-    sides = [(plan.kv_cache + plan.activations, limit - plan.process - plan.weights)]
+    taken = plan.kv_cache + plan.activations + plan.text
+    sides = [(taken, limit - plan.process - plan.weights)]
     if (device := plan.device) is not None:
         room = 0 if device.limit is None else device.limit - device.weights
         sides.append((device.kv_cache + device.activations, room))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from stem_edge.errors import OutOfMemoryError
-from stem_edge.runtime.backends.step_costs import MOST
+from stem_edge.runtime.backends.interface import MOST
 from stem_edge.runtime.batching.request import Guessing, Request
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Sampled
@@ -27,7 +27,7 @@ class Sizes(NamedTuple):
     fixed: bool
 
     def nbytes(self, tokens: int) -> int:
-        """Return the bytes of so many tokens, as steps take them."""
+        """Return the bytes of keys and values of `tokens` tokens."""
         return self.nbytes_of(min(in_steps(tokens), self.length))
 
     def context_length(self, request: Request) -> int:
@@ -66,7 +66,7 @@ class Lone:
         return decoding.step()
 
     def leaves(self, request: Request, nbytes: int) -> bool:
-        """Tell whether a context of so many bytes fits once it has been copied into a batch.
+        """Return whether a context of `nbytes` bytes fits once it has been copied into a batch.
 
         Its own is free before the other begins.
         """

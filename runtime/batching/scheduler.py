@@ -95,7 +95,7 @@ class Scheduler:
         return len(self._queue)
 
     def room(self, tokens: int) -> AbstractContextManager[None] | None:
-        """Return what other work enters while it has a context of so many tokens; None: not yet.
+        """Return what other work enters while it has a context of this length; None if it must wait.
 
         For the thread that steps, which asks again after a step. Without memory for both, other work
         and requests begin in turns.
@@ -174,7 +174,9 @@ class Scheduler:
         """Tell whether a request can begin, once one that runs alone has joined the batch."""
         # A batch that has its memory leaves one context for prompts.
         known = self._idle or self._sizes.fixed
-        return known or self._lone.lets_begin(request, beside=bool(self._running) and self._batch.copies)
+        return known or self._lone.lets_begin(
+            request, beside=bool(self._running) and self._batch.copies
+        )
 
     def _process_chunk(self, request: Request) -> None:
         """Process the next chunk of a prompt; after the last one, the sequence joins the others."""

@@ -105,7 +105,7 @@ class Prefixes:
         yield prefix.context
 
     def fits(self, nbytes: int, without: Context | None = None) -> bool:
-        """Tell whether so many bytes fit beside calls under way, if all kept contexts give way.
+        """Return whether `nbytes` bytes fit beside calls under way, once all kept contexts are dropped.
 
         Calls may go on to the ends of their contexts. without: one that is not counted.
         """
@@ -126,7 +126,7 @@ class Prefixes:
         return reservation
 
     def make_room(self, context: Context | None = None, tokens: int = 1) -> None:
-        """Let kept contexts give way to one that grows by so many tokens. Called before each step."""
+        """Drop kept contexts until one under way can grow by `tokens` tokens. Called before each step."""
         with self._lock:
             self._collect()
             for prefix in self._lent:

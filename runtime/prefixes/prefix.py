@@ -102,12 +102,12 @@ class Prefix:
         return reusable(self.prompt, self.computed, prompt, resumes, backend.settled)
 
     def go_on(self, prompt: Prompt, tokens: int) -> None:
-        """Become the context of another prompt, of which so many tokens are there."""
+        """Become the context of another prompt, whose first `tokens` tokens are there."""
         self.prompt = prompt
         self.context.rewind(tokens)
 
     def reserve(self, tokens: int) -> None:
-        """Count the memory that the context takes once it has so many tokens.
+        """Count the memory that the context takes once it has `tokens` tokens.
 
         Never less than before, because going back to an earlier position frees none.
         """

@@ -64,7 +64,7 @@ class RowStore(Records):
         self.layout = tables.format.tables  # of records as `read` returns them
         self._prompt_rows, grid = prompt_rows, tables.grids[0]
         # True if the first rows of a record can be read alone.
-        self.splits = 0 < self._nbytes(grid, whole=False) < grid.stride
+        self.splits = 0 < self._first_nbytes(grid) < grid.stride
         self.tokens = tables.format.tokens  # count of tokens that have a record
         self.index = tables.index  # token -> record; None: the record of its own number
         self.bytes_read = 0  # from flash: records and their checksums, since opening
@@ -78,7 +78,7 @@ class RowStore(Records):
             0,
         )
         for array, grid in enumerate(tables.grids):
-            sizes = self._nbytes(grid, whole=False), grid.stride
+            sizes = self._first_nbytes(grid), grid.stride
             for shard in range(grid.shards):
                 self._grids.append((array, grid, sizes))
                 self._starts.append(first)
@@ -91,10 +91,8 @@ class RowStore(Records):
         """Numbers [T] of the records that hold the rows of tokens [T]."""
         return records_of(self, tokens)
 
-    def _nbytes(self, grid: ShardGrid, *, whole: bool) -> int:
-        """Return the bytes to read of a record, with checksums."""
-        if whole:
-            return grid.stride
+    def _first_nbytes(self, grid: ShardGrid) -> int:
+        """Return the bytes of a record's first rows, with checksums."""
         pieces = -(-self._prompt_rows * grid.pieces // len(self.layout.layers))
         return pieces * grid.piece_stride
 

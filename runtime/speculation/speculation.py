@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.speculation.gate import PLAIN, Gate
 from stem_edge.runtime.speculation.model_drafts import Drafter, ModelDrafts
 from stem_edge.runtime.speculation.text_drafts import TextDrafts

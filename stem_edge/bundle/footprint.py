@@ -62,12 +62,12 @@ class Footprint:
         return self.backbone_nbytes + self.prefill_nbytes + self.tables_nbytes
 
     def kv_nbytes(self, tokens: int) -> int:
-        """Bytes of the KV cache of so many tokens."""
+        """Bytes of the KV cache of `tokens` tokens."""
         own = self.model.layers[: self.model.own_kv_layers]
         return sum(self.caches.nbytes(self.kv, layer) * self._kept(layer, tokens) for layer in own)
 
     def kv_read_nbytes(self, tokens: int) -> int:
-        """Bytes of keys and values that a decode step reads in a context of so many tokens.
+        """Bytes of keys and values that a decode step reads in a context of `tokens` tokens.
 
         A layer that borrows them reads them once more.
         """

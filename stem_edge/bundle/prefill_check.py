@@ -76,7 +76,7 @@ def prefill_refusal(manifest: Manifest, found: float | None) -> str:
 
 
 def crowding(footprint: Footprint, memory: int) -> str:
-    """Return why the matrices of both graphs cannot stay in so many bytes; empty if they can.
+    """Return why the matrices of both graphs do not fit into `memory` bytes; empty if they do.
 
     Where they cannot, those for decoding would be read again after each prompt.
     """

@@ -135,7 +135,7 @@ def _quiet(progress: bool | None) -> Iterator[None]:
 
 @contextmanager
 def _filtered(logger: logging.Logger) -> Iterator[None]:
-    """Leave out that nothing was modified, which is told in our words."""
+    """Drop the library's message that no file was modified; push says that itself."""
 
     def wanted(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("No files have been modified")
@@ -162,7 +162,7 @@ def _make(target: HubName, *, private: bool) -> None:
 
 
 def _is_ours(before: Snapshot) -> bool:
-    """Return whether the card there may be replaced: there is none, or we wrote it."""
+    """Return whether push may replace the card: it is missing, or push wrote it."""
     if CARD not in before.listing:
         return True
     fetch(before, [CARD])

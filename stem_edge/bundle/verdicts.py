@@ -136,7 +136,7 @@ def versions(engine: EngineName) -> dict[str, str]:
 
 
 def read_verdict(path: Path) -> Verdict | None:
-    """Read a verdict; None if there is none, or it is damaged or of another format."""
+    """Read a verdict; None if it is missing, damaged or of another format."""
     try:
         kept = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=Verdict)
     except (OSError, ValueError, RecursionError):  # msgspec raises ValueError

@@ -67,7 +67,7 @@ class Comparison:
     edited_from_original: float
 
     def outcomes(self) -> dict[str, Outcome]:
-        """Return the outcomes by name, without the target prompt if there is none."""
+        """Return the outcomes by name. Without a target prompt, its outcome is left out."""
         target = {} if self.target is None else {"target prompt": self.target}
         return {"original": self.original} | target | {"edited": self.edited}
 

@@ -211,7 +211,7 @@ def _sync(descriptor: int) -> None:
 
 @cache
 def _renameat2() -> Callable[..., int] | None:
-    """Find Linux's renameat2; None if there is none."""
+    """Find Linux's renameat2; None on systems without it."""
     if sys.platform != "linux":
         return None
     with contextlib.suppress(OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Search for scales and zero points of blocks with less error than those of the block's range.
+"""Search for scales and zero points that give a block less error than its range does.
 
 Round to nearest lets the greatest value of a block decide its scale. Here some scales around that
 one are tried, each refined to the least-squares scale of the codes that it leads to, and the best

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.steps import Guesses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -155,14 +156,14 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 59_100, 47_000),
+    "package, lines": Budget(package_lines, 59_300, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_600, 5_000),
     "tests, lines": Budget(lambda: lines_in("tests"), 58_810, 48_000),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 8_123, 4_800),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 8_126, 4_800),
     "files in a room": Budget(fullest_room, 24, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
-    "places that ask which engine it is": Budget(places_that_ask_for_engine, 61, 8),
-    "circles between modules": Budget(circles, 8, 0),
+    "places that ask which engine it is": Budget(places_that_ask_for_engine, 60, 8),
+    "circles between modules": Budget(circles, 5, 0),
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 186, 110)
@@ -178,3 +179,12 @@ def test_the_tree_does_not_grow(name: str) -> None:
 def test_a_plain_run_imports_no_more(plain_run: list[Path]) -> None:
     assert len(plain_run) <= PLAIN_MODULES.limit, f"the aim is {PLAIN_MODULES.aim} modules"
     assert lines(plain_run) <= PLAIN_LINES.limit, f"the aim is {PLAIN_LINES.aim} lines"
+
+
+def test_the_core_is_small() -> None:
+    """The files that docs/architecture.md lists as the core."""
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = page.split("## The core", 1)[1].split("\n## ", 1)[0]
+    core = [ROOT / name for name in re.findall(r"`([\w/]+\.py)`", table)]
+    assert len(core) == 13
+    assert lines(core) < 3000

@@ -64,7 +64,7 @@ def derive(graph: Graph, layout: RecordLayout | None, activations: Activations) 
 
 
 def _even_blocks(graph: Graph, rows: DeviceRows | None) -> list[Node]:
-    """Adapt blocks of rows to a device, and make those of the embedding even in number."""
+    """Adapt blocks of rows to a device, and give rows of the embedding an even number of blocks."""
     before: list[Node] = []
     for node in graph.nodes:
         if node.op != GATHER_BLOCKS:

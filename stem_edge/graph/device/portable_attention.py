@@ -1,4 +1,4 @@
-"""Attention in standard ONNX: the step's keys and values are appended to those of the cache."""
+"""Attention in standard ONNX: the step's keys and values are appended to the cache."""
 
 from __future__ import annotations
 

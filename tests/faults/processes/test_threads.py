@@ -16,6 +16,7 @@ import pytest
 from installed import FDS
 from stores import rows_of
 from threads import poison, run_script, together, tokens
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
@@ -333,7 +334,7 @@ def test_k7_a_thousand_generations_that_are_cancelled_leave_nothing(
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("slots", [16, 40, 300])
+@pytest.mark.parametrize("slots", slow_but([40], [16, 40, 300]))
 def test_k10_threads_caches_and_prefetching_change_no_token(
     load: Load, slots: int, overlap: bool
 ) -> None:

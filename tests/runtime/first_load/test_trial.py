@@ -304,6 +304,12 @@ def test_an_exception_of_windows_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> 
     assert not trial._failure(Ended(3, b"a step", b""), Limits(1, 1, 1.0)).kept
 
 
+def test_a_worker_that_says_nothing_may_do_so_for_another_reason() -> None:
+    failed = trial._failure(Ended(None, b"", b""), Limits(1, 1, 1.0))
+    assert failed.reason == "the process for its trial did not start within 60 s"
+    assert not failed.kept and not failed.certain
+
+
 def test_messages_are_cut(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     said = [b"InputError: " + b"x" * 3000, b"x" * 300]
     monkeypatch.setattr(trial, "run_steps", lambda *_: Ended(11, b"", said[0]))

@@ -75,8 +75,11 @@ def test_records_come_in_few_requests_and_opening_makes_none(server: RangeServer
 FAULTS: dict[Fault, tuple[bool, str]] = {
     "500": (True, "500"),
     "cut": (True, "ClientPayloadError"),
+    "reset": (True, "ClientPayloadError"),
     "wrong": (True, "crc32c"),
     "hang": (True, "Timeout"),
+    "416": (True, "only 0 of 84 bytes"),
+    "loop": (True, "TooManyRedirects"),
     "403": (False, "403"),
     "no ranges": (False, "serves no ranges"),
 }

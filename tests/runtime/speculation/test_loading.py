@@ -15,8 +15,8 @@ from threads import run_script
 import stem_edge
 from stem_edge.errors import BackendError, InputError, MemoryPlanError
 from stem_edge.runtime import Model, load_plan
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
-from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.speculation import opening
 from stem_edge.runtime.speculation.speculation import Speculation
 

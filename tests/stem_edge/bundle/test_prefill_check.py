@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from architectures import SIZES, VARIANTS, write
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
@@ -81,7 +82,7 @@ def test_the_probe_is_that_of_the_report(quantized: Path, tmp_path: Path) -> Non
         assert not probe_tokens(msgspec.structs.replace(manifest, reports={"onnxruntime": report}))
 
 
-@pytest.mark.parametrize("kind", ["indexed", "mixed", "few records"])
+@pytest.mark.parametrize("kind", slow_but(["mixed"], ["indexed", "mixed", "few records"]))
 def test_the_trial_measures_with_the_rows_of_the_tokens(
     kind: str, tmp_path: Path, tiny_checkpoint: Path
 ) -> None:

@@ -16,6 +16,7 @@ from device_runs import inputs
 from installed import DEMO
 from onnx import TensorProto
 from onnxruntime.capi import _pybind_state
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
@@ -167,7 +168,7 @@ def check_places(plan: WeightPlan, graphs: dict[str, Graph]) -> None:
     assert end == plan.nbytes
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(["fp32", "kinds", "biases"], CASES))
 def test_weight_files_are_as_planned(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

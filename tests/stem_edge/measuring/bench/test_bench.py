@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from installed import DEMO
-from tiers import slow_but
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
@@ -145,8 +144,9 @@ def test_against_torch(capsys: Capture) -> None:
     assert "bundle / torch: decode " in out and "bundle / torch=cpu: decode " in out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.parametrize("device", slow_but(["tape"], ["xla:99", "tape"]))
+@pytest.mark.parametrize("device", ["xla:99", "tape"])
 def test_torch_without_a_device(device: str) -> None:
     with pytest.raises(BackendError, match=f"torch cannot use {device}: "):
         bench(DEMO, against=[f"torch={device}"], rounds=1, new_tokens=2)

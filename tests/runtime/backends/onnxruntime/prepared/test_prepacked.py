@@ -27,6 +27,7 @@ from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, RowReadError
 from stem_edge.graph.ir import Graph
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime import loaded as backend_ort
 from stem_edge.runtime.backends.onnxruntime.prepared import prepack_worker as prepare_worker
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as module
@@ -40,7 +41,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
 )
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
-from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.system.child import Ended
 
 IDS = [256, *b"twelve tokens or so"]
