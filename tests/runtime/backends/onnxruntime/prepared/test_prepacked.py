@@ -23,7 +23,6 @@ import pytest
 import stem_edge
 from stem_edge.bundle import prefill_check
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, RowReadError
 from stem_edge.graph.ir import Graph
@@ -232,7 +231,7 @@ def test_a_worker_that_fails_says_why(
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(BundleError, match=r"backbone\.onnx\.data: sha256 is"):
         preparing.make(opened, tmp_path, 1)
-    monkeypatch.setattr(Verdicts, "check_place", lambda records: None)
+    monkeypatch.setattr(preparing, "check_place", lambda records: None)
     path.write_bytes(b"")
     with pytest.raises(BackendError, match=r"cannot be prepared: .*backbone\.onnx\.data"):
         preparing.make(opened, tmp_path, 1)
