@@ -166,8 +166,8 @@ BUDGETS = {
     "circles between modules": Budget(circles, 5, 0),
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
-PLAIN_MODULES = Budget(int, 186, 110)
-PLAIN_LINES = Budget(int, 23_255, 13_000)
+PLAIN_MODULES = Budget(int, 110, 110)
+PLAIN_LINES = Budget(int, 13_300, 13_000)
 
 
 @pytest.mark.parametrize("name", BUDGETS)

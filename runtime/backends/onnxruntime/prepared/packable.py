@@ -9,10 +9,10 @@ from stem_edge.graph.float_blocks import BLOCK_NBYTES, in_blocks
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED
+from stem_edge.runtime.backends.interface import BEFORE, MOST
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Preparing
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, largest_product
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_parts
-from stem_edge.runtime.backends.step_costs import BEFORE, MOST
 
 # Preparing: files hold every matrix plain and packed, and packing pads a little. A matrix is in memory
 # packed, read to be saved, and packed again to be compared; seconds a GB are measured (docs/results.md).

@@ -23,7 +23,7 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, PREFILL
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.interface import BEFORE, SIZES, NotFiniteError, StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import JOURNAL
@@ -45,7 +45,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     graph_source,
     joined_parts,
 )
-from stem_edge.runtime.backends.step_costs import BEFORE, SIZES, StepCosts
 from stem_edge.runtime.backends.step_measure import Probe, measure_steps
 from stem_edge.runtime.rows.placeholders import placeholder_rows, placeholders
 from stem_edge.runtime.rows.slots import ArraySlots
