@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from scale_machines import CORE_FLOPS
+from scale_rates import WEIGHTS_SHARE
 from scale_steps import ROWS_RATE, Machine, step_of
 from scale_tables import Table
 from scale_text import Reads, run_cache
@@ -18,7 +19,7 @@ from stem_edge.bundle.manifest import TABLES, FileEntry
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
-from stem_edge.measuring.planning.rates import WEIGHTS_SHARE, measure_rates
+from stem_edge.measuring.planning.bandwidth import measured
 from stem_edge.measuring.run.stem_steps import decode_together
 from stem_edge.measuring.run.together import Text, texts_of
 from stem_edge.numerics.quantize import I64
@@ -71,7 +72,7 @@ def add_run(table: Table, bundle: Path, sizes: Footprint, ids: I64, batch: int, 
     """Add rows and speed of so many sequences that decode together."""
     texts = texts_of(ids.tolist(), batch, PROMPT, NEW)
     reads = simulate_together(texts[:batch], slots, sizes.model.records)
-    rate = measure_rates(sizes, usable_cpus()).weights
+    rate = WEIGHTS_SHARE * measured(usable_cpus())
     step = step_of(this_machine(rate), sizes, PROMPT + NEW // 2, reads, 0)
     found = decode(bundle, texts, batch, slots)
     rows = reads.distinct_per_step, found["distinct_rows_per_step"]
@@ -96,7 +97,7 @@ def simulate_together(texts: Sequence[Text], slots: int, records: int) -> Reads:
 
 
 def decode(bundle: Path, texts: list[Text], batch: int, slots: int) -> dict[str, float]:
-    """Decode these texts together, as `stem-edge bench --batches` does."""
+    """Decode these texts together, as `stem-edge bench --cases` does."""
     with load(bundle, slots=slots, sequences=batch + 1, warm_start=False) as model:
         return decode_together(model, texts, batch).figures()
 

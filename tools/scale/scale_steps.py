@@ -1,7 +1,6 @@
 """Time of a decode step on a machine: weights and keys and values from memory, rows from elsewhere.
 
-The model of time is that of `stem-edge fit` (stem_edge.measuring.planning), for several sequences:
-a step reads all weights once, its own keys and values, and each distinct row that the cache lacks.
+A step reads all weights once, its own keys and values, and each distinct row that the cache lacks.
 """
 
 from __future__ import annotations
@@ -9,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scale_rates import WEIGHTS_SHARE, Rates, derived_rates
 from scale_shapes import read_nbytes
 from scale_text import F64, Reads
 
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.graph.kv import KvType
-from stem_edge.measuring.planning.rates import WEIGHTS_SHARE, derived_rates
-from stem_edge.measuring.planning.timing import Rates
 from stem_edge.runtime.rows.emulated_flash import FlashProfile
 
 GPU_LAYER_SECONDS = 20e-6  # assumed
@@ -39,11 +37,11 @@ class Machine:
     gpu: bool = False
 
     def rates(self, footprint: Footprint) -> Rates:
-        """Rates of a decode step: those of `fit --bandwidth`, or a GPU's, which no run has checked."""
+        """Rates of a decode step: from its bandwidth, or a GPU's, which no run has checked."""
         if not self.gpu:
-            return derived_rates(self.bandwidth, self.name, footprint)
+            return derived_rates(self.bandwidth, footprint)
         rate = WEIGHTS_SHARE * self.bandwidth
-        return Rates(rate, rate, rate, GPU_LAYER_SECONDS, "assumed")
+        return Rates(rate, rate, GPU_LAYER_SECONDS)
 
 
 @dataclass(frozen=True)

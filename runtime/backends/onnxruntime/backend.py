@@ -31,7 +31,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import open_sessio
 from stem_edge.runtime.backends.onnxruntime.rope_arrays import RopeArrays
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
-from stem_edge.system.memory import return_freed_memory
+from stem_edge.system.memory import keep_little_freed, return_freed_memory
 
 
 class OrtBackend:
@@ -64,6 +64,7 @@ class OrtBackend:
         self.batches = variant != "portable"  # whether sequences of a device decode together
         self._ropes: RopeArrays | None = None
         self.sessions: dict[str, ort.InferenceSession] = {}
+        keep_little_freed()
         for name, graph in graphs.items():
             if name != io.ROWS:  # belongs to the slots, which run it
                 self.sessions[name] = open_session(graph, threads, providers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import subprocess
 import sys
 from pathlib import Path
 
@@ -134,3 +135,26 @@ def test_freed_pages_are_those_inside_an_array() -> None:
     assert 0 < array[1].sum() < 2 * mmap.PAGESIZE  # at both ends, in pages shared with others
     machine.free_pages(array[2][:1000])
     assert array[2].all()  # not worth a system call
+
+
+FREED = """
+import numpy as np
+from stem_edge.system.memory import keep_little_freed, own_memory
+{}
+np.ones(3 << 20)  # glibc keeps what is smaller from here on
+before, arrays, between = own_memory(), [], []
+for _ in range(40):
+    arrays.append(np.ones(1 << 16))
+    between.append(np.ones(64))
+arrays.clear()
+print(own_memory() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the allocator is glibc's")
+def test_freed_arrays_go_back_to_the_system_at_once() -> None:
+    def kept(first: str) -> int:
+        command = [sys.executable, "-c", FREED.format(first)]
+        return int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+    assert kept("keep_little_freed()") < 1 << 20 < 10 << 20 < kept("")
