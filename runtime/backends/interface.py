@@ -56,14 +56,14 @@ class BackendContext(Protocol):
         """Bytes that the KV cache takes so far."""
 
     def nbytes_of(self, tokens: int) -> int:
-        """Bytes that the KV cache takes once so many tokens are in it."""
+        """Bytes that the KV cache takes once `tokens` tokens are in it."""
 
     @property
     def earliest(self) -> int:
         """Earliest position, beside 0, that a step can go back to; later ones may not need all."""
 
     def resumes(self, tokens: int) -> Resumes:
-        """Tell where a prompt of so many tokens may go on from what this context has computed."""
+        """Return where a prompt of `tokens` tokens may go on from what this context has computed."""
 
     @property
     def settled(self) -> int:
@@ -79,7 +79,7 @@ class BackendContext(Protocol):
         """
 
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
-        """Copy what `kept` returned for so many tokens into this context, which is empty."""
+        """Copy what `kept` returned for `tokens` tokens into this context, which is empty."""
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False

@@ -13,11 +13,11 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.decoding import Decoding
 from stem_edge.runtime.engine import Context, Engine, Step
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled
-from stem_edge.runtime.lookups.overlay import Lookups
+from stem_edge.runtime.guesses import Guesses
+from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.prefixes.prefix import Reservation
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.runtime.speculation.speculation import Guesses
 from stem_edge.runtime.stats import Recorder
 from stem_edge.runtime.text.codec import TextCodec
 

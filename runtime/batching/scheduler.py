@@ -13,9 +13,8 @@ from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.batching.batch import Batch
-from stem_edge.runtime.batching.lone import Lone
+from stem_edge.runtime.batching.lone import Lone, Sizes
 from stem_edge.runtime.batching.request import Guessing, Request
-from stem_edge.runtime.batching.sizes import Sizes
 from stem_edge.runtime.engine import Engine, Step
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
@@ -105,7 +104,7 @@ class Scheduler:
         return len(self._queue)
 
     def room(self, tokens: int) -> AbstractContextManager[None] | None:
-        """Return what other work enters while it has a context of so many tokens; None: not yet.
+        """Return what other work enters while it has a context of this length; None if it must wait.
 
         For the thread that steps, which asks again after a step. Where there is no memory for both,
         other work and requests begin in turns.

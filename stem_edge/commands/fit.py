@@ -12,7 +12,7 @@ from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder
 from stem_edge.measuring.planning.fit import fit
 from stem_edge.measuring.planning.target import Fit
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES, PROFILES
 from stem_edge.text_table import table
 from stem_edge.units import format_rate, format_size

@@ -9,20 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stem_edge.serving.bodies import decoded
-from stem_edge.serving.refusals import RefusalError
+from stem_edge.serving.budget import Share
 
 T = TypeVar("T")
-MOST_VALUES = 1 << 18  # of JSON, roughly; each takes up to 120 bytes
 
 
 async def read(request: Request, kind: type[T]) -> T:
-    """Return the body of a request as a struct. Raises RefusalError that names the field."""
+    """Return the body of a request as a struct. Raises RefusalError, which names the field at fault."""
     body = await request.body()
-    if (found := sum(map(body.count, (b",", b"[", b"{")))) > MOST_VALUES:
-        raise RefusalError(
-            f"the body has {found:,} of , [ and {{, those in texts counted; expected at most "
-            f"{MOST_VALUES:,}; send less"
-        )
+    share: Share = request.scope["share"]
+    share.add_json(body)
     return decoded(body, kind)
 
 

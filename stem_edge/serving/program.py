@@ -24,7 +24,7 @@ from stem_edge.serving.metrics import Metrics
 from stem_edge.serving.openai import chat, completions, models, responses
 from stem_edge.serving.service import Service
 from stem_edge.serving.streams import ClientLeftError
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 # Errors of routes; of all others the log has a traceback, too.
 TOLD = (StemEdgeError, ClientLeftError, ClientDisconnect, HTTPException, Exception)

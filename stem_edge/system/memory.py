@@ -10,8 +10,6 @@ import contextlib
 import ctypes
 import mmap
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -33,7 +31,6 @@ HUGE_PAGE = 2 << 20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, KEPT_NBYTES = -1, -3, 1 << 17
 # About what Python with numpy and onnxruntime takes, used where the system does not tell.
 TYPICAL_PROCESS_NBYTES = 64 << 20
-SMI_SECONDS = 10.0
 
 
 def available_memory() -> int:
@@ -50,27 +47,6 @@ def memory_limit() -> int:
 
     groups = _limited_groups(PROC, CGROUPS)
     return min([int(psutil.virtual_memory().total), *(limit for limit, _ in groups)])
-
-
-def free_on_nvidia(device: str) -> int | None:
-    """Free bytes of the NVIDIA GPU of this number; None if the driver does not tell."""
-    query = ("--query-gpu=memory.free", "--format=csv,noheader,nounits", f"--id={device}")
-    free = "".join(ask_nvidia(*query)[:1]).strip()
-    return int(free) << 20 if free.isdigit() else None
-
-
-def ask_nvidia(*query: str) -> list[str]:
-    """Query nvidia-smi and return its lines; none if there is no driver, or it fails."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    try:
-        done = subprocess.run(
-            [program, *query], capture_output=True, text=True, timeout=SMI_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.splitlines()
 
 
 def own_memory() -> int:
@@ -226,10 +202,12 @@ def _limited(folder: Path, version: int) -> list[tuple[int, int]]:
     limit, used = (_number(folder / name) for name in names[version])
     if limit is None or used is None or limit >= UNLIMITED:
         return []
-    # Pages of files count as used, but the system drops them before it refuses memory.
-    name = "total_inactive_file" if version == 1 else "inactive_file"
+    # Pages of files count as used, but the system drops or writes them before it refuses memory, also
+    # those that were read twice, which is what makes them active, and those that are yet to be written.
+    prefix = "total_" if version == 1 else ""
     stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
-    return [(limit, max(0, limit - used + int(stats.get(name, "0"))))]
+    files = sum(int(stats.get(f"{prefix}{kind}_file", "0")) for kind in ("inactive", "active"))
+    return [(limit, max(0, limit - used + files))]
 
 
 def _number(path: Path) -> int | None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from exports import Steps, contents
 from make_checkpoint import Shape, write_checkpoint
+from tiers import slow_but
 
 import stem_edge
-from stem_edge import CheckpointError, ExportError
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
+from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.options import ExportOptions
@@ -26,7 +27,7 @@ ALL_STEPS = ["tokenizer", "backbone", "prefill", "tables", *(f"records {n}" for 
 
 
 @pytest.mark.parametrize("backbone", ["fp32", "int8", "int4"])
-@pytest.mark.parametrize("tables", ["fp32", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("tables", slow_but(["fp16", "int4"], ["fp32", "fp16", "int8", "int4"]))
 def test_every_combination_stays_near_the_checkpoint(
     tiny_checkpoint: Path, tmp_path: Path, backbone: Any, tables: Any
 ) -> None:
@@ -132,7 +133,7 @@ def test_what_another_checkpoint_or_option_left_is_not_used(
     assert contents(tmp_path / "out") == contents(expected)
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign", "stray"])
+@pytest.mark.parametrize("damage", slow_but(["cut"], ["cut", "foreign", "stray"]))
 def test_an_unfinished_export_whose_journal_or_files_are_damaged(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:

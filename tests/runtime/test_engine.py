@@ -15,7 +15,6 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.engine import Engine, cut
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.host_tier import HostTier
@@ -47,7 +46,7 @@ def run(
     cache = RowCache(storage)
     flash = open_store(opened.file(TABLES), tables, reads)
     store = HostTier(flash, host_slots) if host_slots else flash
-    backend = OrtBackend(opened.manifest.model, graphs, storage, threads, [CPU])
+    backend = OrtBackend(opened.manifest.model, graphs, storage, threads)
     engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk, overlap=overlap)
     try:
         context = engine.open_context(len(PROMPT) + NEW_TOKENS)

@@ -18,7 +18,8 @@ from stem_edge.measuring.bench.rounds import SAMPLE_SECONDS
 from stem_edge.measuring.bench.sequences import sequences
 from stem_edge.measuring.bench.speculation import speculation
 from stem_edge.measuring.run.workers import Subject, WorkerProcess
-from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
 
 SPECULATION = "speculation"
 

@@ -28,7 +28,8 @@ from stem_edge.measuring.run.subjects import bundle_subject, load_options
 from stem_edge.measuring.run.workers import Answer, WorkerProcess
 from stem_edge.measuring.run.workload import Workload, make_workload
 from stem_edge.runtime.backends.engines import EngineLoader, choose_backbone, loaders
-from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.memory import usable_cpus
 
 LONGEST_INTERVAL = 10.0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.footprint import Footprint, footprint_of, kv_obstacle
+from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
@@ -31,10 +31,11 @@ from stem_edge.measuring.planning.hit_rates import (
 from stem_edge.measuring.planning.network import parse_network
 from stem_edge.measuring.planning.target import Fit, Target
 from stem_edge.measuring.run.workload import read_ids
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, contexts
 from stem_edge.runtime.backends.engines import choose_backbone
-from stem_edge.runtime.backends.options import SMALL_KV, EngineChoice, check_sequences
-from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
+from stem_edge.runtime.backends.options import SMALL_KV, check_sequences
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT, contexts
+from stem_edge.runtime.rows.emulated_flash import PROFILES
+from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import parse_size
@@ -50,7 +51,7 @@ def fit(
     bandwidth: int | str | None = None,
     text: str | Path | None = None,
     threads: int | None = None,
-    engine: EngineChoice = "auto",
+    engine: str = "auto",
     repack: bool = False,
     kv: KvChoice = "auto",
     sequences: int = 1,
@@ -107,7 +108,7 @@ def fit(
         repack=repack,
         sequences=sequences,
     )
-    if kv != "auto" or kv_obstacle(first.model, first.backbone, SMALL_KV):
+    if kv != "auto" or first.caches.obstacle(SMALL_KV):
         return target.fits([footprint.with_kv(kv) for footprint in footprints])
     with suppress(MemoryPlanError):
         found = target.fits(footprints)

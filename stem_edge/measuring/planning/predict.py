@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stem_edge.bundle.footprint import FLOAT, Footprint
+from stem_edge.bundle.footprint import FLOAT
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.ggml.gguf_schema import repacked_nbytes
-from stem_edge.graph.formats import WEIGHT_BITS, EngineName, GgufFormat
+from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
@@ -29,7 +29,8 @@ from stem_edge.measuring.run.workload import Workload
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.planner import plan_memory
-from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
+from stem_edge.runtime.rows.emulated_flash import PROFILES
+from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.runtime.rows.warm import known_counts
 from stem_edge.system.memory import available_memory
 from stem_edge.tables.shards import CRC_NBYTES
@@ -39,12 +40,22 @@ from stem_edge.text.tokenizer_model import TokenizerMemory
 
 NeedsAt: TypeAlias = Callable[[int], Needs]  # context length -> needs
 
-# Bytes of an engine's sessions, threads and kernels, and of a layer in each of its graphs.
-SESSIONS_NBYTES: dict[EngineName, int] = {"onnxruntime": 5_000_000, "ggml": 1_000_000}
-LAYER_NBYTES: dict[EngineName, int] = {"onnxruntime": 125_000, "ggml": 225_000}
-# Share of the planned activations that is alive at once (measured with four shapes): a plan for
-# onnxruntime adds up the widest arrays of a graph.
-ALIVE: dict[EngineName, float] = {"onnxruntime": 0.42, "ggml": 1.0}
+
+class Own(NamedTuple):
+    """Anonymous memory of an engine, measured with four shapes."""
+
+    sessions: int  # bytes of sessions, threads and kernels
+    layer: int  # bytes of a layer in each graph
+    alive: float  # share of the planned activations that is alive at once
+    keeps: bool  # whether activations of a prompt stay while decoding
+    copies: bool  # whether weights that are not prepared are copied into memory
+
+
+# A plan for onnxruntime adds up the widest arrays of a graph, of which few are alive at once.
+OWN: dict[EngineName, Own] = {
+    "onnxruntime": Own(5_000_000, 125_000, 0.42, keeps=False, copies=True),
+    "ggml": Own(1_000_000, 225_000, 1.0, keeps=True, copies=False),
+}
 # Of tables elsewhere, by how their address begins: what reads them, with its threads and connections.
 FAR_NBYTES = {"hf:": 19_500_000, "http": 9_500_000, "": 3_500_000}
 PACKED_OVER_DATA = 1.05  # in onnxruntime's memory, because it pads matrices
@@ -212,15 +223,15 @@ def read_in_place(needs: Needs) -> int:
 
 def _loaded(needs: Needs) -> int:
     """Return the anonymous memory that loading adds: the library's, and weights not mapped."""
-    footprint, engine = needs.footprint, needs.footprint.engine
+    footprint, own = needs.footprint, OWN[needs.footprint.engine]
     graphs = 2 if needs.prefill else 1
-    library = SESSIONS_NBYTES[engine] + graphs * footprint.model.n_layers * LAYER_NBYTES[engine]
-    if engine == "ggml":
-        return library + (footprint.repacked_nbytes if needs.repack else 0)
-    if needs.prepared:
-        return library
-    data = footprint.step_nbytes + (footprint.prefill_nbytes if needs.prefill else 0)
-    return library + int(PACKED_OVER_DATA * data)
+    nbytes = own.sessions + graphs * footprint.model.n_layers * own.layer
+    if needs.repack:
+        nbytes += footprint.repacked_nbytes
+    if own.copies and not needs.prepared:
+        data = footprint.step_nbytes + (footprint.prefill_nbytes if needs.prefill else 0)
+        nbytes += int(PACKED_OVER_DATA * data)
+    return nbytes
 
 
 def _packing(needs: Needs) -> int:
@@ -232,17 +243,17 @@ def _packing(needs: Needs) -> int:
 def _peak(needs_at: NeedsAt, plan: MemoryPlan, usage: Usage) -> int:
     """Return the bytes of keys, values and activations: those of a prompt are gone while decoding.
 
-    ggml keeps them. The last chunk attends to all of the prompt.
+    Some engines keep them. The last chunk attends to all of the prompt.
     """
     needs, chunk = needs_at(usage.prompt_tokens), min(plan.chunk_tokens, usage.prompt_tokens)
-    footprint, part = needs.footprint, needs.host
+    footprint, part, own = needs.footprint, needs.host, OWN[needs.footprint.engine]
     context = min(plan.context_length, usage.prompt_tokens + usage.new_tokens)
     whole, begun = (
         usage.sequences * footprint.kv_nbytes(n) for n in (context, usage.prompt_tokens)
     )
-    alive = int(ALIVE[footprint.engine] * (part.fixed + chunk * part.chunk_token))
+    alive = int(own.alive * (part.fixed + chunk * part.chunk_token))
     alive += plan.reads * min(chunk, usage.distinct_tokens) // plan.chunk_tokens
-    return whole + alive if footprint.engine == "ggml" else max(whole, begun + alive)
+    return whole + alive if own.keeps else max(whole, begun + alive)
 
 
 def _mapped(needs: Needs, usage: Usage) -> tuple[int, int]:
@@ -265,15 +276,17 @@ def _mapped(needs: Needs, usage: Usage) -> tuple[int, int]:
     if footprint.backbone.tied:  # read as a whole while the head is packed
         touched = footprint.embedding_nbytes
     uses_prefill = needs.prefill and usage.prompt_tokens >= PREFILL_FROM
-    return touched + _packed(footprint), footprint.prefill_nbytes if uses_prefill else 0
+    return touched + _packed(
+        footprint.step_nbytes, footprint.backbone
+    ), footprint.prefill_nbytes if uses_prefill else 0
 
 
-def _packed(footprint: Footprint) -> int:
+def _packed(nbytes: int, backbone: BackboneFormat) -> int:
     """Return the mapped bytes of packed matrices: with sums as large as scales, which stay beside."""
-    if isinstance(footprint.backbone, GgufFormat) or footprint.backbone.weights == "fp32":
-        return footprint.step_nbytes
-    block = footprint.backbone.block_size * WEIGHT_BITS[footprint.backbone.weights] // 8
-    return int(footprint.step_nbytes * (1 + 2 * FLOAT / (block + FLOAT)))
+    if backbone.weights == "fp32":
+        return nbytes
+    block = backbone.block_size * WEIGHT_BITS[backbone.weights] // 8
+    return int(nbytes * (1 + 2 * FLOAT / (block + FLOAT)))
 
 
 def _wait(flash: FlashName | None, record: int, early: float) -> float:

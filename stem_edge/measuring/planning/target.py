@@ -23,12 +23,12 @@ from stem_edge.measuring.planning.predict import (
     tokenizer_memory,
 )
 from stem_edge.measuring.planning.process import process_nbytes
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, leaves_room
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
-from stem_edge.runtime.backends.planner import Planner
-from stem_edge.runtime.rows.emulated_flash import FlashName
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT, Planner, leaves_room
+from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.runtime.rows.tier_file import file_slot_nbytes
 from stem_edge.system.memory import usable_cpus
 from stem_edge.text.tokenizer_model import TokenizerMemory
@@ -160,7 +160,7 @@ def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
     """Return whether load will find or make a prepared backbone."""
     if footprint.engine != "onnxruntime":
         return False
-    from stem_edge.runtime.backends.onnxruntime.prepacked import LEAST_NBYTES, place
+    from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import LEAST_NBYTES, place
 
     if bundle is not None:
         return place(bundle, None).is_worth_it

@@ -43,7 +43,7 @@ from stem_edge.measuring.quality.lm_eval_options import (
     sequences,
 )
 from stem_edge.runtime import SamplingParams, load
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.text.chat_template import read_template
 

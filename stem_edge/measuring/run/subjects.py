@@ -13,8 +13,9 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.run.workers import Subject
 from stem_edge.runtime.backends.engines import check_installed, choose_engine
-from stem_edge.runtime.backends.options import EngineChoice, LoadOptions
-from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.rows.emulated_flash import open_flash
+from stem_edge.runtime.rows.shards import FlashName
 
 # Options of load: those for accelerators, those that a dense model has no use for, and those that
 # every subject has apart from its options.
@@ -112,9 +113,7 @@ def on_device(options: Mapping[str, Any]) -> bool:
     return options.get("providers") is not None or options.get("device_memory") is not None
 
 
-def bundle_subject(
-    name: str, bundle: Bundle, engine: EngineChoice, options: dict[str, Any]
-) -> Subject:
+def bundle_subject(name: str, bundle: Bundle, engine: str, options: dict[str, Any]) -> Subject:
     """Return a bundle on an engine. Raises BackendError if its backbone or the engine is missing."""
     chosen = choose_engine(bundle, engine)
     check_installed(bundle, chosen)

@@ -10,9 +10,9 @@ import pytest
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.decoding import sample_tokens
 from stem_edge.runtime.generation import Answer
+from stem_edge.runtime.guesses import Guesses
 from stem_edge.runtime.rows.prefetch import Rows
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.runtime.speculation.speculation import Guesses
 from stem_edge.runtime.stats import GenerationStats, Recorder
 
 V, TOKENS, ANSWERS = 5, 3, 3000

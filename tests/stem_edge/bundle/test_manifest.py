@@ -8,11 +8,22 @@ import msgspec
 import pytest
 from changing import edit
 from configs import config
-from manifests import ARRAY, GROUP, LAYOUT, NAMES, SHARDS, make_bundle, make_manifest
+from manifests import (
+    ARRAY,
+    GROUP,
+    LAYOUT,
+    NAMES,
+    REPORT,
+    SHARDS,
+    file_entry,
+    make_bundle,
+    make_manifest,
+)
 
 import stem_edge
 from stem_edge.bundle.manifest import (
     BACKBONE_GRAPH,
+    GGUF,
     MANIFEST,
     TABLES,
     TOKENIZER,
@@ -23,6 +34,7 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.graph.decode import BACKBONE_DATA
+from stem_edge.graph.formats import GgufFormat
 
 
 @pytest.fixture
@@ -104,6 +116,21 @@ def test_exact_bytes_of_a_manifest() -> None:
 def test_a_manifest_comes_back(bundle: Path) -> None:
     data = (bundle / MANIFEST).read_bytes()
     assert encode_manifest(open_bundle(bundle).manifest) == data
+
+
+def test_a_backbone_of_ggml_that_only_onnxruntime_can_run(bundle: Path) -> None:
+    manifest = open_bundle(bundle).manifest
+    (bundle / GGUF).write_bytes(bytes(100_000))
+    forged = msgspec.structs.replace(
+        manifest,
+        model=msgspec.structs.replace(manifest.model, laurel_rank=2),
+        backbone=None,
+        gguf=GgufFormat(weights="q4_0"),
+        reports={"ggml": REPORT},
+        files=manifest.files | {GGUF: file_entry(bytes(100_000))},
+    )
+    (bundle / MANIFEST).write_bytes(encode_manifest(forged))
+    assert "with laurel_in, laurel_norm, laurel_out, which only onnxruntime" in refusal(bundle)
 
 
 REQUIRED = [

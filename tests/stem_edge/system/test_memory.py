@@ -13,7 +13,9 @@ import pytest
 from stem_edge.system import memory as machine
 
 
-def cgroup(folder: Path, version: int, limit: str, used: int, inactive: int = 0) -> None:
+def cgroup(
+    folder: Path, version: int, limit: str, used: int, inactive: int = 0, active: int = 0
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -21,8 +23,9 @@ def cgroup(folder: Path, version: int, limit: str, used: int, inactive: int = 0)
     }
     for name, value in zip(names[version], (limit, used), strict=True):
         (folder / name).write_text(f"{value}\n")
-    stat = "total_inactive_file" if version == 1 else "inactive_file"
-    (folder / "memory.stat").write_text(f"anon 5\n{stat} {inactive}\n")
+    total = "total_" if version == 1 else ""
+    stat = f"anon 5\n{total}inactive_file {inactive}\n{total}active_file {active}\n"
+    (folder / "memory.stat").write_text(stat)
 
 
 @pytest.fixture
@@ -39,14 +42,14 @@ def left(system: tuple[Path, Path], lines: str) -> list[int]:
 
 def test_version_2_counts_every_level_above(system: tuple[Path, Path]) -> None:
     cgroup(system[1] / "a", 2, "1000", 700)
-    cgroup(system[1] / "a/b", 2, "500", 100, inactive=50)
-    assert left(system, "0::/a/b\n") == [450, 300]
+    cgroup(system[1] / "a/b", 2, "500", 100, inactive=50, active=20)
+    assert left(system, "0::/a/b\n") == [470, 300]
 
 
 def test_version_1(system: tuple[Path, Path]) -> None:
-    cgroup(system[1] / "memory/job", 1, "2000", 500, inactive=100)
+    cgroup(system[1] / "memory/job", 1, "2000", 500, inactive=100, active=200)
     lines = "3:cpu,cpuacct:/other\n2:memory:/job\n"
-    assert left(system, lines) == [1600]
+    assert left(system, lines) == [1800]
 
 
 @pytest.mark.parametrize(("version", "limit"), [(2, "max"), (1, "9223372036854771712")])

@@ -15,10 +15,10 @@ from installed import DEMO
 from range_server import serving
 
 import stem_edge
-from stem_edge import InputError, Measurement, MemoryPlanError
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.commands.main import main
+from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.measuring.bench import plots
 from stem_edge.measuring.bench.measure_report import (
     EXPLAINED,
@@ -30,6 +30,7 @@ from stem_edge.measuring.bench.measure_report import (
     to_csv,
     to_dict,
 )
+from stem_edge.measuring.bench.measurement import Measurement
 from stem_edge.measuring.memory import device_profiles
 
 Capture = pytest.CaptureFixture[str]

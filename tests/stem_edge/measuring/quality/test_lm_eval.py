@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from installed import DEMO
 
-from stem_edge import InputError
 from stem_edge.commands.main import main
+from stem_edge.errors import InputError
 
 lm_eval = pytest.importorskip("lm_eval")
 

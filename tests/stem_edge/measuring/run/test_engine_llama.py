@@ -28,6 +28,7 @@ from stem_edge.measuring.quality.quality import evaluate
 from stem_edge.measuring.run.together import Text, texts_of
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.runtime import consistency as runs
+from stem_edge.runtime.consistency import verify_runs
 
 Capture = pytest.CaptureFixture[str]
 pytestmark = [pytest.mark.slow, needs_ggml]
@@ -61,7 +62,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
     seen: list[str] = []
-    results = stem_edge.verify_runs(both, max_new_tokens=8, progress=seen.append)
+    results = verify_runs(both, max_new_tokens=8, progress=seen.append)
     assert seen == list(results)
     assert set(results.values()) == {"ok"}
     assert len(results) == 2 * WAYS
@@ -74,7 +75,7 @@ def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
     if "ggml repacked" not in names:
         pytest.skip("this build of ggml cannot repack weights")
     assert names["ggml repacked"] == {"engine": "ggml", "repack": True}
-    results = stem_edge.verify_runs(alone, max_new_tokens=4)
+    results = verify_runs(alone, max_new_tokens=4)
     assert results["overlapped, ggml repacked"] == results["mmap, ggml repacked"] == "ok"
 
 
@@ -93,7 +94,7 @@ def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("consistency", "backends.engines"):
         monkeypatch.setattr(f"stem_edge.runtime.{module}.is_installed", lambda engine: False)
     with pytest.raises(BackendError, match="ggml is not installed"):
-        stem_edge.verify_runs(alone)
+        verify_runs(alone)
 
 
 @linux
@@ -333,7 +334,8 @@ engines.find_spec = importlib.util.find_spec
 USES = {
     "load": "model = stem_edge.load({0!r}); model.generate_text('The', max_new_tokens=2)",
     "memory_plan": "stem_edge.memory_plan({0!r})",
-    "verify_runs": "assert 'plain, ggml' in stem_edge.verify_runs({0!r}, max_new_tokens=2)",
+    "verify_runs": "from stem_edge.runtime.consistency import verify_runs\n"
+    "assert 'plain, ggml' in verify_runs({0!r}, max_new_tokens=2)",
     "fit": "stem_edge.fit({0!r}, '100MB', bandwidth='1GB')",
     "evaluate": "stem_edge.evaluate({0!r}, {1!r})",
     "measure": "stem_edge.measure({0!r}, prompt_tokens=8, new_tokens=2)",
