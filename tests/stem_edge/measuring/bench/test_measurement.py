@@ -87,7 +87,7 @@ def test_reading_by_mmap_shows_as_mapped_tables() -> None:
 @linux
 def test_predictions(found: Measurement) -> None:
     expected = found.prediction
-    assert expected.anonymous == pytest.approx(found.peak, rel=0.25)
+    assert 0.98 * found.peak <= expected.anonymous <= 1.15 * found.peak
     assert expected.hit_rate == found.hit_rate
     assert expected.row_cache == found.phase("decode").row_cache
     assert expected.kv_cache == found.phase("decode").kv_cache
