@@ -67,6 +67,8 @@ def open_session(
         if strict and REFUSED in str(error):
             _raise_missing(graph, threads, providers, error)
         who, advice = "", "run stem-edge verify, or export again"
+        if isinstance(graph, Path):
+            advice = "delete its folder, and the next load prepares it again"
         if not providers[0].on_cpu:
             who, advice = f" on {_names(providers)}", "choose another provider, or none for the CPU"
         raise BackendError(
