@@ -71,7 +71,7 @@ def verify_runs(
 def _kernels(
     bundle: Bundle, engine: EngineName, cache_dir: str | Path | None
 ) -> dict[str, dict[str, Any]]:
-    """Kernels of an engine that round alike: name -> options of `load` that choose them."""
+    """Kernels of an engine that round in the same way: name -> options of `load` that choose them."""
     if engine == "onnxruntime":
         found: dict[str, dict[str, Any]] = {"": {"prefill_graph": False}}
         if bundle.manifest.has_prefill:

@@ -16,6 +16,7 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.prefill_check import probe_tokens, tried
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.probe import probe
 from stem_edge.system.child import limit_this_process
 
 DONE = "done"
@@ -30,7 +31,7 @@ def try_tokenizer(bundle: Bundle, say: Say) -> None:
     say(TOKENIZER)
     codec = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
     say(f"texts through {TOKENIZER}")
-    codec.probe()
+    probe(codec)
 
 
 def measure_prefill(bundle: Bundle, say: Say) -> float | None:

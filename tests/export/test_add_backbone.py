@@ -15,11 +15,12 @@ import torch
 from exports import Steps, contents
 from installed import needs_ggml
 from make_checkpoint import Shape, write_checkpoint
+from tiers import slow_but
 
 import stem_edge
-from stem_edge import ExportError
 from stem_edge.bundle.manifest import GGUF, MANIFEST, TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.errors import ExportError
 from stem_edge.export import add_backbone as adding
 
 pytest.importorskip("gguf")
@@ -52,7 +53,10 @@ def out(bundles: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(bundles["onnx"], tmp_path / "out"))
 
 
-@pytest.mark.parametrize(("first", "second"), [("onnx", "gguf"), ("gguf", "onnx")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [pytest.param("onnx", "gguf", marks=pytest.mark.slow), ("gguf", "onnx")],
+)
 def test_both_backbones_are_those_of_whole_exports(
     tiny_checkpoint: Path, bundles: dict[str, Path], tmp_path: Path, first: str, second: str
 ) -> None:
@@ -179,7 +183,7 @@ def test_a_stored_row_of_nan_is_refused(tmp_path: Path) -> None:
 ALL_STEPS = ["kept", "backbone"]
 
 
-@pytest.mark.parametrize("step", ALL_STEPS)
+@pytest.mark.parametrize("step", slow_but(["kept"], ALL_STEPS))
 def test_an_interrupted_addition_goes_on(
     tiny_checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -208,7 +212,7 @@ def test_what_was_done_for_another_bundle_is_not_used(
     assert set(stem_edge.verify(out).values()) == {"ok"}
 
 
-@pytest.mark.parametrize("failing_write", [0, 1, 2])
+@pytest.mark.parametrize("failing_write", slow_but([1], [0, 1, 2]))
 def test_a_full_disk_leaves_the_bundle(
     tiny_checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch, failing_write: int
 ) -> None:

@@ -13,14 +13,15 @@ from architectures import SIZES, VARIANTS, write
 from exports import Steps, contents
 from installed import DATA, needs_ggml
 from make_checkpoint import Shape, write_checkpoint
+from tiers import slow_but
 
 import stem_edge
-from stem_edge import BackendError, ExportError
 from stem_edge.bundle.checksums import tables_hash
 from stem_edge.bundle.manifest import GGUF, MANIFEST
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError, ExportError
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import options as job_options
@@ -96,7 +97,10 @@ def test_every_type_is_a_backbone_near_the_checkpoint(
     assert report.errors.keys() == {"tables"} | (kinds if type != "f32" else set())
 
 
-@pytest.mark.parametrize("name", ["dense", "low rank", "hash-moe", "tied head", "all at once"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(["all at once"], ["dense", "low rank", "hash-moe", "tied head", "all at once"]),
+)
 def test_kinds_of_models(tmp_path: Path, name: str) -> None:
     folder, ids, expected = write(tmp_path / "c", ModelConfig(**(SIZES | VARIANTS[name])))
     bundle = export(folder, tmp_path / "out", backbone="f32", tables="fp32")
@@ -177,7 +181,7 @@ def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> 
     assert squares[1] < squares[0]
 
 
-@pytest.mark.parametrize("type", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("type", slow_but(["f16"], ["f32", "f16", "q8_0"]))
 def test_types_without_importance(
     tiny_checkpoint: Path, tmp_path: Path, text: Path, type: str
 ) -> None:

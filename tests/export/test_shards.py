@@ -12,7 +12,7 @@ import pytest
 from exports import contents
 
 import stem_edge
-from stem_edge import CheckpointError, ExportError, StemEdgeError
+from stem_edge.errors import CheckpointError, ExportError, StemEdgeError
 from stem_edge.export.job.journal import Step
 from stem_edge.export.shards import PARTS, Shards
 
@@ -58,7 +58,13 @@ def test_the_bytes_are_those_of_one_machine(
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), StemEdgeError("no machine is left")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyboardInterrupt(),
+        pytest.param(StemEdgeError("no machine is left"), marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_export_goes_on_with_the_other_shards(
     tiny_checkpoint: Path, tmp_path: Path, error: BaseException
 ) -> None:

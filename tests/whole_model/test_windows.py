@@ -30,6 +30,7 @@ from stem_edge.runtime.engine import Context
 from stem_edge.runtime.scoring import Scorer
 
 TOKENS = 420
+LONG = 9300  # beyond a window of 8,192 and what a cache keeps beside it
 SIZED = {
     "chunks longer than the window": [128],
     "odd chunks": [27, 1, 64],
@@ -200,3 +201,22 @@ def test_plan_footprint_and_context_agree(case: Case, engine: EngineName) -> Non
             assert model.plan.kv_cache == sum(array.nbytes for array in backend.kv.arrays)
         for _ in steps(model, context, case.ids, [64]):
             assert backend.nbytes == footprint.kv_nbytes(context.position)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [512, 8192])
+def test_a_prompt_longer_than_a_large_window(
+    window: int, engine: EngineName, tmp_path: Path
+) -> None:
+    sizes = {"n_layers": 2, "stem_layers": (1,), "n_heads": 1, "n_kv_heads": 1}
+    kept = {"max_context": LONG, "sliding_window": window, "window_layers": (0,)}
+    config = ModelConfig(**(SIZES | sizes | kept))
+    path, drawn, expected = write(tmp_path / "checkpoint", config, tokens=LONG)
+    stem_edge.export_bundle(path, tmp_path / "bundle", backbone="fp32", tables="fp32")
+    add_ggml(path, tmp_path / "bundle")
+    with stem_edge.load(tmp_path / "bundle", engine=engine) as model:
+        context = model.engine.open_context(LONG)
+        taken = steps(model, context, np.array(drawn), [256] * 36 + [1] * (LONG - 36 * 256))
+        found = np.concatenate(list(taken))
+        assert shifted(context)
+    assert np.abs(found - expected).max() < 1e-4

@@ -21,16 +21,16 @@ from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limit, Limits
 from stem_edge.measuring.memory.page_cache import cached_nbytes, make_cold
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS, PhaseMemory, Sample
+from stem_edge.measuring.planning.bandwidth import measured
 from stem_edge.measuring.planning.predict import Prediction, expect_run
-from stem_edge.measuring.planning.rates import between, measure_rates
 from stem_edge.measuring.planning.target import fit_on_device
-from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.subjects import bundle_subject, load_options
 from stem_edge.measuring.run.workers import Answer, WorkerProcess
 from stem_edge.measuring.run.workload import Workload, make_workload
 from stem_edge.runtime.backends.engines import EngineLoader, choose_backbone, loaders
+from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.memory_plan import Preparing
-from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.memory import usable_cpus
 
 LONGEST_INTERVAL = 10.0
@@ -207,7 +207,7 @@ class _Run:
         device, options = self.limits.device, self.options
         room = None if device is None else device.memory
         predict_at, curve = expect_run(self.bundle, self.loader.needs, self.workload, options, room)
-        before, phases = self._rates(), list[Phase]()
+        before, phases = self._bandwidth(), list[Phase]()
         kept = load_options(options)
         subject = bundle_subject("bundle", self.bundle, self.engine, kept)
         if cold:
@@ -232,15 +232,14 @@ class _Run:
             prepared_seconds=prepared,
             round=done,
             hit_curve=curve,
-            # Rates are measured twice, because others may begin or stop to use the machine meanwhile.
-            prediction=predict_at(between(before, self._rates())),
+            # Measured twice, because others may begin or stop to use the machine meanwhile.
+            prediction=predict_at(max(before, self._bandwidth())),
             runs_on=worker.about,
         )
 
-    def _rates(self) -> Rates:
-        self.notify("timing this machine's kernels")
-        footprint = footprint_of(self.bundle.manifest, self.engine).with_kv(self.options.kv)
-        return measure_rates(footprint, self.options.cpus, repack=self.options.repack)
+    def _bandwidth(self) -> float:
+        self.notify("timing this machine's memory")
+        return measured(self.options.cpus)
 
     def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:
         """Run all phases in order, and append them to `phases`."""

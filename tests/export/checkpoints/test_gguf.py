@@ -15,6 +15,7 @@ import pytest
 from exports import refused
 from gguf_files import coded, model_keys, model_tensors, write_file, write_model
 from hf_folders import SIZES, make_model
+from tiers import slow_but
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
@@ -22,7 +23,7 @@ from stem_edge.bundle.manifest import GGUF, MANIFEST
 from stem_edge.bundle.prefill_check import mean_divergence
 from stem_edge.errors import BundleError
 from stem_edge.export.checkpoints.gguf import ROPE_FACTORS
-from stem_edge.export.checkpoints.hugging_face import read_checkpoint as read_hugging_face
+from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.job.options import ExportEngine, ExportOptions
@@ -158,7 +159,7 @@ KEPT: dict[str, tuple[dict[str, str], tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", KEPT)
+@pytest.mark.parametrize("case", slow_but(["5 bits", "of all"], KEPT))
 def test_onnxruntime_keeps_the_levels_of_blocks(case: str, tmp_path: Path) -> None:
     types, expected = KEPT[case]
     path = write_model(tmp_path / "model.gguf", wide_model(), types)

@@ -28,8 +28,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 import stem_edge
-from stem_edge import CheckpointError
+from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
+from stem_edge.export.tensor_files import torch_distributed
 from stem_edge.numerics.matrix import whole
 
 
@@ -230,7 +231,56 @@ def test_rows_that_no_rank_has_are_reported(training: Path) -> None:
     refused(training, "attention.wq", "16 of 32 rows", "file of a rank is missing")
 
 
-def cut_over_two_ranks(folder: Path, keep: Callable[[str, int], bool] = lambda *_: True) -> None:
+def columns(metadata: Metadata) -> None:
+    entry: Any = metadata.state_dict_metadata["model.output.weight"]
+    entry.size = torch.Size([300, 31])
+
+
+def placeless(metadata: Metadata) -> None:
+    del metadata.storage_data[FIRST]
+
+
+def compressed(metadata: Metadata) -> None:
+    metadata.storage_data[FIRST].transform_descriptors = ["zstd"]
+
+
+def another_piece(metadata: Metadata) -> None:
+    metadata.storage_data[FIRST] = next(iter(metadata.storage_data.values()))
+
+
+NORM = "model.norm.weight"
+FIRST = MetadataIndex(NORM, torch.Size([0]))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (columns, "is not split along its rows alone"),
+        (placeless, "tensor model.norm.weight has no place in the index"),
+        (compressed, "is stored compressed; save it without extensions"),
+        (another_piece, "expected a tensor [16]"),
+    ],
+)
+def test_pieces_of_another_kind(
+    training: Path, damage: Callable[[Metadata], None], said: str
+) -> None:
+    cut_over_two_ranks(training, damage=damage)
+    refused(training, said)
+
+
+def test_the_size_of_an_index(training: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbytes = (training / ".metadata").stat().st_size
+    monkeypatch.setattr(torch_distributed, "MAX_METADATA_NBYTES", nbytes)
+    read_checkpoint(training)
+    monkeypatch.setattr(torch_distributed, "MAX_METADATA_NBYTES", nbytes - 1)
+    refused(training, f"larger than {nbytes - 1} bytes")
+
+
+def cut_over_two_ranks(
+    folder: Path,
+    keep: Callable[[str, int], bool] = lambda *_: True,
+    damage: Callable[[Metadata], None] = lambda _: None,
+) -> None:
     """Write the checkpoint again as two ranks would that hold half of each tensor's rows."""
     state = torch.load(
         write_checkpoint(folder / "whole", Shape(), layout="consolidated") / "consolidated.pth",
@@ -257,4 +307,6 @@ def cut_over_two_ranks(folder: Path, keep: Callable[[str, int], bool] = lambda *
         tensors[f"model.{name}"] = TensorStorageMetadata(properties, tensor.shape, chunks)
     for part, content in enumerate(data):
         (folder / f"__{part}_0.distcp").write_bytes(content)
-    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(tensors, storage_data=places)))
+    metadata = Metadata(tensors, storage_data=places)
+    damage(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))

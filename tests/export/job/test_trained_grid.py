@@ -13,6 +13,7 @@ import torch
 from hf_folders import make_gemma
 from installed import DATA
 from safetensors.torch import save_file
+from tiers import slow_but
 from torch import Tensor
 
 import stem_edge
@@ -61,7 +62,7 @@ def chosen(folder: Path, **options: Any) -> tuple[ExportOptions, str]:
 
 
 @pytest.mark.parametrize(("dtype", "lost"), [(torch.float32, 0.0), (torch.bfloat16, BFLOAT16)])
-@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("asymmetric", slow_but([True], [False, True]))
 @pytest.mark.parametrize("calibrated", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_export_keeps_the_grid(
     tmp_path: Path, dtype: torch.dtype, lost: float, asymmetric: bool, calibrated: bool
@@ -87,7 +88,7 @@ def test_an_export_keeps_the_grid(
     assert "trained for 4 bits in blocks of 32 and are kept as trained" in " ".join(report.notes)
 
 
-@pytest.mark.parametrize("block", [16, 32])
+@pytest.mark.parametrize("block", slow_but([16], [16, 32]))
 def test_rows_are_those_of_training(tmp_path: Path, block: int) -> None:
     """Rounding what is stored gives the checkpoint, bit for bit."""
     folder = checkpoint(tmp_path / "checkpoint", torch.bfloat16, (), block)

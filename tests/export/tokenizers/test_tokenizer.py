@@ -306,7 +306,7 @@ def test_unknown_kind_and_missing_file(tmp_path: Path) -> None:
 def test_merges_in_the_order_of_ranks(tmp_path: Path) -> None:
     """Tokens of two letters, so that a text can be cut in many ways."""
     rng = random.Random(5)
-    for number in range(40):
+    for number in range(12):
         tokens = [bytes([byte]) for byte in range(256)]
         while len(tokens) < 290:
             parts = rng.choices([b"a", b"b", *tokens[256:]], k=2)

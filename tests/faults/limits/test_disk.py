@@ -13,6 +13,7 @@ from faulty_disk import Failing, watch
 from open_files import DATA, open_files, posix
 
 from stem_edge.files import disk
+from stem_edge.files.lock import lock
 from stem_edge.files.plain_files import read_at, read_plain
 
 # Opening
@@ -60,6 +61,15 @@ def test_a_link_is_recognized_on_every_system(file: Path, monkeypatch: pytest.Mo
         disk.open_file(link)
     with pytest.raises(PermissionError):
         disk.open_file(file)
+
+
+@posix
+def test_only_a_regular_file_is_updated(file: Path) -> None:
+    os.mkfifo(other := file.with_name("other"))
+    before = open_files()
+    with pytest.raises(disk.NotRegularError, match="not a regular file"):
+        disk.update(other)
+    assert open_files() <= before
 
 
 def test_new_files_are_new_and_others_are_continued(file: Path) -> None:
@@ -150,6 +160,18 @@ def test_every_byte_is_written(
     disk.write_all(descriptor, data)
     disk.close(descriptor)
     assert (tmp_path / "file").read_bytes() == data
+
+
+@pytest.mark.parametrize("positional", [True, False])
+def test_writing_to_a_place(file: Path, positional: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not positional:
+        monkeypatch.delattr(os, "pwrite", raising=False)
+    descriptor = disk.update(file)
+    assert lock(descriptor)
+    disk.resize(descriptor, len(DATA) + 2)
+    assert disk.pwrite(descriptor, memoryview(b"xy"), 3) == 2
+    disk.close(descriptor)
+    assert file.read_bytes() == DATA[:3] + b"xy" + DATA[5:] + bytes(2)
 
 
 def test_numbers_are_written_as_bytes(tmp_path: Path) -> None:

@@ -100,6 +100,11 @@ def test_instructions_that_make_nothing(number: int) -> None:
         value(data)
 
 
+def test_values_where_none_are_stored() -> None:
+    with pytest.raises(ValueError, match="it refers to values, but has none"):
+        read_pickle(b"NQ.", set(), {})
+
+
 def test_names_are_shown_in_part() -> None:
     with pytest.raises(ValueError, match=f"it names o{'s' * 77}\\.x, which"):
         value(b"co" + b"s" * 77 + b"\nxy\n.")

@@ -23,7 +23,7 @@ from stem_edge.runtime.lookups.row_ids import checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import Sampler
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 NOT_APPLICABLE: dict[str, str] = {
     "P6": "a call generates one text; there is neither n nor best_of",
@@ -219,11 +219,13 @@ def test_p10_what_is_a_sequence_of_ids(ids: Any) -> None:
     assert {type(one) for one in checked} == {int}
 
 
-def test_p11_lone_surrogates_are_refused_in_one_line(
+def test_p11_what_is_no_text_is_refused_in_one_line(
     model: Model, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused(lambda: model.generate("a\ud800"), InputError, "not valid Unicode")
     refused(lambda: model.tokenize("\udfff"), InputError, "not valid Unicode")
+    number: Any = 3
+    refused(lambda: model.tokenize(number), InputError, "the text is of type int; give a str")
     command_refused(capsys, ["generate", DEMO, "-p", "a\udcff"], "not valid Unicode")
 
 

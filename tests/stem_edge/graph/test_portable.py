@@ -7,19 +7,22 @@ from collections.abc import Iterator
 import onnx
 import pytest
 from architectures import HASHED, QUANTIZED, SIZES, VARIANTS, quantized, write
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.graph.portable import obstacle
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import variant_graphs
+from stem_edge.graph.device.portable import obstacle
+from stem_edge.runtime.backends.onnxruntime.device.graphs import variant_graphs
 from stem_edge.tables.rows import make_layout
 
 # Only those whose graphs have nodes that no other has.
 DISTINCT = ["stem", "dense", "stem-plus", "low rank, gate", "q and k norm, halves", "all at once"]
 
 
-@pytest.fixture(scope="module", params=[*DISTINCT, *QUANTIZED])
+@pytest.fixture(
+    scope="module", params=slow_but([*DISTINCT, "int4 with offsets"], [*DISTINCT, *QUANTIZED])
+)
 def bundle(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bundle]:

@@ -42,6 +42,7 @@ def test_comments_while_nothing_comes(port: int, monkeypatch: pytest.MonkeyPatch
     assert b"data: [DONE]\n\n" in got
 
 
+@pytest.mark.slow
 def test_a_slow_reader_holds_nobody_up(program: Starlette, port: int, model: Model) -> None:
     body = ASKED | {
         "max_tokens": 200,

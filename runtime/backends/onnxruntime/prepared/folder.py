@@ -9,8 +9,9 @@ import shutil
 from pathlib import Path
 
 from stem_edge.errors import BackendError
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import FOLDER
 
-FOLDER, JOURNAL = "prepared", "journal"
+JOURNAL = "journal"
 # Prefixes of a folder that is being filled, or was when its maker was killed; and of one inside it.
 TEMPORARY, MATRIX = ".making-", "matrix-"
 

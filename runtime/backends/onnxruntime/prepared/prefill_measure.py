@@ -15,9 +15,8 @@ from stem_edge.graph.names import EMBED, STEP
 from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.needs import LOGITS_AT_ONCE
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import LOGITS_AT_ONCE
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 
@@ -42,7 +41,7 @@ def prefill_divergence(bundle: Bundle, graphs: Mapping[str, GraphSource]) -> flo
     logits = []
     for prefill in (False, True):
         used = {n: graph for n, graph in graphs.items() if n == EMBED or (n == STEP) != prefill}
-        backend = OrtBackend(manifest.model, used, slots, 1, [CPU])
+        backend = OrtBackend(manifest.model, used, slots, 1)
         with contextlib.suppress(NotFiniteError):
             logits.append(_logits(backend, ids, prefill=prefill))
         backend.close()
@@ -60,7 +59,7 @@ def _rows(bundle: Bundle, ids: I64) -> U8 | None:
 
 def _logits(backend: OrtBackend, ids: I64, *, prefill: bool) -> F32:
     context, slots = backend.open_context(len(ids)), np.arange(len(ids), dtype=np.int32)
-    logits = np.empty((len(ids), backend.config.vocab_size), np.float32)
+    logits = np.empty((len(ids), backend.loaded.config.vocab_size), np.float32)
     for at in range(0, len(ids), LOGITS_AT_ONCE):
         places = slice(at, at + LOGITS_AT_ONCE)
         context.begin(ids[places], at, prefill=prefill)

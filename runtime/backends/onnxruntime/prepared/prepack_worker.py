@@ -23,11 +23,12 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, PREFILL
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.interface import BEFORE, SIZES, NotFiniteError, StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import JOURNAL
 from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.prepared.prefill_measure import prefill_divergence
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
@@ -37,7 +38,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     Prepared,
     graph_sources,
     marks,
-    packable,
     prepared_file,
 )
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
@@ -45,9 +45,9 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     graph_source,
     joined_parts,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.step_costs import BEFORE, SIZES, Probe, StepCosts, measure_steps
-from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows, placeholders
+from stem_edge.runtime.backends.step_measure import Probe, measure_steps
+from stem_edge.runtime.rows.placeholders import placeholder_rows, placeholders
+from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import keep_freed_blocks, return_freed_memory
 from stem_edge.system.user_folder import cpu_digest
 
@@ -131,7 +131,7 @@ class _Prompt:
         self._ids = np.arange(length) % config.vocab_size
         self._slots = placeholder_rows(slots, length)
         graphs = graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
-        self._backend = OrtBackend(config, graphs, slots, threads, [CPU], kv=kv)
+        self._backend = OrtBackend(config, graphs, slots, threads, kv)
         self._context = self._backend.open_context(length)
 
     def take(self, tokens: int = CHUNK_TOKENS, *, prefill: bool) -> F32:

@@ -20,22 +20,16 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import TRIED_NBYTES, matrices_nbytes
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
-from stem_edge.graph.float_blocks import in_blocks
-from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import EMBED
-from stem_edge.runtime.backends.onnxruntime.prepared.folder import (
-    FOLDER,
-)
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     GraphSource,
     cpu_graphs,
     joined_graphs,
-    joined_parts,
 )
-from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
+FOLDER = "prepared"  # in the user's cache folder
 FORMAT = 7
 RECORD = "prepared.json"
 MAX_RECORD_NBYTES = 1 << 20
@@ -142,9 +136,3 @@ def graph_sources(
 def prepared_file(graph: str) -> str:
     """Return the name of a prepared graph's file."""
     return f"{graph}.onnx"
-
-
-def packable(bundle: Bundle, kv: KvType = "fp32") -> dict[str, Graph]:
-    """Return the graphs with matrices to be packed; an embedding is read in place anyway."""
-    graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
-    return {name: in_blocks(graph) for name, graph in graphs.items() if name != EMBED}

@@ -12,14 +12,15 @@ from pathlib import Path
 import onnxruntime as ort
 
 from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.keeping import check_place
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.verdicts import Records
+from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.errors import BackendError
 from stem_edge.graph.kv import KvType
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.memory_plan import Preparing
-from stem_edge.runtime.backends.onnxruntime.needs import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import begin, folder_nbytes, leave
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     Place,
     Prepacked,
@@ -78,7 +79,7 @@ def make(
     needs = preparing_needs(footprint_of(bundle.manifest, "onnxruntime").with_kv(kv), threads)
     _check_memory(bundle, needs, memory)
     # The result is found by the checksums in the manifest, so the files must match them.
-    Records(bundle, "onnxruntime", cache_dir).check_place()
+    check_place(Verdicts(bundle, "onnxruntime", cache_dir))
     target = prepared_folder(root, bundle, ort.__version__, kv)
     folder = begin(root, target.name, needs.disk)
     try:

@@ -15,10 +15,10 @@ from installed import DEMO
 from range_server import serving
 
 import stem_edge
-from stem_edge import InputError, Measurement, MemoryPlanError
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.commands.main import main
+from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.measuring.bench import plots
 from stem_edge.measuring.bench.measure_report import (
     EXPLAINED,
@@ -30,6 +30,7 @@ from stem_edge.measuring.bench.measure_report import (
     to_csv,
     to_dict,
 )
+from stem_edge.measuring.bench.measurement import Measurement
 from stem_edge.measuring.memory import device_profiles
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
 
@@ -86,7 +87,7 @@ def test_reading_by_mmap_shows_as_mapped_tables() -> None:
 @linux
 def test_predictions(found: Measurement) -> None:
     expected = found.prediction
-    assert expected.anonymous == pytest.approx(found.peak, rel=0.25)
+    assert 0.98 * found.peak <= expected.anonymous <= 1.15 * found.peak
     assert expected.hit_rate == found.hit_rate
     assert expected.row_cache == found.phase("decode").row_cache
     assert expected.kv_cache == found.phase("decode").kv_cache

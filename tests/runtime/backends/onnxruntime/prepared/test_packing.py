@@ -29,9 +29,9 @@ from stem_edge.runtime.backends.onnxruntime.prepared import (
     preparing,
 )
 from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
-from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import packable
 from stem_edge.runtime.backends.onnxruntime.providers import session
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU

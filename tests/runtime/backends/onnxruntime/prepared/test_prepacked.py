@@ -23,11 +23,11 @@ import pytest
 import stem_edge
 from stem_edge.bundle import prefill_check
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.bundle.verdicts import Records
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, RowReadError
 from stem_edge.graph.ir import Graph
-from stem_edge.runtime.backends.onnxruntime import backend as backend_ort
+from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.backends.onnxruntime import loaded as backend_ort
 from stem_edge.runtime.backends.onnxruntime.prepared import prepack_worker as prepare_worker
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as module
 from stem_edge.runtime.backends.onnxruntime.prepared import preparing
@@ -40,7 +40,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
 )
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
-from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.system.child import Ended
 
 IDS = [256, *b"twelve tokens or so"]
@@ -113,11 +112,11 @@ def test_the_first_load_makes_it_and_the_second_uses_it(bundle: Path, tmp_path: 
     costs = record.steps if record.steps.sure and record.steps.same_bits else None
     before = (folder / RECORD).stat().st_mtime_ns
     with stem_edge.load(bundle, cache_dir=tmp_path, threads=1) as model:
-        assert (model.speculation and model.speculation.costs) == costs
+        assert (model.stepping.speculation and model.stepping.speculation.costs) == costs
     assert (folder / RECORD).stat().st_mtime_ns == before
     with stem_edge.load(bundle, cache_dir=tmp_path, threads=1, exact=True) as model:
-        assert (model.speculation is not None) == (costs is not None)
-        assert model.step_costs == record.steps
+        assert (model.stepping.speculation is not None) == (costs is not None)
+        assert model.stepping.costs == record.steps
 
 
 @pytest.mark.slow
@@ -134,9 +133,9 @@ def test_preparing_again_measures_steps_that_could_not_be_measured(
         patch.setattr(prepare_worker, "measure_steps", lambda *_: unsure)
         assert preparing.make(open_bundle(bundle), tmp_path, 1, None).record.steps == unsure
     with stem_edge.load(bundle, cache_dir=tmp_path, threads=1) as model:
-        assert model.speculation is None
+        assert model.stepping.speculation is None
     with stem_edge.load(bundle, cache_dir=tmp_path, threads=1, speculate=True) as model:
-        assert model.speculation is not None and model.speculation.costs != unsure
+        assert model.stepping.speculation is not None and model.stepping.speculation.costs != unsure
     assert preparing.make(open_bundle(bundle), tmp_path, 1, None).record.steps != unsure
 
 
@@ -232,7 +231,7 @@ def test_a_worker_that_fails_says_why(
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(BundleError, match=r"backbone\.onnx\.data: sha256 is"):
         preparing.make(opened, tmp_path, 1)
-    monkeypatch.setattr(Records, "check_place", lambda records: None)
+    monkeypatch.setattr(preparing, "check_place", lambda records: None)
     path.write_bytes(b"")
     with pytest.raises(BackendError, match=r"cannot be prepared: .*backbone\.onnx\.data"):
         preparing.make(opened, tmp_path, 1)
