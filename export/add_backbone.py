@@ -18,12 +18,14 @@ from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.job.job import Advance
+from stem_edge.export.job.table_plan import scaling_of
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.files import disk
 from stem_edge.files.plain_files import read_at
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import open_table_store
 
@@ -95,7 +97,7 @@ def _check_rows(base: Bundle, source: Checkpoint) -> None:
 
 def _losses(layout: RecordLayout, rows: list[F32]) -> list[float]:
     """Return the mean error of each layer's row [1, width] when it is stored now."""
-    packed = layout.pack(rows, search=layout.row_type == "int4")
+    packed = pack_records(layout, rows, scaling_of(layout))
     return [_mean_error(layout.unpack(packed, at)[0], row[0]) for at, row in enumerate(rows)]
 
 

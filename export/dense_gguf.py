@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from stem_edge.bundle.absent import WORKING
 from stem_edge.bundle.footprint import gguf_footprint
-from stem_edge.bundle.manifest import WORKING
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.gguf import importance_by_text
 from stem_edge.export.backbone.gguf_llama import architecture_of, write_dense

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from stem_edge.bundle.keeping import keep_good
 from stem_edge.bundle.manifest import (
     MANIFEST,
     TABLES,
@@ -18,7 +19,6 @@ from stem_edge.bundle.manifest import (
     encode_manifest,
 )
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.bundle.verdicts import keep_good
 from stem_edge.errors import ExportError
 from stem_edge.export.add_backbone import check_base, keep_files, open_base
 from stem_edge.export.backbone.gguf import write_backbone
@@ -140,7 +140,7 @@ def export_bundle(
         checkpoint.
     force: replace an existing bundle; it stays whole until the new one is.
     progress: show a progress bar on stderr. Default: if that is a terminal.
-    elsewhere: has the shards of the tables written by other processes, as stem_edge.ray_shards does
+    elsewhere: has the shards of the tables written by other processes, as stem_edge.cluster.exports.ray_shards does
         on a cluster; the bytes are the same.
 
     An export that was killed continues where it stopped when it is started again. Raises

@@ -17,11 +17,12 @@ from stem_edge.bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     TABLES,
+    KindError,
     Manifest,
+    QualityReport,
     encode_manifest,
 )
 from stem_edge.bundle.prefill_check import mean_divergence
-from stem_edge.bundle.quality_report import KindError, QualityReport
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.onnx import PREFILL_STEP, planned_format
 from stem_edge.export.job.files import write_file
@@ -130,7 +131,7 @@ def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
 
 
 def _compare(expected: F32, found: F32) -> dict[str, float]:
-    """Compare logits [T, V] with those of the checkpoint, as fields of the quality report."""
+    """Compare logits [T, V] with the checkpoint's, as fields of the quality report."""
     divergences = divergence(expected, found)
     return {
         "worst_logit_difference": _rounded(np.abs(found - expected).max()),

@@ -16,11 +16,12 @@ from stem_edge.bundle.manifest import FileEntry
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import BundleFile, write_file
 from stem_edge.export.job.job import Advance, WriteStep
-from stem_edge.export.job.table_plan import TablePlan
+from stem_edge.export.job.table_plan import TablePlan, scaling_of
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.streams import Threads
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata, pieces_for
 from stem_edge.tables.store import group_metadata
@@ -90,7 +91,7 @@ class TableWriter:
         def seal(span: tuple[int, int]) -> bytes:
             layout, numbers = grid.layout, (first + span[0], first + span[1])
             rows = [self._rows(layer, *numbers) for layer in layout.layers]
-            records = layout.pack(rows, search=layout.row_type == "int4")
+            records = pack_records(layout, rows, scaling_of(layout))
             for index, values in enumerate(rows):
                 meter.add(self._plan.kind(layout), values, layout.unpack(records, index))
             progress(sum(values.nbytes for values in rows))
@@ -114,7 +115,7 @@ class TableWriter:
 
 
 def _make_grid(root: Path, layout: RecordLayout, prompt_rows: int, nbytes: int) -> ShardGrid:
-    """Divide an array into shards of about so many bytes, and its records into pieces."""
+    """Divide an array into shards of about `nbytes` bytes, and its records into pieces."""
     per_shard = max(1, min(layout.records, nbytes // layout.record_nbytes))
     return ShardGrid(root, layout, per_shard, pieces_for(layout, prompt_rows))
 

@@ -71,7 +71,7 @@ def verify_runs(
 def _kernels(
     bundle: Bundle, engine: EngineName, cache_dir: str | Path | None
 ) -> dict[str, dict[str, Any]]:
-    """Kernels of an engine that round alike: name -> options of `load` that choose them."""
+    """Kernels of an engine that round in the same way: name -> options of `load` that choose them."""
     if engine == "onnxruntime":
         found: dict[str, dict[str, Any]] = {"": {"prefill_graph": False}}
         if bundle.manifest.has_prefill:
@@ -109,7 +109,7 @@ def _ways(
     plain = {"overlap": False, "prepare": False, "warm_start": False}
     ways: dict[str, dict[str, Any]] = {"plain": plain, "overlapped": plain | {"overlap": True}}
     if engine == "onnxruntime":
-        from stem_edge.runtime.backends.onnxruntime.prepacked import place
+        from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
 
         if place(bundle, cache_dir).is_worth_it:
             ways["prepared"] = plain | {"prepare": True}

@@ -14,7 +14,8 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.sampling import TokenLogprobs, needed_logits, sampler_of, token_logprobs
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.runtime.text.codec import TextCodec, TokenStream
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.stream import TokenStream
 from stem_edge.system.memory import raise_out_of_memory
 
 FinishReason = Literal["stop", "length", "error"]
@@ -57,7 +58,7 @@ class Constraint(Protocol):
         """Set the logits [V] of tokens that may not follow to -inf."""
 
     def forced(self, most: int) -> list[int]:
-        """Return the tokens that follow in any case, at most so many; none where there is a choice."""
+        """Return the tokens that must follow, `most` at most; empty where there is a choice."""
 
     def accept(self, token_id: int) -> None:
         """Go on to what may follow this token."""
@@ -84,7 +85,7 @@ class Answer:
         self._forced, self._asked = deque[int](), False  # tokens without a choice, if asked for
 
     def forced(self, most: int) -> list[int]:
-        """Return the next tokens as far as there is no choice, at most so many."""
+        """Return the next tokens up to the first choice, `most` at most."""
         if self._constraint is not None and not self._asked:
             self._forced.extend(self._constraint.forced(LOOKAHEAD))
             self._asked = True

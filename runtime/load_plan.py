@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.graph.kv import KvType
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, choose_plan
 from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, loaders
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
-from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, OtherKeywords
-from stem_edge.runtime.backends.planner import allowed, plan_memory
-from stem_edge.runtime.rows.remote import open_url
-from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
-from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT, allowed, choose_plan, plan_memory
+from stem_edge.runtime.text.codec import TextCodec, TextRoom
 from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.units import parse_size
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.keywords import OtherKeywords
+    from stem_edge.runtime.speculation.draft_bundle import DraftBundle
 
 # Of tables elsewhere: records that are read at a time to begin with, which is as many as are under way
 # at once; memory of threads, connections and answers (measured); and of a record in the tier's map.
 FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 8_000_000, 32
-# Divergence in nats that types of keys and values cause in a real model (docs/models.md).
-KV_NATS: dict[tuple[str, KvType], float] = {
-    ("onnxruntime", "int8"): 0.0025,
-    ("onnxruntime", "int4"): 0.22,
-    ("ggml", "int8"): 0.0005,
-    ("ggml", "int4"): 0.09,
-}
-NOTICEABLE = 0.001
 
 
 def memory_plan(
@@ -54,17 +45,36 @@ def memory_plan(
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
     open_text(bundle, options)
-    drafting = drafting_nbytes(draft_bundle(bundle, options))
+    drafting = drafting_nbytes(draft_of(bundle, options))
     loader = loaders_of_kv(bundle, chosen, options, drafting)[0]
     return plan_load(bundle, chosen, loader.needs, options, drafting)
 
 
 def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
     """Read the tokenizer. Raises BundleError; MemoryPlanError if even that exceeds the memory."""
-    limit = own_memory() + available_memory()
+    size, limit = bundle.manifest.model.vocab_size, _limit(options)
+    return TextCodec(bundle.file(TOKENIZER), size, limit)
+
+
+def text_room(plan: MemoryPlan, options: LoadOptions) -> TextRoom:
+    """Return the memory for texts on their way to ids."""
+    return TextRoom(plan.text, max(plan.total, _limit(options)))
+
+
+def _limit(options: LoadOptions) -> int:
+    """Return the most that this process may take."""
     if options.memory is not None:
-        limit = parse_size(options.memory)
-    return TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, limit)
+        return parse_size(options.memory)
+    return own_memory() + available_memory()
+
+
+def draft_of(bundle: Bundle, options: LoadOptions) -> DraftBundle | None:
+    """Return the bundle that drafts for another, if one was given; see draft_bundle."""
+    if options.draft is None:
+        return None
+    from stem_edge.runtime.speculation.draft_bundle import draft_bundle
+
+    return draft_bundle(bundle, options.draft, options)
 
 
 def drafting_nbytes(draft: DraftBundle | None) -> int:
@@ -73,26 +83,6 @@ def drafting_nbytes(draft: DraftBundle | None) -> int:
         return 0
     plan = memory_plan(draft.bundle.path, **draft.keywords)
     return plan.total - plan.process
-
-
-class LossyCache(UserWarning):
-    """Keys and values have a type that changes what a model says."""
-
-
-def tell_of_loss(kv: KvType, engine: str, options: LoadOptions) -> None:
-    """Warn of a type of keys and values that changes a model noticeably, unless it was asked for.
-
-    That of 4 bits is warned of even then.
-    """
-    nats = KV_NATS.get((engine, kv), 0.0)
-    if nats > NOTICEABLE and (options.kv == "auto" or kv == "int4"):
-        warnings.warn(
-            LossyCache(
-                f"keys and values are {kv}, which on {engine} changes what a model says (by {nats:g} nats "
-                "in SmolLM2-135M-Instruct); more memory, a shorter context_length or kv='fp16' avoid it"
-            ),
-            stacklevel=2,
-        )
 
 
 def loaders_of_kv(
@@ -144,6 +134,8 @@ def check_tables(bundle: Bundle, options: LoadOptions) -> None:
     Raises InputError.
     """
     if bundle.tables is not None:
+        from stem_edge.runtime.rows.remote import open_url
+
         open_url(bundle.tables)
     elif options.disk_tier is not None:
         raise InputError("disk_tier is for tables that are elsewhere; give tables, or leave it out")

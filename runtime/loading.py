@@ -6,13 +6,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
+from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
+from stem_edge.graph.formats import EngineName
+from stem_edge.graph.kv import QUANTIZED
 from stem_edge.runtime.backends.engines import (
     ENGINES,
     EngineLoader,
@@ -21,41 +24,37 @@ from stem_edge.runtime.backends.engines import (
 )
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.backends.options import (
-    LoadOptions,
-    MoreKeywords,
-    Providers,
-)
-from stem_edge.runtime.backends.step_costs import SIZES, StepCosts
+from stem_edge.runtime.backends.options import LoadOptions, Providers
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.load_plan import (
     FAR_BATCH,
     check_tables,
+    draft_of,
     drafting_nbytes,
     loaders_of_kv,
     open_text,
     plan_load,
-    tell_of_loss,
+    text_room,
 )
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.disk_tier import TIER, DiskTier, open_tier, tier_nbytes
-from stem_edge.runtime.rows.emulated_flash import open_flash
-from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
+from stem_edge.runtime.rows.records import Records
 from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.slots import Slots
-from stem_edge.runtime.rows.store import RowStore, open_store
-from stem_edge.runtime.rows.warm import bundle_key, expected_records, fill, keep_counts
-from stem_edge.runtime.speculation.draft_bundle import DraftBundle, draft_bundle
-from stem_edge.runtime.speculation.measured import measured
-from stem_edge.runtime.speculation.speculation import Speculation
+from stem_edge.runtime.rows.store import open_store
+from stem_edge.runtime.rows.warm import Caches, bundle_key, expected_records, fill, keep_counts
+from stem_edge.runtime.stepping import open_stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.store import TableFormat
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.keywords import MoreKeywords
+    from stem_edge.runtime.rows.host_tier import HostTier
+    from stem_edge.runtime.speculation.draft_bundle import DraftBundle
 
 
 def load(
@@ -159,60 +158,46 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
     verdict = None
     if options.trial:  # first, so that no native code of this process sees an untried bundle
-        backbone = ENGINES[chosen].backbone
-        verdict = try_first(
-            bundle, backbone, options.cache_dir, options.progress, memory=options.memory
-        )
+        verdict = _tried(bundle, ENGINES[chosen].backbone, options)
     text = open_text(bundle, options)
-    draft = draft_bundle(bundle, options)
+    draft = draft_of(bundle, options)
     drafting = drafting_nbytes(draft)
     candidates = loaders_of_kv(bundle, chosen, options, drafting)
 
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
         plan = plan_load(bundle, chosen, loader.needs, options, drafting)
-        tell_of_loss(plan.kv, chosen, options)
+        if plan.kv in QUANTIZED:
+            from stem_edge.runtime.lossy import tell_of_loss
+
+            tell_of_loss(plan.kv, chosen, options)
+        text.room = text_room(plan, options)
         if options.prompt_cache and not can_keep(plan):
             raise InputError(
                 f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
                 f"{loader.name}; leave it out, or leave out providers"
             )
-        model = _assemble(bundle, loader, plan, text, options)
-        with ExitStack() as failed:
-            failed.callback(model.close)
-            _let_speculate(model, loader.step_costs, draft, options)
-            failed.pop_all()
-        return model
+        return _assemble(bundle, loader, plan, text, draft, options)
 
     return first_that_runs(bundle, candidates, assemble)
 
 
-def _let_speculate(
-    model: Model, costs: StepCosts | None, draft: DraftBundle | None, options: LoadOptions
-) -> None:
-    """Let a model guess ahead, if that is wanted, exact unless asked for, and of known cost."""
-    speculate, model.exact = options.speculate, options.exact
-    model.step_costs = costs
-    asked = speculate != "auto" or draft is not None
-    if not speculate:
-        return
-    if costs is None or not costs.sure:
-        costs = measured(model.engine, model.plan, model.config.vocab_size) if asked else None
-    if costs is None or not (costs.same_bits or (asked and not options.exact)):
-        return
-    most = speculate if type(speculate) is int else max(SIZES) - 1
-    model.speculation = Speculation(costs, most)
-    if draft is not None:
-        smaller = load(draft.bundle.path, **draft.keywords)
-        with ExitStack() as unused:
-            unused.callback(smaller.close)
-            if (drafter := smaller.drafter()) is not None:
-                model.speculation.use(drafter)
-                unused.pop_all()
+def _tried(bundle: Bundle, backbone: EngineName, options: LoadOptions) -> Verdict:
+    """Return the good verdict on a bundle; at its first load, after a trial of it."""
+    if (known := Verdicts(bundle, backbone, options.cache_dir).good()) is not None:
+        return known
+    from stem_edge.runtime.first_load.trial import try_first
+
+    return try_first(bundle, backbone, options.cache_dir, options.progress, memory=options.memory)
 
 
 def _assemble(
-    bundle: Bundle, loader: EngineLoader, plan: MemoryPlan, text: TextCodec, options: LoadOptions
+    bundle: Bundle,
+    loader: EngineLoader,
+    plan: MemoryPlan,
+    text: TextCodec,
+    draft: DraftBundle | None,
+    options: LoadOptions,
 ) -> Model:
     """Open the backbone and the tables as planned, and fill the row cache."""
     format, overlap, cache_dir = bundle.manifest.table_format, options.overlap, options.cache_dir
@@ -221,8 +206,13 @@ def _assemble(
         # After opening, because that measures with how many tokens at once a device stays exact.
         chunk = min(plan.chunk_tokens, loader.step_tokens)
         engine = Engine(backend, rows, chunk, overlap=overlap, logit_tokens=plan.logit_tokens)
-        prefixes = open_prefixes(bundle, engine, plan, options)
-        return Model(bundle, engine, plan, text, prefixes, on_close)
+        with ExitStack() as failed:
+            failed.callback(engine.close)
+            prefixes = open_prefixes(bundle, engine, plan, options)
+            size, costs = bundle.manifest.model.vocab_size, loader.step_costs
+            stepping = open_stepping(engine, plan, size, costs, draft, options, load)
+            failed.pop_all()
+        return Model(bundle, engine, plan, text, prefixes, stepping, on_close)
 
     if format is None:
         return model(loader.open(None), Rows())
@@ -231,20 +221,20 @@ def _assemble(
         opened.callback(tables.close)
         storage = loader.make_slots(format.tables, plan.slots)
         cache = RowCache(storage)
-        store = HostTier(tables, plan.host_slots) if plan.host_slots else tables
-        rows = Prefetcher(store, cache, overlap=overlap)
+        caches = Caches(cache, tables, _host_tier(tables, plan))
+        rows = Prefetcher(caches.host or tables, cache, overlap=overlap)
         opened.callback(rows.close)
         wanted = np.zeros(0, np.int64)
         if options.warm_start and not options.resident:
-            wanted = expected_records(bundle, rows, cache_dir)
+            wanted = expected_records(bundle, caches, cache_dir)
 
         # Few at a time from far away, because a batch is finished before time is up.
         batch = plan.chunk_tokens if bundle.tables is None else min(plan.chunk_tokens, FAR_BATCH)
 
         def fill_slots() -> None:
             if options.resident:
-                rows.fill(np.arange(plan.slots), plan.chunk_tokens)
-            fill(rows, wanted, batch)
+                caches.fill(np.arange(plan.slots), plan.chunk_tokens)
+            fill(caches, wanted, batch)
 
         backend = _open_and_fill(loader, storage, fill_slots)
         keep = (lambda: keep_counts(bundle, cache, cache_dir)) if options.warm_start else None
@@ -253,18 +243,24 @@ def _assemble(
     return loaded
 
 
-def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> RowStore | DiskTier:
+def _host_tier(tables: Records, plan: MemoryPlan) -> HostTier | None:
+    if not plan.host_slots:
+        return None
+    from stem_edge.runtime.rows.host_tier import HostTier  # for devices alone
+
+    return HostTier(tables, plan.host_slots)
+
+
+def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> Records:
     """Open the table store, with a disk tier if its shards are elsewhere."""
-    rows, flash = bundle.manifest.model.prompt_rows, open_flash(options.emulate_flash)
+    rows, flash = bundle.manifest.model.prompt_rows, options.flash
     store = open_store(bundle.file(TABLES), format, options.reads, flash, rows, bundle.tables)
     if bundle.tables is None or (options.resident and options.disk_tier is None):
         return store
-    with ExitStack() as failed:
-        failed.callback(store.close)
-        path = cache_folder(options.cache_dir) / TIER / f"{bundle_key(bundle)}.rows"
-        tier = open_tier(store, path, tier_nbytes(options.disk_tier, path, format.tables))
-        failed.pop_all()
-    return tier
+    from stem_edge.runtime.rows.disk_tier import tier_over
+
+    root, key = cache_folder(options.cache_dir), bundle_key(bundle)
+    return tier_over(store, root, key, options.disk_tier)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

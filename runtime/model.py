@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import cached_property, partial
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
 import numpy as np
 
-from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.edit_files.file import Edit
-from stem_edge.edit_files.folder import as_edit
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.engines import ENGINES
-from stem_edge.runtime.backends.interface import LESS_MEMORY
+from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.backends.options import check_sequences
-from stem_edge.runtime.backends.step_costs import StepCosts
-from stem_edge.runtime.batching.prompts import Prompt, StemIds, params_of_each, requests, run, texts
-from stem_edge.runtime.batching.request import Request
-from stem_edge.runtime.batching.scheduler import Scheduler
-from stem_edge.runtime.conversation import Conversation
-from stem_edge.runtime.decoding import MOST, sample_tokens
+from stem_edge.runtime.decoding import sample_tokens
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled, join_chunks
-from stem_edge.runtime.grammars.grammar import Grammar
+from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.lookups.open_edits import OpenEdits
-from stem_edge.runtime.lookups.overlay import Lookups
 from stem_edge.runtime.lookups.row_ids import StemId
-from stem_edge.runtime.model_text import ModelText
-from stem_edge.runtime.prefixes.conversation_file import load_messages, save_messages
+from stem_edge.runtime.model_text import ModelText, Prompts
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.prompts import Prompts
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
-from stem_edge.runtime.speculation.measured import measured
-from stem_edge.runtime.speculation.model_drafts import Drafter
-from stem_edge.runtime.speculation.speculation import NO_GUESSES, Guesses, Speculation
 from stem_edge.runtime.stats import GenerationStats, Recorder
-from stem_edge.runtime.text.chat import Messages
+from stem_edge.runtime.stepping import Stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
+    from stem_edge.edit_files.file import Edit
+    from stem_edge.runtime.batching.prompts import Prompt, StemIds
+    from stem_edge.runtime.batching.request import Request
+    from stem_edge.runtime.batching.scheduler import Scheduler
+    from stem_edge.runtime.conversation import Conversation
     from stem_edge.runtime.grammars.constraint import Grammars
+    from stem_edge.runtime.grammars.grammar import Grammar
+    from stem_edge.runtime.speculation.model_drafts import Drafter
+    from stem_edge.runtime.text.chat import Messages
 
 
 class Model(ModelText):
@@ -65,6 +57,7 @@ class Model(ModelText):
         plan: MemoryPlan,
         text: TextCodec,
         prefixes: Prefixes,
+        stepping: Stepping,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(bundle, text)
@@ -75,16 +68,16 @@ class Model(ModelText):
         self._prefixes, self._on_close = prefixes, on_close
         self._open_edits = OpenEdits(engine, text, bundle.manifest.model)
         self._prompts = Prompts(text, bundle.manifest.model, plan.context_length)
+        self.stepping = stepping
         self._closed = False
-        self.speculation: Speculation | None = None  # None: a step of an answer has one token
-        self.exact = False  # see `load`
-        self.step_costs: StepCosts | None = None  # if they are known
 
     def conversation(self, messages: Messages = ()) -> Conversation:
         """Begin a conversation, or go on with one whose messages are given.
 
         Raises InputError for malformed messages.
         """
+        from stem_edge.runtime.conversation import Conversation
+
         return Conversation(self, messages)
 
     @contextmanager
@@ -101,6 +94,8 @@ class Model(ModelText):
         Raises EditError for a file that is not an edit or was made for another bundle, InputError
         for an edit that cannot be applied.
         """
+        from stem_edge.edit_files.folder import as_edit
+
         self.engine.check_usable()
         with self._open_edits.added(tuple(as_edit(self.bundle, edit) for edit in edits)):
             yield self
@@ -216,6 +211,8 @@ class Model(ModelText):
         others go on. So does a prompt that generate would refuse, but raises InputError at once if all
         are given as a list, as bad options do.
         """
+        from stem_edge.runtime.batching.prompts import params_of_each, requests, run
+
         edits, lookups = self._open_edits.now(), self._open_edits.lookups
 
         def request(prompt: Prompt, params: SamplingParams, stem_ids: StemIds) -> Request:
@@ -239,6 +236,8 @@ class Model(ModelText):
 
         Raises the first error of any of them.
         """
+        from stem_edge.runtime.batching.prompts import texts
+
         many = self.generate_many(
             prompts, params, sequences=sequences, exact=exact, stem_ids=stem_ids, **options
         )
@@ -252,30 +251,10 @@ class Model(ModelText):
         steady: round answers alike whether others run or not, so that none guesses. Model.stats has
         the figures of all its requests. Raises InputError, OutOfMemoryError.
         """
-        check_sequences(sequences)
-        footprint = footprint_of(self.bundle.manifest, ENGINES[self.plan.engine].backbone)
-        if self.plan.variant is not None:
-            footprint = footprint.without_windows()
-        exact = self.exact if exact is None else exact
-        batches = not exact or (self.step_costs is not None and self.step_costs.same_in_batches)
-        if self.plan.device is not None:
-            # Places take their memory at once; one planned context is left to compute prompts in.
-            places = min(sequences, self.plan.sequences - 1)
-            places -= places % 2 if steady else 0  # an empty sequence may take one
-            batches = batches and places > 1
-            sequences = places if batches else sequences
-        return Scheduler(
-            self.engine,
-            self._prefixes,
-            footprint.with_kv(self.plan.kv).kv_nbytes,
-            self._recorder(),
-            partial(self._guessing, exact=exact),
-            size=sequences,
-            length=self.plan.context_length,
-            exact=exact,
-            batches=batches,
-            steady=steady and not exact,
-        )
+        from stem_edge.runtime.batching.opening import open_scheduler
+
+        own = self.bundle, self.engine, self.plan, self._prefixes, self.stepping, self._recorder()
+        return open_scheduler(*own, sequences=sequences, exact=exact, steady=steady)
 
     def request(
         self,
@@ -291,6 +270,8 @@ class Model(ModelText):
         return self._request(ids, params, self._open_edits.lookups(ids, stem_ids))
 
     def _request(self, ids: list[int], params: SamplingParams, lookups: Lookups) -> Request:
+        from stem_edge.runtime.batching.request import Request
+
         length, eos_ids = self._prompts.length(ids, params), self.config.eos_ids
         return Request(
             ids, params, lookups, length, self._text, eos_ids, constraint=self._constraint(params)
@@ -316,8 +297,8 @@ class Model(ModelText):
     def _tokens(
         self, prompt: list[int], answer: Answer, lookups: Lookups, length: int
     ) -> Generator[Sampled]:
-        exact, lent = self.exact, self._prefixes.lent(prompt, lookups.places, length)
-        guessing, engine = self._guessing(prompt, length, exact=exact), self.engine
+        exact, lent = self.stepping.exact, self._prefixes.lent(prompt, lookups.places, length)
+        guessing, engine = self.stepping.guessing(prompt, length, exact=exact), self.engine
         with self._recorder() as record, lookups, guessing as guesses, lent as context:
             for token in sample_tokens(
                 engine, context, answer, lookups, record, guesses, exact=exact
@@ -325,20 +306,13 @@ class Model(ModelText):
                 self._prefixes.make_room(context, MOST)
                 yield token
 
-    def _guessing(
-        self, prompt: Sequence[int], length: int, *, exact: bool
-    ) -> AbstractContextManager[Guesses]:
-        """Lend the guesses for an answer; see Speculation.begin."""
-        speculation = self.speculation
-        if speculation is None or (exact and not speculation.costs.same_bits):
-            return nullcontext(NO_GUESSES)
-        return speculation.begin(prompt, length)
-
     def save_conversation(self, path: str | Path, conversation: Conversation) -> None:
         """Write the messages of a conversation, and what is kept of their keys and values, to a file.
 
         Only this user can read it. Raises InputError if that fails.
         """
+        from stem_edge.runtime.prefixes.conversation_file import save_messages
+
         self.engine.check_usable()
         ids = list[int]()
         # Messages that no turn could have are kept all the same.
@@ -352,6 +326,8 @@ class Model(ModelText):
         Another bundle, engine, processor or release computes its prompt anew. Raises InputError
         for a file that is damaged or no conversation.
         """
+        from stem_edge.runtime.prefixes.conversation_file import load_messages
+
         self.engine.check_usable()
         return self.conversation(load_messages(self._prefixes, Path(path)))
 
@@ -360,7 +336,10 @@ class Model(ModelText):
 
         None if its context is too short for that.
         """
-        costs = self.step_costs or measured(self.engine, self.plan, self.config.vocab_size)
+        from stem_edge.runtime.speculation.measured import measured
+        from stem_edge.runtime.speculation.model_drafts import Drafter
+
+        costs = self.stepping.costs or measured(self.engine, self.plan, self.config.vocab_size)
         if costs is None:
             return None
         return Drafter(
@@ -387,12 +366,12 @@ class Model(ModelText):
         InputError. In a forked process it does nothing, because the model is its parent's.
         """
         first, self._closed = not self._closed, True
-        self._chat.close()
+        self._close_chat()
         with ExitStack() as last_first:
             if first and self._on_close is not None and not self.engine.forked:
                 last_first.callback(self._on_close)
-            if self.speculation is not None:
-                last_first.callback(self.speculation.close)
+            if self.stepping.speculation is not None:
+                last_first.callback(self.stepping.speculation.close)
             last_first.callback(self.engine.close)
             if first and not self.engine.forked:
                 self._prefixes.close()

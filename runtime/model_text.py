@@ -1,18 +1,21 @@
-"""Text of a loaded bundle, before and after its layers: tokens, chat templates, tools."""
+"""Text of a loaded bundle, before and after its layers: prompts, tokens, chat templates, tools."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stem_edge.bundle.manifest import TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.runtime.lookups.row_ids import checked_ids
-from stem_edge.runtime.text.chat import Chat, Messages, Tools
-from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.errors import InputError
+from stem_edge.runtime.lookups.row_ids import check_text, checked_ids
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.text.codec import TextCodec, shorten
 
 if TYPE_CHECKING:
+    from stem_edge.runtime.text.chat import Chat, Messages, Tools
     from stem_edge.text.tool_calls.family import Family
 
 
@@ -21,7 +24,21 @@ class ModelText:
 
     def __init__(self, bundle: Bundle, text: TextCodec) -> None:
         self.bundle, self._text = bundle, text
-        self._chat = Chat(bundle.file(TOKENIZER_CONFIG), text)
+        self._opened_chat: Chat | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def _chat(self) -> Chat:
+        with self._opening:
+            if self._opened_chat is None:
+                from stem_edge.runtime.text.chat import Chat  # for conversations alone
+
+                self._opened_chat = Chat(self.bundle.file(TOKENIZER_CONFIG), self._text)
+            return self._opened_chat
+
+    def _close_chat(self) -> None:
+        if self._opened_chat is not None:
+            self._opened_chat.close()
 
     @property
     def config(self) -> ModelConfig:
@@ -45,6 +62,11 @@ class ModelText:
             add_special_tokens=add_special_tokens,
             special_tokens_in_text=special_tokens_in_text,
         )
+
+    def limit_texts(self, memory: int) -> None:
+        """Let this process take so much for texts on their way to tokens, instead of what load allows."""
+        if self._text.room is not None:
+            self._text.room = self._text.room._replace(limit=memory)
 
     def chat_prompt(
         self,
@@ -87,3 +109,42 @@ class ModelText:
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of a token, which may be a part of a character; see TextCodec.token_bytes."""
         return self._text.token_bytes(token_id)
+
+
+class Prompts(NamedTuple):
+    """Makes token ids of prompts for contexts of `context_length` tokens."""
+
+    codec: TextCodec
+    config: ModelConfig
+    context_length: int
+
+    def ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return the token ids of a text, or given ones. Raises InputError."""
+        if isinstance(prompt, str):
+            return self.checked(
+                self.codec.encode_prompt(prompt, self.context_length, self.config.max_context)
+            )
+        return self.checked(prompt)
+
+    def checked(self, token_ids: Sequence[int]) -> list[int]:
+        """Return ids unchanged. Raises InputError for none, too many, or some out of range."""
+        ids = checked_ids(token_ids, self.config.vocab_size)
+        if not ids:
+            raise InputError("the prompt is empty; give at least one token id")
+        check_text(self.config, ids)
+        if len(ids) > self.context_length:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens, the context holds {self.context_length}; "
+                f"{shorten(self.context_length, self.config.max_context)}"
+            )
+        return ids
+
+    def length(self, prompt: Sequence[int], params: SamplingParams) -> int:
+        """Return the tokens of prompt and answer that a context must hold.
+
+        Raises InputError for biases of tokens that the model does not have.
+        """
+        if params.logit_bias:
+            checked_ids(list(params.logit_bias), self.config.vocab_size)
+        # The last token is handed out but never processed, so it takes no place in the context.
+        return min(self.context_length, len(prompt) + params.max_new_tokens - 1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from stem_edge.errors import InputError, UnknownOptionError
-from stem_edge.runtime.grammars.grammar import Grammar
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.grammars.grammar import Grammar
 
 MAX_STOPS, MAX_STOP_CHARS = 64, 1024
 # Integer ends mean whole numbers only. Temperature and penalty have ends because float32 cannot
@@ -102,7 +104,7 @@ class SamplingParams:
                 isinstance(self.skip_special_tokens, bool),
                 "True or False",
             ),
-            ("grammar", isinstance(self.grammar, Grammar | None), "a Grammar"),
+            ("grammar", self.grammar is None or _is_grammar(self.grammar), "a Grammar"),
         ):
             if not right:
                 raise _refused(name, getattr(self, name), expected)
@@ -121,6 +123,10 @@ def params_of(params: SamplingParams | None, options: SamplingOptions) -> Sampli
 def _with_grammar(options: SamplingOptions) -> dict[str, Any]:
     """Return the fields of SamplingParams: options with the grammar that one of them may say."""
     fields = cast("dict[str, Any]", options.copy())
+    if not options.keys() & {"grammar", "schema", "regex"}:
+        return fields
+    from stem_edge.runtime.grammars.grammar import Grammar  # for answers with one alone
+
     given = {name: fields.pop(name, None) for name in ("grammar", "schema", "regex")}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
@@ -131,6 +137,12 @@ def _with_grammar(options: SamplingOptions) -> dict[str, Any]:
         return fields | {"grammar": Grammar.of_regex(given["regex"])}
     text = given["grammar"]
     return fields | {"grammar": Grammar.of_text(text) if isinstance(text, str) else text}
+
+
+def _is_grammar(value: object) -> bool:
+    from stem_edge.runtime.grammars.grammar import Grammar
+
+    return isinstance(value, Grammar)
 
 
 def _in_range(value: object, least: float, most: float) -> bool:

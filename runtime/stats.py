@@ -6,10 +6,14 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
 
-from stem_edge.runtime.rows.prefetch import RowCounters, Rows
+from stem_edge.runtime.rows.prefetch import Rows
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.memory_plan import MemoryPlan
+
+
+# Field of RowCounters -> that of GenerationStats, where the names differ.
+STATS_OF = {"hits": "row_hits", "misses": "row_misses", "bytes_read": "flash_bytes"}
 
 
 @dataclass
@@ -165,7 +169,7 @@ class Recorder:
         self._update()
 
     def prefilled(self, tokens: int, cached: int = 0, seconds: float | None = None) -> None:
-        """Note the end of a prompt, of which so many tokens had been computed before.
+        """Note the end of a prompt, whose first `cached` tokens had been computed before.
 
         seconds: that its steps took, if others took turns with them; default: since the call began.
         """
@@ -195,12 +199,5 @@ class Recorder:
         self._update()
 
     def _update(self) -> None:
-        counters = vars(self._rows.counters()).values(), vars(self._before).values()
-        pairs = zip(*counters, strict=True)
-        now, stats = RowCounters(*(after - before for after, before in pairs)), self._stats
-        stats.row_hits, stats.row_misses, stats.flash_bytes = now.hits, now.misses, now.bytes_read
-        stats.stall_seconds = now.stall_seconds
-        stats.host_hits, stats.host_misses = now.host_hits, now.host_misses
-        stats.uploaded_rows, stats.uploaded_bytes = now.uploaded_rows, now.uploaded_bytes
-        stats.network_bytes, stats.network_reads = now.network_bytes, now.network_reads
-        stats.tier_hits, stats.tier_misses = now.tier_hits, now.tier_misses
+        for name, count in vars(self._rows.counters() - self._before).items():
+            setattr(self._stats, STATS_OF.get(name, name), count)

@@ -55,13 +55,6 @@ def wrapped(text: str, indent: str = "") -> list[str]:
     )
 
 
-def printable(text: str) -> str:
-    """Escape what a terminal would act on, and what would break a line."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
 def shown_lines(text: str) -> str:
     """Escape the control characters that a terminal would act on, but for lines and tabs."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: ascii(found[0])[1:-1], text)
@@ -78,17 +71,3 @@ def quoted(text: str | None, token_id: int, width: int) -> str:
 def seconds(value: float) -> str:
     """Format a time for people: 3 digits."""
     return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"
-
-
-def shown(value: object) -> str:
-    """Format any value for a message, in at most 100 characters."""
-    if isinstance(value, int) and value.bit_length() > 256:  # repr cannot: digits are limited
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, str | bytes | Sequence) and len(value) > 1000:
-        return f"a {type(value).__name__} of length {len(value)}"
-    try:
-        text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-    except Exception:  # repr cannot: such an integer in a list, or nesting too deep
-        return f"a {type(value).__name__}"
-    text = " ".join(text.split())
-    return text if len(text) <= 100 else f"{text[:97]}..."

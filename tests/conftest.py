@@ -21,7 +21,8 @@ import stem_edge
 from stem_edge.bundle.verdicts import PLACES, TRIALS
 from stem_edge.export.quantization import calibration
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.library import Ggml, library_path, open_ggml
+from stem_edge.ggml.installed import library_path
+from stem_edge.ggml.library import Ggml, open_ggml
 from stem_edge.graph.formats import EngineName
 
 if TYPE_CHECKING:

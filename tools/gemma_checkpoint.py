@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models
 
-from stem_edge.export.checkpoints.gemma import CONTEXT, TABLE, Gemma
-from stem_edge.export.checkpoints.hf_config import FULL, SLIDING
-from stem_edge.export.checkpoints.hugging_face import KINDS
+from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
+from stem_edge.export.checkpoints.hugging_face.gemma import CONTEXT, TABLE, Gemma
+from stem_edge.export.checkpoints.hugging_face.reader import KINDS
 
 Shapes = dict[str, tuple[int, ...]]
 SHARD_NBYTES = 2 << 30

@@ -1,6 +1,6 @@
 """Write the keys of config.json that the installed transformers knows, for each model_type that is read here.
 
-    python tools/hf_keys.py    # writes export/checkpoints/hf_keys.json
+    python tools/hf_keys.py    # writes export/checkpoints/hugging_face/keys.json
 
 A key is known if a configuration class has it as a field or takes it out of its arguments, or if code
 that computes looks for it in any configuration. Its default is the value that counts without it.
@@ -20,8 +20,8 @@ import msgspec
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from stem_edge.export.checkpoints.hf_keys import FILE, KnownKeys
-from stem_edge.export.checkpoints.hugging_face import KINDS
+from stem_edge.export.checkpoints.hugging_face.keys import FILE, KnownKeys
+from stem_edge.export.checkpoints.hugging_face.reader import KINDS
 
 # What makes a configuration of the keys of a file.
 MAKERS = ("__post_init__", "convert_rope_params_to_dict")

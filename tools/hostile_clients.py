@@ -1,6 +1,6 @@
 """Attack a server in ways that once took its memory, its connections, its time or its disk.
 
-    python tools/hostile_clients.py [BUNDLE] [--seconds 5] [--files 128] [--json]
+    python tools/hostile_clients.py [BUNDLE] [--memory 400MB] [--seconds 5] [--files 128] [--json]
 
 Starts `stem-edge serve` with so few open files, and says of each attack how it was answered, how long
 /health took at most meanwhile, the most anonymous memory, and the size of the log. Exit status 1 if
@@ -95,9 +95,13 @@ def chunks(target: Target) -> Iterator[str]:
 
 
 def values(target: Target) -> Iterator[str]:
-    """16 MB of empty objects, and as many as are allowed."""
-    for count in (5_500_000, 130_000):
-        yield target.post("apply-template", b'{"messages":[%b{}]}' % (b"{}," * count))
+    """16 MB of empty objects, as many as are allowed, and 40 together with half as many."""
+
+    def asked(count: int) -> str:
+        return target.post("apply-template", b'{"messages":[%b{}]}' % (b"{}," * count))
+
+    yield from map(asked, (5_500_000, 65_000))
+    yield from _together(40, lambda: asked(32_000))
 
 
 def grammars(target: Target) -> Iterator[str]:
@@ -224,13 +228,13 @@ def attacked(
 
 
 @contextmanager
-def served(bundle: Path, files: int, log: Path) -> Iterator[tuple[int, int]]:
+def served(bundle: Path, files: int, options: list[str], log: Path) -> Iterator[tuple[int, int]]:
     """Start a server that may open so many files; yield its port and process id."""
     with socket.create_server((HOST, 0)) as free:
         port = int(free.getsockname()[1])
-    serve = f'ulimit -n {files}; exec "$0" -m stem_edge serve "$1" --port {port}'
+    serve = f'ulimit -n {files}; exec "$0" -m stem_edge serve "$@" --port {port}'
     with log.open("wb") as output:
-        command = ["sh", "-c", serve, sys.executable, str(bundle)]
+        command = ["sh", "-c", serve, sys.executable, str(bundle), *options]
         server = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + MOST_WAIT
@@ -253,12 +257,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("bundle", nargs="?", type=Path, default=demo_bundle())
     parser.add_argument("--seconds", type=float, default=5.0, help="that idle clients stay (5)")
     parser.add_argument("--files", type=int, default=128, help="that the server may open (128)")
+    parser.add_argument("--memory", help="of the server, as serve takes it")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
     outcomes = list[Outcome]()
+    options = ["--memory", args.memory] if args.memory else []
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with served(args.bundle, args.files, log) as (port, process_id):
+        with served(args.bundle, args.files, options, log) as (port, process_id):
             limit = int(json.loads(ask(port, "/props")[1])["memory_limit"])
             target = Target(port, args.seconds)
             for attack in ATTACKS:

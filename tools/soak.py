@@ -4,9 +4,10 @@
     python tools/soak.py --generations 10000 --json
 
 The model is loaded once. Generations are short, of random lengths, and end in every way: run to the
-end, closed or dropped midway, never begun. Some are sampled, some have composed rows, and some run in
-four threads at once. Exit status 1 if anonymous memory grows by 1 MiB or more in 10,000 generations,
-or if there are more threads or open files than before.
+end, closed or dropped midway, never begun. Some are sampled, some have composed rows, some are turns of
+conversations, and some run in four threads at once. Exit status 1 if anonymous memory grows by 1 MiB or
+more in 10,000 generations (by twice the standard error, so that it is sure), if the later half sees more
+threads or open files than the first, or if a conversation that is held again and again gets other answers.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,6 +28,7 @@ import numpy as np
 
 import stem_edge
 from stem_edge.commands.demo import demo_bundle
+from stem_edge.errors import InputError
 from stem_edge.runtime import Chunk, Model
 from stem_edge.system.memory import own_memory, return_freed_memory
 
@@ -39,35 +42,74 @@ CONCURRENT_EVERY = 25  # turns, on average
 
 @dataclass(frozen=True)
 class Sample:
-    """Resources that the process holds after some generations."""
+    """Resources that a process holds after some work."""
 
-    generations: int
+    done: int  # generations or requests
     seconds: float
-    memory: int  # bytes of RssAnon and VmSwap, after freed memory was returned to the system
+    memory: int  # bytes, anonymous and in swap
     threads: int
     files: int
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Growth over a soak."""
+class Growth:
+    """Growth over a soak, without the warm-up."""
 
-    samples: list[Sample]
-    slope: float  # bytes per 10,000 generations, without the warm-up
+    slope: float  # bytes per 10,000 generations or requests
+    error: float  # standard error of the slope, because memory goes up and down by itself
     more_threads: int
     more_files: int
 
+    def flat(self, max_slope: float) -> bool:
+        """Return whether nothing grows for sure."""
+        least = self.slope - 2 * self.error
+        return least < max_slope and self.more_threads <= 0 and self.more_files <= 0
+
+    def line(self, last: Sample) -> str:
+        """Return a part of a report."""
+        return (
+            f"memory {last.memory / 2**20:.1f} MiB, {self.slope / 2**20:+.2f} MiB per 10,000 "
+            f"(standard error {self.error / 2**20:.2f}); "
+            f"threads {self.more_threads:+d}, open files {self.more_files:+d}"
+        )
+
+
+def growth(samples: Sequence[Sample]) -> Growth:
+    """Return what grew. Threads come and go with the load, so the highest counts are compared."""
+    kept = samples[int(WARM_UP * len(samples)) :]
+    done, memory = np.array([[sample.done, sample.memory] for sample in kept], float).T
+    slope = error = 0.0
+    if (spread := float(np.sum((done - done.mean()) ** 2))) and len(kept) > 2:
+        slope, start = np.polyfit(done, memory, 1)
+        rest = float(np.sum((memory - slope * done - start) ** 2))
+        error = (rest / (len(kept) - 2) / spread) ** 0.5
+    early, late = kept[: (len(kept) + 1) // 2], kept[len(kept) // 2 :]
+    return Growth(
+        float(slope) * 10_000,
+        error * 10_000,
+        max(sample.threads for sample in late) - max(sample.threads for sample in early),
+        max(sample.files for sample in late) - max(sample.files for sample in early),
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Growth over a soak, and whether the same conversation always had the same answers."""
+
+    samples: list[Sample]
+    growth: Growth
+    same: bool
+
     def flat(self, max_slope: float = MAX_SLOPE) -> bool:
-        """Return whether nothing grows."""
-        return self.slope < max_slope and self.more_threads <= 0 and self.more_files <= 0
+        """Return whether nothing grows or changes."""
+        return self.growth.flat(max_slope) and self.same
 
     def line(self) -> str:
         """Return a report of one line."""
         last = self.samples[-1]
         return (
-            f"{last.generations:,} generations in {last.seconds:.0f} s: memory "
-            f"{last.memory / 2**20:.1f} MiB, {self.slope / 2**20:+.3f} MiB per 10,000 generations; "
-            f"threads {self.more_threads:+d}, open files {self.more_files:+d}: "
+            f"{last.done:,} generations in {last.seconds:.0f} s: {self.growth.line(last)}; "
+            f"the same answers {len(self.samples)} times: {'yes' if self.same else 'NO'}: "
             + ("flat" if self.flat() else "not flat, or too short to tell")
         )
 
@@ -76,12 +118,14 @@ def soak(
     model: Model, generations: float = float("inf"), minutes: float = float("inf"), seed: int = 0
 ) -> Verdict:
     """Generate so often, or for so long, and return what grew."""
-    rng, samples, done = np.random.default_rng(seed), [_sample(0, 0.0)], 0
+    rng, answers = np.random.default_rng(seed), [same_answers(model)]
+    samples, done = [_sample(0, 0.0)], 0
     started = time.monotonic()
     while True:
         seconds = time.monotonic() - started
         share = max(done / generations, seconds / (60 * minutes))
         if share * SAMPLES >= len(samples):
+            answers.append(same_answers(model))
             samples.append(_sample(done, seconds))
         if share >= 1:
             break
@@ -90,18 +134,38 @@ def soak(
                 done += sum(pool.map(generate_one, [model] * CALLERS, rng.spawn(CALLERS)))
         else:
             done += generate_one(model, rng)
-    kept = samples[int(WARM_UP * len(samples)) :]
-    counts = [sample.generations for sample in kept]
-    slope = 0.0
-    if len(set(counts)) > 1:
-        slope = float(np.polyfit(counts, [sample.memory for sample in kept], 1)[0]) * 10_000
-    first, last = kept[0], kept[-1]
-    return Verdict(samples, slope, last.threads - first.threads, last.files - first.files)
+    same = all(each == answers[0] for each in answers)
+    return Verdict(samples, growth(samples), same)
+
+
+def same_answers(model: Model) -> list[str]:
+    """Hold a conversation, and return its answers."""
+    with model.conversation() as talk, suppress(InputError):  # until the context is full
+        for asked in ("Hello.", "And then?", "Why?"):
+            for _ in talk.send(asked, max_new_tokens=12):
+                pass
+    return [message["content"] for message in talk.messages]
 
 
 def generate_one(model: Model, rng: np.random.Generator) -> int:
-    """Generate once and end in a random way. Returns 1, the number of generations."""
-    stream = _stream(model, rng)
+    """Generate once, or for each turn of a conversation. Returns how often."""
+    if rng.random() >= 0.1:
+        return _end(_stream(model, rng), rng)
+    done = 0
+    with model.conversation() as talk, suppress(InputError):  # until the context is full
+        for turn in range(int(rng.integers(1, 6))):
+            again = turn > 0 and rng.random() < 0.3
+            new = int(rng.integers(1, 9))
+            asked = f"What about {rng.integers(100)}?"
+            done += _end(
+                talk.retry(max_new_tokens=new) if again else talk.send(asked, max_new_tokens=new),
+                rng,
+            )
+    return done
+
+
+def _end(stream: Iterator[Chunk], rng: np.random.Generator) -> int:
+    """End an answer in a random way. Returns 1, the number of generations."""
     end = rng.choice(["ran", "closed", "dropped", "never begun"], p=[0.4, 0.3, 0.25, 0.05])
     if end == "ran":
         for _ in stream:
@@ -158,12 +222,11 @@ def main(arguments: list[str] | None = None) -> int:
     if given.generations is not None:
         limit = {"generations": given.generations}
     with stem_edge.load(
-        given.bundle, engine=given.engine, threads=given.threads, slots=slots
+        given.bundle, engine=given.engine, threads=given.threads, slots=slots, exact=True
     ) as model:
         verdict = soak(model, **limit, seed=given.seed)
     if given.json:
-        last = asdict(verdict.samples[-1])
-        print(json.dumps(last | asdict(verdict) | {"flat": verdict.flat()}))
+        print(json.dumps(asdict(verdict) | {"flat": verdict.flat()}))
     else:
         print(verdict.line())
     return 0 if verdict.flat() else 1

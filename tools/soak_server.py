@@ -1,13 +1,13 @@
 """Ask a server thousands of times, leave it in every way, and check its answers and what it holds.
 
-    python tools/soak_server.py [BUNDLE] --requests 10000
+    python tools/soak_server.py [BUNDLE] --minutes 60
     python tools/soak_server.py BUNDLE --requests 2000 --json
 
 Starts `stem-edge serve --exact`, so that each answer has the tokens that it has alone. Requests are of
-both OpenAI interfaces, streamed and not, greedy and sampled, with stop texts and schemas. A third is left: before the
-answer, in its midst, or by closing half of the connection; some clients read slowly, and some send what is no
-request. Every answer that is not left must be the one in process. Exit status 1 if one is not, if memory
-grows by 2 MiB or more in 10,000 requests, or if the later half of them sees more threads or open files
+both OpenAI interfaces, streamed and not, greedy and sampled, with stop texts and schemas, and turns of conversations. A
+third is left: before the answer, in its midst, or by closing half of the connection; some clients read slowly, and
+some send what is no request. Every answer that is not left must be the one in process. Exit status 1 if one is not, if memory
+grows by 2 MiB or more in 10,000 requests for sure, or if the later half of them sees more threads or open files
 than the first.
 """
 
@@ -24,12 +24,14 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+from soak import Growth, Sample, growth
 
 import stem_edge
 from stem_edge.commands.demo import demo_bundle
@@ -38,9 +40,9 @@ from stem_edge.runtime import Model
 
 HOST = "127.0.0.1"
 CASES = 48  # different requests, whose answers are known
+TURNS = 4  # of each conversation; there are as many as there are cases with a schema
 CLIENTS = 12  # at a time
-SAMPLES = 40  # spread evenly over the soak
-WARM_UP = 0.3  # share of the samples left out, because some memory is allocated once and kept
+BETWEEN_SAMPLES = 10  # requests of each client
 MAX_SLOPE = 2 << 20  # bytes per 10,000 requests
 SECONDS = 120.0  # for an answer
 SCHEMA = {
@@ -61,11 +63,12 @@ BROKEN = (
 
 @dataclass(frozen=True)
 class Case:
-    """A request and the text that answers it."""
+    """A request and the text that answers it. then: the next turn of the conversation."""
 
     path: str
     body: dict[str, Any]
     text: str
+    then: Case | None = None
 
 
 def cases(model: Model, count: int, seed: int) -> list[Case]:
@@ -87,8 +90,23 @@ def cases(model: Model, count: int, seed: int) -> list[Case]:
         if schema:
             form = {"name": "n", "schema": schema}
             body["response_format"] = {"type": "json_schema", "json_schema": form}
+            found.append(conversation(model, tokens, options))
         found.append(Case("/v1/completions", body, text))
     return found
+
+
+def conversation(model: Model, tokens: int, options: dict[str, Any]) -> Case:
+    """Hold a conversation in process; return its first turn."""
+    turns = list[Case]()
+    with model.conversation() as talk:
+        for number in range(TURNS):
+            asked = f"What is {number} and {options['seed']}?"
+            text = "".join(
+                chunk.text for chunk in talk.send(asked, max_new_tokens=tokens, **options)
+            )
+            body = {"messages": talk.messages[:-1], "max_tokens": tokens, **options}
+            turns.append(Case("/v1/chat/completions", body, text))
+    return reduce(lambda then, turn: replace(turn, then=then), reversed(turns))
 
 
 @contextmanager
@@ -125,6 +143,12 @@ class Client:
     def __init__(self, port: int, known: list[Case], seed: int, counts: Counter[str]) -> None:
         self._port, self._known, self._counts = port, known, counts
         self._rng = np.random.default_rng(seed)
+        self._next: Case | None = None  # turn of a conversation
+
+    async def ask_some(self) -> None:
+        """Ask a few times."""
+        for _ in range(BETWEEN_SAMPLES):
+            await self.ask()
 
     async def ask(self) -> None:
         """Ask once, and end it in a random way."""
@@ -149,7 +173,8 @@ class Client:
     async def _answered(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str
     ) -> str:
-        case = self._known[int(self._rng.integers(len(self._known)))]
+        case = self._next or self._known[int(self._rng.integers(len(self._known)))]
+        self._next = case.then
         stream = bool(self._rng.integers(2))
         body = json.dumps(case.body | {"stream": stream}).encode()
         head = f"POST {case.path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
@@ -184,11 +209,14 @@ def _text(data: bytes, stream: bool) -> str | None:
         return None
     if b"chunked" in head.lower():
         body = _unchunked(body)
-    if not stream:
-        return str(json.loads(body)["choices"][0]["text"])
     events = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: {")]
-    choices = [json.loads(event)["choices"] for event in events]
-    return "".join(one[0]["text"] for one in choices if one)
+    choices = [json.loads(event)["choices"] for event in (events if stream else [body])]
+    return "".join(_piece(one[0]) for one in choices if one)
+
+
+def _piece(choice: dict[str, Any]) -> str:
+    message = choice.get("message") or choice.get("delta") or {}
+    return str(choice.get("text") or message.get("content") or "")
 
 
 def _unchunked(body: bytes) -> bytes:
@@ -200,79 +228,54 @@ def _unchunked(body: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What the server holds after some requests."""
-
-    requests: int
-    memory: int  # bytes, anonymous and in swap
-    threads: int
-    files: int
-
-
-@dataclass(frozen=True)
 class Verdict:
     """Ends of all requests, and growth."""
 
     counts: dict[str, int]
     samples: list[Sample]
-    seconds: float
-    slope: float  # bytes per 10,000 requests, without the warm-up
-    more_threads: int
-    more_files: int
+    growth: Growth
 
     @property
     def good(self) -> bool:
         """Tell whether all answers are right, and nothing grows."""
-        right = set(self.counts) <= {"right", "left", "refused"}
-        return right and self.slope < MAX_SLOPE and self.more_threads <= 0 and self.more_files <= 0
+        return set(self.counts) <= {"right", "left", "refused"} and self.growth.flat(MAX_SLOPE)
 
     def line(self) -> str:
         """Return a report of one line."""
         ends = ", ".join(f"{count:,} {end}" for end, count in sorted(self.counts.items()))
+        last = self.samples[-1]
         return (
-            f"{sum(self.counts.values()):,} requests in {self.seconds:.0f} s: {ends}; memory "
-            f"{self.samples[-1].memory / 2**20:.1f} MiB, {self.slope / 2**20:+.2f} MiB per 10,000; "
-            f"threads {self.more_threads:+d}, open files {self.more_files:+d}: "
+            f"{last.done:,} requests in {last.seconds:.0f} s: {ends}; {self.growth.line(last)}: "
             + ("good" if self.good else "NOT GOOD")
         )
 
 
-async def soak(port: int, server: psutil.Process, known: list[Case], requests: int) -> Verdict:
-    """Ask so often, by several clients at a time."""
+async def soak(
+    port: int, server: psutil.Process, known: list[Case], requests: float, minutes: float
+) -> Verdict:
+    """Ask so often, or for so long, by several clients at a time."""
     counts, samples, started = Counter[str](), list[Sample](), time.monotonic()
     clients = [Client(port, known, number, counts) for number in range(CLIENTS)]
-    for done in range(0, requests, (each := max(1, requests // SAMPLES))):
-
-        async def some(client: Client, amount: int) -> None:
-            for _ in range(amount):
-                await client.ask()
-
-        share = [each // CLIENTS + (number < each % CLIENTS) for number in range(CLIENTS)]
-        await asyncio.gather(*map(some, clients, share))
+    seconds = 0.0
+    while counts.total() < requests and seconds < 60 * minutes:
+        await asyncio.gather(*(client.ask_some() for client in clients))
         await asyncio.sleep(0.3)  # until connections are closed
-        samples.append(_sample(server, done + each))
-    kept = samples[int(WARM_UP * len(samples)) :]
-    at, memory = [one.requests for one in kept], [one.memory for one in kept]
-    slope = float(np.polyfit(at, memory, 1)[0]) * 10_000 if len(kept) > 1 else 0.0
-    # Worker threads come and go with the load, so the highest counts are compared.
-    early, late = kept[: (len(kept) + 1) // 2], kept[len(kept) // 2 :]
-    more = (
-        max(one.threads for one in late) - max(one.threads for one in early),
-        max(one.files for one in late) - max(one.files for one in early),
-    )
-    return Verdict(dict(counts), samples, time.monotonic() - started, slope, *more)
+        seconds = time.monotonic() - started
+        samples.append(_sample(server, counts.total(), seconds))
+    return Verdict(dict(counts), samples, growth(samples))
 
 
-def _sample(server: psutil.Process, requests: int) -> Sample:
+def _sample(server: psutil.Process, requests: int, seconds: float) -> Sample:
     memory = open_reader(server.pid, FileKinds(Path(), ())).totals().unevictable
-    return Sample(requests, memory, server.num_threads(), server.num_fds())
+    return Sample(requests, seconds, memory, server.num_threads(), server.num_fds())
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", nargs="?", type=Path, default=demo_bundle())
-    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--requests", type=int, help="ask so often, instead of --minutes")
+    parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1, help="threads of the backbone (1)")
     parser.add_argument("--seed", type=int, default=0)
@@ -282,7 +285,10 @@ def main(arguments: list[str] | None = None) -> int:
         known = cases(model, CASES, args.seed)
     options = ["--threads", str(args.threads)]
     with served(args.bundle, args.sequences, options) as (port, server):
-        verdict = asyncio.run(soak(port, server, known, args.requests))
+        limits = (
+            (float("inf"), args.minutes) if args.requests is None else (args.requests, float("inf"))
+        )
+        verdict = asyncio.run(soak(port, server, known, *limits))
     print(json.dumps(asdict(verdict)) if args.json else verdict.line())
     return 0 if verdict.good else 1
 

@@ -1,4 +1,4 @@
-"""Write any trainer's STEM model in the schema of stem_edge/export/checkpoints/stem_schema.py.
+"""Write any trainer's STEM model in the schema of stem_edge/export/checkpoints/hugging_face/stem_schema.py.
 
     state = torch.load("last.pt", weights_only=True)["model"]
     names = {
@@ -25,10 +25,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.hf_config import FULL, SLIDING
-from stem_edge.export.checkpoints.hf_names import tensor_name
-from stem_edge.export.checkpoints.hugging_face import CONFIG, TOKENIZER, read_checkpoint
-from stem_edge.export.checkpoints.stem_schema import BIAS_NAMES, MODEL_TYPE
+from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
+from stem_edge.export.checkpoints.hugging_face.names import tensor_name
+from stem_edge.export.checkpoints.hugging_face.reader import CONFIG, TOKENIZER, read_checkpoint
+from stem_edge.export.checkpoints.hugging_face.stem_schema import BIAS_NAMES, MODEL_TYPE
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.layers import LinearRope, Llama3Rope, YarnRope

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from stem_edge.errors import ExportError
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.ggml.library import INSTALL, Ggml
+from stem_edge.ggml.installed import INSTALL
+from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import F16, TensorType
 from stem_edge.ggml.types import F32 as FLOAT32
 from stem_edge.numerics.matrix import Matrix

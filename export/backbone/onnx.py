@@ -16,10 +16,11 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import HiddenStates
 from stem_edge.export.quantization.quantizers import Calibrated, Quantizer
 from stem_edge.export.quantization.streams import Weights
-from stem_edge.graph.decode import decoding, prompts, whole
+from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.weight_plan import WeightPlan
+from stem_edge.graph.whole import whole
 from stem_edge.numerics.quantize import F32
 
 PREFILL_STEP = "prefill"

@@ -30,7 +30,7 @@ from stem_edge.graph.weight_plan import (
 )
 from stem_edge.numerics.matrix import Matrix, whole
 from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, zero_points
-from stem_edge.numerics.quantize import Blocks as Quantized
+from stem_edge.numerics.quantizing import Blocks as Quantized
 
 # Greatest value of an outlier channel over the median channel's; balancing smaller ones would gain
 # less than its pass over the inputs costs.

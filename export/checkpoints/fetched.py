@@ -14,14 +14,15 @@ from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.blagpt import STATES, step_of
 from stem_edge.export.checkpoints.gguf import SUFFIX
-from stem_edge.export.checkpoints.hugging_face import CONFIG
+from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
 from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
 from stem_edge.export.tensor_files.gguf import split_files
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_files
+from stem_edge.hub import PREFIX
 from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import Snapshot, fetch, keep_ref, open_snapshot
-from stem_edge.hub.names import PREFIX, hub_name
+from stem_edge.hub.names import hub_name
 
 ON_HUB = re.compile(rf"({PREFIX}[^:]+):([^:]+{re.escape(SUFFIX)})")
 SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -29,7 +29,7 @@ from stem_edge.export.checkpoints.checkpoint import (
     check_shapes,
 )
 from stem_edge.export.checkpoints.head_padding import head_rows
-from stem_edge.export.checkpoints.hf_names import module_names
+from stem_edge.export.checkpoints.hugging_face.names import module_names
 from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
 from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
 from stem_edge.export.tensor_files.json import convert_options, one_line

@@ -57,7 +57,7 @@ def _parts(config: ModelConfig, layer: Layer) -> dict[str, int]:
 
 
 def _padded(layer: Layer, parts: int, rows: F32) -> F32:
-    """Pad rows of heads [heads * head_dim, ...], in which so many parts end with padding."""
+    """Pad rows of heads [heads * head_dim, ...] that have this many parts, at the end of each part."""
     extra = (head_width(layer) - layer.head_dim) * (len(rows) // layer.head_dim)
     return _pad(rows, parts, extra // parts)
 

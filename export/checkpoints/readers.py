@@ -21,13 +21,14 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint, note_zero_tables
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.gguf import SUFFIX
 from stem_edge.export.checkpoints.gguf import read_checkpoint as read_gguf
-from stem_edge.export.checkpoints.hugging_face import CONFIG
-from stem_edge.export.checkpoints.hugging_face import read_checkpoint as read_hugging_face
+from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
+from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.lingua import PARAMS
 from stem_edge.export.checkpoints.lingua import read_checkpoint as read_lingua
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.stored_tensor import SourceFile, looks_like
-from stem_edge.hub.names import PREFIX, hub_name
+from stem_edge.hub import PREFIX
+from stem_edge.hub.names import hub_name
 
 ARCHIVES = (".zip", ".npz", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 MOST_SHOWN = 8  # names of files in a message

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle.footprint import expected_footprint, gguf_footprint
+from stem_edge.bundle.expected import expected_footprint
+from stem_edge.bundle.footprint import gguf_footprint
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.bundle.opening import Bundle
 from stem_edge.export.checkpoints.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge import __version__
-from stem_edge.bundle.footprint import kinds_of
+from stem_edge.bundle.expected import kinds_of
 from stem_edge.bundle.manifest import encode_manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import ExportError

@@ -127,7 +127,7 @@ class ExportOptions:
         return None if self.quality == LOSSLESS else Target(nats=BOUNDS[self.quality or USUAL])
 
     def closer(self, nats: float) -> ExportOptions | None:
-        """Return options for types closer to max_kl than those that cost so many nats, if there are.
+        """Return options for types that come closer to max_kl than `nats`; None if none do.
 
         The third try has 8 bits everywhere.
         """
@@ -210,7 +210,7 @@ class ExportOptions:
 
     @cached_property
     def stored_tables(self) -> StoredTables | None:
-        """Storage of the tables; None with add, which keeps those of the bundle."""
+        """How tables are stored; None with add, which keeps the bundle's tables."""
         if self.add:
             _refuse(
                 self._given("tables", "group_size", "frequent"),
@@ -273,7 +273,7 @@ class ExportOptions:
             )
 
     def _given(self, *names: str) -> list[str]:
-        """Return those of the options that differ from their defaults."""
+        """Return the options that differ from their defaults."""
         return [name for name in names if getattr(self, name) != getattr(ExportOptions, name)]
 
 

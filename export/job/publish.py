@@ -20,7 +20,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from stem_edge.bundle.manifest import MANIFEST, OLD, WORKING
+from stem_edge.bundle.absent import OLD, WORKING
+from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import ExportError
 from stem_edge.files import disk
 from stem_edge.units import format_size

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from msgspec.structs import replace
 
-from stem_edge.bundle.footprint import kinds_of, matrix_nbytes
+from stem_edge.bundle.expected import kinds_of
+from stem_edge.bundle.footprint import matrix_nbytes
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint

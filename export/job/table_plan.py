@@ -10,7 +10,9 @@ import numpy as np
 
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
+from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import I32, I64
+from stem_edge.tables.packing import Scaling, range_scales
 from stem_edge.tables.rows import RecordLayout, RowType, ScaleType, make_layout
 from stem_edge.tables.store import TableFormat
 from stem_edge.tables.token_counts import Counts, counts_of_records
@@ -92,3 +94,8 @@ def _mixed(source: Checkpoint, layout: RecordLayout, frequent: float, counts: Co
     )
     index = record_of if source.index is None else record_of[source.index]
     return TablePlan(format, order, index, source.config.prompt_rows)
+
+
+def scaling_of(layout: RecordLayout) -> Scaling:
+    """Return how rows get their scales; for 8 bits, a search gains too little for its time."""
+    return least_error_scales if layout.row_type == "int4" else range_scales

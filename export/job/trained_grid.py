@@ -13,14 +13,15 @@ from typing import cast
 
 import numpy as np
 
-from stem_edge.bundle.footprint import kinds_of
+from stem_edge.bundle.expected import kinds_of
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, MatrixKind
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.block_search import grid_scales
 from stem_edge.numerics.matrix import Matrix
-from stem_edge.numerics.quantize import F32, cut, extremes
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import cut, extremes
 
 BLOCKS = (128, 64, 32, 16)
 ROWS = 8  # of a matrix, from all over it
@@ -105,7 +106,7 @@ def _some(matrices: Iterable[Matrix]) -> list[Matrix]:
 
 
 def _block(matrix: Matrix) -> int:
-    """Return the greatest size of blocks whose values lie on a grid; 0 if there is none."""
+    """Return the greatest block size at which all values lie on a grid; 0 if no size does."""
     count, width = matrix.shape
     starts = range(0, count, max(1, count // ROWS))[:ROWS]
     rows: F32 = np.concatenate([matrix.rows(at, at + 1) for at in starts])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import numpy as np
 
-from stem_edge.bundle.quality_report import KindError
+from stem_edge.bundle.manifest import KindError
 from stem_edge.numerics.quantize import F32
 
 

@@ -30,7 +30,7 @@ class KvPeaks:
     def run(
         self, token_ids: list[int], layers: int, observe: Observer = lambda name, x: None
     ) -> F32:
-        """Return hidden states [T, hidden_width] after so many layers, from an empty context."""
+        """Return hidden states [T, hidden_width] after the first `layers` layers, from an empty context."""
         source, config = self._checkpoint, self._checkpoint.config
         tokens = Tokens(config, source.backbone, token_ids)
         lenders, tokens.lenders = tokens.lenders, frozenset(range(config.own_kv_layers))

@@ -19,8 +19,8 @@ from stem_edge.graph.formats import MATRIX_KINDS, BackboneFormat
 from stem_edge.numerics.block_search import grid_scales, search_blocks
 from stem_edge.numerics.levels import with_offsets
 from stem_edge.numerics.matrix import ArrayMatrix, whole
-from stem_edge.numerics.quantize import (
-    F32,
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import (
     Blocks,
     cut,
     encode,

@@ -161,7 +161,7 @@ class _Header:
         self._data, self._start, self._at = self._file.read(at, piece), at, 0
 
     def check(self, count: int, nbytes: int) -> None:
-        """Raise ValueError unless so many values, of at least so many bytes each, may follow."""
+        """Raise ValueError unless the file has room for `count` values of at least `nbytes` bytes each."""
         end = self.at + count * nbytes
         if end > self._file.nbytes:
             raise ValueError(
@@ -175,7 +175,7 @@ class _Header:
         return struct.unpack(format, self.take(struct.calcsize(format)))[0]
 
     def count(self, what: str, most: int, nbytes: int) -> int:
-        """Return the next count, of things that take at least so many bytes each."""
+        """Return the next count. Each of the things counted takes at least `nbytes` bytes."""
         found: int = self.number("<Q")
         if found > most:
             raise ValueError(f"{found} {what}; expected at most {most}")

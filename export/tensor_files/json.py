@@ -46,7 +46,7 @@ def read_json(
 
 
 def check_values(data: bytes) -> None:
-    """Raise ValueError for JSON of so many values that decoding it would fill the memory."""
+    """Raise ValueError for JSON with too many values, which would fill the memory once decoded."""
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
         raise ValueError(f"more than {MAX_VALUES} values")
 

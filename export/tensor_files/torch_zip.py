@@ -88,7 +88,7 @@ def _directory(file: SourceFile, start: int, nbytes: int) -> tuple[bytes, int, i
 
 
 def _long_end(file: SourceFile, start: int, end: int) -> tuple[int, int, int] | None:
-    """Read count, size and offset of the directory in zip64's form; None if there is none."""
+    """Read count, size and offset of the directory in zip64's form; None if the file has no such form."""
     at = end - LOCATOR.size - LONG_END.size
     if at < start:
         return None
@@ -137,7 +137,7 @@ def _checked_name(data: bytes) -> str:
 
 
 def _long(extra: bytes, *values: int) -> list[int]:
-    """Replace numbers that did not fit into 32 bits by those of the zip64 extra field, in order."""
+    """Replace numbers that did not fit into 32 bits by the numbers of the zip64 extra field, in order."""
     found, at = list(values), 0
     while LONG in found and at + 4 <= len(extra):
         kind, size = struct.unpack_from("<2H", extra, at)

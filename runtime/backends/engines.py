@@ -16,12 +16,10 @@ from stem_edge.bundle.manifest import BACKBONE_FILES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
-from stem_edge.ggml.library import INSTALL, library_path
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime.backends.interface import Backend
+from stem_edge.runtime.backends.interface import Backend, StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout
 
@@ -70,6 +68,12 @@ class Engine(NamedTuple):
     install: str  # command that installs it
 
 
+def _ggml_is_there() -> bool:
+    from stem_edge.ggml.installed import library_path
+
+    return library_path() is not None
+
+
 ENGINES: dict[str, Engine] = {
     "onnxruntime": Engine(
         "onnxruntime",
@@ -80,8 +84,8 @@ ENGINES: dict[str, Engine] = {
     "ggml": Engine(
         "ggml",
         "stem_edge.runtime.backends.ggml.loader",
-        lambda: library_path() is not None,
-        f"{INSTALL} (it compiles for some minutes: docs/engines.md)",
+        _ggml_is_there,
+        "pip install 'stem-edge[gguf]' (it compiles for some minutes: docs/engines.md)",
     ),
 }
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +19,9 @@ DAMAGED = "the weights or rows may be damaged: run stem-edge verify, or copy the
 LESS_MEMORY = (
     "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
 )
+SIZES = (2, 4, 8)  # tokens of steps that are measured, and then taken
+MOST = max(SIZES)  # tokens of a step
+BEFORE = 64  # tokens before the steps that are measured; a batch has copies of them
 # Where a call may go on from kept keys and values, and compute the bits of a call that has none: at
 # the start of a pair of tokens, only where that call begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]
@@ -46,6 +50,17 @@ LOST = (
 )
 
 
+class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Measured costs of decoding steps of several tokens."""
+
+    seconds: float  # of a step of one token
+    times: dict[int, float]  # tokens of a step -> its time beside that
+    same_bits: bool  # whether a token's logits are those of a step of its own
+    same_in_batches: bool = False  # whether they are in a step of several sequences
+    threads: int = 0  # of the backbone; 0: those of this process
+    sure: bool = True  # False where the machine was too busy to tell times
+
+
 class BackendContext(Protocol):
     """The KV cache of one generation. A step is one `begin` and one `finish`."""
 
@@ -56,14 +71,14 @@ class BackendContext(Protocol):
         """Bytes that the KV cache takes so far."""
 
     def nbytes_of(self, tokens: int) -> int:
-        """Bytes that the KV cache takes once so many tokens are in it."""
+        """Bytes that the KV cache takes once `tokens` tokens are in it."""
 
     @property
     def earliest(self) -> int:
         """Earliest position, beside 0, that a step can go back to; later ones may not need all."""
 
     def resumes(self, tokens: int) -> Resumes:
-        """Tell where a prompt of so many tokens may go on from what this context has computed."""
+        """Return where a prompt of `tokens` tokens may go on from what this context has computed."""
 
     @property
     def settled(self) -> int:
@@ -79,7 +94,7 @@ class BackendContext(Protocol):
         """
 
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
-        """Copy what `kept` returned for so many tokens into this context, which is empty."""
+        """Copy what `kept` returned for `tokens` tokens into this context, which is empty."""
 
     def begin(
         self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False

@@ -21,6 +21,8 @@ from stem_edge.units import format_size
 
 # Prompt tokens in a step. Products reach full speed at about this many; more only take memory.
 CHUNK_TOKENS = STEP_TOKENS
+# For each token of a context, while a prompt becomes ids: 5 bytes of text, of TextCodec.TEXT_NBYTES each.
+PROMPT_NBYTES = 2_000
 
 
 @dataclass(frozen=True)
@@ -150,24 +152,29 @@ class MemoryPlan:
         return self.kv_cache if self.device is None else self.device.kv_cache
 
     @property
+    def text(self) -> int:
+        """Bytes for a prompt on its way to ids; one at a time is."""
+        return PROMPT_NBYTES * self.context_length
+
+    @property
     def total(self) -> int:
         """Bytes of all parts."""
         return sum(nbytes for _, nbytes in self.parts())
 
     def parts(self) -> list[tuple[str, int]]:
         """Name and bytes of each part."""
+        process = [("this process before loading", self.process), ("text of a prompt", self.text)]
         parts = [
-            ("this process before loading", self.process),
             ("weights", self.weights),
             (_kv_name(self), self.kv_cache),
             (f"activations of {self.chunk_tokens} tokens", self.activations),
             ("reads", self.reads),
         ]
         if self.device is None:
-            return [*parts, (f"row cache of {self.slots} slots", self.row_cache)]
+            return [*process, *parts, (f"row cache of {self.slots} slots", self.row_cache)]
         shared = [("memory of the device", self.device.total)] if self.device.shared else []
         tier = (f"host tier of {self.host_slots} records", self.row_cache)
-        return [("this process before loading", self.process), *parts[3:], tier, *shared]
+        return [*process, *parts[2:], tier, *shared]
 
 
 def _kv_name(plan: MemoryPlan | DevicePlan) -> str:

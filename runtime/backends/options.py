@@ -5,84 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
-from stem_edge.runtime.backends.context_choice import contexts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
-from stem_edge.runtime.rows.disk_tier import parse_tier
-from stem_edge.runtime.rows.emulated_flash import FlashName, open_flash
-from stem_edge.runtime.rows.shards import READ_MODES, ReadMode
+from stem_edge.runtime.backends.planner import contexts
+from stem_edge.runtime.rows.shards import READ_MODES, FlashName, ReadMode
+from stem_edge.shown import shown
 from stem_edge.system.memory import usable_cpus
-from stem_edge.text_table import shown
 from stem_edge.units import parse_size
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.rows.emulated_flash import EmulatedFlash
 
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
 SMALL_KV: KvType = "int8"
-EngineChoice: TypeAlias = str  # "auto", or a key of stem_edge.runtime.backends.engines.ENGINES
 # A provider, or several by preference; each may have options, as in
 # stem_edge.runtime.backends.onnxruntime.providers.provider.
 Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
 Folder: TypeAlias = str | Path | None
 # Whether to guess the next tokens, or at most how many for a step.
 Speculate: TypeAlias = Literal["auto"] | int
-
-
-class _DeviceLimits(TypedDict, total=False):
-    provider_libraries: Mapping[str, str | Path] | None
-    device_memory: int | str | None
-    host_slots: int | None
-
-
-class DeviceKeywords(_DeviceLimits, total=False):
-    """Keywords of stem_edge.load that choose what the backbone runs on."""
-
-    providers: Providers
-
-
-class MoreKeywords(_DeviceLimits, total=False):
-    """Keywords of stem_edge.load that cannot be given by position."""
-
-    engine: EngineChoice
-    slots: int | None
-    sequences: int
-    resident: bool
-    overlap: bool
-    kv: KvChoice
-    prefill_graph: bool | None
-    prepare: bool
-    repack: bool
-    warm_start: bool
-    cache_dir: Folder
-    trial: bool
-    tables_later: bool
-    emulate_flash: FlashName | None
-    tables: str | None
-    disk_tier: int | str | None
-    keep_prefixes: bool
-    prompt_cache: Literal[True] | Folder
-    speculate: Speculate
-    draft: str | Path | None
-    exact: bool
-    progress: bool | None
-
-
-class OtherKeywords(MoreKeywords, total=False):
-    """Keywords of stem_edge.load except memory and context_length."""
-
-    threads: int | None
-    providers: Providers
-    reads: ReadMode
-
-
-class LoadKeywords(OtherKeywords, total=False):
-    """Keywords of stem_edge.load, complete, for functions that pass them on."""
-
-    memory: int | str | None
-    context_length: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +40,7 @@ class LoadOptions:
     providers: Providers = None
     context_length: int | None = None
     reads: ReadMode = "pread"
-    engine: EngineChoice = "auto"
+    engine: str = "auto"  # or a key of stem_edge.runtime.backends.engines.ENGINES
     device_memory: int | str | None = None
     provider_libraries: Mapping[str, str | Path] | None = None
     slots: int | None = None
@@ -151,11 +97,13 @@ class LoadOptions:
         for size in (self.memory, self.device_memory):
             if size is not None:
                 parse_size(size)
-        open_flash(self.emulate_flash)
         self._check_tables()
 
     def _check_tables(self) -> None:
+        _ = self.flash  # refuses other names
         if self.disk_tier is not None:
+            from stem_edge.runtime.rows.disk_tier import parse_tier
+
             parse_tier(self.disk_tier)
         if self.tables is None and not self.tables_later:
             return
@@ -169,6 +117,15 @@ class LoadOptions:
         """Open a bundle as load does. Raises BundleError, HubError, InputError."""
         later, show = self.tables_later, self.progress
         return open_bundle(path, self.tables, tables_later=later, progress=show)
+
+    @property
+    def flash(self) -> EmulatedFlash | None:
+        """A slower device that reads are delayed as by. Raises InputError."""
+        if self.emulate_flash is None:
+            return None
+        from stem_edge.runtime.rows.emulated_flash import open_flash
+
+        return open_flash(self.emulate_flash)
 
     @property
     def cpus(self) -> int:
@@ -198,7 +155,7 @@ class LoadOptions:
 
 
 def check_sequences(sequences: int) -> None:
-    """Raise InputError unless a step can have so many sequences, each with a token."""
+    """Raise InputError unless a step can have this many sequences, each with a token."""
     if not 1 <= sequences <= CHUNK_TOKENS:
         raise InputError(f"sequences is {sequences}; expected 1 to {CHUNK_TOKENS}")
 

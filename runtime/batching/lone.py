@@ -1,17 +1,42 @@
-"""A sequence that runs alone, until another one begins."""
+"""A sequence that runs alone, until another one begins; and the memory that sequences take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from stem_edge.errors import OutOfMemoryError
+from stem_edge.runtime.backends.interface import MOST
 from stem_edge.runtime.batching.request import Guessing, Request
-from stem_edge.runtime.batching.sizes import Sizes
-from stem_edge.runtime.decoding import MOST
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Sampled
 from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.prefixes.prefix import in_steps
 from stem_edge.runtime.stats import Recorder
+
+
+class Sizes(NamedTuple):
+    """Bytes of keys and values.
+
+    nbytes_of: of so many tokens. length: most tokens of a sequence. fixed: whether the batch has
+    taken the memory of its places, which only contexts of that length can join.
+    """
+
+    nbytes_of: Callable[[int], int]
+    length: int
+    fixed: bool
+
+    def nbytes(self, tokens: int) -> int:
+        """Return the bytes of keys and values of `tokens` tokens."""
+        return self.nbytes_of(min(in_steps(tokens), self.length))
+
+    def context_length(self, request: Request) -> int:
+        """Return how many tokens the context of a request has room for."""
+        return self.length if self.fixed else request.length
+
+    def place(self, request: Request) -> int:
+        """Return the bytes that a request takes in the batch."""
+        return 0 if self.fixed else self.nbytes(request.length)
 
 
 class Lone:
@@ -41,7 +66,7 @@ class Lone:
         return decoding.step()
 
     def leaves(self, request: Request, nbytes: int) -> bool:
-        """Tell whether a context of so many bytes fits once it has been copied into a batch.
+        """Return whether a context of `nbytes` bytes fits once it has been copied into a batch.
 
         Its own is free before the other begins.
         """
@@ -50,6 +75,15 @@ class Lone:
         own = self._sizes.nbytes(request.position + MOST)
         nbytes = max(nbytes, own) + self._sizes.place(request)
         return self._prefixes.fits(nbytes, without=request.context)
+
+    def lets_begin(self, request: Request, *, beside: bool) -> bool:
+        """Tell whether there is memory for another request. beside: it will join a batch that copies."""
+        sizes = self._sizes
+        if not beside:
+            return self._prefixes.fits(sizes.nbytes(request.length))
+        nbytes = sizes.place(request) + sizes.nbytes(len(request.prompt))
+        lone = self.request
+        return self._prefixes.fits(nbytes) if lone is None else self.leaves(lone, nbytes)
 
     def move(self, request: Request, join: Callable[[Request], None], *, copies: bool) -> bool:
         """Let it join a batch; False if there is no memory for that, and it goes on alone.

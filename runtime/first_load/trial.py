@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stem_edge import errors
+from stem_edge.bundle.keeping import check_place, keep_verdict
 from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import PROBE_TOKENS, tried
-from stem_edge.bundle.verdicts import Records, Verdict
+from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import BackendError, StemEdgeError
 from stem_edge.files.strict_json import one_line
 from stem_edge.graph.formats import EngineName
@@ -65,7 +66,7 @@ class Limits(NamedTuple):
     asked: bool = False  # the memory is what there is, not what the bundle may need
 
     @classmethod
-    def of(cls, records: Records, memory: int | str | None = None) -> Limits:
+    def of(cls, records: Verdicts, memory: int | str | None = None) -> Limits:
         """Return the limits for a bundle, by the size of what is tried of it, within `memory`."""
         manifest = records.bundle.manifest
         graphs = records.engine == "ggml" or tried(manifest)
@@ -106,19 +107,19 @@ def try_first(
     memory: that its process may take, by default as much as the machine or its cgroup has. anew: try it although a verdict is known. command: replaces the worker, with its arguments.
     Raises BundleError, BackendError, and any StemEdgeError that the files themselves cause.
     """
-    records = Records(bundle, engine, cache_dir)
+    records = Verdicts(bundle, engine, cache_dir)
     hashed = records.nbytes(records.hashed_files())
     show = progress if hashed > UNSEEN_NBYTES else False
     with Progress(hashed, "checking files", show) as bar:
-        records.check_place(bar.advance, anew=anew)
+        check_place(records, bar.advance, anew=anew)
     verdict = None if anew else records.verdict()
     if verdict is None:
         limits = limits or Limits.of(records, memory)
         found = _run(records, command or module_command(WORKER), limits)
         if not isinstance(found, _Failed):
-            return records.keep_verdict(prefill_from_decode=found)
+            return keep_verdict(records, prefill_from_decode=found)
         if found.kept:
-            records.keep_verdict(found.reason, certain=found.certain)
+            keep_verdict(records, found.reason, certain=found.certain)
     elif not verdict.reason:
         return verdict
     else:
@@ -127,7 +128,7 @@ def try_first(
     raise BackendError(f"{bundle.path}: {found.reason}; {advice}")
 
 
-def _run(records: Records, command: Sequence[str], limits: Limits) -> _Failed | float | None:
+def _run(records: Verdicts, command: Sequence[str], limits: Limits) -> _Failed | float | None:
     """Run the worker. Raises BackendError, and the StemEdgeError that the worker raised.
 
     Returns the failure, or the divergence of the prefill graph in nats, if that was measured.

@@ -16,6 +16,7 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.prefill_check import probe_tokens, tried
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.probe import probe
 from stem_edge.system.child import limit_this_process
 
 DONE = "done"
@@ -30,18 +31,18 @@ def try_tokenizer(bundle: Bundle, say: Say) -> None:
     say(TOKENIZER)
     codec = TextCodec(bundle.file(TOKENIZER), bundle.manifest.model.vocab_size)
     say(f"texts through {TOKENIZER}")
-    codec.probe()
+    probe(codec)
 
 
 def measure_prefill(bundle: Bundle, say: Say) -> float | None:
     """Return the divergence of the prefill graph, in nats; None if there is nothing to compare.
 
     Also None if its matrices take more memory than a trial may: these are compared when they lie in
-    files (stem_edge.runtime.backends.onnxruntime.prepacked).
+    files (stem_edge.runtime.backends.onnxruntime.prepared.prepacked).
     """
     if not probe_tokens(bundle.manifest) or not tried(bundle.manifest):
         return None
-    from stem_edge.runtime.backends.onnxruntime.prefill_measure import prefill_divergence
+    from stem_edge.runtime.backends.onnxruntime.prepared.prefill_measure import prefill_divergence
     from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_graphs
 
     say("both graphs")

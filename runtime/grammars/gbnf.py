@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from stem_edge.errors import InputError
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 MAX_CHARS = 1 << 17  # comments and long names count, which MAX_LARK does not see
 MAX_RULES = 1_000

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from stem_edge.errors import InputError
 from stem_edge.files.strict_json import one_line
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 MAX_CHARS = 1 << 20  # larger ones would take minutes to compile
 # Lark has no "::=". Possessive, so that time grows with the length alone.

@@ -10,7 +10,7 @@ from stem_edge.errors import InputError
 from stem_edge.files.strict_json import one_line
 from stem_edge.runtime.grammars.library import MAX_LARK
 from stem_edge.runtime.grammars.schema import OPTIONS, prepared
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 # Texts, regular expressions and comments first: what is in them is neither schema nor token. They are
 # split as llguidance splits them, which refuses a text that is not closed in its line, and a regular

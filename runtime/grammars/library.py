@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from stem_edge.errors import InputError
-from stem_edge.text_table import printable, shown
+from stem_edge.shown import printable, shown
 
 T = TypeVar("T")
 MAX_REASON = 300  # characters; the library's messages repeat the grammar

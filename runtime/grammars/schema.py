@@ -15,7 +15,7 @@ from typing import Any
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.grammars.library import MAX_LINKS, MAX_REGEX
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 # A space, or a line break with indentation, wherever JSON allows any: models write so, and a model
 # that is allowed more may write nothing else until the answer's limit.

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stem_edge.config import ModelConfig
-from stem_edge.edit_files.file import Edit
-from stem_edge.runtime.lookups.overlay import Lookups, Overlay
-from stem_edge.runtime.lookups.row_ids import StemId, given_lookups
+from stem_edge.runtime.lookups.lookups import Changes, Lookups
+from stem_edge.runtime.lookups.row_ids import StemId
 from stem_edge.runtime.text.codec import TextCodec
 
 if TYPE_CHECKING:
+    from stem_edge.edit_files.file import Edit
     from stem_edge.runtime.engine import Engine
 
 
@@ -22,12 +22,12 @@ class OpenEdits:
     def __init__(self, engine: Engine, text: TextCodec, config: ModelConfig) -> None:
         self._engine, self._text, self._config = engine, text, config
         self._entries: dict[object, tuple[Edit, ...]] = {}  # keyed: a thread removes only its own
-        self._overlay = Overlay(text, config)
+        self._latest: tuple[tuple[Edit, ...], Changes] = ((), Changes())
 
     @contextmanager
     def added(self, edits: tuple[Edit, ...]) -> Iterator[None]:
         """Add edits for a block. Raises InputError for edits that cannot be applied."""
-        Overlay(self._text, self._config, edits)  # refuse them here rather than at the first call
+        self._stacked(edits)  # refuse them here rather than at the first call
         key = object()
         self._entries[key] = edits
         try:
@@ -40,21 +40,31 @@ class OpenEdits:
         """Edits that a call beginning now would have, in their order."""
         return tuple(edit for entry in list(self._entries.values()) for edit in entry)
 
-    def now(self) -> Overlay:
+    def now(self) -> Changes:
         """Return the edits of a call that begins now."""
-        edits, overlay = self.all, self._overlay
-        if edits != overlay.edits:
-            overlay = self._overlay = Overlay(self._text, self._config, edits)
-        return overlay
+        edits, (known, changes) = self.all, self._latest
+        if edits != known:
+            changes = self._stacked(edits)
+            self._latest = edits, changes
+        return changes
+
+    def _stacked(self, edits: tuple[Edit, ...]) -> Changes:
+        if not edits:
+            return Changes()
+        from stem_edge.runtime.lookups.overlay import Overlay  # for edits alone
+
+        return Overlay(self._text, self._config, edits)
 
     def lookups(
         self,
         prompt: list[int],
         stem_ids: Sequence[StemId] | None,
-        overlay: Overlay | None = None,
+        changes: Changes | None = None,
     ) -> Lookups:
         """Return the lookups of a call; default: one that begins now. Raises InputError."""
         given = None
         if stem_ids is not None:
+            from stem_edge.runtime.lookups.given import given_lookups
+
             given = given_lookups(self._config, stem_ids, len(prompt))
-        return Lookups(self._engine, overlay or self.now(), prompt, given)
+        return Lookups(self._engine, changes or self.now(), prompt, given)

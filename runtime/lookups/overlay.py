@@ -8,15 +8,14 @@ other edits do to them, so that two edits can exchange two tokens. Where two edi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self, TypeAlias
-
-import numpy as np
+from typing import TypeAlias
 
 from stem_edge.config import ModelConfig
 from stem_edge.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.edit_files.schemes import Lookup, align, fits
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.row_ids import check_lookup
+from stem_edge.runtime.lookups.given import check_lookup
+from stem_edge.runtime.lookups.lookups import Changes
 from stem_edge.runtime.lookups.spans import (
     AbsentError,
     TokenText,
@@ -27,16 +26,13 @@ from stem_edge.runtime.lookups.spans import (
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.tables.lookup import Row, RowLookup
 
-if TYPE_CHECKING:
-    from stem_edge.runtime.engine import Engine
-
 # Texts to tokenize a source after, since no prompt says what precedes it. Where they disagree about a
 # token, the first one wins.
 BEFORE = (" ", "", "\n")
 ByLayer: TypeAlias = dict[int, Row]  # STEM layer -> row looked up there
 
 
-class Overlay:
+class Overlay(Changes):
     """Immutable stack of edits on a bundle of this model.
 
     Raises InputError for an edit that cannot be applied: see `everywhere` and `check_lookup`.
@@ -169,46 +165,3 @@ def target_tokens(codec: TextCodec, change: Replacement, length: int, before: st
     candidates.sort(key=len)
     fitting = (ids for ids in candidates if fits(change.scheme, length, len(ids)))
     return next(fitting, candidates[0])
-
-
-class Lookups:
-    """Stem ids of one call; as a context manager, it owns the records made for them.
-
-    given: lookups of the prompt's tokens, which then ignore edits. Raises as Overlay.of_prompt.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        overlay: Overlay,
-        prompt: Sequence[int],
-        given: Sequence[RowLookup] | None = None,
-    ) -> None:
-        self._engine, self._tokens = engine, overlay.of_token
-        # At places of the prompt whose lookups are not their tokens' own records.
-        self.places = overlay.of_prompt(prompt) if given is None else dict(enumerate(given))
-        self._made: list[int] = []
-        self._of_token: dict[int, int] = {}
-        self.prompt = np.array(prompt, np.int64)  # its stem ids, once this is entered
-
-    def __enter__(self) -> Self:
-        self.prompt[list(self.places)] = self._make(list(self.places.values()))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        made, self._made = self._made, []  # so that it may be called again
-        self._engine.release(made)
-
-    def of_token(self, token_id: int) -> int:
-        """Stem id of a generated token."""
-        lookup = self._tokens.get(token_id)
-        if lookup is None:
-            return token_id
-        if token_id not in self._of_token:
-            (self._of_token[token_id],) = self._make([lookup])
-        return self._of_token[token_id]
-
-    def _make(self, lookups: Sequence[RowLookup]) -> list[int]:
-        made: list[int] = self._engine.make(lookups).tolist()
-        self._made += made
-        return made

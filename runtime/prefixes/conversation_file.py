@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.prefixes.file import UnusableError
+from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
+from stem_edge.runtime.prefixes.folder import restore, saved_of
 from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.prefixes.prefix import Prompt
 from stem_edge.runtime.text.chat import Messages
 
 
 def save_messages(prefixes: Prefixes, path: Path, ids: Sequence[int], messages: Messages) -> None:
     """Write messages, whose prompt has these ids. Raises InputError if that fails."""
     try:
-        prefixes.save(path, ids, json.dumps(messages))
+        save(prefixes, path, ids, json.dumps(messages))
     except OSError as error:
         raise InputError(
             f"{path}: cannot write ({error.strerror}); choose another place"
@@ -25,7 +29,7 @@ def save_messages(prefixes: Prefixes, path: Path, ids: Sequence[int], messages: 
 def load_messages(prefixes: Prefixes, path: Path) -> Messages:
     """Read messages; their keys and values are kept. Raises InputError for any other file."""
     try:
-        text = prefixes.load(path.resolve())
+        text = load(prefixes, path.resolve())
         if not text:
             raise UnusableError("it has no messages")
         messages: Messages = json.loads(text)
@@ -37,3 +41,35 @@ def load_messages(prefixes: Prefixes, path: Path) -> Messages:
             "give a file that save_conversation wrote"
         ) from error
     return messages
+
+
+def save(prefixes: Prefixes, path: Path, token_ids: Sequence[int], messages: str) -> None:
+    """Write messages with what is kept of their token ids. Raises OSError."""
+    best, tokens = prefixes.borrowed(prefixes.prompt_of(token_ids))
+    found, fingerprint = None, prefixes.fingerprint
+    try:
+        if best is not None:
+            found = saved_of(best.prompt, tokens, fingerprint, best.context.backend)
+        saved, arrays = found or (Saved(fingerprint, [], []), [])
+        write_prefix(path, replace(saved, messages=messages), arrays)
+    finally:
+        if best is not None:
+            prefixes.give_back(best)
+
+
+def load(prefixes: Prefixes, path: Path) -> str:
+    """Read messages, and keep the keys and values beside them if they are of use here.
+
+    Raises UnusableError, OSError.
+    """
+    with PrefixFile(path) as file:
+        saved = file.saved
+        if file.own and saved.token_ids and saved.fingerprint == prefixes.fingerprint:
+            prefix = prefixes.opened_for(Prompt(saved.token_ids, {}, saved.starts))
+            if prefix is not None:
+                with suppress(UnusableError):
+                    restore(file, len(saved.token_ids), prefix.context.backend)
+                    prefix.context.position = len(saved.token_ids)
+                prefixes.give_back(prefix)
+        file.check()
+    return saved.messages

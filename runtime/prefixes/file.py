@@ -263,7 +263,7 @@ def _tensor(entry: Mapping[str, Any], at: int, data: int) -> _Tensor:
 
 
 def is_own(found: os.stat_result) -> bool:
-    """Return whether a file or folder is this user's, and nobody else can write to it."""
+    """Return whether a file or folder is this user's, and no other user can write to it."""
     getuid: Callable[[], int] | None = getattr(os, "getuid", None)
     return getuid is None or (found.st_uid == getuid() and not found.st_mode & 0o022)
 

@@ -30,7 +30,7 @@ from stem_edge.runtime.prefixes.file import (
     is_own,
     write_prefix,
 )
-from stem_edge.runtime.prefixes.reuse import Prompt, reusable
+from stem_edge.runtime.prefixes.prefix import Prompt, reusable
 from stem_edge.runtime.text.codec import same_start
 from stem_edge.system.user_folder import KEY_CHARS
 
@@ -61,6 +61,8 @@ class PrefixFolder:
     def find(self, prompt: Prompt, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
         """Return the file that saves most tokens of a prompt, and how many."""
         best = None
+        if len(prompt.token_ids) < LEAST_TOKENS:
+            return None
         for path, kept in self._files().items():
             tokens = reusable(kept, len(kept.token_ids), prompt, resumes)
             if tokens >= max(LEAST_TOKENS, more_than + LEAST_TOKENS):

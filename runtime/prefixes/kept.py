@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
-from stem_edge.runtime.prefixes.folder import LEAST_TOKENS, PrefixFolder, restore, saved_of
-from stem_edge.runtime.prefixes.prefix import Prefix, Reservation
-from stem_edge.runtime.prefixes.reuse import Prompt
+from stem_edge.runtime.prefixes.prefix import Prefix, Prompt, Reservation
 from stem_edge.tables.lookup import RowLookup
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.prefixes.folder import PrefixFolder
 
 # Each takes addresses for a full context, and a little memory beside its KV cache.
 MOST_KEPT = 8
@@ -37,8 +38,7 @@ class Prefixes:
 
     length: tokens of a context. limit: bytes of the KV caches of all of them, and of batches; kept
     ones give way, so that only calls at the same time exceed it. keeps: whether contexts are kept.
-    folder: gets contexts that give way, and those that are there at the end. fingerprint: all that
-    decides keys and values of token ids here.
+    folder: gets contexts that give way, and those that are there at the end.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Prefixes:
         folder: PrefixFolder | None = None,
         *,
         keeps: bool = True,
-        fingerprint: str = "",
+        fingerprint: Callable[[], str] = str,
     ) -> None:
-        self.limit, self.fingerprint = limit, fingerprint
+        self.limit, self._fingerprint = limit, fingerprint
         self._engine, self._length, self._folder, self._keeps = engine, length, folder, keeps
         self._lock = threading.RLock()  # re-entrant, for a signal handler that generates
         self._folder_lock = threading.RLock()
@@ -60,6 +60,11 @@ class Prefixes:
         self._lent = WeakSet[Prefix]()
         self._reserved = WeakSet[Reservation]()
         self._ended: deque[tuple[Prefix, bool]] = deque()  # and whether to keep it
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """All that decides keys and values of token ids here."""
+        return self._fingerprint()
 
     @contextmanager
     def lent(
@@ -90,7 +95,7 @@ class Prefixes:
             keep = False
             raise
         finally:
-            self._give_back(prefix, keep=keep)
+            self.give_back(prefix, keep=keep)
 
     @contextmanager
     def empty(self, length: int) -> Iterator[Context]:
@@ -100,7 +105,7 @@ class Prefixes:
         yield prefix.context
 
     def fits(self, nbytes: int, without: Context | None = None) -> bool:
-        """Tell whether so many bytes fit beside calls under way, if all kept contexts give way.
+        """Return whether `nbytes` bytes fit beside calls under way, once all kept contexts are dropped.
 
         Calls may go on to the ends of their contexts. without: one that is not counted.
         """
@@ -121,7 +126,7 @@ class Prefixes:
         return reservation
 
     def make_room(self, context: Context | None = None, tokens: int = 1) -> None:
-        """Let kept contexts give way to one that grows by so many tokens. Called before each step."""
+        """Drop kept contexts until one under way can grow by `tokens` tokens. Called before each step."""
         with self._lock:
             self._collect()
             for prefix in self._lent:
@@ -144,66 +149,11 @@ class Prefixes:
             dropped, self._kept = self._kept[::-1], []
         self._write(dropped)
 
-    def save(self, path: Path, token_ids: Sequence[int], messages: str) -> None:
-        """Write messages with what is kept of their token ids. Raises OSError."""
-        prompt = Prompt(token_ids, {}, self._engine.starts(len(token_ids)))
-        best, tokens = self._borrow(prompt)
-        found = None
-        try:
-            if best is not None:
-                found = saved_of(best.prompt, tokens, self.fingerprint, best.context.backend)
-            saved, arrays = found or (Saved(self.fingerprint, [], []), [])
-            write_prefix(path, replace(saved, messages=messages), arrays)
-        finally:
-            if best is not None:
-                self._give_back(best)
+    def borrowed(self, prompt: Prompt) -> tuple[Prefix | None, int]:
+        """Take out the kept context that has most tokens of a prompt, if any; return it and these.
 
-    def load(self, path: Path) -> str:
-        """Read messages, and keep the keys and values beside them if they are of use here.
-
-        Raises UnusableError, OSError.
+        It is to be given back.
         """
-        with PrefixFile(path) as file:
-            saved = file.saved
-            if (
-                file.own
-                and saved.token_ids
-                and saved.fingerprint == self.fingerprint
-                and self._keeps
-            ):
-                prompt = Prompt(saved.token_ids, {}, saved.starts)
-                prefix = self._lend(Prefix(prompt, self._opened(self._length)), self._length)
-                with suppress(UnusableError):
-                    restore(file, len(saved.token_ids), prefix.context.backend)
-                    prefix.context.position = len(saved.token_ids)
-                self._give_back(prefix)
-            file.check()
-        return saved.messages
-
-    def _take(self, prompt: Prompt, length: int) -> Prefix:
-        best, tokens = self._borrow(prompt)
-        prefix = best or Prefix(prompt, self._opened(self._length))
-        saved = self._find(prompt, tokens, prefix.context.backend)
-        if best is not None and saved is None and not self._copies(best, tokens, prompt):
-            best.go_on(prompt, tokens)
-            return self._lend(best, length)
-        if best is not None:
-            prefix = Prefix(prompt, self._opened(self._length))
-            if saved is not None:
-                self._give_back(best)
-                best = None
-        self._lend(prefix, length)
-        if saved is not None and not self._read(prefix.context, *saved):
-            del prefix
-            return self._take(prompt, length)  # which no longer finds this file
-        if best is not None:
-            prefix.context.backend.restore(best.context.backend.kept(tokens), tokens)
-            prefix.context.position = tokens
-            self._give_back(best)  # used last, so that it stays
-        return prefix
-
-    def _borrow(self, prompt: Prompt) -> tuple[Prefix | None, int]:
-        """Take out the kept context that has most tokens of a prompt, if any; return it and these."""
         with self._lock:
             self._collect()
             best = max(self._kept, key=lambda prefix: prefix.reusable(prompt), default=None)
@@ -212,6 +162,43 @@ class Prefixes:
             self._kept.remove(best)
             self._lent.add(best)
             return best, tokens
+
+    def prompt_of(self, token_ids: Sequence[int]) -> Prompt:
+        """Return token ids, without edits, as a call here computes them."""
+        return Prompt(token_ids, {}, self._engine.starts(len(token_ids)))
+
+    def opened_for(self, prompt: Prompt) -> Prefix | None:
+        """Return an empty context for a prompt, to be given back filled; None if none is kept."""
+        if not self._keeps:
+            return None
+        return self._lend(Prefix(prompt, self._opened(self._length)), self._length)
+
+    def give_back(self, prefix: Prefix, *, keep: bool = True) -> None:
+        """Take back a context whose call has ended; takes no lock."""
+        if self._keeps:  # not closed meanwhile
+            self._ended.append((prefix, keep))
+
+    def _take(self, prompt: Prompt, length: int) -> Prefix:
+        best, tokens = self.borrowed(prompt)
+        prefix = best or Prefix(prompt, self._opened(self._length))
+        saved = self._find(prompt, tokens, prefix.context.backend)
+        if best is not None and saved is None and not self._copies(best, tokens, prompt):
+            best.go_on(prompt, tokens)
+            return self._lend(best, length)
+        if best is not None:
+            prefix = Prefix(prompt, self._opened(self._length))
+            if saved is not None:
+                self.give_back(best)
+                best = None
+        self._lend(prefix, length)
+        if saved is not None and not self._read(prefix.context, *saved):
+            del prefix
+            return self._take(prompt, length)  # which no longer finds this file
+        if best is not None:
+            prefix.context.backend.restore(best.context.backend.kept(tokens), tokens)
+            prefix.context.position = tokens
+            self.give_back(best)  # used last, so that it stays
+        return prefix
 
     def _lend(self, prefix: Prefix, length: int) -> Prefix:
         """Let kept contexts give way to one for up to `length` tokens, as far as its prompt goes."""
@@ -224,10 +211,6 @@ class Prefixes:
         self._write(dropped)
         return prefix
 
-    def _give_back(self, prefix: Prefix, *, keep: bool = True) -> None:
-        if self._keeps:  # not closed meanwhile
-            self._ended.append((prefix, keep))
-
     def _copies(self, best: Prefix, tokens: int, prompt: Prompt) -> bool:
         """Tell whether the rest of a context is worth keeping, and there is memory for a copy."""
         backend = best.context.backend
@@ -239,7 +222,7 @@ class Prefixes:
         self, prompt: Prompt, more_than: int, backend: BackendContext
     ) -> tuple[Path, int] | None:
         """Return the file that has more tokens of a prompt, if any, and how many."""
-        if self._folder is None or len(prompt.token_ids) < LEAST_TOKENS:
+        if self._folder is None:
             return None
         with self._folder_lock:
             return self._folder.find(prompt, backend.resumes(len(prompt.token_ids)), more_than)

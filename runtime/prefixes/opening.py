@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 
 from stem_edge.bundle.manifest import encode_manifest
@@ -12,7 +13,6 @@ from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.engine import Engine
-from stem_edge.runtime.prefixes.folder import FOLDER, PrefixFolder
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.system.user_folder import cache_folder, cpu_digest
 
@@ -26,14 +26,13 @@ def open_prefixes(
     bundle: Bundle, engine: Engine, plan: MemoryPlan, options: LoadOptions
 ) -> Prefixes:
     """Open what keeps prompts, in memory and in the folder of `prompt_cache`, as far as these allow."""
-    keep, fingerprint = (
-        options.keep_prefixes and can_keep(plan),
-        _fingerprint(bundle, plan, options),
-    )
-    folder, given = None, options.prompt_cache
-    if keep and given:
+    keep, folder = options.keep_prefixes and can_keep(plan), None
+    fingerprint = partial(_fingerprint, bundle, plan, options)
+    if keep and (given := options.prompt_cache):
+        from stem_edge.runtime.prefixes.folder import FOLDER, PrefixFolder
+
         path = cache_folder(options.cache_dir) / FOLDER if given is True else Path(given)
-        folder = PrefixFolder(path, fingerprint)
+        folder = PrefixFolder(path, fingerprint())
     return Prefixes(
         engine, plan.context_length, plan.kv_nbytes, folder, keeps=keep, fingerprint=fingerprint
     )

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES
 from stem_edge.numerics.quantize import I32, I64
+from stem_edge.runtime.rows.records import Flags
 from stem_edge.runtime.rows.slots import Slots, Staged
-from stem_edge.runtime.rows.store import Flags
 from stem_edge.tables.token_counts import Counts
 
 # Counts are halved after this many uses per slot: often enough to follow a change of topic, rarely

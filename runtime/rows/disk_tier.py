@@ -22,9 +22,7 @@ from stem_edge.files import disk
 from stem_edge.files.whole_file import write_whole
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
-from stem_edge.runtime.rows.shards import Traffic
-from stem_edge.runtime.rows.store import Flags, RowStore
+from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters
 from stem_edge.runtime.rows.tier_file import TierFile, file_slot_nbytes
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.rows import RecordLayout
@@ -36,16 +34,17 @@ USUAL_NBYTES, SHARE_OF_FREE = 10**9, 0.1  # the least of the two
 SAVE_SECONDS = 120.0  # between two savings of what it holds
 
 
-class DiskTier:
+class DiskTier(Records):
     """A row store over another that keeps up to `slots` (at least 1) records of it in a file.
 
     Threads may call it at once and take turns. path: of its file; what it holds is saved in one of
     the same name with the suffix ".map". Raises OSError if the file cannot be made.
     """
 
-    def __init__(self, store: RowStore, path: Path, slots: int) -> None:
+    def __init__(self, store: Records, path: Path, slots: int) -> None:
         self.far, self._turn, self._map = store, threading.Lock(), path.with_suffix(".map")
         self.splits = False  # because it keeps whole records
+        self.distant = store.distant
         self.layout, self.tokens, self.index = store.layout, store.tokens, store.index
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = TierFile(path, store.layout, min(slots, store.layout.records))
@@ -56,10 +55,9 @@ class DiskTier:
         self._keeps, self._save_at = self._file.writable, time.monotonic() + SAVE_SECONDS
         self._resume()
 
-    @property
-    def traffic(self) -> Traffic | None:
-        """Bytes and requests that came over a network."""
-        return self.far.traffic
+    def counters(self) -> RowCounters:
+        own = RowCounters(bytes_read=self.bytes_read, tier_hits=self.hits, tier_misses=self.misses)
+        return self.far.counters() + own
 
     def read(self, numbers: I64, whole: Flags | None = None) -> U8:
         """Read as RowStore.read does, but always whole records.
@@ -121,7 +119,6 @@ class DiskTier:
             write_whole(self._map, data + crc32c(data).to_bytes(4, "little"))
 
     def stop(self) -> None:
-        """Stop as RowStore.stop does."""
         self.far.stop()
 
     def close(self) -> None:
@@ -133,7 +130,20 @@ class DiskTier:
         self.far.close()
 
 
-def open_tier(store: RowStore, path: Path, nbytes: int) -> RowStore | DiskTier:
+def tier_over(store: Records, root: Path, key: str, asked: int | str | None) -> Records:
+    """Put a tier over a store, in the cache folder `root`; closes the store if that fails.
+
+    asked: see tier_nbytes.
+    """
+    try:
+        path = root / TIER / f"{key}.rows"
+        return open_tier(store, path, tier_nbytes(asked, path, store.layout))
+    except BaseException:
+        store.close()
+        raise
+
+
+def open_tier(store: Records, path: Path, nbytes: int) -> Records:
     """Put a tier of so many bytes over a store; without room, or a disk that takes it, leave it so."""
     slots = nbytes // file_slot_nbytes(store.layout)
     if slots < 1:

@@ -9,29 +9,22 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stem_edge.numerics.quantize import I64, U8
+from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters, records_of
 from stem_edge.system.memory import pages_to_fill
-from stem_edge.tables.lookup import RowLookup, compose, token_of, tokens_of
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.rows.disk_tier import DiskTier
-    from stem_edge.runtime.rows.host_tier import HostTier
-    from stem_edge.runtime.rows.store import Flags, RowStore
-
-# Where records from two sources meet in one array, it is filled in parts of this size, because the
-# memory plan does not count a second array. That many records keep flash busy.
-READ_AT_ONCE = 32
+from stem_edge.tables.composing import compose
+from stem_edge.tables.lookup import RowLookup, token_of, tokens_of
 
 
-class EditedStore:
+class EditedStore(Records):
     """Records for the prefetcher. Stem ids below `tokens` are token ids, others made records."""
 
-    def __init__(self, store: RowStore | DiskTier | HostTier) -> None:
+    def __init__(self, store: Records) -> None:
         self.base, self.tokens, self.index = store, store.tokens, store.index
+        self.splits, self.distant = store.splits, store.distant
         self.layout = store.layout  # its `records` counts those of the table store only
         self.numbers = store.layout.records  # one more than the greatest number ever assigned
         self._lookups: dict[int, RowLookup] = {}  # number of a made record -> its sources
@@ -51,9 +44,7 @@ class EditedStore:
         if self.index is None:
             return stem_ids
         made = stem_ids >= self.tokens
-        if not made.any():
-            return self.index[stem_ids].astype(np.int64)
-        own = self.index[np.where(made, 0, stem_ids)].astype(np.int64)
+        own = records_of(self, np.where(made, 0, stem_ids))
         return np.where(made, stem_ids - self.tokens + self.layout.records, own)
 
     def make(self, lookups: Iterable[RowLookup]) -> I64:
@@ -128,3 +119,12 @@ class EditedStore:
         records = self.base.read(wanted) if tokens else np.empty((0, 0), np.uint8)
         of_token = {token: records[at] for token, at in zip(tokens, place.tolist(), strict=True)}
         return compose(self.layout, lookup, of_token)
+
+    def counters(self) -> RowCounters:
+        return self.base.counters()
+
+    def stop(self) -> None:
+        self.base.stop()
+
+    def close(self) -> None:
+        self.base.close()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from stem_edge.errors import InputError
+from stem_edge.runtime.rows.shards import FlashName
 
-FlashName = Literal["ufs4", "ufs2", "nvme", "emmc", "sdcard"]
 FLASH_NAMES: tuple[FlashName, ...] = get_args(FlashName)
 
 

@@ -16,10 +16,8 @@ import numpy.typing as npt
 
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.disk_tier import DiskTier
-from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
+from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters
 from stem_edge.runtime.rows.slots import Slots
-from stem_edge.runtime.rows.store import Flags, RowStore
 from stem_edge.system.memory import own_pages, pages_to_fill
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.token_counts import Counts
@@ -51,34 +49,24 @@ class RecordSlots(Slots):
         return copied
 
 
-class HostTier:
+class HostTier(Records):
     """A row store over another that keeps up to `slots` (at least 1) of the records it has read.
 
     Threads may call it at once and take turns; usually only one reads.
     """
 
-    def __init__(self, store: RowStore | DiskTier, slots: int) -> None:
+    def __init__(self, store: Records, slots: int) -> None:
         self.flash, self._turn = store, threading.Lock()
         self.splits = False  # because it keeps whole records
+        self.distant = store.distant
         self._kept = RecordSlots(store.layout, min(slots, store.layout.records))
         self._cache = RowCache(self._kept)
         self.slots = self._cache.slots  # records that it has room for
         self.layout, self.tokens, self.index = store.layout, store.tokens, store.index
 
-    @property
-    def hits(self) -> int:
-        """Records found here, counted once per read."""
-        return self._cache.hits
-
-    @property
-    def misses(self) -> int:
-        """Records wanted but not found here."""
-        return self._cache.misses
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read from flash since opening."""
-        return self.flash.bytes_read
+    def counters(self) -> RowCounters:
+        own = RowCounters(host_hits=self._cache.hits, host_misses=self._cache.misses)
+        return self.flash.counters() + own
 
     def read(self, numbers: I64, whole: Flags | None = None) -> U8:
         """Read as RowStore.read does, but always whole records.
@@ -130,6 +118,8 @@ class HostTier:
             if len(missing):
                 self._keep(missing, self.flash.read(missing))
 
+    def stop(self) -> None:
+        self.flash.stop()
+
     def close(self) -> None:
-        """Close the store."""
         self.flash.close()

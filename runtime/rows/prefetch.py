@@ -15,47 +15,74 @@ records. A stem id is a token's id, or stands for a record made by an edit.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import I64
-from stem_edge.runtime.rows.background import Background
 from stem_edge.runtime.rows.cache import RowCache, needed_whole
-from stem_edge.runtime.rows.disk_tier import DiskTier
-from stem_edge.runtime.rows.edited_store import EditedStore
-from stem_edge.runtime.rows.host_tier import HostTier
+from stem_edge.runtime.rows.records import Flags, Records, RowCounters, records_of
 from stem_edge.runtime.rows.slots import Staged
-from stem_edge.runtime.rows.store import Flags, RowStore
 from stem_edge.tables.lookup import RowLookup
 
+if TYPE_CHECKING:
+    from stem_edge.runtime.rows.edited_store import EditedStore
+
 T = TypeVar("T")
+# A waiting caller checks this often that the thread is alive, because one that dies says nothing.
+POLL_SECONDS = 0.5
 ANY_NUMBER = 1 << 30  # of tokens in a step: no limit
 
 
-@dataclass(frozen=True)
-class RowCounters:
-    """Counts since the model was loaded."""
+class Background:
+    """Runs calls one after the other in a thread, which the first call starts.
 
-    hits: int = 0  # uses of records that were in the row cache
-    misses: int = 0
-    bytes_read: int = 0  # from flash
-    stall_seconds: float = 0.0  # time that fetch waited for records
-    host_hits: int = 0  # missing records that the host tier had, counted once per read
-    host_misses: int = 0  # missing records that it lacked; both are 0 without a host tier
-    uploaded_rows: int = 0  # records copied to a device
-    uploaded_bytes: int = 0
-    network_bytes: int = 0  # read from tables that are elsewhere
-    network_reads: int = 0  # requests for them
-    tier_hits: int = 0  # records that the disk tier had, of those that no memory had
-    tier_misses: int = 0
+    Only one thread may use it. If its own cannot start or has died, that is no error: the call has
+    no result, and the next call gets a new thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._renew()
+
+    def _renew(self) -> None:
+        started = self._started = list[threading.Thread]()
+        self._pool = ThreadPoolExecutor(
+            1, self._name, initializer=lambda: started.append(threading.current_thread())
+        )
+
+    def start(self, call: Callable[[], T]) -> Future[T] | None:
+        """Start a call; return None if no thread can take it."""
+        try:
+            return self._pool.submit(call)
+        except (RuntimeError, MemoryError):  # no threads left, or the interpreter is ending
+            self.close()  # cancels the call if it was queued, since nobody will ask for its result
+            self._renew()
+            return None
+
+    def result(self, call: Future[T]) -> T | None:
+        """Wait for a call and return its result; None if it raised."""
+        while True:
+            try:
+                return call.result() if call.exception(POLL_SECONDS) is None else None
+            except TimeoutError:
+                # A thread that runs out of memory can die without completing its call.
+                if self._started and not self._started[0].is_alive() and not call.done():
+                    self._renew()
+                    return None
+            except CancelledError:
+                return None
+
+    def close(self) -> None:
+        """Wait for the call under way and end the thread."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 class Reading(NamedTuple):
@@ -107,12 +134,9 @@ class Prefetcher(Rows):
     Only the caller that has the engine's turn may use it, except for `release`.
     """
 
-    def __init__(
-        self, store: RowStore | DiskTier | HostTier, cache: RowCache, *, overlap: bool = True
-    ) -> None:
-        self.store, self.cache = EditedStore(store), cache
-        self.host = store if isinstance(store, HostTier) else None
-        self.flash = store.flash if isinstance(store, HostTier) else store
+    def __init__(self, store: Records, cache: RowCache, *, overlap: bool = True) -> None:
+        self.store, self.cache = store, cache
+        self.edited: EditedStore | None = None  # over `store`, once there are edits
         self.stall_seconds, self._splits = 0.0, store.splits
         self._background = Background("stem-edge-prefetch") if overlap else None
         self._pending: tuple[Reading, Future[Staged]] | None = None
@@ -120,68 +144,54 @@ class Prefetcher(Rows):
     @property
     def step_tokens(self) -> int:
         # With a slot for every record, any tokens fit.
-        everything = self.store.layout.records + self.store.made
+        everything = self.store.layout.records + self.made
         return self.cache.slots if self.cache.slots < everything else ANY_NUMBER
 
+    @property
+    def made(self) -> int:
+        """Count of records made by edits at present."""
+        return 0 if self.edited is None else self.edited.made
+
     def counters(self) -> RowCounters:
-        cache, host, flash, traffic = self.cache, self.host, self.flash, self.flash.traffic
-        tier = flash if isinstance(flash, DiskTier) else None
-        return RowCounters(
-            hits=cache.hits,
-            misses=cache.misses,
-            bytes_read=flash.bytes_read,
+        return self.store.counters() + RowCounters(
+            hits=self.cache.hits,
+            misses=self.cache.misses,
             stall_seconds=self.stall_seconds,
-            host_hits=host.hits if host else 0,
-            host_misses=host.misses if host else 0,
-            uploaded_rows=cache.storage.uploaded_rows,
-            uploaded_bytes=cache.storage.uploaded_nbytes,
-            network_bytes=traffic.nbytes if traffic else 0,
-            network_reads=traffic.requests if traffic else 0,
-            tier_hits=tier.hits if tier else 0,
-            tier_misses=tier.misses if tier else 0,
+            uploaded_rows=self.cache.storage.uploaded_rows,
+            uploaded_bytes=self.cache.storage.uploaded_nbytes,
         )
-
-    def fill(self, records: I64, batch_size: int, deadline: float = float("inf")) -> None:
-        """Read records into empty slots, in order, until `deadline` (perf_counter).
-
-        Records beyond the cache go to the host tier as far as it has room. The memory plan counts a
-        batch of `batch_size` records. Raises RowReadError.
-        """
-        held, rest = np.split(records, [self.cache.slots])
-        tiers: list[tuple[Callable[[I64], None], I64]] = [(self._fill_cache, held)]
-        if self.host is not None:
-            tiers.append((self.host.fill, rest[: self.host.slots]))
-        for fill, wanted in tiers:
-            for start in range(0, len(wanted), batch_size):
-                if time.perf_counter() > deadline:
-                    return
-                fill(wanted[start : start + batch_size])
-
-    def _fill_cache(self, wanted: I64) -> None:
-        # Read from flash directly, because the host tier is for records that the cache lacks.
-        batch = self.cache.missing(wanted)
-        if len(batch):
-            self.cache.install(batch, self.flash.read(batch), batch)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Make stem ids as Rows.make does, and free the records released since the last call."""
-        made = self.store.make(lookups)
+        if (edited := self.edited) is None:
+            if not lookups:
+                return np.zeros(0, np.int64)
+            from stem_edge.runtime.rows.edited_store import EditedStore  # for edits alone
+
+            edited = self.edited = EditedStore(self.store)
+        made = edited.make(lookups)
         try:
-            self.cache.make_room(self.store.numbers)
-            self._forget_unused()
+            self.cache.make_room(edited.numbers)
+            self._forget_unused(edited)
         except BaseException:
-            self.store.release(made.tolist())
+            edited.release(made.tolist())
             raise
         return made
 
     def release(self, stem_ids: Sequence[int]) -> None:
-        self.store.release(stem_ids)
+        if self.edited is not None:
+            self.edited.release(stem_ids)
+
+    def _records_of(self, stem_ids: I64) -> I64:
+        if self.edited is not None:
+            return self.edited.records_of(stem_ids)
+        return records_of(self.store, stem_ids)
 
     def submit(self, stem_ids: I64, whole: int | None = None) -> None:
         if self._background is None or self._pending is not None:
             return
         whole = whole if self._splits else None
-        reading = self._missing(self.store.records_of(stem_ids), whole)
+        reading = self._missing(self._records_of(stem_ids), whole)
         if len(reading.numbers):
             started = self._background.start(partial(self._read, reading))
             self._pending = None if started is None else (reading, started)
@@ -191,7 +201,7 @@ class Prefetcher(Rows):
         return Reading(numbers, needed_whole(numbers, wanted, whole))
 
     def _read(self, reading: Reading) -> Staged:
-        return self.cache.storage.stage(self.store.read(*reading))
+        return self.cache.storage.stage((self.edited or self.store).read(*reading))
 
     def fetch(self, stem_ids: I64, whole: int | None = None) -> npt.NDArray[np.int32]:
         """Slots int32 [T] of stem ids [T], whose distinct records must not outnumber the slots.
@@ -199,7 +209,7 @@ class Prefetcher(Rows):
         Raises RowReadError or MemoryError; the cache then is still right, and a later call reads
         again what is missing.
         """
-        wanted = self.store.records_of(stem_ids)
+        wanted = self._records_of(stem_ids)
         whole = whole if self._splits else None
         self.cache.use(wanted, whole)
         self._install_pending(wanted)
@@ -218,7 +228,7 @@ class Prefetcher(Rows):
         numbers, whole = read
         wanted = np.isin(numbers, keep)
         if records is None:
-            if self.flash.traffic is not None and wanted.all():
+            if self.store.distant and wanted.all():
                 _raise_read_error(started)  # as over a network all tries were made
             return  # fetch reads what is missing again, and reports the error if it persists
         if wanted.all():  # nearly always, so avoid the copy that choosing makes
@@ -226,16 +236,16 @@ class Prefetcher(Rows):
         elif wanted.any():
             self.cache.install(numbers[wanted], records[wanted], keep, whole[wanted])
 
-    def _forget_unused(self) -> None:
+    def _forget_unused(self, store: EditedStore) -> None:
         """Free the numbers of made records without users; an interrupt may end it anywhere."""
-        gone = self.store.unused()
+        gone = store.unused()
         if not len(gone):
             return
         if self._background and self._pending and np.isin(self._pending[0].numbers, gone).any():
             self._background.result(self._pending[1])  # wait, because it reads these numbers
             self._pending = None
         self.cache.forget(gone)
-        self.store.forget(gone)
+        store.forget(gone)
 
     def _timed(self, wait: Callable[[], T]) -> T:
         started = time.perf_counter()
@@ -246,11 +256,11 @@ class Prefetcher(Rows):
 
     def close(self) -> None:
         """Wait for the read under way, end the thread, close the store."""
-        self.flash.stop()
+        self.store.stop()
         if self._background is not None:
             self._background.close()
         self._pending = None
-        self.store.base.close()
+        self.store.close()
 
 
 def _raise_read_error(read: Future[Staged]) -> None:

@@ -25,7 +25,8 @@ import numpy as np
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.files.strict_json import one_line
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.shards import Advice, Fill, Piece, Traffic
+from stem_edge.runtime.rows.records import Traffic
+from stem_edge.runtime.rows.shards import Advice, Fill, Piece
 from stem_edge.runtime.rows.web_range import LIMIT_SECONDS, read_range
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableStore

@@ -6,7 +6,6 @@ import contextlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
@@ -14,10 +13,13 @@ import numpy as np
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
+from stem_edge.runtime.rows.records import Traffic
 from stem_edge.tables.shards import ShardGrid
 
 ReadMode = Literal["pread", "mmap"]
 READ_MODES: tuple[ReadMode, ...] = get_args(ReadMode)
+# Devices that emulated_flash.py knows.
+FlashName = Literal["ufs4", "ufs2", "nvme", "emmc", "sdcard"]
 
 
 class Piece(NamedTuple):
@@ -26,15 +28,6 @@ class Piece(NamedTuple):
     shard: int  # counted through all arrays
     offset: int
     nbytes: int
-
-
-@dataclass
-class Traffic:
-    """Bytes and requests that came over a network, since opening."""
-
-    nbytes: int = 0
-    requests: int = 0
-    repeated: int = 0  # of the requests, because one before failed
 
 
 class Advice(NamedTuple):

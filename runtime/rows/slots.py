@@ -10,13 +10,11 @@ import numpy.typing as npt
 
 from stem_edge.bundle.footprint import array_slot_nbytes
 from stem_edge.graph import names as io
-from stem_edge.numerics.quantize import F32, I32, U8
+from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.rows import Codes, RecordLayout
 
 # Records from `stage`: an array [n, ...] whose form only the slots know.
 Staged: TypeAlias = npt.NDArray[Any]
-PLACEHOLDERS = 16  # slots filled with placeholder rows
-PLACEHOLDERS_NBYTES = 32 << 20  # of their records; needed because an expert has tens of megabytes
 
 
 class Slots(Protocol):
@@ -83,26 +81,6 @@ class ArraySlots(Slots):
             _put(codes, slots, self.layout.row_codes(records, index))
             if self.scales:
                 _put(self.scales[index], slots, self.layout.row_scales(records, index))
-
-
-def placeholders(layout: RecordLayout) -> int:
-    """Most slots that placeholder_rows fills: few, and one if records are large."""
-    return max(1, min(layout.records, PLACEHOLDERS, PLACEHOLDERS_NBYTES // layout.record_nbytes))
-
-
-def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
-    """Slots for tokens with made-up rows, to try or measure a backbone without tables.
-
-    Fills some slots with values about as large as those of the products that rows replace.
-    """
-    if slots is None:
-        return np.zeros(tokens, np.int32)
-    layout, random = slots.layout, np.random.default_rng(0)
-    count = min(slots.count, placeholders(layout))
-    shape = (count, layout.row_width)
-    rows = [random.standard_normal(shape, np.float32) for _ in layout.layers]
-    slots.write(np.arange(count), layout.pack(rows))
-    return np.arange(tokens, dtype=np.int32) % count
 
 
 def _put(parts: Sequence[Codes], slots: npt.NDArray[np.intp], rows: Codes) -> None:

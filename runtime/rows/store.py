@@ -20,22 +20,22 @@ from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
-from stem_edge.runtime.rows.emulated_flash import EmulatedFlash
-from stem_edge.runtime.rows.remote import RemoteShards
+from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters, records_of
 from stem_edge.runtime.rows.shards import Fill, Piece, ReadMode, ShardFiles, Shards
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store
 
-Flags: TypeAlias = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    from stem_edge.runtime.rows.emulated_flash import EmulatedFlash
+
 # Enough to keep a phone's flash busy; going from 8 to 32 gained little where it was measured.
 POOL_THREADS = 8
 
@@ -50,7 +50,7 @@ class _Job(NamedTuple):
     buffer: U8  # [record_nbytes + CRC_NBYTES]
 
 
-class RowStore:
+class RowStore(Records):
     """Records of one table store. Threads may read at once; as a context manager, it closes."""
 
     def __init__(
@@ -69,6 +69,7 @@ class RowStore:
         self.index = tables.index  # token -> record; None: the record of its own number
         self.bytes_read = 0  # from flash: records and their checksums, since opening
         self.traffic = shards.traffic  # over a network; None if the shards are on flash
+        self.distant = shards.traffic is not None
         # All shards of all arrays in order, with the bytes of a record's first rows, and of a whole
         # one with checksums; and the number of each one's first record.
         self._grids, self._starts, first = (
@@ -88,7 +89,7 @@ class RowStore:
 
     def records_of(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Numbers [T] of the records that hold the rows of tokens [T]."""
-        return tokens if self.index is None else self.index[tokens].astype(np.int64)
+        return records_of(self, tokens)
 
     def _first_nbytes(self, grid: ShardGrid) -> int:
         """Return the bytes of a record's first rows, with checksums."""
@@ -176,8 +177,12 @@ class RowStore:
             return None
         return f"{damaged[1]}; {self._shards.advice.damaged}"
 
+    def counters(self) -> RowCounters:
+        if (traffic := self.traffic) is None:
+            return RowCounters(bytes_read=self.bytes_read)
+        return RowCounters(network_bytes=traffic.nbytes, network_reads=traffic.requests)
+
     def stop(self) -> None:
-        """Let reads over a network fail soon, as a thread may wait for them that is to end."""
         self._shards.stop()
 
     def close(self) -> None:
@@ -214,5 +219,12 @@ def open_store(
             f"{root}: its records are {tables.format}, expected {format} as in the manifest; the "
             "files are of different bundles: export again"
         )
-    shards: Shards = ShardFiles(tables.grids, reads) if url is None else RemoteShards(tables, url)
-    return RowStore(tables, shards, flash, prompt_rows)
+    return RowStore(tables, _open_shards(tables, reads, url), flash, prompt_rows)
+
+
+def _open_shards(tables: TableStore, reads: ReadMode, url: str | None) -> Shards:
+    if url is None:
+        return ShardFiles(tables.grids, reads)
+    from stem_edge.runtime.rows.remote import RemoteShards  # for tables elsewhere alone
+
+    return RemoteShards(tables, url)

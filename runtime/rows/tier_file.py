@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.files import disk
+from stem_edge.files.lock import lock
 from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout
@@ -40,7 +41,7 @@ class TierFile(Slots):
         self.path, self.layout, self.count = path, layout, count
         self._file = disk.update(path)
         try:
-            if locked := disk.lock(self._file):
+            if locked := lock(self._file):
                 disk.resize(self._file, count * self.slot_nbytes)
         except BaseException:
             disk.close(self._file)

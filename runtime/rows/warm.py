@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,26 +22,61 @@ from stem_edge.errors import RowReadError
 from stem_edge.files.plain_files import read_plain
 from stem_edge.numerics.quantize import I32, I64
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.records import Records
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder
 from stem_edge.tables.token_counts import Counts, counts_of_records, read_counts, write_counts
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.rows.host_tier import HostTier
 
 COUNTS = "counts"  # folder in the user's cache folder
 # Reading overlaps with loading the graphs, but must not delay the first prompt by more than this.
 SECONDS = 1.0
 
 
-def expected_records(bundle: Bundle, rows: Prefetcher, cache_dir: str | Path | None) -> I64:
+class Caches(NamedTuple):
+    """The row cache, the host tier if there is one, and the records that fill them."""
+
+    cache: RowCache
+    flash: Records
+    host: HostTier | None = None
+
+    def expect(self, counts: Counts) -> I64:
+        """Start as if these uses had been seen; return the records to read, best first."""
+        best = self.cache.expect_counts(counts)
+        if self.host is None:
+            return best
+        missed = counts.copy()
+        missed[best] = 0
+        return np.concatenate([best, self.host.expect_counts(missed)])
+
+    def fill(self, records: I64, batch_size: int, deadline: float = float("inf")) -> None:
+        """Read records into empty slots, in order, until `deadline` (perf_counter).
+
+        Records beyond the cache go to the host tier as far as it has room. The memory plan counts a
+        batch of `batch_size` records. Raises RowReadError.
+        """
+        held, rest = np.split(records, [self.cache.slots])
+        tiers: list[tuple[Callable[[I64], None], I64]] = [(self._fill_cache, held)]
+        if self.host is not None:
+            tiers.append((self.host.fill, rest[: self.host.slots]))
+        for fill, wanted in tiers:
+            for start in range(0, len(wanted), batch_size):
+                if time.perf_counter() > deadline:
+                    return
+                fill(wanted[start : start + batch_size])
+
+    def _fill_cache(self, wanted: I64) -> None:
+        # Read from flash directly, because the host tier is for records that the cache lacks.
+        batch = self.cache.missing(wanted)
+        if len(batch):
+            self.cache.install(batch, self.flash.read(batch), batch)
+
+
+def expected_records(bundle: Bundle, caches: Caches, cache_dir: str | Path | None) -> I64:
     """Pass the counts to the caches; return the records to read into them, best first, if any."""
-    counts = known_counts(bundle, rows.store.index, cache_dir)
-    if counts is None:
-        return np.zeros(0, np.int64)
-    best = rows.cache.expect_counts(counts)
-    if rows.host is None:
-        return best
-    missed = counts.copy()
-    missed[best] = 0
-    return np.concatenate([best, rows.host.expect_counts(missed)])
+    counts = known_counts(bundle, caches.flash.index, cache_dir)
+    return np.zeros(0, np.int64) if counts is None else caches.expect(counts)
 
 
 def known_counts(bundle: Bundle, index: I32 | None, cache_dir: str | Path | None) -> Counts | None:
@@ -55,13 +92,13 @@ def known_counts(bundle: Bundle, index: I32 | None, cache_dir: str | Path | None
     return counts
 
 
-def fill(rows: Prefetcher, records: I64, batch_size: int) -> None:
+def fill(caches: Caches, records: I64, batch_size: int) -> None:
     """Read records into the caches for at most SECONDS.
 
     Failing flash is ignored, because it fails again, and is reported, when a row is needed.
     """
     with contextlib.suppress(RowReadError):
-        rows.fill(records, batch_size, time.perf_counter() + SECONDS)
+        caches.fill(records, batch_size, time.perf_counter() + SECONDS)
 
 
 def keep_counts(bundle: Bundle, cache: RowCache, cache_dir: str | Path | None) -> None:

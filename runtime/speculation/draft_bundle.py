@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT
-from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT
 
 SLOTS = 1024  # of its row cache: as many tokens occur again and again in a text
 
@@ -20,14 +22,12 @@ class DraftBundle(NamedTuple):
     keywords: LoadKeywords
 
 
-def draft_bundle(bundle: Bundle, options: LoadOptions) -> DraftBundle | None:
-    """Return the bundle that drafts for another, if one was given.
+def draft_bundle(bundle: Bundle, path: str | Path, options: LoadOptions) -> DraftBundle:
+    """Open the bundle that drafts for another.
 
     Raises BundleError; InputError if its token ids are not those of the other.
     """
-    if options.draft is None:
-        return None
-    found, own = open_bundle(options.draft), bundle.manifest
+    found, own = open_bundle(path), bundle.manifest
     files, model = found.manifest.files, found.manifest.model
     tokenizers = files[TOKENIZER].sha256, own.files[TOKENIZER].sha256
     if tokenizers[0] != tokenizers[1] or model.vocab_size != own.model.vocab_size:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from stem_edge.runtime.backends.interface import MOST, StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, MemoryPlan
-from stem_edge.runtime.backends.step_costs import SIZES, Probe, StepCosts, measure_steps
+from stem_edge.runtime.backends.step_measure import Probe, measure_steps
 from stem_edge.runtime.engine import Engine
 
 
@@ -14,7 +15,7 @@ def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | N
 
     None if context, slots or planned memory hold no such step. Raises what a step raises.
     """
-    most = max(SIZES)
+    most = MOST
     before = min(CHUNK_TOKENS, engine.chunk_tokens, plan.context_length - most)
     if before < 1 or engine.logit_tokens < most:
         return None

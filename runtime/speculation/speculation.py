@@ -6,41 +6,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.speculation.gate import PLAIN, Gate
 from stem_edge.runtime.speculation.model_drafts import Drafter, ModelDrafts
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
-
-
-class Guesses:
-    """Drafts for one answer; this base class has none."""
-
-    quick = True  # whether a token may wait for what follows it
-
-    def after(self, seen: Sequence[int], room: int) -> list[int]:
-        """Return guesses at what follows the prompt and answer so far: at most `room` tokens.
-
-        `seen` begins with what it was at the call before.
-        """
-        return []
-
-
-NO_GUESSES = Guesses()
+from stem_edge.runtime.steps import NO_GUESSES, Guesses
 
 
 class Speculation:
     """Makes the guesses of a model's answers.
 
-    most: tokens that are drafted for a step.
+    most: tokens that are drafted for a step. drafter: a model whose guesses are taken, too; it is closed
+    with this.
     """
 
-    def __init__(self, costs: StepCosts, most: int) -> None:
-        self.costs, self._gate = costs, Gate(costs.times, most)
-        self._drafter: Drafter | None = None
-
-    def use(self, drafter: Drafter) -> None:
-        """Take the guesses of a model, too, and close it with this one."""
-        self._drafter = drafter
+    def __init__(self, costs: StepCosts, most: int, drafter: Drafter | None = None) -> None:
+        self.costs, self._gate, self._drafter = costs, Gate(costs.times, most), drafter
 
     @property
     def most(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.shown import printable
 from stem_edge.text.chat_template import ChatTemplate, has_template, read_template
 from stem_edge.text.messages import (
     checked_messages,
@@ -16,7 +17,6 @@ from stem_edge.text.messages import (
     checked_tools,
     texts,
 )
-from stem_edge.text_table import printable
 
 if TYPE_CHECKING:
     from stem_edge.text.tool_calls.family import Family

@@ -1,31 +1,30 @@
-"""Text to token ids and back, with tokenizer.json and the tokenizers library.
-
-Streaming is the hard part, because a character or a stop text can be split over several tokens.
-TokenStream turns ids into text that never has to be taken back.
-"""
+"""Text to token ids and back, with tokenizer.json and the tokenizers library."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tokenizers import Tokenizer
 
 from stem_edge.errors import BundleError, InputError
-from stem_edge.system.memory import return_freed_memory
+from stem_edge.shown import printable
+from stem_edge.system.memory import own_memory, return_freed_memory
 from stem_edge.text.tokenizer_gate import check_tokenizer
-from stem_edge.text_table import printable
+from stem_edge.units import format_size
 
 T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# Memory for each byte of a text on its way to ids, or for each that steps may make of it: the most that
+# byte-level tokenizers and those of sentencepiece took with tokenizers 0.23.
+TEXT_NBYTES, GROWN_NBYTES = 400, 66
 MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
 LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a whole unknown word
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of sentencepiece for one byte
-PROBED_IDS = 1 << 10  # decoded at once by probe
 
 
 def _bytes_of_chars() -> dict[str, int]:
@@ -43,12 +42,21 @@ def _bytes_of_chars() -> dict[str, int]:
 BYTES_OF_CHARS = _bytes_of_chars()
 
 
+class TextRoom(NamedTuple):
+    """Memory for a text on its way to ids."""
+
+    planned: int
+    limit: int  # on this process, for texts that need more
+
+
 class TextCodec:
     """Tokenizer of a bundle. Raises BundleError when its file is damaged.
 
     vocab_size: vocabulary of the model; all ids in the file must be below it.
     limit: on the memory of this process while it loads. Raises MemoryPlanError.
     """
+
+    room: TextRoom | None = None  # None: as much as there is
 
     def __init__(self, path: Path, vocab_size: int | None = None, limit: int | None = None) -> None:
         self._path, self._checked = path, check_tokenizer(path, vocab_size)
@@ -88,6 +96,7 @@ class TextCodec:
                 f"the text has {nbytes:,} bytes, and {self._path} may turn each byte into "
                 f"{self._checked.growth}; give at most {MAX_GROWN // self._checked.growth:,} bytes"
             )
+        self._check_room(nbytes)
 
         def encoded() -> list[int]:
             self._tokenizer.encode_special_tokens = not special_tokens_in_text
@@ -95,6 +104,19 @@ class TextCodec:
             return ids
 
         return self._native(encoded, "this text")
+
+    def _check_room(self, nbytes: int) -> None:
+        """Raise InputError for a text that might take memory that is not left."""
+        taken = nbytes * max(TEXT_NBYTES, GROWN_NBYTES * self._checked.growth)
+        if self.room is None or taken <= self.room.planned:
+            return
+        left = max(0, self.room.limit - own_memory())
+        if taken > left:
+            raise InputError(
+                f"the text has {nbytes:,} bytes, which may take {format_size(taken, up=True)} on their "
+                f"way to tokens, but {format_size(left)} of {format_size(self.room.limit)} are left; "
+                "shorten it, give token ids, or load with more memory"
+            )
 
     def encode_prompt(self, text: str, context_length: int, max_context: int) -> list[int]:
         """Token ids of a text to continue, in which names of special tokens are ordinary text.
@@ -152,25 +174,14 @@ class TextCodec:
                 "input, or check the bundle with stem-edge verify"
             ) from None
 
+    @property
+    def count(self) -> int:
+        """Count of token ids, special ones included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
     def json(self) -> str:
         """The tokenizer as JSON of the tokenizers library; as large as its file."""
         return self._native(lambda: str(self._tokenizer.to_str()), "itself")
-
-    def probe(self) -> None:
-        """Use the tokenizer in every way that might crash the process or never end.
-
-        Call it in a child process with limits. Raises BundleError if the library fails.
-        """
-        try:
-            for text in probe_texts(self.special_tokens):
-                for named in (False, True):
-                    self.decode(self.encode(text, special_tokens_in_text=named)[:PROBED_IDS])
-            count = self._tokenizer.get_vocab_size(with_added_tokens=True)
-            for first in range(0, count, PROBED_IDS):
-                self.decode(range(first, first + PROBED_IDS), skip_special_tokens=False)
-        except InputError as error:
-            problem = str(error).rpartition("; ")[0]  # without the advice, which is for prompts
-            raise BundleError(f"{problem}, found in a trial; export the bundle again") from None
 
 
 def same_start(first: Sequence[object], second: Sequence[object]) -> int:
@@ -186,22 +197,6 @@ def shorten(context_length: int, max_context: int) -> str:
     return f"shorten it or load with a larger context_length (up to {max_context})"
 
 
-def probe_texts(special_tokens: Sequence[str] = ()) -> Iterator[str]:
-    """Yield texts that expose faulty tokenizers: runs, long words, every kind of character."""
-    for char in ("a", "A", " ", "\n", "0", "_", ".", "\u00e9", "\u4e00", "\U0001f600", "\u0301"):
-        yield char * 40 + "!"
-        yield char * 4000
-    yield "".join(map(chr, range(0x500)))
-    yield " ".join(map(chr, range(0x300)))
-    yield "".join(chr(code) for code in range(0x500, 0x110000, 509) if not 0xD800 <= code < 0xE000)
-    yield "\ufdfa\u1e9e\u0130\ufb03" * 100
-    yield "the quick brown fox's 12345 jumped; didn't it?\r\n\t" * 40
-    yield "abcdefghijklmnopqrstuvwxyz" * 200
-    yield from special_tokens[:64]
-    yield " ".join(special_tokens[:1024])
-    yield ""
-
-
 def _utf8(text: str) -> bytes:
     if not isinstance(text, str):
         raise InputError(f"the text is of type {type(text).__name__}; give a str")
@@ -213,84 +208,3 @@ def _utf8(text: str) -> bytes:
 
 def _reason(error: BaseException) -> str:
     return printable(" ".join(str(error).split())[:300])
-
-
-class TokenStream:
-    """Token ids in, text out: `push` returns text that is certain, `finish` the rest.
-
-    It holds back unfinished characters and any ending that may become a stop text. Once a stop text
-    is complete, `stopped` is True, and neither that text nor anything after it is returned. Of stop
-    texts that are complete at the same character, the longest counts.
-
-    silent: ids that are left out of the text, as are the names of special tokens by default.
-    """
-
-    def __init__(
-        self,
-        codec: TextCodec,
-        stop: Sequence[str] = (),
-        *,
-        skip_special_tokens: bool = True,
-        silent: Collection[int] = (),
-    ) -> None:
-        self._codec, self._stop = codec, tuple(stop)
-        self._skip, self._silent = skip_special_tokens, silent
-        self._ids: list[int] = []  # ids decoded last, then ids not decoded yet
-        self._decoded = 0  # count of decoded ids at the start of self._ids
-        self._held = ""  # decoded text that may begin a stop text
-        self.stopped = False
-        self.stop_text: str | None = None  # which ended it
-
-    def push(self, token_id: int) -> str:
-        """Take one token; return new text, often empty."""
-        if token_id in self._silent:
-            return ""
-        self._ids.append(token_id)
-        return self._release(self._decode(last=False))
-
-    def finish(self) -> str:
-        """Return the rest of the text, after the last token."""
-        text = self._release(self._decode(last=True))
-        if self.stopped:
-            return text
-        text, self._held = text + self._held, ""
-        return text
-
-    def _decode(self, last: bool) -> str:
-        """Text of the ids not decoded yet; empty while its end may change, unless they are the last.
-
-        They are decoded after the ids before them, because decoders may treat the first id of a text
-        differently (sentencepiece drops its leading space).
-        """
-        skip = self._skip
-        before = self._codec.decode(self._ids[: self._decoded], skip_special_tokens=skip)
-        text = self._codec.decode(self._ids, skip_special_tokens=skip)
-        unfinished = text.endswith(REPLACEMENT) and not last
-        if unfinished or len(text) <= len(before):
-            return ""
-        self._ids, self._decoded = self._ids[self._decoded :], len(self._ids) - self._decoded
-        return text[len(before) :]
-
-    def _release(self, text: str) -> str:
-        """Return the part of the held text and `text` that is certain; hold the rest."""
-        if self.stopped:
-            return ""
-        text = self._held + text
-        # (end, start): the stop text that is complete first wins, so that the result does not depend
-        # on how the text was split into tokens.
-        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            end, start = min(found)
-            self.stopped, self.stop_text = True, text[start:end]
-            return text[:start]
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest ending of `text` that begins `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-length:]):
-            return length
-    return 0

@@ -21,7 +21,8 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.hub.fetch import pinned
-from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions
@@ -75,7 +76,7 @@ def batch(
     column: of the prompts in a parquet file; its column "id" has their ids.
     retry_errors: answer rows whose results are errors again.
     name: of the model in results of OpenAI's form; default: that of the bundle's folder, or on a hub.
-    answers: what computes instead of a model here, such as what stem_edge.ray_answers returns; it
+    answers: what computes instead of a model here, such as what stem_edge.cluster.batches.ray_answers returns; it
         takes name and options when it is made.
     options: fields of SamplingParams, of plain rows that do not have their own; and, for a path,
         keywords of stem_edge.load. sequences: most answers that are computed together; default 8, if

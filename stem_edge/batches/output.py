@@ -17,6 +17,7 @@ from stem_edge.batches.keys import Keys
 from stem_edge.batches.results import Result, known
 from stem_edge.errors import InputError
 from stem_edge.files import disk
+from stem_edge.files.lock import lock
 
 SYNC_SECONDS = 5.0  # whose results may be lost when the power goes; they are computed again
 BEGIN = b'{"id":'  # of each line
@@ -163,7 +164,7 @@ def _open(path: Path) -> int:
 def _lock(file: int, path: Path) -> bool:
     """Take a file; False if another process has it. Warns, and goes on, where files have no locks."""
     try:
-        return disk.lock(file)
+        return lock(file)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

@@ -10,7 +10,7 @@ import msgspec
 
 from stem_edge.batches.rows import Row, named
 from stem_edge.errors import InputError
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 AT_ONCE = 256  # rows
 

@@ -14,7 +14,7 @@ from stem_edge.batches.keys import Keys
 from stem_edge.batches.rows import Row, named
 from stem_edge.errors import InputError
 from stem_edge.files.strict_json import BOM
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 MAX_ROW_NBYTES = 16 << 20  # as requests of the server
 PIECE = 1 << 20  # bytes that are looked at at once for ends of lines

@@ -18,7 +18,7 @@ OK = 200
 
 @dataclass(frozen=True)
 class Result:
-    """The answer to a row, or why there is none.
+    """The answer to a row, or the reason why it has none.
 
     id, line: those of the row. data: its line in the output: JSON, without the end of the line.
     failed: whether it is an error, and why. tokens: of the answer.

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from stem_edge.files.strict_json import one_line
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 MAX_ID_CHARS = 1024
 

@@ -27,7 +27,7 @@ from stem_edge.serving.openai.shapes import usage
 from stem_edge.serving.refusals import MethodRefusedError, NotFoundError, RefusalError
 from stem_edge.serving.token_texts import TokenTexts
 from stem_edge.serving.turn import Turn, prepare, prompt_ids
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GRAMMARS = ("grammar", "schema", "regex")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 
-from stem_edge.bundle.manifest import Manifest
-from stem_edge.bundle.quality_report import QualityReport
+from stem_edge.bundle.manifest import Manifest, QualityReport
 from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.units import format_size
 

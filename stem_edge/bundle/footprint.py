@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.ggml import gguf_schema
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import (
-    MATRIX_KINDS,
-    VOCABULARY_KINDS,
     WEIGHT_BITS,
     BackboneFormat,
     EngineName,
@@ -19,8 +16,7 @@ from stem_edge.graph.formats import (
     MatrixKind,
     WeightType,
 )
-from stem_edge.graph.kv import CACHES, QUANTIZED, KvChoice, KvType
-from stem_edge.graph.layer import kind_of
+from stem_edge.graph.kv import KvCaches, KvChoice, KvType, OnnxCaches
 from stem_edge.graph.names import kv_capacity
 from stem_edge.layers import Layer
 from stem_edge.numerics.quantize import fitting_block
@@ -46,6 +42,7 @@ class Footprint:
     prefill_nbytes: int  # weights of the prefill graph; 0 without one
     repacked_nbytes: int  # weights that the engine may repack in memory, if told to
     slot_nbytes: int  # a slot of the row cache, with its bookkeeping
+    caches: KvCaches  # keys and values that it can have
     kv: KvType  # type of keys and values
     windows: bool = True  # whether layers with a window keep only what that needs
 
@@ -65,18 +62,19 @@ class Footprint:
         return self.backbone_nbytes + self.prefill_nbytes + self.tables_nbytes
 
     def kv_nbytes(self, tokens: int) -> int:
-        """Bytes of the KV cache of so many tokens."""
+        """Bytes of the KV cache of `tokens` tokens."""
         own = self.model.layers[: self.model.own_kv_layers]
-        return sum(self._kv_layer_nbytes(layer) * self._kept(layer, tokens) for layer in own)
+        return sum(self.caches.nbytes(self.kv, layer) * self._kept(layer, tokens) for layer in own)
 
     def kv_read_nbytes(self, tokens: int) -> int:
-        """Bytes of keys and values that a decode step reads in a context of so many tokens.
+        """Bytes of keys and values that a decode step reads in a context of `tokens` tokens.
 
         A layer that borrows them reads them once more.
         """
         layers = self.model.layers
         return sum(
-            self._kv_layer_nbytes(layer) * min(tokens, layer.window or tokens) for layer in layers
+            self.caches.nbytes(self.kv, layer) * min(tokens, layer.window or tokens)
+            for layer in layers
         )
 
     def without_windows(self) -> Footprint:
@@ -86,9 +84,7 @@ class Footprint:
     @property
     def usual_kv(self) -> KvType:
         """Type of keys and values that the engine has unless asked for another."""
-        if isinstance(self.backbone, BackboneFormat):
-            return "fp32"
-        return gguf_schema.usual_kv(self.backbone.weights)
+        return self.caches.usual
 
     def with_kv(self, kv: KvChoice) -> Footprint:
         """Footprint with keys and values of this type; "auto" is the engine's usual one.
@@ -97,35 +93,12 @@ class Footprint:
         """
         if kv == "auto":
             kv = self.usual_kv
-        if reason := kv_obstacle(self.model, self.backbone, kv):
+        if reason := self.caches.obstacle(kv):
             raise InputError(f"kv is {kv!r}: {reason}")
         return replace(self, kv=kv)
 
     def _kept(self, layer: Layer, tokens: int) -> int:
         return kv_capacity(layer.window if self.windows else 0, tokens)
-
-    def _kv_layer_nbytes(self, layer: Layer) -> int:
-        """Bytes of a token's keys and values in a layer."""
-        if self.engine == "onnxruntime":
-            return CACHES[self.kv].nbytes(layer)
-        row = gguf_schema.KV_TENSORS[self.kv].row_nbytes(layer.head_dim)
-        return 2 * layer.n_kv_heads * row
-
-
-def kv_obstacle(model: ModelConfig, backbone: BackboneFormat | GgufFormat, kv: KvType) -> str:
-    """Return why a backbone cannot have keys and values of a type, and what to do; "" if it can."""
-    if kv not in QUANTIZED:
-        return ""
-    if isinstance(backbone, BackboneFormat):
-        without = (
-            "this bundle was exported before scales of keys and values were stored; export it again, "
-            "or take fp16"
-        )
-        return "" if backbone.kv_peaks else without
-    block = gguf_schema.KV_TENSORS[kv].block
-    wrong = [layer.head_dim for layer in model.layers if layer.head_dim % block]
-    narrow = f"ggml needs heads of a multiple of {block} values, and these have"
-    return f"{narrow} {wrong[0]}; take fp16, or onnxruntime" if wrong else ""
 
 
 def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footprint:
@@ -137,29 +110,20 @@ def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footpr
         raise ValueError(f"the bundle has no backbone for {engine}")
     prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
     data = manifest.files[BACKBONE_DATA].nbytes
-    return _onnx_footprint(model, manifest.backbone, tables, data, prefill)
+    return onnx_footprint(model, manifest.backbone, tables, data, prefill)
 
 
-def expected_footprint(
-    model: ModelConfig, backbone: BackboneFormat, tables: TableFormat | None
-) -> Footprint:
-    """Footprint of the bundle that an export with these types would write. Raises GraphError."""
-    layout = tables.tables if tables else None
-    data = decoding(model, layout, backbone).plan.nbytes
-    prefill = prompts(model, layout, backbone).plan.nbytes if backbone.prefill else 0
-    return _onnx_footprint(model, backbone, tables, data, prefill)
-
-
-def _onnx_footprint(
+def onnx_footprint(
     model: ModelConfig,
     backbone: BackboneFormat,
     tables: TableFormat | None,
     data: int,
     prefill: int,
 ) -> Footprint:
+    """Footprint of a bundle on onnxruntime. data, prefill: bytes of its weight files."""
     embedding = _kind_nbytes(backbone, "embedding", model.vocab_size, model.dim)
     step = data if backbone.tied else max(0, data - embedding)
-    slot = array_slot_nbytes(tables.tables) if tables else 0
+    slot, caches = array_slot_nbytes(tables.tables) if tables else 0, OnnxCaches(backbone.kv_peaks)
     return Footprint(
         engine="onnxruntime",
         model=model,
@@ -172,12 +136,16 @@ def _onnx_footprint(
         prefill_nbytes=prefill,
         repacked_nbytes=0,
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
-        kv="fp32",
+        caches=caches,
+        kv=caches.usual,
     )
 
 
 def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | None) -> Footprint:
     """Footprint of a bundle on ggml, not counting the header of the GGUF file."""
+    from stem_edge.ggml import gguf_schema  # for such bundles alone
+
+    caches = gguf_schema.kv_caches(model, gguf.weights)
     sizes = gguf_schema.backbone_nbytes(model, gguf.weights)
     head = sizes["embedding" if model.tied_head else "head"]
     slot = gguf_schema.slot_nbytes(tables.tables) if tables else 0
@@ -194,7 +162,8 @@ def gguf_footprint(model: ModelConfig, gguf: GgufFormat, tables: TableFormat | N
         prefill_nbytes=0,
         repacked_nbytes=sum(gguf_schema.repacked_nbytes(model, gguf.weights).values()),
         slot_nbytes=slot + SLOT_BOOKKEEPING_NBYTES,
-        kv=gguf_schema.usual_kv(gguf.weights),
+        caches=caches,
+        kv=caches.usual,
     )
 
 
@@ -202,15 +171,6 @@ def array_slot_nbytes(layout: RecordLayout) -> int:
     """Bytes of a slot: codes, float32 scales, and the zero points needed to dequantize them."""
     zero_points = -(-layout.part_groups() * layout.bits // 8) if layout.quantized else 0
     return len(layout.layers) * (layout.codes_nbytes + layout.groups * FLOAT) + zero_points
-
-
-def kinds_of(model: ModelConfig) -> set[MatrixKind]:
-    """Return the kinds of matrices that a model has."""
-    shapes = model.backbone_shapes()
-    found = {kind_of(name) for name, shape in shapes.items() if len(shape) == 2}
-    if "qkv" in found:
-        found.add("v")
-    return found & set(MATRIX_KINDS) | set(VOCABULARY_KINDS)
 
 
 def _kind_nbytes(backbone: BackboneFormat, kind: MatrixKind, rows: int, width: int) -> int:

@@ -16,24 +16,20 @@ version understands; `format_version` grows when the meaning does.
 
 from __future__ import annotations
 
-import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from stem_edge.bundle.quality_report import QualityReport, Size
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BundleError, InputError
+from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files.names import check_names
 from stem_edge.files.plain_files import damaged, unreadable
 from stem_edge.files.strict_json import decode_json, one_line
-from stem_edge.ggml.gguf_schema import tensor_types
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
-from stem_edge.hub.names import PREFIX, hub_name
+from stem_edge.limits import MAX_VOCAB
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat
 from stem_edge.tables.token_index import INDEX
@@ -52,9 +48,10 @@ TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKEN_COUNTS = "token_counts.npy"
-WORKING = ".stem-edge-"  # before the bundle's name: the folder beside it in which an export grows
-OLD = "-old"  # after that: the replaced bundle, where names cannot be swapped
 MAX_MANIFEST_NBYTES = 1 << 20
+# Bounded, because a damaged size must not reach arithmetic that cannot hold it.
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +59,33 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     nbytes: Size
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class KindError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Quantization error of a kind of tensor: |stored - original| / max |original| of the row."""
+
+    worst: float
+    mean: float
+
+
+class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Size and quality of a backbone, measured while exporting."""
+
+    checkpoint_nbytes: Size  # of the tensors that were read
+    backbone_nbytes: Size
+    tables_nbytes: Size
+    errors: dict[str, KindError]
+    probe_tokens: tuple[TokenId, ...]  # ids over which logits are compared
+    worst_logit_difference: float  # bundle from checkpoint, over the whole probe
+    greatest_logit: float  # of the checkpoint, to judge that by
+    divergence: float  # mean Kullback-Leibler divergence from the checkpoint, in nats
+    prefill_divergence: float | None = None  # of the prefill graph from the checkpoint, if any
+    # Of the prefill graph from the decoding graph, on the machine that exported.
+    prefill_from_decode: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    # None in older bundles, which did not measure them.
+    divergence_99: float | None = None  # 99th percentile of the divergence over the probe
+    agreement: float | None = None  # share of the probe where the most probable token is the same
+    notes: tuple[str, ...] = ()  # remarks of the exporter, a sentence each
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -88,6 +112,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"no tables, but STEM layers {model.stem_layers}, rare tables or index"
             )
         if self.gguf is not None and not isinstance(self.gguf.weights, str):
+            from stem_edge.ggml.gguf_schema import tensor_types  # for such bundles alone
+
             tensor_types(model, self.gguf.weights)
         check_names([MANIFEST, *self.files])
         if MANIFEST in self.files:
@@ -172,41 +198,12 @@ def open_manifest(root: str | Path) -> Manifest:
     try:
         data = disk.read_file(path, MAX_MANIFEST_NBYTES)
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # NUL in a path
-        raise _no_bundle(path.parent) from error
+        from stem_edge.bundle.absent import no_bundle
+
+        raise no_bundle(path) from error
     except OSError as error:
         raise unreadable(path, "manifest", error) from error
     return parse_manifest(data, path)
-
-
-def _no_bundle(root: Path) -> BundleError:
-    """Error for a path without a manifest, perhaps because its export was cut off."""
-    working = root.absolute().with_name(WORKING + root.absolute().name)
-    if root.is_dir():
-        said = f"not a bundle, it has no {MANIFEST}; make one with: stem-edge export CHECKPOINT OUT"
-    elif root.suffix == ".gguf" and root.is_file():
-        said = (
-            "no such bundle folder, but a GGUF file; make a bundle of it with: stem-edge export "
-            f"{root.name} OUT, or run it with llama.cpp: llama-cli -m {root.name}"
-        )
-    elif working.with_name(working.name + OLD).is_dir():
-        said = (
-            "no such bundle folder; the export that was to replace it was cut off: run it again, "
-            f"or rename {working.name}{OLD} to {root.name}"
-        )
-    elif working.is_dir():
-        said = "its export is not finished; run stem-edge export again"
-    else:
-        file = ", but a file" if root.is_file() else ""
-        said = f"no such bundle folder{file}; give the folder of an export{_or_on_a_hub(root)}"
-    return BundleError(f"{root}: {said}")
-
-
-def _or_on_a_hub(root: Path) -> str:
-    """Return words for what may be meant by org/name, or by HF:org/name."""
-    with suppress(InputError):
-        meant = hub_name(PREFIX + re.sub("^(?i:hf:)", "", str(root)))
-        return "" if root.is_file() else f", or {meant}"
-    return ""
 
 
 def parse_manifest(data: bytes, path: Path) -> Manifest:

@@ -9,26 +9,21 @@ from pathlib import Path
 
 import msgspec
 
-from stem_edge.bundle.fetched import Expected, fetch_checked
 from stem_edge.bundle.manifest import (
     BACKBONE_FILES,
     GGUF,
     MANIFEST,
-    TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
     Manifest,
     is_shard,
     open_manifest,
 )
-from stem_edge.errors import BundleError, InputError
+from stem_edge.errors import BundleError
 from stem_edge.files.plain_files import PlainFolders, check_file, damaged
-from stem_edge.ggml.gguf_schema import foreign_parts
-from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import WEIGHT_BITS, GgufFormat
-from stem_edge.hub.fetch import fetch, keep_ref, open_snapshot, remove
-from stem_edge.hub.names import hub_name, name_of
+from stem_edge.hub import PREFIX
 from stem_edge.units import MAX_SIZE
 
 # A tokenizer.json may be twice the largest that is published.
@@ -70,7 +65,9 @@ def open_bundle(
     root = bundle_folder(path, tables_later=elsewhere, progress=progress)
     manifest = open_manifest(root)
     if tables_later and tables is None and manifest.tables is not None:
-        tables = _tables_on_hub(root)
+        from stem_edge.bundle.on_hub import tables_on_hub
+
+        tables = tables_on_hub(root)
     shards = [name for name in manifest.files if is_shard(name)]
     lacking = tables is None and all(_is_missing(root / name) for name in shards)
     folders = PlainFolders(root)
@@ -105,39 +102,11 @@ def bundle_folder(
     path: str | Path, *, tables_later: bool = False, progress: bool | None = None
 ) -> Path:
     """Return the folder of a bundle; one on a hub is fetched, as open_bundle says."""
-    name = hub_name(path)
-    if name is None:
+    if not str(path).startswith(PREFIX):
         return Path(path)
-    snapshot = open_snapshot(name, progress)
-    if snapshot.lacking([MANIFEST]):
-        if MANIFEST not in snapshot.listing:
-            raise BundleError(
-                f"{name}: not a bundle, it has no {MANIFEST}; make one with: stem-edge export {name} OUT"
-            )
-        fetch(snapshot, [MANIFEST])
-    try:
-        manifest = open_manifest(snapshot.folder)
-    except BundleError:
-        remove(snapshot, MANIFEST)  # otherwise a damaged one would stay for ever
-        raise
-    files = {
-        file: Expected(entry.nbytes, entry.sha256)
-        for file, entry in manifest.files.items()
-        if not (tables_later and is_shard(file))
-    }
-    fetch_checked(snapshot, files)
-    keep_ref(snapshot)
-    return snapshot.folder
+    from stem_edge.bundle.on_hub import fetched_folder  # for names on a hub alone
 
-
-def _tables_on_hub(root: Path) -> str:
-    """Return the URL, as fsspec takes it, of the tables of a bundle in the hub's cache."""
-    name = name_of(root)
-    if name is None:
-        raise InputError(
-            f"{root}: tables_later is for models on a hub, by their names (hf:org/name); leave it out"
-        )
-    return f"hf://{name.repository}@{name.revision}/{TABLES}"
+    return fetched_folder(str(path), tables_later=tables_later, progress=progress)
 
 
 def _check_backbones(root: Path, manifest: Manifest) -> None:
@@ -170,6 +139,9 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
 
 
 def _check_gguf(root: Path, manifest: Manifest, gguf: GgufFormat) -> None:
+    from stem_edge.ggml.gguf_schema import foreign_parts  # for bundles with such a backbone alone
+    from stem_edge.ggml.gguf_tensors import locate
+
     if foreign := foreign_parts(manifest.model):
         raise damaged(
             root / MANIFEST,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
-from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32
 from stem_edge.units import format_size
 
@@ -43,6 +42,8 @@ def mean_divergence(decode: F32, prefill: F32) -> float:
 
     Limited to the first PROBE_TOKENS, because some bundles have a longer probe.
     """
+    from stem_edge.numerics.distributions import divergence  # for first loads and exports
+
     return float(divergence(decode[:PROBE_TOKENS], prefill[:PROBE_TOKENS]).mean())
 
 
@@ -75,7 +76,7 @@ def prefill_refusal(manifest: Manifest, found: float | None) -> str:
 
 
 def crowding(footprint: Footprint, memory: int) -> str:
-    """Return why the matrices of both graphs cannot stay in so many bytes; empty if they can.
+    """Return why the matrices of both graphs do not fit into `memory` bytes; empty if they do.
 
     Where they cannot, those for decoding would be read again after each prompt.
     """

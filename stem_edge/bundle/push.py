@@ -17,9 +17,10 @@ from stem_edge.bundle.manifest import BACKBONE_FILES, MANIFEST, TABLES, TOKEN_CO
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import HubError, InputError
 from stem_edge.files.plain_files import damaged
+from stem_edge.hub import PREFIX
 from stem_edge.hub.asking import LOG_IN, UnreachableError, asking
 from stem_edge.hub.fetch import Snapshot, fetch, hub_api, open_snapshot
-from stem_edge.hub.names import PREFIX, HubName, hub_name
+from stem_edge.hub.names import HubName, hub_name
 from stem_edge.progress import Progress, show_status, tell
 from stem_edge.units import format_size
 
@@ -134,7 +135,7 @@ def _quiet(progress: bool | None) -> Iterator[None]:
 
 @contextmanager
 def _filtered(logger: logging.Logger) -> Iterator[None]:
-    """Leave out that nothing was modified, which is told in our words."""
+    """Drop the library's message that no file was modified; push says that itself."""
 
     def wanted(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("No files have been modified")
@@ -161,7 +162,7 @@ def _make(target: HubName, *, private: bool) -> None:
 
 
 def _is_ours(before: Snapshot) -> bool:
-    """Return whether the card there may be replaced: there is none, or we wrote it."""
+    """Return whether push may replace the card: it is missing, or push wrote it."""
     if CARD not in before.listing:
         return True
     fetch(before, [CARD])

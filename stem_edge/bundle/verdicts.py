@@ -16,10 +16,8 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -34,13 +32,8 @@ from stem_edge.bundle.manifest import (
     is_shard,
 )
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import BundleError
 from stem_edge.files import disk
-from stem_edge.files.hashes import sha256_of
 from stem_edge.files.plain_files import damaged
-from stem_edge.files.whole_file import write_whole
-from stem_edge.ggml.check import library_files
-from stem_edge.ggml.library import library_path
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import EngineName
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
@@ -69,8 +62,8 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.until is None or 0 <= self.until - time.time() <= DOUBT_SECONDS
 
 
-class Records:
-    """Records kept about a bundle on an engine. Raises BundleError if it cannot be read."""
+class Verdicts:
+    """What is kept about a bundle on an engine. Raises BundleError if it cannot be read."""
 
     def __init__(self, bundle: Bundle, engine: EngineName, cache_dir: str | Path | None) -> None:
         self.bundle, self.engine = bundle, engine
@@ -85,9 +78,9 @@ class Records:
         sha256 = hashlib.sha256(data).hexdigest()
         files = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats]
         # Escaped, because names that are not UTF-8 cannot be encoded.
-        self._path = os.fsencode(bundle.path.resolve()).decode(errors="backslashreplace")
+        self.path = os.fsencode(bundle.path.resolve()).decode(errors="backslashreplace")
         self.verdict_file = root / TRIALS / _name(sha256, engine, versions(engine), cpu_digest())
-        self.place_file = root / PLACES / _name(sha256, engine, self._path, files)
+        self.place_file = root / PLACES / _name(sha256, engine, self.path, files)
 
     def native_files(self) -> list[str]:
         """Names of the files that native code reads as they are."""
@@ -118,48 +111,14 @@ class Records:
         found = read_verdict(self.verdict_file)
         return found if found is not None and found.counts else None
 
+    def good(self) -> Verdict | None:
+        """Return the good verdict on these very files, if that is known."""
+        found = self.verdict() if self.place_is_known() else None
+        return None if found is None or found.reason else found
+
     def place_is_known(self) -> bool:
         """Return whether these files were hashed before."""
         return read_verdict(self.place_file) is not None
-
-    def keep_verdict(
-        self, reason: str = "", *, certain: bool = True, prefill_from_decode: float | None = None
-    ) -> Verdict:
-        """Keep a good verdict, or a bad one with its reason, if the folder can be written."""
-        until = None if certain else int(time.time()) + DOUBT_SECONDS
-        found = {"reason": reason, "until": until, "prefill_from_decode": prefill_from_decode}
-        return self._keep(self.verdict_file, **found)
-
-    def check_place(
-        self, progress: Callable[[int], object] = lambda nbytes: None, *, anew: bool = False
-    ) -> None:
-        """Hash the files unless that was done before. Raises BundleError that names a wrong one.
-
-        progress: called with the number of bytes just hashed. anew: hash them in any case.
-        """
-        if self.place_is_known() and not anew:
-            return
-        for name in self.hashed_files():
-            path, entry = self.bundle.file(name), self.bundle.manifest.files[name]
-            found = sha256_of(path, entry.nbytes, progress)
-            if found != entry.sha256:
-                raise damaged(path, f"sha256 is {found}, expected {entry.sha256}")
-        self._keep(self.place_file)
-
-    def _keep(self, path: Path, **found: Any) -> Verdict:
-        """Write atomically; if that fails there is another trial next time."""
-        verdict = Verdict(format=FORMAT, bundle=self._path, engine=self.engine, **found)
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, msgspec.json.encode(verdict))
-        return verdict
-
-
-def keep_good(bundle: Bundle, engine: EngineName, cache_dir: str | Path | None = None) -> None:
-    """Keep a good verdict on a bundle that has just been run in this process."""
-    measured = bundle.manifest.reports[engine].prefill_from_decode
-    with contextlib.suppress(BundleError):
-        Records(bundle, engine, cache_dir).keep_verdict(prefill_from_decode=measured)
 
 
 def versions(engine: EngineName) -> dict[str, str]:
@@ -167,6 +126,8 @@ def versions(engine: EngineName) -> dict[str, str]:
     found = {"stem-edge": __version__, "tokenizers": _version("tokenizers")}
     if engine == "onnxruntime":
         return found | {"onnxruntime": _version("onnxruntime")}
+    from stem_edge.ggml.installed import library_files, library_path
+
     library = library_path()
     with contextlib.suppress(OSError):
         if library is not None:
@@ -175,7 +136,7 @@ def versions(engine: EngineName) -> dict[str, str]:
 
 
 def read_verdict(path: Path) -> Verdict | None:
-    """Read a verdict; None if there is none, or it is damaged or of another format."""
+    """Read a verdict; None if it is missing, damaged or of another format."""
     try:
         kept = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=Verdict)
     except (OSError, ValueError, RecursionError):  # msgspec raises ValueError

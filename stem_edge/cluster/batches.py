@@ -19,7 +19,7 @@ from stem_edge.cluster.memory import on_machine, planned_nbytes
 from stem_edge.cluster.sharing import Work, share
 from stem_edge.hub.fetch import pinned
 from stem_edge.runtime import Model, load
-from stem_edge.runtime.backends.options import LoadKeywords
+from stem_edge.runtime.backends.keywords import LoadKeywords
 
 # Rows that a machine has, for each sequence that it decodes at a time: there must be some that wait
 # when several end together, because those that come later join only once all others have ended.

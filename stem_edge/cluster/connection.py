@@ -12,8 +12,8 @@ from typing import Any
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.files.strict_json import one_line
+from stem_edge.shown import shown
 from stem_edge.system.memory import usable_cpus
-from stem_edge.text_table import shown
 
 AUTO, LOCAL = "auto", "local"
 ANSWER_SECONDS = 10

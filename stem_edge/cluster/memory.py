@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stem_edge.runtime import memory_plan
-from stem_edge.runtime.backends.options import LoadKeywords
+from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.system.memory import own_memory
 
 PROCESS_NBYTES = 256 << 20  # of a process of Ray that has imported what runs models, at most

@@ -17,7 +17,8 @@ from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import RANGES, SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.stats import GenerationStats
-from stem_edge.text_table import shown, shown_lines
+from stem_edge.shown import shown
+from stem_edge.text_table import shown_lines
 
 MAX_DIGITS = 1000  # a limit, because the time of int() grows faster than the text
 

@@ -39,7 +39,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser whose errors are one line, like those of the commands themselves."""
+    """Argument parser whose errors are one line, as the commands' own errors are."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog=prog, formatter_class=Help, **options)

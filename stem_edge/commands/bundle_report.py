@@ -7,16 +7,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stem_edge.bundle.manifest import GGUF, TABLES, Manifest, is_shard
+from stem_edge.bundle.manifest import GGUF, TABLES, Manifest, QualityReport, is_shard
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.quality_report import QualityReport
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import matrix_types
 from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat
 from stem_edge.runtime.rows.remote import printable_url
+from stem_edge.shown import printable
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.text_table import printable
 from stem_edge.units import format_size
 
 FILES_SHOWN = 12

@@ -27,12 +27,13 @@ import onnxruntime as ort
 from stem_edge import __version__
 from stem_edge.bundle.fetched import CHECKED, read_checked
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.bundle.verdicts import PLACES, TRIALS, Records, read_verdict
+from stem_edge.bundle.verdicts import PLACES, TRIALS, Verdicts, read_verdict
 from stem_edge.commands.loading import add_cache_dir
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
-from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
-from stem_edge.runtime.backends.onnxruntime.preparing_folder import FOLDER, TEMPORARY, is_left
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
+from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import FOLDER
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished
@@ -182,7 +183,7 @@ def _bundle(root: Path, path: Path) -> tuple[str, str]:
     opened = False
     for tables in (None, ""):  # with its shards, and as if they were elsewhere
         with suppress(BundleError):
-            records = Records(open_bundle(verdict.bundle, tables), verdict.engine, root)
+            records = Verdicts(open_bundle(verdict.bundle, tables), verdict.engine, root)
             opened = True
             if path in (records.verdict_file, records.place_file):
                 return of, ""

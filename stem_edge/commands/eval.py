@@ -23,7 +23,8 @@ from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
 from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.backends.engines import ENGINES
-from stem_edge.text_table import printable, table, wrapped
+from stem_edge.shown import printable
+from stem_edge.text_table import table, wrapped
 
 DESCRIPTION = """\
 Measure the perplexity of bundles on a text and, with --against, how far each diverges from a

@@ -7,7 +7,8 @@ import inspect
 import sys
 from pathlib import Path
 
-from stem_edge.bundle.manifest import TOKEN_COUNTS, WORKING
+from stem_edge.bundle.absent import WORKING
+from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle
 from stem_edge.cluster.exports import ray_shards
 from stem_edge.commands.arguments import BACKBONE_FOR, own_command

@@ -24,12 +24,13 @@ from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.analysis.cost_report import cost_figures, cost_report, cost_table
 from stem_edge.measuring.analysis.geometry_report import add_options, check_options, show_geometry
-from stem_edge.text_table import printable, table
+from stem_edge.shown import printable
+from stem_edge.text_table import table
 from stem_edge.units import format_size
 
 if TYPE_CHECKING:
     from stem_edge.runtime import MemoryPlan
-    from stem_edge.runtime.backends.onnxruntime.providers.provider import Listed, ListedDevice
+    from stem_edge.runtime.backends.onnxruntime.providers.resolve import Listed, ListedDevice
 
 DESCRIPTION = """\
 Show what a bundle is made of: architecture, STEM layers, number of parameters, bytes on flash and

@@ -11,7 +11,8 @@ from stem_edge.commands.arguments import engine_name
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
-from stem_edge.runtime.backends.options import DeviceKeywords, LoadKeywords, Speculate
+from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
+from stem_edge.runtime.backends.options import Speculate
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
 from stem_edge.runtime.rows.shards import READ_MODES
 

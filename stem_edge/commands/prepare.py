@@ -11,8 +11,8 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.loading import add_cache_dir, add_kv, add_tables, add_threads
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.onnxruntime.prepacked import place
-from stem_edge.runtime.backends.onnxruntime.preparing import make
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
+from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
 from stem_edge.system.memory import usable_cpus
 from stem_edge.units import format_size
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 
-import stem_edge
 from stem_edge.commands.loading import add_cache_dir, add_tables
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.progress import show_status
-from stem_edge.text_table import printable
+from stem_edge.runtime.consistency import verify_runs
+from stem_edge.runtime.first_load.safety import check_safety
+from stem_edge.shown import printable
 
 DESCRIPTION = """\
 Check whether a bundle is safe to load, and say so, with reasons, in one line. Every file must
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def _verify_runs(args: argparse.Namespace) -> int:
     if args.tables is not None:
         raise InputError("--runs compares ways to read tables in the bundle; leave out --tables")
-    results = stem_edge.verify_runs(
+    results = verify_runs(
         args.bundle, cache_dir=args.cache_dir, progress=lambda name: show_status(f"running: {name}")
     )
     show_status("")
@@ -67,7 +68,7 @@ def _verify_runs(args: argparse.Namespace) -> int:
 
 
 def _verify_files(args: argparse.Namespace) -> int:
-    found = stem_edge.check_safety(args.bundle, cache_dir=args.cache_dir, tables=args.tables)
+    found = check_safety(args.bundle, cache_dir=args.cache_dir, tables=args.tables)
     if args.json:
         plain = {name: getattr(found, name) for name in ("reasons", "checked", "files")}
         print(json.dumps({"ok": found.safe, "safe": found.safe} | plain, indent=1))

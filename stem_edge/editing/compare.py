@@ -20,7 +20,7 @@ from stem_edge.measuring.quality.logit_source import bundle_logits
 from stem_edge.numerics.distributions import kullback_leibler, log_softmax
 from stem_edge.numerics.quantize import F64
 from stem_edge.runtime import Model, load
-from stem_edge.runtime.backends.options import LoadKeywords
+from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.lookups.spans import AbsentError, find_spans, text_of
 from stem_edge.runtime.text.codec import TextCodec
 
@@ -67,7 +67,7 @@ class Comparison:
     edited_from_original: float
 
     def outcomes(self) -> dict[str, Outcome]:
-        """Return the outcomes by name, without the target prompt if there is none."""
+        """Return the outcomes by name. Without a target prompt, its outcome is left out."""
         target = {} if self.target is None else {"target prompt": self.target}
         return {"original": self.original} | target | {"edited": self.edited}
 

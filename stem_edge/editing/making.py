@@ -20,7 +20,7 @@ from stem_edge.measuring.run.workload import one_token
 from stem_edge.runtime.lookups.overlay import Overlay
 from stem_edge.runtime.lookups.spans import tokens_after
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.tables.lookup import pack_row
+from stem_edge.tables.composing import pack_row
 from stem_edge.tables.rows import RecordLayout
 
 

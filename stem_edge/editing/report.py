@@ -11,7 +11,8 @@ from stem_edge.edit_files.schemes import Scheme
 from stem_edge.editing.compare import Comparison, NextToken
 from stem_edge.editing.explain import LONGEST_TOKEN, Cut, Token
 from stem_edge.editing.listing import Listing
-from stem_edge.text_table import columns, cut, fill, printable, quoted, table, wrapped
+from stem_edge.shown import printable
+from stem_edge.text_table import columns, cut, fill, quoted, table, wrapped
 from stem_edge.units import format_size
 
 COLUMN = 25  # width of each of the three columns of a comparison

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from stem_edge.files.hub_links import blob_of
-
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends unless told otherwise
 # Opening a pipe or a device must not block, and a link must not lead to another file.
 _CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -29,8 +27,6 @@ _READ = os.O_RDONLY | _BINARY | _CAREFUL
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
 _APPEND = os.O_WRONLY | os.O_APPEND | _BINARY
 _EXCHANGE, _AT_CWD = 2, -100  # RENAME_EXCHANGE, AT_FDCWD of Linux
-_LOCKED = 33  # ERROR_LOCK_VIOLATION of Windows
-_FAR = 1 << 30  # of 4 GiB each: a place behind the end of any file
 RENAMES_OPEN = os.name == "posix"  # Windows neither renames nor replaces a file that is open
 _seek_lock = threading.Lock()
 
@@ -64,6 +60,8 @@ def plain(path: Path) -> Path:
     """
     if not path.is_symlink():
         return path
+    from stem_edge.files.hub_links import blob_of  # for links alone
+
     if (blob := blob_of(path)) is None:
         raise NotRegularError(path)
     return blob
@@ -113,34 +111,6 @@ def update(path: Path) -> int:
         os.close(descriptor)
         raise NotRegularError(path)
     return descriptor
-
-
-def lock(descriptor: int) -> bool:
-    """Take a file for this process until it is closed; False if another process has it.
-
-    Raises OSError also where the file system has no locks.
-    """
-    if sys.platform == "win32":
-        import msvcrt
-        from ctypes import wintypes
-
-        # Of bytes that are locked, nothing can be read by another handle, so lock one that is not there.
-        call = ctypes.WinDLL("kernel32", use_last_error=True).LockFile
-        call.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 4]
-        if call(msvcrt.get_osfhandle(descriptor), 0, _FAR, 1, 0):
-            return True
-        if (number := ctypes.get_last_error()) == _LOCKED:
-            return False
-        raise ctypes.WinError(number)
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise
-    return True
 
 
 def resize(descriptor: int, nbytes: int) -> None:
@@ -241,7 +211,7 @@ def _sync(descriptor: int) -> None:
 
 @cache
 def _renameat2() -> Callable[..., int] | None:
-    """Find Linux's renameat2; None if there is none."""
+    """Find Linux's renameat2; None on systems without it."""
     if sys.platform != "linux":
         return None
     with contextlib.suppress(OSError, AttributeError):

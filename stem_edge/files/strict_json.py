@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stem_edge.text_table import printable
+from stem_edge.shown import printable
 
 T = TypeVar("T")
 MAX_DEPTH = 32

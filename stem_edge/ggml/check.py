@@ -23,7 +23,8 @@ from stem_edge import __version__
 from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.files.whole_file import write_whole
-from stem_edge.ggml.library import AGAIN, REINSTALL, Ggml, installed_library
+from stem_edge.ggml.installed import AGAIN, REINSTALL, installed_library, library_files
+from stem_edge.ggml.library import Ggml
 from stem_edge.system.child import (
     SIGKILL,
     WINDOWS_CRASH,
@@ -116,14 +117,6 @@ def verdict_file(root: Path, library: Path) -> Path:
     system = (cpu_digest(), platform.release(), __version__)
     digest = hashlib.sha256(repr((FORMAT, *library_files(library), system)).encode()).hexdigest()
     return root / FOLDER / f"{digest[:KEY_CHARS]}.json"
-
-
-def library_files(library: Path) -> tuple[str, list[tuple[str, int, int]]]:
-    """Return the path of a library, and name, size and mtime of its files. Raises OSError."""
-    found = [library, *library.parent.glob("*ggml*")]
-    stats = {path.name: path.stat() for path in found}
-    files = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
-    return str(library.resolve()), files
 
 
 def read_verdict(path: Path) -> Verdict | None:

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,6 +45,7 @@ from stem_edge.ggml import types
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import PLE_KINDS, GgufType, OwnTypes
 from stem_edge.graph.kv import KvType
+from stem_edge.layers import Layer
 from stem_edge.tables.rows import RecordLayout
 
 ARCHITECTURE = "stem"
@@ -235,6 +237,27 @@ def _by_layer(sizes: Iterable[int]) -> int | tuple[int, ...]:
 def usual_kv(weights: GgufType | OwnTypes) -> KvType:
     """Return the type of the KV cache if none is asked for: float32 only if the weights are."""
     return "fp32" if weights == "f32" else "fp16"
+
+
+class GgufCaches(NamedTuple):
+    """Keys and values that a backbone for ggml can have; see KvCaches."""
+
+    usual: KvType
+    head_dims: tuple[int, ...]
+
+    def nbytes(self, kv: KvType, layer: Layer) -> int:
+        return 2 * layer.n_kv_heads * KV_TENSORS[kv].row_nbytes(layer.head_dim)
+
+    def obstacle(self, kv: KvType) -> str:
+        block = KV_TENSORS[kv].block
+        wrong = [dim for dim in self.head_dims if dim % block]
+        narrow = f"ggml needs heads of a multiple of {block} values, and these have"
+        return f"{narrow} {wrong[0]}; take fp16, or onnxruntime" if wrong else ""
+
+
+def kv_caches(config: ModelConfig, weights: GgufType | OwnTypes) -> GgufCaches:
+    """Return which types of keys and values a backbone can have."""
+    return GgufCaches(usual_kv(weights), tuple(layer.head_dim for layer in config.layers))
 
 
 def slot_type(layout: RecordLayout) -> TensorType:

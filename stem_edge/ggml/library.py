@@ -12,20 +12,14 @@ import ctypes
 import os
 import sys
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from stem_edge.errors import BackendError
+from stem_edge.ggml.installed import AGAIN, FOLDERS, REINSTALL, installed_library
 
 # Versions of ggml whose headers were compared with PROTOTYPES -> the release that contains them.
 KNOWN_VERSIONS = {"0.25.3": "llama-cpp-python 0.3.36"}
-INSTALL = "pip install 'stem-edge[gguf]'"
-# --no-cache-dir, because otherwise pip reuses what it compiled, whatever it was compiled for.
-REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir llama-cpp-python==0.3.36"
-AGAIN = f"install it again with: {REINSTALL}"
-LIBRARY_NAMES = {"darwin": "libggml.dylib", "win32": "ggml.dll"}
-FOLDERS = ("lib", "bin")  # of llama_cpp; which one depends on release and system
 # Windows resolves a function only in the library that defines it. On other systems these must not
 # be opened, because that would map ggml-base a second time, with its own state.
 WINDOWS_PARTS = ("ggml-base.dll", "ggml-cpu.dll")
@@ -185,28 +179,6 @@ def _function(
             function.restype, function.argtypes = result, arguments
             return function
     raise BackendError(f"{path}: has no function ggml_{name}, so ggml is incomplete; {AGAIN}")
-
-
-def library_path() -> Path | None:
-    """Find libggml of llama-cpp-python without loading it; None if it is not installed."""
-    spec = find_spec("llama_cpp")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    name = LIBRARY_NAMES.get(sys.platform, "libggml.so")
-    folders = spec.submodule_search_locations
-    paths = (Path(folder, part, name) for folder in folders for part in FOLDERS)
-    return next((path for path in paths if path.is_file()), None)
-
-
-def installed_library() -> Path:
-    """Find libggml without loading it. Raises BackendError if it is not installed."""
-    path = library_path()
-    if path is None:
-        raise BackendError(
-            "the ggml engine needs the shared libraries of llama-cpp-python, which are not "
-            f"installed; run: {INSTALL} (compiling takes some minutes, see docs/engines.md)"
-        )
-    return path
 
 
 def open_ggml() -> Ggml:

@@ -10,7 +10,7 @@ every graph finds them, also the one for prompts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,38 @@ CACHES: dict[KvType, Cache] = {
     "int8": Cache(np.int8, 1, 8),
     "int4": Cache(np.uint8, 2, 4),
 }
+
+
+class KvCaches(Protocol):
+    """Types of keys and values that a backbone can have, and what they take."""
+
+    @property
+    def usual(self) -> KvType:
+        """Type unless another is asked for."""
+
+    def nbytes(self, kv: KvType, layer: Layer) -> int:
+        """Bytes of the keys and values of a token in a layer."""
+
+    def obstacle(self, kv: KvType) -> str:
+        """Why the backbone cannot have a type, and what to do; "" if it can."""
+
+
+class OnnxCaches(NamedTuple):
+    """KvCaches of a backbone for onnxruntime."""
+
+    peaks: bool
+    usual: KvType = "fp32"
+
+    def nbytes(self, kv: KvType, layer: Layer) -> int:
+        return CACHES[kv].nbytes(layer)
+
+    def obstacle(self, kv: KvType) -> str:
+        if kv not in QUANTIZED or self.peaks:
+            return ""
+        return (
+            "this bundle was exported before scales of keys and values were stored; export it again, "
+            "or take fp16"
+        )
 
 
 # Later text has greater values than the exporter saw, and few are as great. With these factors, what

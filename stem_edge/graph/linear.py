@@ -210,7 +210,7 @@ class DecodeProducts:
 
 
 def _spans(name: str, rows: int, step: int) -> list[tuple[str, tuple[int, int]]]:
-    """Name spans of so many rows of a matrix; up to twice as many stay together."""
+    """Name spans of `step` rows of a matrix; up to twice as many rows stay together."""
     if rows <= 2 * max(1, step):
         return [(name, (0, rows))]
     starts = range(0, rows, step)

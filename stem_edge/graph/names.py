@@ -56,7 +56,7 @@ in device memory. They differ from the graphs above as follows:
 | graph | difference |
 |---|---|
 | all | fp16: float32 becomes float16, except logits and rows that are stored as floats |
-| early, late | rows have an even number of groups: some providers require it (graph.device_rows) |
+| early, late | rows have an even number of groups: some providers require it (graph.device.rows) |
 | rows | writes rows into slots: records int32 [n, words], slots int64 [n, 1] and each row_codes.<l> and row_scales.<l> as int32 [slots, words] -> the slabs under their names with the prefix new_, in the same memory |
 | top | logits float32 [B, n, V], count int64 [1] -> top_logits float32 and top_ids int64, [B, n, count] |
 | copy | copies some lines of an array to some places of another: lines int32 [k, words], from int64 [n], places int32 [m, words], to int64 [n, 1] -> new_places, in the memory of places |

@@ -2,3 +2,5 @@
 
 Knows files and revisions, not what a bundle is; stem_edge.bundle checks what was fetched.
 """
+
+PREFIX = "hf:"  # of names of models on a hub

@@ -58,7 +58,7 @@ class Snapshot:
     )
 
     def lacking(self, files: Collection[str]) -> list[str]:
-        """Return those of the files that are not in the folder yet."""
+        """Return the files that are not in the folder yet."""
         return [file for file in files if not (self.folder / file).exists()]
 
     @cached_property

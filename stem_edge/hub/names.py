@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stem_edge.errors import InputError
 from stem_edge.files.hub_links import COMMIT, SNAPSHOTS
+from stem_edge.hub import PREFIX
 
-PREFIX = "hf:"
 REPOSITORIES = (
     "models--"  # before a repository's name in the hub's cache, which has -- for its slash
 )
@@ -45,9 +45,11 @@ class HubName:
 
 def hub_name(path: str | Path) -> HubName | None:
     """Parse what may be the name of a model on a hub; None for a path. Raises InputError."""
-    text = str(path)
-    if not text.startswith(PREFIX):
-        return None
+    return parsed_name(str(path)) if str(path).startswith(PREFIX) else None
+
+
+def parsed_name(text: str) -> HubName:
+    """Parse the name of a model on a hub. Raises InputError."""
     found = _NAME.fullmatch(text.removeprefix(PREFIX).replace("\\", "/"))  # a Path on Windows
     if found is None or "--" in found[1] or ".." in found[0]:
         raise InputError(

@@ -62,7 +62,7 @@ def silu(x: F32) -> F32:
 
 
 def sparse_gate(gate: F32, deviations: float) -> F32:
-    """Part of a gate [T, K] that is above its mean by so many standard deviations; 0 elsewhere."""
+    """Part of a gate [T, K] that exceeds its mean by `deviations` standard deviations; 0 elsewhere."""
     above = gate - gate.mean(axis=-1, keepdims=True)
     least = np.float32(deviations) * np.sqrt(mean_square(above))
     return np.asarray(np.maximum(above - least, 0), np.float32)

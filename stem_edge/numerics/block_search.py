@@ -1,4 +1,4 @@
-"""Search for scales and zero points of blocks with less error than those of the block's range.
+"""Search for scales and zero points that give a block less error than its range does.
 
 Round to nearest lets the greatest value of a block decide its scale. Here some scales around that
 one are tried, each refined to the least-squares scale of the codes that it leads to, and the best
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.numerics.quantize import F32, Blocks, cut, encode, extremes, pack_codes, reciprocals
+from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantizing import Blocks, cut, encode, extremes, pack_codes, reciprocals
 
 # Candidates: by how many codes the range is wider than the block's own, which is the first. Less
 # leaves some codes unused; more clips the greatest values so that the others are more exact.
@@ -41,6 +42,11 @@ def search_blocks(
     codes, scales = encode(blocks, scales, zeros, bits)
     packed = pack_codes(zeros.astype(np.uint8), bits) if asymmetric else None
     return Blocks(codes, scales, packed)
+
+
+def least_error_scales(blocks: F32, bits: int) -> F32:
+    """Find scales of symmetric blocks, as RecordLayout.pack takes them."""
+    return search_scales(blocks, bits)[0]
 
 
 def search_scales(

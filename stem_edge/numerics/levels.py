@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stem_edge.numerics.quantize import F32, F64, Blocks, cut, pack_codes
+from stem_edge.numerics.quantize import F32, F64
+from stem_edge.numerics.quantizing import Blocks, cut, pack_codes
 
 TOP, MIDDLE = 15, 8  # the highest code, and the one that stands for the offset alone
 # Greatest distance from a level, in steps between levels. 32 values that lie on no levels hardly

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import re
-from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -14,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stem_edge.serving import pages
-from stem_edge.serving.error_responses import error_response, path_in
+from stem_edge.serving.budget import BODIES, Held, Share
+from stem_edge.serving.http import error_response, path_in
 from stem_edge.serving.refusals import (
-    BusyError,
     HostRefusedError,
     KeyRefusedError,
     RefusalError,
@@ -24,10 +23,6 @@ from stem_edge.serving.refusals import (
 )
 from stem_edge.serving.service import Service
 
-BODIES = 4  # of the largest, that may be held at a time
-SMALL_NBYTES = (
-    1 << 16
-)  # of bodies that may be held beside them, so that large ones keep nobody away
 # Paths that need no key: programs watch the first, and people type theirs into the page.
 OPEN_PATHS = frozenset({"/health", *pages.PATHS})
 HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*?)\.?)(?::[0-9]*)?")
@@ -44,7 +39,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
-        self._bodies = _Bodies(BODIES * service.body_nbytes)
+        self._held = Held(BODIES * service.body_nbytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -58,11 +53,19 @@ class Access:
             await error_response(path, error)(scope, receive, send)
             return
         self._service.compute.start()
-        body = _Body(self._bodies, receive, most)
+        share = scope["share"] = Share(self._held)
+
+        async def received() -> Message:
+            message = await receive()
+            share.add_body(len(message.get("body", b"")))
+            if share.body > most:
+                raise _too_large(most)
+            return message
+
         try:
-            await self._app(scope, body.receive, send)
+            await self._app(scope, received, send)
         finally:
-            self._bodies.nbytes -= body.nbytes
+            share.give_back()
 
 
 class Elsewhere(CORSMiddleware):
@@ -149,34 +152,6 @@ def _has_key(headers: Headers, key: str) -> bool:
         for given in (bearer, headers.get("x-api-key", ""))
     ]
     return any(right)
-
-
-@dataclass
-class _Bodies:
-    """Bodies of all requests that are not answered."""
-
-    most: int
-    nbytes: int = 0
-
-
-class _Body:
-    """The body of a request, as it comes. most: bytes that it may have."""
-
-    def __init__(self, bodies: _Bodies, receive: Receive, most: int) -> None:
-        self._bodies, self._receive, self._most = bodies, receive, most
-        self.nbytes = 0
-
-    async def receive(self) -> Message:
-        """Return what comes next. Raises TooLargeError, and BusyError if there are too many large ones."""
-        message = await self._receive()
-        more = len(message.get("body", b""))
-        self.nbytes += more
-        self._bodies.nbytes += more
-        if self.nbytes > self._most:
-            raise _too_large(self._most)
-        if more and self.nbytes > SMALL_NBYTES and self._bodies.nbytes > self._bodies.most:
-            raise BusyError("other large requests are being answered; try again in a moment")
-        return message
 
 
 def _too_large(most: int) -> TooLargeError:

@@ -17,7 +17,7 @@ from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
-from stem_edge.serving.budget import give_back
+from stem_edge.serving.budget import give_back, memory_limit
 from stem_edge.serving.jobs import Job
 from stem_edge.serving.refusals import (
     BusyError,
@@ -199,6 +199,7 @@ class Compute:
         """Step until the end, and tell all that is left then."""
         told: StemEdgeError = EndingError("the server has ended before this answer did")
         try:
+            model.limit_texts(memory_limit(model))
             self._found = model, model.scheduler(self.sequences)
             worked = False  # since what answers left behind was given back
             while not self._ending:

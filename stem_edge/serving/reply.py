@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk, FinishReason
-from stem_edge.runtime.rows.prefetch import RowCounters
+from stem_edge.runtime.rows.records import RowCounters
 
 
 class Reply:

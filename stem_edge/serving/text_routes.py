@@ -16,9 +16,9 @@ from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.service import service_of
 from stem_edge.serving.streams import until_disconnected
 
-MOST_TOKENS = 200_000  # more than a text of MOST_NBYTES has; a body has some 260,000 values at most
+MOST_TOKENS = 100_000  # more than a text of MOST_NBYTES has; a body has some 130,000 values at most
 MOST_PIECES = 1 << 16  # of which each is told
-MOST_NBYTES = 1 << 17  # of a text, since tokenizing takes up to 300 bytes of memory for each
+MOST_NBYTES = 96 << 10  # of a text, since tokenizing takes up to 400 bytes of memory for each
 
 
 class Tokenize(msgspec.Struct):

@@ -10,9 +10,8 @@ import contextlib
 import ctypes
 import mmap
 import os
-import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -29,9 +28,10 @@ UNLIMITED = 1 << 60
 # Smaller arrays are not worth a system call.
 LEAST_NBYTES = 1 << 18
 HUGE_PAGE = 2 << 20
+# Of glibc's mallopt, and its own initial value.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, KEPT_NBYTES = -1, -3, 1 << 17
 # About what Python with numpy and onnxruntime takes, used where the system does not tell.
 TYPICAL_PROCESS_NBYTES = 64 << 20
-SMI_SECONDS = 10.0
 
 
 def available_memory() -> int:
@@ -48,27 +48,6 @@ def memory_limit() -> int:
 
     groups = _limited_groups(PROC, CGROUPS)
     return min([int(psutil.virtual_memory().total), *(limit for limit, _ in groups)])
-
-
-def free_on_nvidia(device: str) -> int | None:
-    """Free bytes of the NVIDIA GPU of this number; None if the driver does not tell."""
-    query = ("--query-gpu=memory.free", "--format=csv,noheader,nounits", f"--id={device}")
-    free = "".join(ask_nvidia(*query)[:1]).strip()
-    return int(free) << 20 if free.isdigit() else None
-
-
-def ask_nvidia(*query: str) -> list[str]:
-    """Query nvidia-smi and return its lines; none if there is no driver, or it fails."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    try:
-        done = subprocess.run(
-            [program, *query], capture_output=True, text=True, timeout=SMI_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.splitlines()
 
 
 def own_memory() -> int:
@@ -95,6 +74,17 @@ def return_freed_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
         if trim is not None:
             trim(0)
+
+
+def keep_freed_blocks(nbytes: int = KEPT_NBYTES) -> None:
+    """Let the C library give back freed blocks of this size and more at once, for good.
+
+    Otherwise, after glibc has freed one large block, it keeps all that are smaller, and the gaps
+    between them: 14 to 22 MB of a prompt's arrays (docs/measuring.md).
+    """
+    if sys.platform == "linux" and (tune := getattr(ctypes.CDLL(None), "mallopt", None)):
+        for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            tune(threshold, nbytes)
 
 
 def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
@@ -178,6 +168,15 @@ def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn
     raise OutOfMemoryError(f"no memory left {doing}{details}; {advice}") from error
 
 
+@contextlib.contextmanager
+def out_of_memory(doing: str, advice: str) -> Iterator[None]:
+    """Turn MemoryError into OutOfMemoryError, as raise_out_of_memory does."""
+    try:
+        yield
+    except MemoryError as error:
+        raise_out_of_memory(error, doing, advice)
+
+
 def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] | None:
     """Folder of the cgroup that accounts for this process's memory, and its version, 1 or 2."""
     for line in _lines(proc / "self" / "cgroup"):
@@ -213,10 +212,12 @@ def _limited(folder: Path, version: int) -> list[tuple[int, int]]:
     limit, used = (_number(folder / name) for name in names[version])
     if limit is None or used is None or limit >= UNLIMITED:
         return []
-    # Pages of files count as used, but the system drops them before it refuses memory.
-    name = "total_inactive_file" if version == 1 else "inactive_file"
+    # Pages of files count as used, but the system drops or writes them before it refuses memory, also
+    # those that were read twice, which is what makes them active, and those that are yet to be written.
+    prefix = "total_" if version == 1 else ""
     stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
-    return [(limit, max(0, limit - used + int(stats.get(name, "0"))))]
+    files = sum(int(stats.get(f"{prefix}{kind}_file", "0")) for kind in ("inactive", "active"))
+    return [(limit, max(0, limit - used + files))]
 
 
 def _number(path: Path) -> int | None:

@@ -23,15 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.limits import MAX_LAYERS, MAX_VOCAB
-from stem_edge.numerics.block_search import search_scales
 from stem_edge.numerics.quantize import (
     F32,
     MIN_BLOCK,
     U8,
-    cut,
     dequantize_blocks,
-    encode,
-    extremes,
     fitting_block,
     zero_points,
 )
@@ -46,7 +42,6 @@ Scales: TypeAlias = F16 | F32
 
 MAX_RECORD_NBYTES = 1 << 28
 MAX_PARTS, MAX_RANK = 2, 2  # an expert has two matrices
-FP16_MAX = float(np.finfo(np.float16).max)
 
 
 class RecordLayout(
@@ -182,41 +177,6 @@ class RecordLayout(
         rows = records.reshape(len(records), len(self.layers), self.row_nbytes)
         codes = rows[:, :, : self.codes_nbytes].view(self.codes_dtype)
         return codes, rows[:, :, self.codes_nbytes :].view(self.scales_dtype)
-
-    def pack(self, rows: Sequence[F32], *, search: bool = False) -> U8:
-        """Pack one float32 [n, row_width] for each STEM layer into records [n, record_nbytes].
-
-        search: look for the scales that lose least, which takes several times as long. Raises
-        ValueError for other shapes, and for values that fp16 cannot hold.
-        """
-        shape = (len(rows[0]), self.row_width)
-        if len(rows) != len(self.layers) or {row.shape for row in rows} != {shape}:
-            raise ValueError(
-                f"rows of shapes {[r.shape for r in rows]}; expected {len(self.layers)} arrays "
-                f"[n, {self.row_width}]"
-            )
-        if self.row_type == "fp16" and any(r.size and np.abs(r).max() > FP16_MAX for r in rows):
-            raise ValueError(f"a value is above {FP16_MAX:g}, the greatest that fp16 rows can hold")
-        records = np.empty((len(rows[0]), self.record_nbytes), np.uint8)
-        for index, values in enumerate(rows):
-            if self.quantized:
-                codes, scales = self._quantize(values, search)
-                self.row_codes(records, index)[:] = codes
-                self.row_scales(records, index)[:] = scales
-            else:
-                self.row_codes(records, index)[:] = values
-        return records
-
-    def _quantize(self, values: F32, search: bool) -> tuple[U8, F32]:
-        """Return codes, and the scales as they will be stored."""
-        half, blocks = np.float32(1 << (self.bits - 1)), cut(values, self.group_size)
-        scales = search_scales(blocks, self.bits)[0] if search else extremes(blocks) / -half
-        if self.scale_type == "fp16":
-            if scales.size and np.abs(scales).max() > FP16_MAX:
-                raise ValueError(f"a scale is above {FP16_MAX:g}, the greatest that fp16 can hold")
-            # Rounded before encoding, so that the codes suit the scales that will be read.
-            scales = scales.astype(np.float16).astype(np.float32)
-        return encode(blocks, scales, half, self.bits)
 
     def unpack(self, records: U8, index: int) -> F32:
         """Unpack the rows of the `index`-th STEM layer to float32 [n, row_width]."""

@@ -23,9 +23,9 @@ import msgspec
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.files.plain_files import damaged, read_plain
 from stem_edge.files.strict_json import one_line
+from stem_edge.shown import printable
 from stem_edge.system.child import module_command
 from stem_edge.text.messages import checked_messages, checked_template_arguments, checked_tools
-from stem_edge.text_table import printable
 
 MAX_CONFIG_NBYTES = 4 << 20
 MAX_TEMPLATE_NBYTES = 64 << 10

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stem_edge.errors import InputError
-from stem_edge.text_table import printable
+from stem_edge.shown import printable
 
 MAX_MESSAGES = 4096
 MAX_MESSAGE_CHARS = 1 << 19  # of all messages together, and of all tools

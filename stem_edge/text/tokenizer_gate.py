@@ -20,9 +20,9 @@ import numpy as np
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.limits import MAX_VOCAB
+from stem_edge.shown import printable
 from stem_edge.text.tokenizer_model import TokenizerMemory, check_tokens
 from stem_edge.text.tokenizer_steps import KINDS, check_steps
-from stem_edge.text_table import printable
 
 MAX_NBYTES = 64 << 20  # twice the largest among published models
 MAX_ADDED = 1 << 15

@@ -18,9 +18,9 @@ from make_checkpoint import Shape, write_checkpoint
 from tiers import slow_but
 
 import stem_edge
-from stem_edge import ExportError
 from stem_edge.bundle.manifest import GGUF, MANIFEST, TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.errors import ExportError
 from stem_edge.export import add_backbone as adding
 
 pytest.importorskip("gguf")

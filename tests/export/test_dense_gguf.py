@@ -21,9 +21,9 @@ from make_checkpoint import Shape, write_checkpoint
 from tokenizers import Tokenizer, models
 from torch_model import random_tensors
 
-from stem_edge import BackendError, CheckpointError, ExportError
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError, CheckpointError, ExportError
 from stem_edge.export.backbone.gguf_llama import write_dense
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
 from stem_edge.export.checkpoints.head_padding import HeadRows

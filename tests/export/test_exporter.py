@@ -13,10 +13,10 @@ from make_checkpoint import Shape, write_checkpoint
 from tiers import slow_but
 
 import stem_edge
-from stem_edge import CheckpointError, ExportError
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
+from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.options import ExportOptions

@@ -16,12 +16,12 @@ from make_checkpoint import Shape, write_checkpoint
 from tiers import slow_but
 
 import stem_edge
-from stem_edge import BackendError, ExportError
 from stem_edge.bundle.checksums import tables_hash
 from stem_edge.bundle.manifest import GGUF, MANIFEST
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError, ExportError
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import options as job_options

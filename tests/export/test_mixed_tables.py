@@ -18,6 +18,7 @@ from stem_edge.measuring.planning.predict import warm_counts
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.numerics.reference import forward
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.consistency import verify_runs
 from stem_edge.runtime.rows.warm import counts_file
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.token_counts import read_counts
@@ -64,7 +65,7 @@ def test_letters_of_the_text_have_more_bits(bundle: Path, tiny_checkpoint: Path)
 
 
 def test_every_way_of_running_gives_the_same_tokens(bundle: Path) -> None:
-    results = stem_edge.verify_runs(bundle, "the cat", max_new_tokens=8)
+    results = verify_runs(bundle, "the cat", max_new_tokens=8)
     assert set(results.values()) == {"ok"}
     assert "resident" in results
     assert set(verify(bundle).values()) == {"ok"}
@@ -106,16 +107,18 @@ def test_the_report_tells_both_kinds_apart(bundle: Path) -> None:
 
 @pytest.mark.parametrize("frequent", [0.0, 1.0, -0.1, float("nan"), 2.0])
 def test_shares_that_cannot_be(tiny_checkpoint: Path, tmp_path: Path, frequent: float) -> None:
-    with pytest.raises(stem_edge.ExportError, match=r"frequent is .*more than 0 and less than 1"):
+    with pytest.raises(
+        stem_edge.errors.ExportError, match=r"frequent is .*more than 0 and less than 1"
+    ):
         stem_edge.export_bundle(
             tiny_checkpoint, tmp_path / "out", tables="mixed", frequent=frequent
         )
-    with pytest.raises(stem_edge.ExportError, match="with int8 tables"):
+    with pytest.raises(stem_edge.errors.ExportError, match="with int8 tables"):
         stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", frequent=0.1)
     assert not (tmp_path / "out").exists()
 
 
 def test_mixed_tables_need_a_text(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(stem_edge.ExportError, match="--calibration FILE"):
+    with pytest.raises(stem_edge.errors.ExportError, match="--calibration FILE"):
         stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", tables="mixed")
     assert not (tmp_path / "out").exists()

@@ -12,11 +12,12 @@ from exports import Steps, contents
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
-from stem_edge import ExportError
-from stem_edge.bundle.footprint import expected_footprint, footprint_of
+from stem_edge.bundle.expected import expected_footprint
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.main import main
+from stem_edge.errors import ExportError
 from stem_edge.export.job.options import QUANTIZERS
 from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, MatrixKind
 

@@ -12,7 +12,7 @@ import pytest
 from exports import contents
 
 import stem_edge
-from stem_edge import CheckpointError, ExportError, StemEdgeError
+from stem_edge.errors import CheckpointError, ExportError, StemEdgeError
 from stem_edge.export.job.journal import Step
 from stem_edge.export.shards import PARTS, Shards
 

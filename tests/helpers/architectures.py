@@ -13,7 +13,7 @@ from torch_model import expert_of_token, random_tables, random_tensors, torch_lo
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.hf_names import tensor_name
+from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer

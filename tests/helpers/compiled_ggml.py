@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stem_edge.ggml.library import library_path
+from stem_edge.ggml.installed import library_path
 
 LIBRARY = library_path()
 needs_library = pytest.mark.skipif(LIBRARY is None, reason="llama-cpp-python is not installed")

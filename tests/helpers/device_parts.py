@@ -12,13 +12,16 @@ from installed import DEMO
 
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.graph import names as io
-from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.device.rows import Activations, DeviceRows
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs, variant_graphs
+from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBackend
+from stem_edge.runtime.backends.onnxruntime.device.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.device.places import place_of
+from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.rows.cache import RowCache
@@ -30,7 +33,7 @@ IDS = np.random.default_rng(0).integers(0, 1500, 60)  # token ids of the demo
 
 
 class Parts(NamedTuple):
-    backend: OrtBackend
+    backend: DeviceBackend
     slots: DeviceSlots
     rows: Prefetcher
     memory: DeviceMemory
@@ -47,14 +50,14 @@ def on_device(
 ) -> Iterator[Parts]:
     """Open the parts on a device, with an empty row cache."""
     bundle = open_bundle(DEMO)
-    memory = DeviceMemory(provider, limit)
+    memory = DeviceMemory(provider, place_of(provider), limit)
     graphs = variant_graphs(bundle, activations)
     session = open_session(graphs[io.ROWS], 1, [provider])
     layout = bundle.manifest.tables
     assert layout is not None
     storage = DeviceSlots(DeviceRows(layout, activations), slots, memory, session)
     config = bundle.manifest.model
-    backend = OrtBackend(config, graphs, storage, 1, [provider], memory, activations)
+    backend = DeviceBackend(config, graphs, storage, 1, [provider], memory, activations)
     rows = prefetcher(bundle, RowCache(storage), overlap)
     try:
         yield Parts(backend, storage, rows, memory)
@@ -74,7 +77,7 @@ def on_host(*, exact: bool = True) -> Iterator[tuple[OrtBackend, Prefetcher]]:
     assert layout is not None
     graphs = exact_graphs(bundle) if exact else cpu_graphs(bundle, prefill=False)
     storage = ArraySlots(layout, 256)
-    backend = OrtBackend(config, graphs, storage, 1, [CPU])
+    backend = OrtBackend(config, graphs, storage, 1)
     rows = prefetcher(bundle, RowCache(storage), overlap=False)
     try:
         yield backend, rows

@@ -11,7 +11,7 @@ from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding
-from stem_edge.graph.device_rows import Activations, DeviceRows
+from stem_edge.graph.device.rows import Activations, DeviceRows
 from stem_edge.graph.encoder import encode
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, format_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stem_edge import CheckpointError
+from stem_edge.errors import CheckpointError
 from stem_edge.export.job.journal import Journal
 
 

@@ -51,7 +51,7 @@ def run(case: dict[str, Any], cache: Path, allowed: list[int]) -> None:
 
 def use_texts(model: Any) -> None:
     """Tokenize, detokenize and render a chat; any of them may be refused."""
-    from stem_edge import InputError
+    from stem_edge.errors import InputError
 
     for text in TEXTS:
         with contextlib.suppress(InputError):

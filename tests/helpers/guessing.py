@@ -8,9 +8,10 @@ from itertools import count
 from typing import Any
 
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.speculation.speculation import Guesses, Speculation
+from stem_edge.runtime.speculation.speculation import Speculation
+from stem_edge.runtime.steps import Guesses
 
 CHEAP = StepCosts(seconds=0.01, times={2: 1.01, 4: 1.02, 8: 1.05}, same_bits=True)
 SIZES = (7, 1, 0, 3, 5, 2)  # drafts of a step, in turn
@@ -54,5 +55,5 @@ def answered(
     model: Model, prompt: Sequence[int], speculation: Speculation | None = None, **options: Any
 ) -> tuple[str, list[int], str | None]:
     """Return the whole answer of a model that speculates thus."""
-    model.speculation = speculation
+    model.stepping = model.stepping._replace(speculation=speculation)
     return answer_of(list(model.generate(prompt, **options)))

@@ -16,7 +16,7 @@ import transformers
 from installed import DATA
 from safetensors.torch import load_file, save_file
 
-from stem_edge.export.checkpoints.hugging_face import read_checkpoint
+from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
 from stem_edge.numerics.quantize import F32, I64
 
 

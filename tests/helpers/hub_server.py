@@ -201,6 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: int, said: str, code: str = "") -> None:
         told = {"X-Error-Message": said} if said.isprintable() else {}
         told |= {"X-Error-Code": code} if code else {}
+        told |= {"Location": self.path} if status == 307 else {}  # a loop
         self._send(status, json.dumps({"error": said}).encode(), told)
 
     def _model(self, name: str, revision: str) -> tuple[str, dict[str, Blob]] | None:

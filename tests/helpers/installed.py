@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stem_edge
-from stem_edge.ggml.library import library_path
+from stem_edge.ggml.installed import library_path
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"

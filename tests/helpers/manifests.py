@@ -16,11 +16,12 @@ from stem_edge.bundle.manifest import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     FileEntry,
+    KindError,
     Manifest,
+    QualityReport,
     encode_manifest,
 )
 from stem_edge.bundle.opening import weight_nbytes
-from stem_edge.bundle.quality_report import KindError, QualityReport
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.tables.rows import RecordLayout

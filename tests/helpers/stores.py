@@ -14,8 +14,9 @@ from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.disk_tier import DiskTier
 from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.records import Flags, Records
 from stem_edge.runtime.rows.slots import ArraySlots
-from stem_edge.runtime.rows.store import Flags, RowStore, open_store
+from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
@@ -33,7 +34,7 @@ class MemoryStore(RowStore):
         self.tokens, self.index = layout.records, None
         self.reads: list[list[int]] = []
         self.bytes_read, self.splits = 0, False
-        self.traffic = None
+        self.traffic, self.distant = None, False
         self.closed = False
 
     def before(self, numbers: I64) -> None:
@@ -136,9 +137,7 @@ def write_store(
     return format
 
 
-def open_way(
-    root: Path, format: TableFormat, way: Way, prompt_rows: int = 0
-) -> RowStore | DiskTier:
+def open_way(root: Path, format: TableFormat, way: Way, prompt_rows: int = 0) -> Records:
     """Open a table store in one of the ways that records are read.
 
     way: pread, mmap; far: its shards through fsspec; memory: these in fsspec's memory; tier: far, with

@@ -189,7 +189,8 @@ def check_given_back(model: Model, backend: Any) -> None:
     prefixes.make_room()
     assert prefixes._taken() == 0 and not prefixes._lent
     assert not backend.batches and len(backend.contexts) == len(prefixes._kept)
-    assert model.engine.rows.store.unused().tolist() == sorted(model.engine.rows.store._lookups)  # type: ignore[attr-defined]
+    edited = model.engine.rows.edited  # type: ignore[attr-defined]
+    assert edited is None or edited.unused().tolist() == sorted(edited._lookups)
 
 
 def alone(model: Model, prompts: Sequence[Any], **options: Any) -> list[list[int]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
+import pytest
 from installed import ROOT
 
 import stem_edge
@@ -29,6 +31,20 @@ def test_no_module_takes_the_place_of_a_public_name() -> None:
     modules = {path.stem for path in (ROOT / "stem_edge").glob("*.py")}
     modules |= {name.split(".")[1] for name in TOOL["packages"] if name.count(".") == 1}
     assert not modules & set(stem_edge.__all__)
+
+
+def test_public_names_are_there_and_moved_ones_say_where() -> None:
+    for name in stem_edge.__all__:
+        assert getattr(stem_edge, name) is not None
+    moved = [name for names in stem_edge._MOVED.values() for name in names]
+    assert not {*moved} & {*stem_edge.__all__}
+    for module, names in stem_edge._MOVED.items():
+        for name in names:
+            with pytest.warns(DeprecationWarning, match=rf"use stem_edge\.{module}\.{name}$"):
+                found = getattr(stem_edge, name)
+            assert found is getattr(import_module(f"stem_edge.{module}"), name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = stem_edge.nothing
 
 
 def test_every_file_of_the_demo_model_is_package_data() -> None:

@@ -13,7 +13,8 @@ from installed import DEMO
 import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.runtime import consistency as runs
-from stem_edge.runtime.backends.onnxruntime.prepacked import LEAST_NBYTES
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import LEAST_NBYTES
+from stem_edge.runtime.consistency import verify_runs
 
 WAYS = {
     "plain",
@@ -31,7 +32,7 @@ WAYS = {
 @pytest.mark.slow
 def test_all_ways_with_both_graphs() -> None:
     seen: list[str] = []
-    results = stem_edge.verify_runs(DEMO, max_new_tokens=24, progress=seen.append)
+    results = verify_runs(DEMO, max_new_tokens=24, progress=seen.append)
     assert set(results) == WAYS | {f"{name}, prefill graph" for name in WAYS}
     assert set(results.values()) == {"ok"}
     assert seen == list(results)
@@ -43,8 +44,8 @@ def test_a_prepared_backbone_is_one_of_them(
 ) -> None:
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "bundle", prefill_graph=True)
     assert LEAST_NBYTES > 0
-    monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.prepacked.LEAST_NBYTES", 0)
-    results = stem_edge.verify_runs(tmp_path / "bundle", max_new_tokens=8)
+    monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.prepared.prepacked.LEAST_NBYTES", 0)
+    results = verify_runs(tmp_path / "bundle", max_new_tokens=8)
     assert results["prepared"] == results["prepared, prefill graph"] == "ok"
     assert set(results.values()) == {"ok"}
 
@@ -53,7 +54,7 @@ def test_a_dense_model(dense_bundle: Path) -> None:
     manifest = stem_edge.open_bundle(dense_bundle).manifest
     assert manifest.tables is None
     assert manifest.report.worst_logit_difference < 1e-4
-    assert stem_edge.verify_runs(dense_bundle) == {"plain": "ok", "overlapped": "ok"}
+    assert verify_runs(dense_bundle) == {"plain": "ok", "overlapped": "ok"}
     with stem_edge.load(dense_bundle) as model:
         assert model.plan.slots == 0
         list(model.generate([1, 2, 3], max_new_tokens=3))

@@ -15,7 +15,8 @@ from contract import refused
 from installed import DEMO
 
 import stem_edge
-from stem_edge import Chunk, InputError, Model
+from stem_edge import Chunk, Model
+from stem_edge.errors import InputError
 from stem_edge.runtime.engine import Engine
 
 FRANCE, SPAIN = "The capital of France is", "The capital of Spain is"

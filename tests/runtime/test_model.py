@@ -11,7 +11,7 @@ import pytest
 from installed import DEMO
 
 import stem_edge
-from stem_edge import InputError
+from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model, load_plan
 from stem_edge.runtime.backends.interface import BackendContext

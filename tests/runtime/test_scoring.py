@@ -11,7 +11,7 @@ import pytest
 from installed import DEMO
 
 import stem_edge
-from stem_edge import BackendError, InputError
+from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime import Model

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from stem_edge.runtime.rows.prefetch import RowCounters, Rows
+from stem_edge.runtime.rows.prefetch import Rows
+from stem_edge.runtime.rows.records import RowCounters
 from stem_edge.runtime.stats import GenerationStats, Recorder
 
 STATS = GenerationStats(

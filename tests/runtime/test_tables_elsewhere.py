@@ -15,6 +15,7 @@ from stem_edge import load
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, InputError, RowReadError
+from stem_edge.runtime.first_load.safety import check_safety
 from stem_edge.runtime.rows.tier_file import file_slot_nbytes
 
 PROMPT = "Not all rows fit: the cache must choose, and choose again. "
@@ -120,7 +121,7 @@ def test_verify_leaves_the_shards_out_and_says_so(
     here: Path, server: RangeServer, tmp_path: Path
 ) -> None:
     """Its trial reads a few rows, in a process of its own."""
-    found = stem_edge.check_safety(here, cache_dir=tmp_path, tables=server.url)
+    found = check_safety(here, cache_dir=tmp_path, tables=server.url)
     assert found.safe
     assert f"without the 1 shards at {server.url}, which were not hashed" in found.checked
     assert not any("/c/" in name for name in found.files)

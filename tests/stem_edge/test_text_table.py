@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stem_edge.text_table import columns, cut, fill, printable, quoted, seconds, table, wrapped
+from stem_edge.shown import printable
+from stem_edge.text_table import columns, cut, fill, quoted, seconds, table, wrapped
 
 
 def test_columns_line_up_and_stay_apart() -> None:

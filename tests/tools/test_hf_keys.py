@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from packaging.version import Version
 
-from stem_edge.export.checkpoints.hf_keys import KnownKeys, read_known_keys
-from stem_edge.export.checkpoints.hugging_face import KINDS
-from stem_edge.export.checkpoints.stem_schema import MODEL_TYPE
+from stem_edge.export.checkpoints.hugging_face.keys import KnownKeys, read_known_keys
+from stem_edge.export.checkpoints.hugging_face.reader import KINDS
+from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE
 
 RENEW = (
     "transformers {} knows more keys: see what they do there, run `python tools/hf_keys.py`, and read "
-    "those that change what a model computes, or name them in HARMLESS (export/checkpoints/hf_keys.py)"
+    "those that change what a model computes, or name them in HARMLESS (export/checkpoints/hugging_face/keys.py)"
 )
 
 

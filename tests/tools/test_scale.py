@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scale
-from scale_check import check
-from scale_fleets import KEPT, PLACEMENTS, cluster, phones
 from scale_machines import GPU, ON_PHONE, RUNS, machines
 from scale_shapes import SHAPES, SHARES, model_of, read_nbytes, shapes, sizes_of, stem_layers
 from scale_steps import ROWS_RATE, arrival, device_allows, runtime_allows, slots_in, step_of
@@ -22,8 +20,6 @@ from stem_edge.measuring.planning.hit_rates import simulate
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.emulated_flash import FlashProfile
 from stem_edge.tables.token_counts import count_tokens
-
-DEMO = Path(scale.__file__).parents[2] / "stem_edge" / "demo_model"
 
 
 def some_ids(count: int, most: int = 60) -> I64:
@@ -118,45 +114,21 @@ def test_a_cache_has_no_more_slots_than_the_model_has_records() -> None:
     assert slots_in(sizes_of("1B", "1/3"), 10**12) == SHAPES["1B"][0]
 
 
-def test_machines_phones_and_a_cluster() -> None:
-    ids = some_ids(600, most=5000)
-    text = Text(ids)
-    table = machines(text, "full", 64)
+def test_a_table_of_machines() -> None:
+    table = machines(Text(some_ids(600, most=5000)), "full", 64)
     assert len(table.rows) == sum(len(models) * len(batches) for _, models, batches in RUNS)
     assert all(len(row) == len(table.headings) for row in table.records())
-    for row in phones(ids, some_ids(100), 200, 64).records()[-len(KEPT) :]:
-        missed = 200 * (1 - float(row["last day: hit rate"]))
-        assert float(row["a million phones, TB a day"]) == pytest.approx(float(row["last day: MB"]))
-        nbytes = read_nbytes(sizes_of("3B", "full"))
-        assert float(row["last day: MB"]) == pytest.approx(missed * nbytes / 1e6)
-    rows = cluster(text, "full", 10, 4, 64).records()
-    assert len(rows) == 2 * len(PLACEMENTS)
-    for row, placement in zip(rows, PLACEMENTS * 2, strict=True):
-        assert (float(row["all nodes: network, GB/s"]) > 0) == placement.far
-    faster = cluster(text, "full", 10, 4, 64, rate=100 * ROWS_RATE).records()
-    assert float(faster[0]["a node: tok/s"]) > float(rows[0]["a node: tok/s"])
-
-
-@pytest.mark.slow
-def test_a_bundle_is_and_does_as_computed() -> None:
-    ids = np.minimum(np.random.default_rng(3).zipf(1.25, 5000), 1700).astype(np.int64)
-    rows = {str(row[""]): row for row in check(DEMO, ids, 256).records()}
-    for name, row in rows.items():
-        if "bytes" in name:
-            assert abs(float(row["computed"]) - float(row["found"])) < 100
-        if "rows" in name and "GB/s" not in name:
-            assert float(row["found"]) == pytest.approx(float(row["computed"]), rel=0.1)
-    assert float(rows["8 sequences: tok/s"]["found"]) > 0
 
 
 def test_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    some_ids(200).astype("<i4").tofile(tmp_path / "ids.int32")
+    some_ids(600).astype("<i4").tofile(tmp_path / "ids.int32")
     ids = str(tmp_path / "ids.int32")
-    monkeypatch.setattr(sys, "argv", ["scale.py", "caches", ids, "--share", "1/3", "--json"])
+    monkeypatch.setattr(sys, "argv", ["scale.py", "machines", ids, "--share", "1/3", "--json"])
     scale.main()
-    assert [row["model"] for row in json.loads(capsys.readouterr().out)] == list(SHAPES)
+    names = {row["machine"] for row in json.loads(capsys.readouterr().out)}
+    assert names == {machine.name for machine, _, _ in RUNS}
 
 
 def test_a_table_is_markdown() -> None:

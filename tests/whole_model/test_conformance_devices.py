@@ -18,8 +18,8 @@ import stem_edge
 from stem_edge.errors import BackendError
 from stem_edge.graph.names import Variant
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.onnxruntime import device_loader
-from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
+from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
+from stem_edge.runtime.backends.onnxruntime.providers.resolve import resolve
 
 # Of logits; those of fp16 have passed through numbers of 11 bits in every layer.
 TOLERANCES: dict[Variant, float] = {"fp32": 1e-3, "fp16": 2e-2, "portable": 1e-3}
@@ -58,7 +58,7 @@ def model(
 ) -> Iterator[Model]:
     way: Way = request.param
     try:
-        providers.resolve([(way.provider, dict(way.options))])
+        resolve([(way.provider, dict(way.options))])
     except BackendError as error:
         pytest.skip(f"{way.provider} is not here: {error}")
     for name in ("ON_CPU", "ACCELERATED"):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from edit_oracle import PROMPT, TOLERANCE, Tried, load, off, spec, swap, tokens
+from threads import together
 
 import stem_edge
 from stem_edge import Edit
@@ -19,6 +23,7 @@ from stem_edge.runtime import Model
 from stem_edge.runtime.rows.prefetch import Prefetcher
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
+WHICH = list(product((0, 1), repeat=2))  # of two edits are open
 
 
 def test_contexts_within_one_another(stem: Tried) -> None:
@@ -71,7 +76,7 @@ def test_an_edit_that_is_refused_lets_nothing_in(stem: Tried, tmp_path: Path) ->
         good = swap(model, "cat", "dog")
         (tmp_path / "bad.edit").write_text("{}")
         with (
-            pytest.raises(stem_edge.EditError, match=r"bad\.edit"),
+            pytest.raises(stem_edge.errors.EditError, match=r"bad\.edit"),
             model.edited(good, tmp_path / "bad.edit"),
         ):
             pytest.fail("was let in")
@@ -133,11 +138,51 @@ def test_threads_have_their_own_generations(stem: Tried, engine: EngineName) -> 
         assert made_now(model) == 0
 
 
+def test_edits_come_and_go_while_threads_generate(stem: Tried, engine: EngineName) -> None:
+    """Each answer is that of the edits that were open when it began, and of no others."""
+    specs = [spec("cat", "dog"), spec("met", "ate", "everywhere")]
+    with load(stem.path, engine=engine, slots=5) as model:
+        ids, ended = model.tokenize(PROMPT), threading.Event()
+        edits = [swap(model, one, "".join(to), scope=scope) for one, to, scope, _ in specs]
+        chosen = [[spec for spec, on in zip(specs, which, strict=True) if on] for which in WHICH]
+        expected = {
+            which: stem.oracle.greedy(ids, on, 6) for which, on in zip(WHICH, chosen, strict=True)
+        }
+
+        def come_and_go(edit: Edit) -> list[list[int]]:
+            while not ended.is_set():
+                with model.edited(edit):
+                    time.sleep(0.003)
+                time.sleep(0.002)
+            return []
+
+        def answers() -> list[list[int]]:
+            try:
+                return [list(tokens(model.generate(ids, max_new_tokens=6))) for _ in range(12)]
+            finally:
+                left.pop()
+                if not left:
+                    ended.set()
+
+        left = [*range(8)]
+        calls = [answers] * 8 + [partial(come_and_go, edit) for edit in edits]
+        found = [answer for each in together(calls) for answer in each]
+        assert len(found) == 96
+        kinds = {which for which, answer in expected.items() if answer in found}
+        assert all(answer in expected.values() for answer in found)
+        assert len(kinds) > 1
+        assert (
+            model.edits == ()
+            and list(tokens(model.generate(ids, max_new_tokens=6))) == expected[0, 0]
+        )
+        assert made_now(model) == 0
+
+
 def made_now(model: Model) -> int:
     """Count composed records that are still in use."""
     assert isinstance(model.engine.rows, Prefetcher)
     model.engine.make([])
-    return model.engine.rows.store.made
+    return model.engine.rows.made
 
 
 def test_generations_that_are_left_release_what_they_made(stem: Tried) -> None:

@@ -22,7 +22,9 @@ from stem_edge.config import ModelConfig
 from stem_edge.edit_files.file import SCOPES, Scope
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
+from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.runtime import Model
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 
 # Scheme, source, target, options, and what each letter of the source looks up.
@@ -160,7 +162,7 @@ class Rounded(Oracle):
             return self.rows[layer][ord(text)]
         total = sum((self.rows[layer][byte] for byte in text.encode()), torch.zeros(80))
         exact = (total / len(text)).numpy().astype(np.float32)[None]
-        packed = self.layout.pack([exact] * len(self.layout.layers), search=True)
+        packed = pack_records(self.layout, [exact] * len(self.layout.layers), least_error_scales)
         return torch.from_numpy(self.layout.unpack(packed, 0)[0])
 
 

@@ -19,9 +19,11 @@ from tiers import slow_but
 
 import stem_edge
 from stem_edge import Edit
+from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.consistency import verify_runs
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import CRC_NBYTES
 
@@ -47,7 +49,7 @@ class Made:
         return self.rounded(self.rows[tokens].mean(0))
 
     def rounded(self, rows: F32) -> F32:
-        packed = self.layout.pack([row[None] for row in rows], search=True)
+        packed = pack_records(self.layout, [row[None] for row in rows], least_error_scales)
         layers = range(len(self.layout.layers))
         return np.stack([self.layout.unpack(packed, layer)[0] for layer in layers])
 

@@ -15,12 +15,14 @@ from device_parts import IDS, all_logits, on_device, on_host, step
 from installed import DEMO
 
 from stem_edge.errors import BackendError, OutOfMemoryError
-from stem_edge.graph.device_rows import Activations
+from stem_edge.graph.device.rows import Activations
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
-from stem_edge.runtime.backends.onnxruntime.device_batch import DeviceBatch
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider, resolve
+from stem_edge.runtime.backends.onnxruntime.device.batch import DeviceBatch
+from stem_edge.runtime.backends.onnxruntime.device.places import place_of
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+from stem_edge.runtime.backends.onnxruntime.providers.resolve import resolve
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.text.codec import TextCodec
@@ -74,7 +76,7 @@ def expected() -> F32:
 
 
 def test_memory_is_the_devices(gpu: Provider) -> None:
-    memory = DeviceMemory(gpu)
+    memory = DeviceMemory(gpu, place_of(gpu))
     assert memory.kind == "device"
     odd = memory.put(np.arange(35, dtype=np.uint8).reshape(5, 7), "a test")
     scalar = memory.put(np.array(5, np.int32), "a test")
@@ -151,7 +153,7 @@ def test_out_of_memory_leaves_a_usable_model(
 
 def test_dropped_contexts_leave_nothing(gpu: Provider, activations: Activations) -> None:
     with on_device(activations, gpu) as parts:
-        parts.backend.ropes(64)  # which contexts share, and which stay
+        parts.backend.loaded.ropes.upto(64)  # which contexts share, and which stay
         before = parts.memory.nbytes
         contexts = [parts.backend.open_context(64) for _ in range(2)]
         for position in range(3):  # so they must take turns

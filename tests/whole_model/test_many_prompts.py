@@ -21,7 +21,7 @@ import stem_edge
 from stem_edge.errors import OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import SamplingParams
-from stem_edge.runtime.backends.onnxruntime.device_batch import DeviceBatch
+from stem_edge.runtime.backends.onnxruntime.device.batch import DeviceBatch
 from stem_edge.runtime.model import Model
 
 COUNTRIES = ["France", "Brazil", "Egypt", "Japan", "Peru", "Kenya", "Italy", "Spain", "Mexico"]
@@ -96,8 +96,8 @@ def test_a_devices_memory_is_that_of_the_plan(sequences: int) -> None:
 
         def held() -> int:
             """Bytes of keys and values, the only arrays with four axes."""
-            backend.memory.collect()
-            return sum(each.nbytes for each in backend.memory.arrays if len(each.shape) == 4)
+            backend.loaded.memory.collect()
+            return sum(each.nbytes for each in backend.loaded.memory.arrays if len(each.shape) == 4)
 
         expected = [model.generate_text(text, max_new_tokens=12) for text in TEXTS]
         found, most = [""] * len(TEXTS), 0
@@ -204,7 +204,7 @@ def test_a_record_that_cannot_be_read_ends_only_those_that_need_it(tiny_bundle: 
         expected = [tokens(model, prompt) for prompt in prompts]
         used = [[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, expected, strict=True)]
         bad = next(t for t in used[2][5:] if sum(t in one for one in used) < len(used))
-        store = rows_of(model).store.base
+        store = rows_of(model).store
         real = type(store).read.__get__(store)
 
         def read(numbers: Any, whole: Any = None) -> Any:

@@ -34,7 +34,7 @@ import stem_edge
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.measuring.run.workload import read_ids
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.rows.prefetch import RowCounters
+from stem_edge.runtime.rows.records import RowCounters
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.text_table import table
 
@@ -68,8 +68,7 @@ class Subject:
 
     def grown(self) -> RowCounters:
         """Return what was counted since the prompt."""
-        pairs = zip(_values(self.model.engine.rows.counters()), _values(self._begin), strict=True)
-        return RowCounters(*(after - before for after, before in pairs))
+        return self.model.engine.rows.counters() - self._begin
 
     def row(self, local: Subject) -> tuple[str, ...]:
         """Figures of the decoded tokens, as they are printed."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 
-Fault = Literal["500", "403", "cut", "wrong", "hang", "no ranges"]
+Fault = Literal["500", "403", "416", "loop", "cut", "reset", "wrong", "hang", "no ranges"]
+STATUS = {"500": 500, "403": 403, "416": 416, "loop": 307}  # which leads to the same address
 PIECE_NBYTES = 16 << 10  # sent between two looks at the clock
 
 
@@ -80,18 +83,22 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "hang":
             state.ended.wait(60)
         path = state.root / self.path.lstrip("/")
-        if fault in ("500", "403") or not path.is_file():
-            self.send_response(int(fault) if fault in ("500", "403") else 404)
+        if fault in STATUS or not path.is_file():
+            self.send_response(STATUS.get(str(fault), 404))
             self.send_header("Content-Length", "0")
+            self.send_header("Location", self.path)
             self.end_headers()
             return
         body = self._body(path, ranges=fault != "no ranges")
         if fault == "wrong":
             body = bytes([body[0] ^ 1]) + body[1:]
         self.end_headers()
-        self._send(body[: len(body) // 2] if fault == "cut" else body)
+        cut = fault in ("cut", "reset")
+        self._send(body[: len(body) // 2] if cut else body)
         state.requests[at] = (self.path, len(body))
-        self.close_connection = self.close_connection or fault == "cut"
+        if fault == "reset":  # what was sent and not read is lost
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = self.close_connection or cut
 
     def _body(self, path: Path, *, ranges: bool) -> bytes:
         """Send the status, and return the bytes that are asked for."""

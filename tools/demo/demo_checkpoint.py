@@ -13,7 +13,7 @@ from demo_model import DemoConfig, DemoModel
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.hf_names import tensor_name
+from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.checkpoints.lingua import LAYER_NAMES, TOP_NAMES
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 

@@ -18,7 +18,7 @@ from typing import Any
 import stem_edge
 from stem_edge.commands.loading import parse_providers
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.backends.onnxruntime import device_loader
+from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
 
 BUNDLE = Path(stem_edge.__file__).parent / "demo_model"
 BEGINNINGS = ("The capital of", "The currency of", "The language of")

@@ -20,7 +20,7 @@ import stem_edge
 from stem_edge.commands.loading import parse_providers
 from stem_edge.errors import BackendError
 from stem_edge.graph.names import Variant
-from stem_edge.runtime.backends.onnxruntime import device_loader
+from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
 
 SIZE = "4GB"  # memory of the device that the CPU plays
 

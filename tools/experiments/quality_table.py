@@ -26,7 +26,7 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.export.dense_gguf import export_dense_gguf
-from stem_edge.ggml.library import library_path
+from stem_edge.ggml.installed import library_path
 from stem_edge.numerics.distributions import divergence, log_softmax
 
 F32: TypeAlias = npt.NDArray[np.float32]

@@ -1,15 +1,11 @@
-"""Compute what models of 1B to 70B take: bytes, reads, time and network, on one machine and on many.
+"""Compute what models of 1B to 70B take: bytes, reads and time.
 
     python tools/scale/scale.py shapes
     python tools/scale/scale.py hits IDS.int32 --other OTHER.int32
-    python tools/scale/scale.py caches IDS.int32
     python tools/scale/scale.py machines IDS.int32
-    python tools/scale/scale.py phones IDS.int32 --other OTHER.int32
-    python tools/scale/scale.py cluster IDS.int32
-    python tools/scale/scale.py check IDS.int32 --bundle BUNDLE
 
 IDS are files of little-endian int32 token ids of real text. `shapes` only computes; the others also
-simulate the runtime's row cache on the ids, and `check` measures. Prints Markdown, or JSON with --json. docs/scale.md says
+simulate the runtime's row cache on the ids. Prints Markdown, or JSON with --json. docs/scale.md says
 what the figures mean, which are assumed, and where they are wrong.
 """
 
@@ -21,11 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from scale_check import check
-from scale_fleets import cluster, phones
-from scale_machines import caches, machines
+from scale_machines import machines
 from scale_shapes import SHARES, shapes
-from scale_steps import ROWS_RATE
 from scale_tables import Table
 from scale_text import Text, hits, read_texts
 
@@ -40,19 +33,7 @@ def text_of(args: Arguments) -> Text:
 COMMANDS: dict[str, tuple[Callable[..., Table], Callable[[Arguments], Table]]] = {
     "shapes": (shapes, lambda args: shapes()),
     "hits": (hits, lambda args: hits(read_texts(args.ids), read_texts(args.other))),
-    "caches": (caches, lambda args: caches(text_of(args), args.share)),
     "machines": (machines, lambda args: machines(text_of(args), args.share, args.context)),
-    "phones": (
-        phones,
-        lambda args: phones(read_texts(args.ids), read_texts(args.other), args.day, args.context),
-    ),
-    "cluster": (
-        cluster,
-        lambda args: cluster(
-            text_of(args), args.share, args.nodes, args.sequences, args.context, args.rows_rate
-        ),
-    ),
-    "check": (check, lambda args: check(args.bundle, read_texts(args.ids), args.slots)),
 }
 
 
@@ -61,25 +42,14 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON with exact figures")
     if command != "shapes":
         parser.add_argument("ids", type=Path, nargs="+", metavar="IDS", help="int32 token ids")
-    if command in ("hits", "phones"):
+    if command == "hits":
         parser.add_argument(
             "--other", type=Path, nargs="+", required=True, metavar="IDS",
             help="text by whose counts the first rows are chosen",
         )  # fmt: skip
-    if command in ("caches", "machines", "cluster"):
+    if command == "machines":
         parser.add_argument("--share", choices=SHARES, default="full", help="of layers with rows")
-    if command in ("machines", "phones", "cluster"):
         parser.add_argument("--context", type=int, default=1024, help="tokens of a sequence")
-    if command == "phones":
-        parser.add_argument("--day", type=int, default=20_000, help="tokens of a user's day")
-    if command == "check":
-        parser.add_argument("--bundle", type=Path, required=True, help="a bundle with tables")
-        parser.add_argument("--slots", type=int, default=1282, help="of the row cache")
-    if command == "cluster":
-        parser.add_argument("--sequences", type=int, default=64, help="at a time on a node")
-        parser.add_argument("--nodes", type=int, default=1000)
-        what = "bytes a second of rows that the runtime takes (default: as measured)"
-        parser.add_argument("--rows-rate", type=float, default=ROWS_RATE, help=what)
 
 
 def main() -> None:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scale_shapes import SHAPES, Share, read_nbytes, sizes_of
-from scale_steps import Machine, device_allows, runtime_allows, slots_in, step_of
+from scale_shapes import Share, read_nbytes, sizes_of
+from scale_steps import (
+    GPU_KV_SHARE,
+    GPU_LAYER_SECONDS,
+    Machine,
+    device_allows,
+    runtime_allows,
+    slots_in,
+    step_of,
+)
 from scale_tables import Cell, Table
 from scale_text import Text
 
@@ -32,7 +40,7 @@ def on_device(name: str, device: Device, cache: int) -> Machine:
 # half of its dense bf16 speed.
 GPU = Machine(
     "H100, rows in host memory", 80_000_000_000, 3.35e12, 0.5 * 989e12, HOST, 8_000_000_000,
-    kv="fp16", gpu=True,
+    kv="fp16", kv_share=GPU_KV_SHARE, layer_seconds=GPU_LAYER_SECONDS,
 )  # fmt: skip
 ON_PHONE = on_device("phone", PHONE, 256_000_000)
 ON_LAPTOP = on_device("laptop", LAPTOP, 1_000_000_000)
@@ -44,22 +52,6 @@ RUNS: tuple[tuple[Machine, tuple[str, ...], tuple[int, ...]], ...] = (  # models
     (GPU, ("8B", "70B"), (1, 8, 64, 256)),
     (replace(GPU, name="H100, rows on 4 NVMe", tables=RAID), ("8B", "70B"), (64, 256)),
 )
-CACHES = (256_000_000, 1_000_000_000, 8_000_000_000)
-
-
-def caches(text: Text, share: Share) -> Table:
-    """Bytes that a token reads from the tables, by the size of the row cache in memory."""
-    sizes = [f"{nbytes // 10**6:,} MB" for nbytes in CACHES]
-    each = (f"{size}: {what}" for size in sizes for what in ("slots", "hit rate", "kB a token"))
-    table = Table("model", "no cache, kB a token", *each)
-    for name in SHAPES:
-        footprint, cells = sizes_of(name, share), list[Cell]()
-        for nbytes in CACHES:
-            slots = slots_in(footprint, nbytes)
-            reads = text.reads(1, slots)
-            cells += [slots, reads.hit_rate, reads.read_per_token * read_nbytes(footprint) / 1e3]
-        table.add(name, read_nbytes(footprint) / 1e3, *cells)
-    return table
 
 
 def machines(text: Text, share: Share, context: int) -> Table:

@@ -11,7 +11,8 @@ from typing import Literal, get_args
 
 from scale_tables import Table
 
-from stem_edge.bundle.footprint import Footprint, expected_footprint
+from stem_edge.bundle.expected import expected_footprint
+from stem_edge.bundle.footprint import Footprint
 from stem_edge.config import ModelConfig
 from stem_edge.export.job.table_plan import FREQUENT, MIXED_SCALES, ExportTables
 from stem_edge.graph.formats import BackboneFormat

@@ -1,7 +1,7 @@
 """Time of a decode step on a machine: weights and keys and values from memory, rows from elsewhere.
 
-The model of time is that of `stem-edge fit` (stem_edge.measuring.planning), for several sequences:
-a step reads all weights once, its own keys and values, and each distinct row that the cache lacks.
+A step reads all weights once, the keys and values of each sequence, and each distinct row that the
+cache lacks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from scale_text import F64, Reads
 
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.graph.kv import KvType
-from stem_edge.measuring.planning.rates import WEIGHTS_SHARE, derived_rates
-from stem_edge.measuring.planning.timing import Rates
 from stem_edge.runtime.rows.emulated_flash import FlashProfile
 
-GPU_LAYER_SECONDS = 20e-6  # assumed
-# Bytes a second at which the runtime takes several records out of the page cache, checks them and puts
-# them into slots, one after the other, as `scale.py check` measured it.
+# Shares of the memory's bandwidth that kernels of a processor reached (docs/results.md); those of a
+# GPU are assumed, as is the time of a layer's small operators on both.
+WEIGHTS_SHARE, KV_SHARE, LAYER_SECONDS = 0.8, 0.3, 150e-6
+GPU_KV_SHARE, GPU_LAYER_SECONDS = 0.8, 20e-6
+# Bytes a second at which the runtime takes several records out of the page cache, checks them and
+# puts them into slots, one after the other: measured on two cores of an EPYC, with 127 kB each.
 ROWS_RATE = 3.5e9
 
 
@@ -34,16 +35,9 @@ class Machine:
     flops: float  # multiplications and additions a second that matrix products reach
     tables: FlashProfile
     cache: int  # bytes of the row cache
-    rows_rate: float = ROWS_RATE
     kv: KvType = "fp32"
-    gpu: bool = False
-
-    def rates(self, footprint: Footprint) -> Rates:
-        """Rates of a decode step: those of `fit --bandwidth`, or a GPU's, which no run has checked."""
-        if not self.gpu:
-            return derived_rates(self.bandwidth, self.name, footprint)
-        rate = WEIGHTS_SHARE * self.bandwidth
-        return Rates(rate, rate, rate, GPU_LAYER_SECONDS, "assumed")
+    kv_share: float = KV_SHARE  # of the bandwidth, that reading keys and values reaches
+    layer_seconds: float = LAYER_SECONDS  # small operators of a layer
 
 
 @dataclass(frozen=True)
@@ -82,25 +76,25 @@ def step_of(machine: Machine, footprint: Footprint, context: int, reads: Reads, 
     cache: bytes of the row cache with which `reads` were simulated.
     """
     footprint = footprint.with_kv(machine.kv)
-    rates, model, batch = machine.rates(footprint), footprint.model, reads.batch
-    weights = footprint.step_nbytes / rates.weights
+    model, batch = footprint.model, reads.batch
+    weights = footprint.step_nbytes / (WEIGHTS_SHARE * machine.bandwidth)
     compute = 2 * model.active_parameters * batch / machine.flops
-    kv = batch * footprint.kv_read_nbytes(context) / rates.kv
-    layers = model.n_layers * rates.layer_seconds
+    kv = batch * footprint.kv_read_nbytes(context) / (machine.kv_share * machine.bandwidth)
+    layers = model.n_layers * machine.layer_seconds
     nbytes = read_nbytes(footprint)
-    rows = float(arrival(machine.tables, nbytes, reads, machine.rows_rate).mean())
+    rows = float(arrival(machine.tables, nbytes, reads).mean())
     memory = footprint.backbone_nbytes + batch * footprint.kv_nbytes(context) + cache
     return Step(weights, compute, kv, layers, rows, memory)
 
 
-def arrival(flash: FlashProfile, nbytes: int, reads: Reads, rate: float = ROWS_RATE) -> F64:
+def arrival(flash: FlashProfile, nbytes: int, reads: Reads) -> F64:
     """Return the seconds until the records of each step are in their slots.
 
-    They come as emulated flash delays them, and the runtime takes `rate` bytes of them a second. Nothing else happens meanwhile: the step has begun, and
+    They come as emulated flash delays them. Nothing else happens meanwhile: the step has begun, and
     a prepared backbone computes it in one run.
     """
     rounds = -(-reads.read // flash.depth)
-    each = nbytes / flash.bandwidth + nbytes / rate
+    each = nbytes / flash.bandwidth + nbytes / ROWS_RATE
     return np.asarray(flash.latency * rounds + reads.read * each, np.float64)
 
 

@@ -61,7 +61,7 @@ class KvCache:
         return self.nbytes_of(self._filled)
 
     def nbytes_of(self, tokens: int) -> int:
-        """Bytes of the cells of so many tokens."""
+        """Bytes of the cells of `tokens` tokens."""
         return sum(nbytes * min(tokens, cells) for nbytes, cells in self._cells)
 
     def kept(self, tokens: int) -> list[U8]:
@@ -71,7 +71,7 @@ class KvCache:
         return [array[:tokens] for array in self._arrays]
 
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
-        """Copy what `kept` returned for so many tokens into empty cells."""
+        """Copy what `kept` returned for `tokens` tokens into empty cells."""
         for view, array in zip(self.kept(tokens), arrays, strict=True):
             view[...] = array
         self.make_room(0, tokens)
@@ -122,7 +122,7 @@ class Ring:
         self._end = max(self._end if position else 0, position + count)
 
     def attended(self, tokens: int) -> int:
-        """Return the cells that a graph attends to in a context of so many tokens."""
+        """Return the cells that a graph attends to in a context of `tokens` tokens."""
         return rounded(min(self.capacity, tokens))
 
     def mask(self, positions: npt.NDArray[np.int64], cells: int) -> npt.NDArray[np.float16]:

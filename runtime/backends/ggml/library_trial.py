@@ -38,6 +38,7 @@ from stem_edge.runtime.backends.ggml.model import GgmlModel
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import can_repack
 from stem_edge.system.child import limit_this_process
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import ROW_BITS, RowType, make_layout
 
 MEMORY_NBYTES = 1 << 30
@@ -194,8 +195,8 @@ def check(ggml: Ggml, case: Case) -> None:
     # Scaled so that an expert's matrices, like those of the backbone, preserve magnitudes.
     scale = np.float32(config.dim**-0.5 if config.n_experts else 1)
     shape = (layout.records, layout.row_width)
-    records = layout.pack(
-        [random.standard_normal(shape, np.float32) * scale for _ in layout.layers]
+    records = pack_records(
+        layout, [random.standard_normal(shape, np.float32) * scale for _ in layout.layers]
     )
     slots = BlockSlots(layout, layout.records)
     slots.write(np.arange(layout.records), records)

@@ -19,7 +19,8 @@ from stem_edge.ggml import types as ggml_types
 from stem_edge.numerics.quantize import U8, unpack_codes
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.system.memory import page_aligned
-from stem_edge.tables.rows import FP16_MAX, RecordLayout, Scales
+from stem_edge.tables.packing import FP16_MAX
+from stem_edge.tables.rows import RecordLayout, Scales
 
 
 class BlockSlots(Slots):

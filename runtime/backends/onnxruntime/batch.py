@@ -6,8 +6,6 @@ copied; it is bound again when first or n change. Matrices are read once for all
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
@@ -18,9 +16,7 @@ from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.kv_arrays import KvArrays
 from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 
 
 class OrtBatch(BackendBatch):
@@ -31,9 +27,9 @@ class OrtBatch(BackendBatch):
 
     copies = True
 
-    def __init__(self, backend: OrtBackend, size: int, length: int) -> None:
-        self._size, self._kv = size, KvArrays(backend, size, length)
-        self._graphs = BoundGraphs(backend, length, without=(io.PREFILL,))
+    def __init__(self, loaded: Loaded, size: int, length: int) -> None:
+        self._size, self._kv = size, KvArrays(loaded, size, length)
+        self._graphs = BoundGraphs(loaded, length, without=(io.PREFILL,))
         self._windows: list[KvWindow] = []  # of each sequence
         self._filled: list[int] = []  # tokens of each sequence
         self._bound = (0, 0)  # first and number of the sequences whose arrays are bound

@@ -7,7 +7,7 @@ a step are bound again when these change, which they seldom do while decoding.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +15,12 @@ import onnxruntime as ort
 
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.runtime.backends.onnxruntime.device_slots import DeviceSlots
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 from stem_edge.runtime.backends.onnxruntime.output import outputs
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     onnxruntime_errors,
 )
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-
 
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 
@@ -43,21 +39,18 @@ class BoundGraphs:
     without: names of graphs that are not wanted.
     """
 
-    def __init__(self, backend: OrtBackend, length: int, *, without: Collection[str] = ()) -> None:
-        self._memory, self._dtype = backend.memory, backend.dtype
-        self._width, self._vocab_size = backend.config.hidden_width, backend.config.vocab_size
+    def __init__(self, loaded: Loaded, length: int, *, without: Collection[str] = ()) -> None:
+        self._memory, self._dtype = loaded.memory, loaded.dtype
+        self._width, self._vocab_size = loaded.config.hidden_width, loaded.config.vocab_size
         self.graphs = {
-            name: BoundSession(session, in_place=backend.on_cpu)
-            for name, session in backend.sessions.items()
+            name: BoundSession(session, in_place=loaded.on_cpu)
+            for name, session in loaded.sessions.items()
             if name not in {io.COPY, *without}
         }
-        if isinstance(backend.slots, DeviceSlots):
-            self.bind(backend.slots.inputs())
-        elif backend.slots is not None:
-            self.bind({name: from_numpy(rows) for name, rows in backend.slots.inputs().items()})
-        self.ropes = backend.ropes(length)
+        self.bind(loaded.slots)
+        self.ropes = loaded.ropes.upto(length)
         self.bind(self.ropes.values())
-        self._outputs = outputs(self.graphs, backend)
+        self._outputs = outputs(self.graphs, loaded)
         self._output = next(iter(self._outputs.values()))
         self._has_windows = any(io.POSITIONS in graph.inputs for graph in self.graphs.values())
         self.shape = Shape()

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import Resumes
+from stem_edge.runtime.backends.interface import MOST, Resumes
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs, Shape
 from stem_edge.runtime.backends.onnxruntime.kv_arrays import KvArrays
-from stem_edge.runtime.backends.step_costs import SIZES
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 from stem_edge.system.memory import return_freed_memory
 
 # A step of no more, as when guesses are verified, leaves too little behind to look for.
-FEW_TOKENS = max(SIZES)
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+FEW_TOKENS = MOST
 
 
 class OrtContext:
@@ -28,16 +25,16 @@ class OrtContext:
     After it is dropped, the next call to the backend frees its memory on a device.
     """
 
-    def __init__(self, backend: OrtBackend, length: int) -> None:
-        self._memory, self.length = backend.memory, length
-        self._windowed = backend.windowed
-        half = backend.kv.dtype == np.float16
-        self._rounds_by_step = half or backend.config.n_experts > 0
+    def __init__(self, loaded: Loaded, length: int) -> None:
+        self._memory, self.length = loaded.memory, length
+        self._windowed = loaded.windowed
+        half = loaded.kv.dtype == np.float16
+        self._rounds_by_step = half or loaded.config.n_experts > 0
         self._owned: list[object] = []
-        self.kv = KvArrays(backend, 1, length)  # first, so that lack of memory shows at once
+        self.kv = KvArrays(loaded, 1, length)  # first, so that lack of memory shows at once
         self._owned.append(self.kv)
         self.window = self.kv.window()
-        self._graphs = BoundGraphs(backend, length)
+        self._graphs = BoundGraphs(loaded, length)
         self._owned.append(self._graphs)
         self._graphs.bind(self.kv.values())
         self._filled = 0  # tokens computed so far

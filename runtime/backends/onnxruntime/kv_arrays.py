@@ -6,18 +6,14 @@ the longest text. On the CPU, layers with a window keep no more than that needs 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnxruntime as ort
 
 from stem_edge.graph import names as io
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceArray
 from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceArray
 from stem_edge.system.memory import free_pages
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 
 
 class KvArrays:
@@ -26,19 +22,19 @@ class KvArrays:
     Raises OutOfMemoryError.
     """
 
-    def __init__(self, backend: OrtBackend, size: int, length: int) -> None:
-        config, self.length = backend.config, length
+    def __init__(self, loaded: Loaded, size: int, length: int) -> None:
+        config, self.length = loaded.config, length
         self.arrays: list[DeviceArray] = []
         self._window, self._names = config.sliding_window, list[list[str]]()
         for number in range(config.own_kv_layers):
             layer = config.layer(number)
-            rows = io.kv_capacity(layer.window, length) if backend.windowed else length
-            shape = (size, layer.n_kv_heads, rows, backend.kv.width(layer))
+            rows = io.kv_capacity(layer.window, length) if loaded.windowed else length
+            shape = (size, layer.n_kv_heads, rows, loaded.kv.width(layer))
             # Those that borrow it, too: kernels of quantized caches demand outputs of each.
             users = [n for n in range(config.n_layers) if config.layer(n).kv_layer == number]
             for name in (io.KEYS, io.VALUES):
-                what, dtype = f"the KV cache of {length:,} tokens", np.dtype(backend.kv.dtype)
-                self.arrays.append(backend.memory.empty(shape, dtype, what))
+                what, dtype = f"the KV cache of {length:,} tokens", np.dtype(loaded.kv.dtype)
+                self.arrays.append(loaded.memory.empty(shape, dtype, what))
                 outputs = [f"{io.NEW}{name}{user}" for user in users]
                 self._names.append([f"{name}{number}", *outputs])
 

@@ -10,17 +10,16 @@ from functools import cached_property
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding, prefill_refusal, tried
-from stem_edge.bundle.verdicts import Records, Verdict
+from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
-from stem_edge.runtime.backends.onnxruntime import prepacked
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, preparing_needs
-from stem_edge.runtime.backends.onnxruntime.preparing import find_or_make
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, resolve
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import memory_limit
@@ -38,12 +37,12 @@ def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
     Raises InputError, BackendError.
     """
     check_absent("onnxruntime", {"repack": options.repack})
-    providers = resolve(options.providers, options.provider_libraries)
+    providers = _chosen(options)
     # With "auto", `device_memory` does not emulate a device when none is found.
     asked = options.device_memory is not None and options.providers not in (AUTO, [AUTO], (AUTO,))
     if providers[0].on_cpu and not asked:
         return [OrtLoader(bundle, options)]
-    from stem_edge.runtime.backends.onnxruntime.device_loader import device_loaders
+    from stem_edge.runtime.backends.onnxruntime.device.loader import device_loaders
 
     if options.prefill_graph:
         raise InputError("prefill_graph works only on the CPU; leave it out on an accelerator")
@@ -55,6 +54,14 @@ def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
             "run it on the CPU"
         )
     return fitting
+
+
+def _chosen(options: LoadOptions) -> Sequence[Provider]:
+    if options.providers is None and options.provider_libraries is None:
+        return (CPU,)
+    from stem_edge.runtime.backends.onnxruntime.providers.resolve import resolve  # few need it
+
+    return resolve(options.providers, options.provider_libraries)
 
 
 class OrtLoader:
@@ -79,17 +86,21 @@ class OrtLoader:
 
     def prepare(self, verdict: Verdict | None) -> None:
         """Prepack a large backbone for this processor, unless that was done before."""
-        options, self._verdict = self._options, verdict
-        if options.prepare:
-            self._prepared = find_or_make(
-                self._place,
-                options.cache_dir,
-                options.cpus,
-                options.progress,
-                self._kv,
-                options.memory,
-            )
+        self._verdict = verdict
+        if self._options.prepare:
+            self._prepared = self._place.prepared or self._make()
         self._may_prepare = self._prepared is not None
+
+    def _make(self) -> prepacked.Prepacked | None:
+        if self._place.record is not None or not self._place.is_worth_it:
+            return None
+        from stem_edge.runtime.backends.onnxruntime.prepared.preparing import (
+            find_or_make,  # at first loads
+        )
+
+        given = self._options
+        asked = given.cache_dir, given.cpus, given.progress, self._kv, given.memory
+        return find_or_make(self._place, *asked)
 
     def needs(self, context: int) -> Needs:
         (prefill, refused), path = self._prompts(), self._bundle.path
@@ -99,8 +110,11 @@ class OrtLoader:
         needs = cpu_needs(footprint, context, threads, prepared=prepared, prefill=prefill)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
         wanted = prepared and self._prepared is None and self._place.prepared is None
-        preparing = preparing_needs(footprint, threads) if wanted else None
-        return replace(needs, prefill_refused=refused, saving=saving, preparing=preparing)
+        if wanted:
+            from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
+
+            needs = replace(needs, preparing=preparing_needs(footprint, threads))
+        return replace(needs, prefill_refused=refused, saving=saving)
 
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         return ArraySlots(layout, count)
@@ -109,7 +123,7 @@ class OrtLoader:
         prefill, kv = self._prompts()[0], self._kv
         graphs = prepacked.graph_sources(self._bundle, self._prepared, prefill=prefill, kv=kv)
         config = self._bundle.manifest.model
-        return OrtBackend(config, graphs, slots, self._options.cpus, [CPU], kv=kv)
+        return OrtBackend(config, graphs, slots, self._options.cpus, kv)
 
     @property
     def _will_be_prepared(self) -> bool:
@@ -135,7 +149,7 @@ class OrtLoader:
         verdict = self._verdict
         if verdict is None:  # as when planning without loading: an earlier load may have kept one
             with contextlib.suppress(InputError):  # raised if there is no cache folder
-                verdict = Records(bundle, "onnxruntime", options.cache_dir).verdict()
+                verdict = Verdicts(bundle, "onnxruntime", options.cache_dir).verdict()
         measured = verdict.prefill_from_decode if verdict else None
         if prepared is not None and prepared.record.prefill_from_decode is not None:
             measured = prepared.record.prefill_from_decode

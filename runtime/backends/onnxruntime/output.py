@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
@@ -11,17 +10,15 @@ import onnxruntime as ort
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import check_logits
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
-def outputs(graphs: Mapping[str, BoundSession], backend: OrtBackend) -> dict[str, Output]:
+def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, Output]:
     """Return what gives logits, by the name of its last graph: `step`, if there is one, and `head`."""
-    return {name: Output(name, graphs, backend) for name in (io.STEP, io.HEAD) if name in graphs}
+    return {name: Output(name, graphs, loaded) for name in (io.STEP, io.HEAD) if name in graphs}
 
 
 class Output:
@@ -30,13 +27,13 @@ class Output:
     name: `head`, or `step` for a graph of all layers with the head.
     """
 
-    def __init__(self, name: str, graphs: Mapping[str, BoundSession], backend: OrtBackend) -> None:
+    def __init__(self, name: str, graphs: Mapping[str, BoundSession], loaded: Loaded) -> None:
         self.name, self.has_layers = name, name == io.STEP
         self._head, self._top = graphs[name], graphs.get(io.TOP)
         self._rest = None if self.has_layers else graphs.get(io.REST)
         self.first = name if self._rest is None else io.REST  # graph that takes the hidden states
-        self._memory, self._vocab_size = backend.memory, backend.config.vocab_size
-        self._width, self._dtype = backend.config.hidden_width, backend.dtype
+        self._memory, self._vocab_size = loaded.memory, loaded.config.vocab_size
+        self._width, self._dtype = loaded.config.hidden_width, loaded.dtype
         self._bound: tuple[int, int] | None = None  # tokens, and how many of their largest logits
         self._logits: F32 = np.empty((0, 0), np.float32)
         self._largest: F32 | None = None  # logits, if only these are brought to the host

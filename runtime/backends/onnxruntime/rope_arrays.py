@@ -16,7 +16,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 
 BLOCK = 1024  # positions that are computed at once
 
@@ -50,6 +50,23 @@ class RopeArrays:
             for name, table in padded_ropes(self._config, stop, start).items():
                 self._arrays[name].host[start:stop] = table
             self._filled = stop
+
+
+class Ropes:
+    """Rotations that all contexts of a backbone share."""
+
+    def __init__(self, config: ModelConfig, memory: DeviceMemory, dtype: npt.DTypeLike) -> None:
+        self._described, self._longest = (config, memory, dtype), list[RopeArrays]()
+
+    def upto(self, length: int) -> RopeArrays:
+        """Return the rotations for a context; another one's if they suffice, else longer ones."""
+        if not self._longest or self._longest[0].length < length:
+            self._longest[:] = [RopeArrays(*self._described, length)]
+        return self._longest[0]
+
+    def clear(self) -> None:
+        """Release them; contexts keep theirs."""
+        self._longest.clear()
 
 
 def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[str, F32]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from stem_edge.commands.chat.session import Session
 from stem_edge.errors import InputError
 from stem_edge.runtime.prefixes.file import check_conversation
-from stem_edge.text_table import cut, fill, printable, shown, shown_lines
+from stem_edge.shown import printable, shown
+from stem_edge.text_table import cut, fill, shown_lines
 
 EXIT = "/exit"
 

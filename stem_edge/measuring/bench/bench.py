@@ -32,7 +32,8 @@ from stem_edge.measuring.run.subjects import Common, load_options, make_subjects
 from stem_edge.measuring.run.workers import Subject
 from stem_edge.measuring.run.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.backends.engines import choose_backbone
-from stem_edge.runtime.backends.options import LoadKeywords, LoadOptions
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.user_folder import cache_folder, cpu_info
 from stem_edge.units import parse_size
 

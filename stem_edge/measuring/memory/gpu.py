@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stem_edge.runtime.backends.options import Providers
-from stem_edge.system.memory import ask_nvidia
+from stem_edge.system.nvidia import ask_nvidia
 
 NAME_QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
 MEMORY_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
@@ -28,7 +28,7 @@ def about_accelerator(
 
     Raises what resolving providers raises.
     """
-    from stem_edge.runtime.backends.onnxruntime.providers.provider import describe, resolve
+    from stem_edge.runtime.backends.onnxruntime.providers.resolve import describe, resolve
 
     first = resolve(providers, libraries)[0]
     found = {"provider": first.name}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stem_edge.bundle.footprint import Footprint, expected_footprint, gguf_footprint
+from stem_edge.bundle.expected import expected_footprint
+from stem_edge.bundle.footprint import Footprint, gguf_footprint
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.config import ModelConfig
@@ -18,7 +19,6 @@ from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import keep_ref, open_snapshot
 from stem_edge.hub.names import hub_name
 from stem_edge.runtime.backends.engines import engine_names
-from stem_edge.runtime.backends.options import EngineChoice
 from stem_edge.tables.rows import RowType, make_layout
 from stem_edge.tables.store import TableFormat
 
@@ -80,7 +80,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return read_checkpoint(path)
 
 
-def of_checkpoint(path: Path, engine: EngineChoice) -> list[Footprint]:
+def of_checkpoint(path: Path, engine: str) -> list[Footprint]:
     """Return the sizes of the bundles that an export could make for an engine, most exact first.
 
     Raises InputError, CheckpointError.

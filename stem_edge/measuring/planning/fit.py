@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.footprint import Footprint, footprint_of, kv_obstacle
+from stem_edge.bundle.footprint import Footprint, footprint_of
 from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.kv import KvChoice
-from stem_edge.measuring.memory.device_profiles import Device, find_device
+from stem_edge.measuring.memory.device_profiles import find_device
+from stem_edge.measuring.planning.bandwidth import bandwidth_of
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder, of_checkpoint
 from stem_edge.measuring.planning.hit_rates import (
     from_counts,
@@ -28,19 +29,16 @@ from stem_edge.measuring.planning.hit_rates import (
     zipf_counts,
 )
 from stem_edge.measuring.planning.network import parse_network
-from stem_edge.measuring.planning.rates import derived_rates, measure_rates
 from stem_edge.measuring.planning.target import Fit, Target
-from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import read_ids
-from stem_edge.runtime.backends.context_choice import USUAL_CONTEXT, contexts
 from stem_edge.runtime.backends.engines import choose_backbone
-from stem_edge.runtime.backends.options import SMALL_KV, EngineChoice, check_sequences
-from stem_edge.runtime.rows.emulated_flash import PROFILES, FlashName
+from stem_edge.runtime.backends.options import SMALL_KV, check_sequences
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT, contexts
+from stem_edge.runtime.rows.emulated_flash import PROFILES
+from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import parse_size
-
-LEAST_BANDWIDTH = 10**8  # less must be a typing error
 
 
 def fit(
@@ -53,7 +51,7 @@ def fit(
     bandwidth: int | str | None = None,
     text: str | Path | None = None,
     threads: int | None = None,
-    engine: EngineChoice = "auto",
+    engine: str = "auto",
     repack: bool = False,
     kv: KvChoice = "auto",
     sequences: int = 1,
@@ -68,7 +66,7 @@ def fit(
         Figures are expected for a text that fills it, up to 4096 tokens.
     device: name of a device (stem_edge.measuring.memory.device_profiles): its memory, flash and bandwidth.
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
-        the rates of this machine are measured, which takes a second or two.
+        that of this machine is measured, which takes a second.
     text: a text, or token ids, like those that the model will see, for the hit rate.
     network: latency and bandwidth to tables that are elsewhere, like "20ms,100MB"; flash then holds
         the disk tier.
@@ -94,9 +92,6 @@ def fit(
         allowed = available_memory() if stated is None else stated.memory
     flash = flash or (stated.flash if stated else None)
     lengths = [context_length] if context_length else contexts(first.model.max_context)
-    rates_of = partial(
-        _rates, device=stated, bandwidth=bandwidth, threads=threads or usable_cpus(), repack=repack
-    )
     hits, source = _hits(bundle, first, text)
     limit = memory_limit() if stated is None else stated.memory
     target = Target(
@@ -105,7 +100,7 @@ def fit(
         memory=allowed,
         limit=limit,
         contexts=lengths,
-        rates_of=rates_of,
+        bandwidth=bandwidth_of(stated, bandwidth, threads or usable_cpus()),
         hits=hits,
         hit_source=source,
         flash=flash,
@@ -113,7 +108,7 @@ def fit(
         repack=repack,
         sequences=sequences,
     )
-    if kv != "auto" or kv_obstacle(first.model, first.backbone, SMALL_KV):
+    if kv != "auto" or first.caches.obstacle(SMALL_KV):
         return target.fits([footprint.with_kv(kv) for footprint in footprints])
     with suppress(MemoryPlanError):
         found = target.fits(footprints)
@@ -142,26 +137,6 @@ def _check(
         raise InputError(
             "repack is for ggml, and this plan is for onnxruntime; leave it out or choose ggml"
         )
-
-
-def _rates(
-    footprint: Footprint,
-    device: Device | None,
-    bandwidth: int | str | None,
-    threads: int,
-    *,
-    repack: bool,
-) -> Rates:
-    """Return rates derived from a bandwidth that is given or stated, else measure them."""
-    if bandwidth is not None:
-        if parse_size(bandwidth) < LEAST_BANDWIDTH:
-            raise InputError(
-                f"bandwidth is {bandwidth} bytes a second, which is too little; write for example 17GB"
-            )
-        return derived_rates(parse_size(bandwidth), "as given", footprint)
-    if device is not None:
-        return derived_rates(device.bandwidth, f"stated for {device.name}", footprint)
-    return measure_rates(footprint, threads, repack=repack)
 
 
 def _hits(

@@ -18,7 +18,6 @@ from stem_edge.measuring.quality.scores import Logits, Task, split
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import head_forward, hidden_states
 from stem_edge.runtime import Model, load
-from stem_edge.runtime.backends.options import EngineChoice
 from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
 
@@ -81,7 +80,7 @@ def open_reference(
     memory: int | str | None,
     threads: int | None,
     progress: bool | None,
-    engine: EngineChoice,
+    engine: str,
 ) -> Reference:
     """Open a reference, which is closed with the stack."""
     path = model_folder(reference)

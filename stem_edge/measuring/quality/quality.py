@@ -36,7 +36,7 @@ from stem_edge.measuring.quality.scores import (
 from stem_edge.measuring.quality.scoring import Done, Score, Scoring, Ways, score_here
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
-from stem_edge.runtime.backends.options import DeviceKeywords, EngineChoice, LoadKeywords
+from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
 from stem_edge.runtime.text.codec import TextCodec
 
 # Tokens shown around one that was predicted badly.
@@ -117,8 +117,8 @@ def evaluate(
     against: str | Path | None = None,
     worst: int = 10,
     edits: Sequence[Edit] = (),
-    engine: EngineChoice = "auto",
-    against_engine: EngineChoice = "auto",
+    engine: str = "auto",
+    against_engine: str = "auto",
     prefill_graph: bool = False,
     repack: bool = False,
     kv: KvChoice = "auto",
@@ -147,7 +147,7 @@ def evaluate(
     prefill_graph: with onnxruntime, measure the graph for prompts instead of those that decode.
     memory: limit of loading, a reference included (see load). Logits of some tokens and, for a
         checkpoint, the arrays of a window come on top.
-    elsewhere: has windows scored by other processes, as stem_edge.ray_scores does on a cluster; the
+    elsewhere: has windows scored by other processes, as stem_edge.cluster.evaluation.ray_scores does on a cluster; the
         figures are the same, to the digit, on machines of one kind.
     device: providers, provider_libraries, device_memory, host_slots as in stem_edge.load, for the
         bundle; `against` runs on the CPU.

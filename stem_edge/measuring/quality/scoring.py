@@ -13,7 +13,7 @@ from stem_edge.edit_files.file import Edit
 from stem_edge.measuring.quality.logit_source import bundle_logits, open_reference
 from stem_edge.measuring.quality.scores import Logits, Part, Scored, score
 from stem_edge.runtime import load
-from stem_edge.runtime.backends.options import EngineChoice, LoadKeywords
+from stem_edge.runtime.backends.keywords import LoadKeywords
 
 Advance: TypeAlias = Callable[[int], object]
 
@@ -36,7 +36,7 @@ class Scoring:
     window: int
     edits: tuple[Edit, ...]
     against: str | Path | None
-    against_engine: EngineChoice
+    against_engine: str
 
     def with_keywords(self, keywords: LoadKeywords) -> Scoring:
         """Return the same with other keywords."""

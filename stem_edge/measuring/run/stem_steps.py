@@ -47,21 +47,21 @@ def decode_guessing(model: Model, text: Text, drafts: int) -> Guessed:
 
 def step_costs(model: Model) -> dict[int, float]:
     """Return the time of steps of several tokens over that of one, if it was measured."""
-    known = model.step_costs if model.step_costs is not None and model.step_costs.sure else None
-    costs = known if model.speculation is None else model.speculation.costs
-    times = {} if costs is None else costs.times
+    _, costs, speculation = model.stepping
+    costs = costs if speculation is None else speculation.costs
+    times = costs.times if costs is not None and (speculation or costs.sure) else {}
     return {tokens: cost for tokens, cost in times.items() if tokens > 1}
 
 
 @contextmanager
 def _speculating(model: Model, on: bool) -> Iterator[None]:
     """Let a model speculate as it was loaded to, or not."""
-    loaded = model.speculation
+    loaded = model.stepping
     try:
-        model.speculation = loaded if on else None
+        model.stepping = loaded if on else loaded._replace(speculation=None)
         yield
     finally:
-        model.speculation = loaded
+        model.stepping = loaded
 
 
 def _note(run: Together, sequence: int) -> Callable[[int, int], None]:
@@ -69,6 +69,5 @@ def _note(run: Together, sequence: int) -> Callable[[int, int], None]:
 
 
 def _following(text: Text, chosen: Callable[[int, int], None]) -> Following:
-    return Following(
-        max_new_tokens=len(text.answer), text=(*text.prompt, *text.answer), chosen=chosen
-    )
+    whole = (*text.prompt, *text.answer)
+    return Following(max_new_tokens=len(text.answer), text=whole, chosen=chosen)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stem_edge.errors import InputError
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.rows.prefetch import RowCounters
+    from stem_edge.runtime.rows.records import RowCounters
 
 CHUNK = 32  # tokens of a prompt, or more, for each token that sequences decode meanwhile
 

@@ -46,7 +46,7 @@ class Subject:
         """Return the folder of the prepared backbone, if any, from which files are mapped, too."""
         if self.kind != "stem-edge" or self.options.get("engine") != "onnxruntime":
             return ()
-        from stem_edge.runtime.backends.onnxruntime.prepacked import place
+        from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
 
         given, kv = self.options, self.options.get("kv", "auto")
         later = given.get("tables_later", False)

@@ -21,19 +21,15 @@ class Connection(Turns):
     """A connection that reads requests strictly, so that a proxy before it reads them in the same way."""
 
     def data_received(self, data: bytes) -> None:
-        """Read more of a request."""
+        """Read more of requests."""
         self._unset_keepalive_if_required()
-        if self.transport.is_closing():
-            return
         self._wire_nbytes += len(data)
         at = 0
         try:
-            for at in range(0, len(data), PIECE_NBYTES):
-                self._read(data[at : at + PIECE_NBYTES])
+            while at < len(data) and not self.transport.is_closing():
+                at += self._read(data[at : at + PIECE_NBYTES])
             self._join_chunks()
             self._check_framing()
-        except httptools.HttpParserUpgrade as upgrade:
-            self._without_upgrade(data[at + int(upgrade.args[0]) :])
         except httptools.HttpParserError as error:
             cause = error.__context__
             told = f"this is no request of HTTP/1.1: {error}; correct it"
@@ -41,17 +37,23 @@ class Connection(Turns):
         except RefusalError as error:
             self.refuse(error)
 
-    def _read(self, piece: bytes) -> None:
+    def _read(self, piece: bytes) -> int:
+        """Read a piece, or its beginning that ends a request for another protocol; return its length."""
         self._head_nbytes += len(piece)  # before a head may begin, which may follow another body
-        self.parser.feed_data(piece)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_without_upgrade()
+            return int(upgrade.args[0])
         if self._in_head:
             _check_head(self._head_nbytes)
+        return len(piece)
 
     def _check_framing(self) -> None:
         if self._wire_nbytes - 2 * self._body_nbytes > MAX_FRAMING_NBYTES:
             raise RefusalError("the chunks of the body are too small; send larger ones")
 
-    def _without_upgrade(self, rest: bytes) -> None:
+    def _read_without_upgrade(self) -> None:
         """Read a request that asks for another protocol as if it did not, as HTTP allows.
 
         The parser takes what follows for the other protocol.
@@ -61,7 +63,7 @@ class Connection(Turns):
             if name not in (b"upgrade", b"connection", b"http2-settings"):
                 head += [name, b": ", value, b"\r\n"]
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"".join([*head, b"\r\n", rest]))
+        self.parser.feed_data(b"".join([*head, b"\r\n"]))
 
     def on_message_begin(self) -> None:
         """Begin to read a head."""

@@ -16,11 +16,13 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from stem_edge.serving.connections.lingering import LEAST_PROGRESS, SECONDS, Lingering
-from stem_edge.serving.error_responses import error_response
+from stem_edge.serving.http import error_response
 from stem_edge.serving.refusals import BusyError, RefusalError, TooSlowError
 
 LOOK_SECONDS = 0.1  # between looks whether a client that has closed its half is there
 LEAVING_IS_SEEN = sys.platform != "win32"  # by SO_ERROR, when nothing is read any more
+# Bytes that the system holds and has not sent. With more, a slow reader would seem not to read.
+UNSENT_NBYTES = 16 << 10
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -72,6 +74,8 @@ class Turns(HttpToolsProtocol):
         """Begin, if need be in the place of another connection."""
         super().connection_made(transport)
         self._socket: socket.socket = transport.get_extra_info("socket")
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # on Linux and macOS
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_NBYTES)
         self.transport = Lingering(transport, self._is_sent)
         self._turn()
         others = [each for each in self.connections if isinstance(each, Turns) and each is not self]

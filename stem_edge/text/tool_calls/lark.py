@@ -33,7 +33,7 @@ def literal(text: str) -> str:
 
 
 def referred(root: Schema, reference: str) -> object:
-    """Return the schema that a reference inside of a schema means; None if there is none."""
+    """Return the schema that a reference inside a schema points to; None if it points nowhere."""
     schema: object = root
     for part in reference.removeprefix("#").split("/")[1:]:
         schema = schema.get(part) if isinstance(schema, Mapping) else None

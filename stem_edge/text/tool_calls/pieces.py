@@ -65,7 +65,7 @@ class Pieces:
             self._pieces.append(Content(text))
 
     def begin(self, name: str) -> None:
-        """Begin a call. Raises NoCallError for a function that nobody offered."""
+        """Begin a call. Raises NoCallError for a function that was not offered."""
         if not name or (self._schemas is not None and name not in self._schemas):
             raise NoCallError
         self._text.release()

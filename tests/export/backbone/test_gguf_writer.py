@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stem_edge import CheckpointError, ExportError
+from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.backbone.gguf_values import EVERY, TensorSource
 from stem_edge.export.backbone.gguf_writer import GgufValue, encode_header, write_gguf
 from stem_edge.export.quantization import streams

@@ -13,7 +13,7 @@ import torch
 from installed import DATA
 from torch.nn import functional
 
-from stem_edge import CheckpointError
+from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.blagpt import find_states, read_checkpoint
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.matrix import whole

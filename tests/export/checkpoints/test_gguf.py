@@ -23,7 +23,7 @@ from stem_edge.bundle.manifest import GGUF, MANIFEST
 from stem_edge.bundle.prefill_check import mean_divergence
 from stem_edge.errors import BundleError
 from stem_edge.export.checkpoints.gguf import ROPE_FACTORS
-from stem_edge.export.checkpoints.hugging_face import read_checkpoint as read_hugging_face
+from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.job.options import ExportEngine, ExportOptions

@@ -16,7 +16,7 @@ from hf_folders import EVERY_SECOND, MODELS, YARN, edit, edit_tensors, make_mode
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.checkpoints.hugging_face import read_checkpoint
+from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
 from stem_edge.layers import LinearRope, Llama3Rope, YarnRope
 from stem_edge.numerics.reference import forward
 

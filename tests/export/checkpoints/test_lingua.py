@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 import stem_edge
-from stem_edge import CheckpointError
+from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.export.tensor_files import torch_distributed
 from stem_edge.numerics.matrix import whole

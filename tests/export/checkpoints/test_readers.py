@@ -19,7 +19,7 @@ import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.hf_names import tensor_name
+from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.journal import Journal
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer

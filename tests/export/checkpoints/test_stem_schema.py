@@ -17,10 +17,10 @@ from stem_format import describe, renamed, save_stem
 from torch import Tensor
 from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
 
-from stem_edge import CheckpointError
 from stem_edge.config import ModelConfig
-from stem_edge.export.checkpoints.hf_names import tensor_name
-from stem_edge.export.checkpoints.hugging_face import read_checkpoint
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.hugging_face.names import tensor_name
+from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
 from stem_edge.layers import BIASED, LinearRope, Llama3Rope, YarnRope
 from stem_edge.numerics.reference import forward
 

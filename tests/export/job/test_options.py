@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import stem_edge
-from stem_edge import ExportError, InputError
+from stem_edge.errors import ExportError, InputError
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.job.recipe import Target
 

@@ -9,13 +9,8 @@ from stem_edge.errors import ExportError
 from stem_edge.export.quantization import gptq
 from stem_edge.export.quantization.gptq import DAMPING, inverse_factor, solve, typical_inputs
 from stem_edge.numerics.block_search import search_blocks
-from stem_edge.numerics.quantize import (
-    F32,
-    Blocks,
-    dequantize_blocks,
-    quantize_asymmetric,
-    quantize_blocks,
-)
+from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.quantizing import Blocks, quantize_asymmetric, quantize_blocks
 
 K, N, T = 256, 96, 2048
 

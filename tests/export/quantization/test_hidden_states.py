@@ -9,9 +9,9 @@ import pytest
 from installed import DATA
 from make_checkpoint import Shape, write_checkpoint
 
-from stem_edge.export.checkpoints import hugging_face
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.head_padding import pad_heads
+from stem_edge.export.checkpoints.hugging_face import reader
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.export.quantization.calibration import (
     JUDGED_TOKENS,
@@ -62,7 +62,7 @@ def test_every_layer_sees_what_the_reference_model_sees(checkpoint: Checkpoint) 
 
 
 def test_several_streams_are_seen_up_to_the_head() -> None:
-    source = hugging_face.read_checkpoint(DATA / "conformance" / "gemma3n-text")
+    source = reader.read_checkpoint(DATA / "conformance" / "gemma3n-text")
     seen, expected = walked(source), observed(source)
     assert {"streams.3.altup_out", "layers.5.laurel_out", "layers.0.laurel_in"} < seen.keys()
     assert seen.keys() == expected.keys()

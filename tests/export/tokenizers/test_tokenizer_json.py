@@ -10,7 +10,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, processors
 
-from stem_edge import CheckpointError
+from stem_edge.errors import CheckpointError
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
 

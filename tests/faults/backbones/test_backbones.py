@@ -28,6 +28,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
 from stem_edge.runtime.backends.interface import check_logits, check_memory, reason
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
+from stem_edge.tables.packing import pack_records
 
 NOT_APPLICABLE: dict[str, str] = {
     "B1": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
@@ -145,7 +146,7 @@ def with_row(bundle: Path, out: Path) -> Path:
     assert layout is not None
     rng, shape = np.random.default_rng(0), (layout.records, layout.row_width)
     rows = [rng.standard_normal(shape, np.float32) for _ in layout.layers]
-    records = layout.pack(rows)
+    records = pack_records(layout, rows)
     bad = records[BAD_TOKEN : BAD_TOKEN + 1]
     values = layout.row_scales(bad, 0) if layout.quantized else layout.row_codes(bad, 0)
     values[:] = np.nan

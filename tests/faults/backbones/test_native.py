@@ -19,7 +19,7 @@ from forging import sealed
 import stem_edge
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.bundle.verdicts import Records
+from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.errors import BackendError
 from stem_edge.runtime.first_load import trial
 from stem_edge.runtime.first_load.trial import Limits, try_first
@@ -152,7 +152,7 @@ def test_b10_a_hang_at_load_ends_and_is_remembered_for_an_hour(
 
 
 def test_b10_a_small_file_is_refused_within_ten_seconds(bundle: Bundle, tmp_path: Path) -> None:
-    limits = Limits.of(Records(bundle, "onnxruntime", tmp_path))
+    limits = Limits.of(Verdicts(bundle, "onnxruntime", tmp_path))
     assert limits.cpu_seconds + 1 < limits.step_seconds < 9
 
 
@@ -188,7 +188,7 @@ def test_b10_a_loop_at_load_is_remembered(bundle: Bundle, tmp_path: Path) -> Non
 
 def patient(bundle: Bundle, cache: Path) -> Limits:
     """Limits of the bundle with more time, because other tests keep the machine busy."""
-    return Limits.of(Records(bundle, "onnxruntime", cache))._replace(step_seconds=LONG)
+    return Limits.of(Verdicts(bundle, "onnxruntime", cache))._replace(step_seconds=LONG)
 
 
 def grows(told: dict[str, object]) -> None:

@@ -23,7 +23,8 @@ from stem_edge.bundle.manifest import GGUF, MANIFEST, TABLES, TOKENIZER
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, StemEdgeError
-from stem_edge.files import disk, hashes, plain_files
+from stem_edge.files import disk, plain_files
+from stem_edge.files import plain_files as hashes
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.tables.store import open_table_store
 

@@ -26,7 +26,7 @@ import stem_edge
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export import exporter
-from stem_edge.export.checkpoints.hf_names import tensor_name
+from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.quantization.calibration import read_token_ids
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer

@@ -13,6 +13,7 @@ from faulty_disk import Failing, watch
 from open_files import DATA, open_files, posix
 
 from stem_edge.files import disk
+from stem_edge.files.lock import lock
 from stem_edge.files.plain_files import read_at, read_plain
 
 # Opening
@@ -166,7 +167,7 @@ def test_writing_to_a_place(file: Path, positional: bool, monkeypatch: pytest.Mo
     if not positional:
         monkeypatch.delattr(os, "pwrite", raising=False)
     descriptor = disk.update(file)
-    assert disk.lock(descriptor)
+    assert lock(descriptor)
     disk.resize(descriptor, len(DATA) + 2)
     assert disk.pwrite(descriptor, memoryview(b"xy"), 3) == 2
     disk.close(descriptor)
@@ -176,12 +177,12 @@ def test_writing_to_a_place(file: Path, positional: bool, monkeypatch: pytest.Mo
 @posix
 def test_a_file_is_locked_for_one(file: Path) -> None:
     one, other = disk.update(file), disk.update(file)
-    assert disk.lock(one) and not disk.lock(other)
+    assert lock(one) and not lock(other)
     disk.close(one)
-    assert disk.lock(other)
+    assert lock(other)
     disk.close(other)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
-        disk.lock(other)
+        lock(other)
 
 
 def test_numbers_are_written_as_bytes(tmp_path: Path) -> None:

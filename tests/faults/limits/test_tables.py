@@ -28,6 +28,7 @@ from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.emulated_flash import EmulatedFlash, FlashProfile
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables import shards
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import open_grid
 from stem_edge.tables.store import TableFormat
@@ -45,7 +46,7 @@ def bundle_of(folder: Path, format: TableFormat | None) -> Bundle:
 
 def good_records(layout: RecordLayout) -> U8:
     rows = [np.ones((layout.records, layout.row_width), np.float32) for _ in layout.layers]
-    return layout.pack(rows)
+    return pack_records(layout, rows)
 
 
 def stored(folder: Path, layout: RecordLayout, records: U8, **more: Any) -> Bundle:

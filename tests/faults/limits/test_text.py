@@ -15,7 +15,9 @@ from tokenizers import Tokenizer
 from stem_edge.errors import BundleError, InputError
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.runtime.text import codec as text
-from stem_edge.runtime.text.codec import TextCodec, TokenStream
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.probe import probe
+from stem_edge.runtime.text.stream import TokenStream
 from stem_edge.text import tokenizer_gate
 from stem_edge.text.tokenizer_gate import AddedToken, check_tokenizer
 
@@ -190,7 +192,7 @@ def test_what_is_not_the_fault_of_a_file_passes(
 
     codec = TextCodec(write(path))
     monkeypatch.setattr(codec, "_tokenizer", Fails(error()))
-    for call in (lambda: codec.encode("a"), lambda: codec.decode([0]), codec.probe):
+    for call in (lambda: codec.encode("a"), lambda: codec.decode([0]), lambda: probe(codec)):
         with pytest.raises(error):
             call()
     monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_buffer": fails}))
@@ -210,7 +212,9 @@ def test_panics_are_errors_of_one_line(path: Path, monkeypatch: pytest.MonkeyPat
     assert "x" * 288 in message
     assert "x" * 290 not in message
     refused(lambda: codec.decode([0]), InputError, "these token ids")
-    message = refused(codec.probe, BundleError, path, "found in a trial; export the bundle again")
+    message = refused(
+        lambda: probe(codec), BundleError, path, "found in a trial; export the bundle again"
+    )
 
     def fails(*_: object) -> None:
         raise panic
@@ -242,7 +246,7 @@ def test_what_a_trial_decodes(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     codec = TextCodec(write(path, added_tokens=[added(2, "<c>", special=True), added(3, "d")]))
     monkeypatch.setattr(codec, "_tokenizer", Watched(codec._tokenizer))
-    codec.probe()
+    probe(codec)
     assert [found for kind, found in seen if kind == "ids"] == [[0, 1], [2, 3]]
     assert [one for one in seen if one[0] == "<c>"][:2] == [("<c>", True), ("<c>", False)]
 

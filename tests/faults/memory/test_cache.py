@@ -17,6 +17,7 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import MOST_USES, RowCache
 from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 
 V = 1000
@@ -29,7 +30,7 @@ def fetch(cache: RowCache, wanted: I64) -> None:
     missing = cache.missing(wanted)
     if len(missing):
         values = np.repeat(missing.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
-        records: U8 = LAYOUT.pack([values])
+        records: U8 = pack_records(LAYOUT, [values])
         cache.install(missing, records, wanted)
     assert isinstance(cache.storage, ArraySlots)
     assert (cache.storage.codes[0][0][cache.slots_of(wanted), 0] == wanted).all()

@@ -56,7 +56,7 @@ import json, re, sys, threading
 import numpy as np, stem_edge
 from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
-from stem_edge.runtime.backends.onnxruntime import prepacked
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
 path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
 prepacked.LEAST_NBYTES = int(sys.argv[4])
 stem_edge.load(path, engine=engine).close()  # what the libraries take for good is theirs
@@ -68,14 +68,14 @@ thread = threading.Thread(target=watch, daemon=True)
 thread.start()
 try:
     stem_edge.load(path, engine=engine, memory=1000)
-except stem_edge.MemoryPlanError as error:
+except stem_edge.errors.MemoryPlanError as error:
     least = parse_size(re.search(r"at least ([\\d.]+ M?k?B)", str(error))[1])
 found = []
 for more in (-step, step, 2 * step, 4 * step, 8 * step, 16 * step):
     budget, samples[0] = least + more, 0
     try:
         model = stem_edge.load(path, engine=engine, memory=budget, warm_start=False)
-    except stem_edge.MemoryPlanError as error:
+    except stem_edge.errors.MemoryPlanError as error:
         found.append([budget, 0, 0, str(error)])
         continue
     with model:

@@ -44,7 +44,7 @@ for how in ("close", "drop", "nothing"):
     for way in (lambda: next(stream), lambda: model.generate([1]), lambda: model.engine.make([])):
         try:
             way()
-        except stem_edge.InputError as error:
+        except stem_edge.errors.InputError as error:
             said.append(str(error))
     if how == "close":
         model.close()
@@ -89,7 +89,7 @@ if not child:
     for _ in range(2):
         try:
             scheduler.step()
-        except stem_edge.InputError as error:
+        except stem_edge.errors.InputError as error:
             os.write(1, f"{error}\\n".encode())
     scheduler.close()
     os._exit(0)
@@ -167,7 +167,7 @@ import numpy as np, stem_edge
 with stem_edge.load(sys.argv[1], slots=16, threads=1, warm_start=False,
                     overlap=sys.argv[2] == "prefetch") as model:
     list(model.generate([1, 2], max_new_tokens=4))
-    base, real = model.engine.rows.store.base, model.engine.rows.store.base.read
+    base, real = model.engine.rows.store, model.engine.rows.store.read
     def read(numbers, whole=None):
         if threading.current_thread() is not threading.main_thread():
             time.sleep(1)  # cannot be interrupted, but comes back

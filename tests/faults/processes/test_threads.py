@@ -23,8 +23,8 @@ from stem_edge.errors import InputError, OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.model import Model
-from stem_edge.runtime.rows import background
-from stem_edge.runtime.rows.store import Flags
+from stem_edge.runtime.rows import prefetch as background
+from stem_edge.runtime.rows.records import Flags
 
 pytestmark = pytest.mark.usefixtures("watchdog")
 PROMPTS = [[5, 6, 7, start, start + 1] for start in range(10, 250, 40)]
@@ -55,7 +55,7 @@ def model(tiny_bundle: Path) -> Iterator[Model]:
 
 def on_read(model: Model, before: Callable[[I64], object]) -> None:
     """Call `before` for each read of records, in the thread that reads."""
-    store = rows_of(model).store.base
+    store = rows_of(model).store
     real = type(store).read.__get__(store)
 
     def read(numbers: I64, whole: Flags | None = None) -> Any:
@@ -279,14 +279,14 @@ model = stem_edge.load(sys.argv[1], slots=16, threads=2, warm_start=False)
 stream = model.generate([5, 6, 7], max_new_tokens=50)
 next(stream)
 if "prefetch" in sys.argv:
-    base, real = model.engine.rows.store.base, model.engine.rows.store.base.read
+    base, real = model.engine.rows.store, model.engine.rows.store.read
     base.read = lambda *asked: (time.sleep(0.5), real(*asked))[1]
     model.engine.expect(np.array([200, 201]))
 def work():
     try:
         while True:
             list(model.generate([1, 2, 3], max_new_tokens=100))
-    except stem_edge.InputError:
+    except stem_edge.errors.InputError:
         pass
 if "thread" in sys.argv:
     threading.Thread(target=work, daemon=True).start()
@@ -308,7 +308,7 @@ def census(model: Model) -> tuple[int, int, int]:
     gc.collect()
     model.engine.make([])  # to forget released records
     fds = list(FDS.iterdir()) if FDS.is_dir() else []
-    return threading.active_count(), len(fds), rows_of(model).store.made
+    return threading.active_count(), len(fds), rows_of(model).made
 
 
 @pytest.mark.slow

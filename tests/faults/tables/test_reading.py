@@ -29,6 +29,7 @@ from stem_edge.export.job.table_plan import EXPORT_TABLES, ExportTables
 from stem_edge.export.tables import SHARD_NBYTES, _make_grid
 from stem_edge.files import disk
 from stem_edge.runtime.rows.store import open_store
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowType, make_layout
 from stem_edge.tables.store import TableFormat
 
@@ -43,7 +44,7 @@ def test_z11_scales_of_rare_tokens(tiny_bundle: Path, tmp_path: Path) -> None:
     rare = RecordLayout(
         records=2, layers=(1,), parts=((16,),), row_type="int4", group_size=16, scale_type="fp16"
     )
-    stored = [layout.pack([np.ones((2, 16), np.float32)]) for layout in (wide, rare)]
+    stored = [pack_records(layout, [np.ones((2, 16), np.float32)]) for layout in (wide, rare)]
     rare.row_scales(stored[1], 0)[1] = np.inf
     format = write_store(tmp_path / TABLES, wide, stored[0], 1, [0, 1, 2, 2, 3], (rare, stored[1]))
     manifest: Any = type("Manifest", (), {"table_format": format})

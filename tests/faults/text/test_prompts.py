@@ -23,7 +23,7 @@ from stem_edge.runtime.lookups.row_ids import checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import Sampler
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.text_table import shown
+from stem_edge.shown import shown
 
 NOT_APPLICABLE: dict[str, str] = {
     "P6": "a call generates one text; there is neither n nor best_of",

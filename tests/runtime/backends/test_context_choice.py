@@ -10,15 +10,16 @@ from planned_bundle import BUNDLE
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.errors import MemoryPlanError
-from stem_edge.runtime.backends.context_choice import (
-    CONTEXT_SHARE,
-    USUAL_CONTEXT,
-    choose_plan,
-    contexts,
-)
 from stem_edge.runtime.backends.memory_plan import Ask, Device, MemoryPlan, Part
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.planner import Planner, plan_memory
+from stem_edge.runtime.backends.planner import (
+    CONTEXT_SHARE,
+    USUAL_CONTEXT,
+    Planner,
+    choose_plan,
+    contexts,
+    plan_memory,
+)
 
 LONGEST = 131_072
 FOOTPRINT = footprint_of(BUNDLE.manifest)
@@ -44,6 +45,10 @@ def chosen(memory: int, slots: int | None = None, device: Device | None = None) 
     return choose_plan(contexts(LONGEST), plans(memory, slots, device), memory)
 
 
+def of_context(plan: MemoryPlan) -> int:
+    return plan.kv_cache + plan.activations + plan.text
+
+
 @pytest.mark.parametrize(
     ("longest", "expected"),
     [
@@ -66,7 +71,7 @@ def test_more_memory_gives_a_longer_context_and_at_least_as_much_for_rows() -> N
     assert lengths[0] < USUAL_CONTEXT in lengths and lengths[-1] == LONGEST
     for size, plan in zip(range(17, 1000, 7), found, strict=True):
         assert plan.total <= size * MEGA
-        taken, spare = plan.kv_cache + plan.activations, size * MEGA - plan.weights
+        taken, spare = of_context(plan), size * MEGA - plan.weights
         if plan.context_length > USUAL_CONTEXT:
             assert taken <= CONTEXT_SHARE * spare
         if plan.context_length < LONGEST:  # the next one would take too much, or not fit
@@ -75,15 +80,15 @@ def test_more_memory_gives_a_longer_context_and_at_least_as_much_for_rows() -> N
             except MemoryPlanError:
                 continue
             assert plan.context_length >= USUAL_CONTEXT
-            assert longer.kv_cache + longer.activations > CONTEXT_SHARE * spare
+            assert of_context(longer) > CONTEXT_SHARE * spare
 
 
 def test_several_sequences_take_shorter_contexts() -> None:
     lengths = []
-    for sequences in (1, 2, 8):
-        plan = choose_plan(contexts(LONGEST), plans(100 * MEGA, sequences=sequences), 100 * MEGA)
+    for sequences in (1, 4, 16):
+        plan = choose_plan(contexts(LONGEST), plans(400 * MEGA, sequences=sequences), 400 * MEGA)
         lengths.append(plan.context_length)
-        assert plan.kv_cache + plan.activations <= CONTEXT_SHARE * (100 * MEGA - plan.weights)
+        assert of_context(plan) <= CONTEXT_SHARE * (400 * MEGA - plan.weights)
     assert lengths[0] > lengths[1] > lengths[2]
 
 
@@ -93,7 +98,7 @@ def test_the_usual_context_is_taken_even_if_it_takes_most() -> None:
     )
     plan = chosen(least.total)
     assert plan.context_length == USUAL_CONTEXT and plan.slots == least.slots
-    assert plan.kv_cache > CONTEXT_SHARE * (least.total - plan.weights)
+    assert of_context(plan) > CONTEXT_SHARE * (least.total - plan.weights)
     assert chosen(least.total - 1).context_length == USUAL_CONTEXT // 2
 
 

@@ -19,7 +19,6 @@ from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.runtime.backends import engines
 from stem_edge.runtime.backends.engines import ENGINES, Engine, choose_engine
-from stem_edge.runtime.backends.options import EngineChoice
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def test_what_is_not_installed_is_not_chosen(
     assert greedy(both)[0] == "ggml"
     monkeypatch.setattr(engines, "is_installed", lambda name: name == "onnxruntime")
     assert greedy(both)[0] == "onnxruntime"
-    names: list[EngineChoice] = ["auto", "ggml"]
+    names: list[str] = ["auto", "ggml"]
     for name in names:
         with pytest.raises(BackendError, match=r"ggml is not installed.*stem-edge\[gguf\]"):
             stem_edge.load(tiny_gguf, engine=name)

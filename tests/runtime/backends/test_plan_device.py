@@ -11,7 +11,7 @@ from planned_bundle import BUNDLE, CONTEXT, make_bundle
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.graph.device_rows import DeviceRows
+from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.runtime.backends.memory_plan import (
     CHUNK_TOKENS,
     Ask,
@@ -19,8 +19,9 @@ from stem_edge.runtime.backends.memory_plan import (
     MemoryPlan,
     Needs,
 )
-from stem_edge.runtime.backends.onnxruntime.needs import DEVICE_FIXED_NBYTES as FIXED_NBYTES
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, device_needs, portable_needs
+from stem_edge.runtime.backends.onnxruntime.device.needs import DEVICE_FIXED_NBYTES as FIXED_NBYTES
+from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs, portable_needs
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.planner import DEFAULT_CACHE_NBYTES, SMALLEST_CHUNK, plan_memory
 
 RECORDS = BUNDLE.manifest.model.records

@@ -14,7 +14,7 @@ from stem_edge.bundle.manifest import TABLES, FileEntry, Manifest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
 from stem_edge.runtime.backends import planner as module
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Ask, MemoryPlan
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, PROMPT_NBYTES, Ask, MemoryPlan
 from stem_edge.runtime.backends.onnxruntime.needs import SCORED_AT_ONCE, cpu_needs
 from stem_edge.runtime.backends.planner import (
     DEFAULT_CACHE_NBYTES,
@@ -66,11 +66,11 @@ def smallest(bundle: Bundle, context: int = CONTEXT) -> int:
 def test_the_parts_add_up() -> None:
     plan = plan_memory(BUNDLE, CONTEXT, "60MB")
     parts = dict(plan.parts())
-    assert len(parts) == 6
+    assert len(parts) == 7
+    assert plan.text == PROMPT_NBYTES * CONTEXT
     assert plan.total == sum(parts.values())
-    assert sum(parts.values()) == (
-        plan.process + plan.weights + plan.kv_cache + plan.activations + plan.reads + plan.row_cache
-    )
+    known = plan.process + plan.text + plan.weights + plan.kv_cache + plan.activations
+    assert plan.total == known + plan.reads + plan.row_cache
 
 
 def test_what_the_process_has_taken_counts() -> None:
@@ -124,7 +124,7 @@ def test_logits_of_every_position_take_no_more_than_a_chunk(vocab_size: int, slo
 
 @pytest.mark.parametrize("vocab_size", [1000, 1 << 18])
 @pytest.mark.parametrize("sequences", [2, 8, 100])
-@pytest.mark.parametrize("memory", [None, "70MB", "400MB"])
+@pytest.mark.parametrize("memory", [None, "72MB", "400MB"])
 def test_memory_for_several_sequences(vocab_size: int, sequences: int, memory: str | None) -> None:
     model = msgspec.structs.replace(BUNDLE.manifest.model, vocab_size=vocab_size)
     needs = cpu_needs(
@@ -140,7 +140,7 @@ def test_memory_for_several_sequences(vocab_size: int, sequences: int, memory: s
         plan = module.plan_memory("a bundle", needs, ask, 0, 1 << 40)
     except MemoryPlanError as error:
         assert f"KV cache of {sequences} x {CONTEXT} tokens" in str(error)
-        assert (vocab_size, sequences, memory) == (1 << 18, 100, "70MB")
+        assert (vocab_size, sequences, memory) == (1 << 18, 100, "72MB")
         return
     assert plan.sequences == sequences and plan.kv_cache == sequences * one.kv_cache
     assert plan.slots >= plan.chunk_tokens >= plan.logit_tokens >= sequences

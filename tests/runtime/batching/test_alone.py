@@ -15,7 +15,7 @@ from toy_batches import ToyBatch, check_given_back, together, toy_model
 
 import stem_edge
 from stem_edge.errors import BackendError, RowReadError, StemEdgeError
-from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk
@@ -53,10 +53,10 @@ def toy(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[Toy]:
 
 def told(model: Model, prompt: list[int], options: Any, wrong: int = 5) -> list[Chunk]:
     """Let the model guess an answer, mostly right; return it as generate gives it."""
-    model.speculation = None
+    model.stepping = model.stepping._replace(speculation=None)
     chunks = list(model.generate(prompt, **options))
     ids = [token for chunk in chunks for token in chunk.token_ids]
-    model.speculation = ToldSpeculation(prompt + ids, wrong)
+    model.stepping = model.stepping._replace(speculation=ToldSpeculation(prompt + ids, wrong))
     return chunks
 
 
@@ -106,11 +106,13 @@ def test_chunks_are_those_of_generate_whenever_another_comes(
 def test_stop_texts(toy: Toy) -> None:
     model, _ = toy
     text = "".join(chunk.text for chunk in told(model, LONE, {"max_new_tokens": NEW}))
-    guesses = model.speculation
+    guesses = model.stepping.speculation
     for place in range(0, len(text) - 2, 3):
         options: dict[str, Any] = {"max_new_tokens": NEW, "stop": [text[place : place + 2]]}
         expected = told(model, LONE, options)
-        model.speculation = guesses  # right ones beyond the stop text
+        model.stepping = model.stepping._replace(
+            speculation=guesses
+        )  # right ones beyond the stop text
         scheduler = model.scheduler(3)
         request = model.request(LONE, **options)
         scheduler.submit(request)
@@ -144,13 +146,13 @@ def test_a_step_takes_many_tokens_and_joins_with_one(toy: Toy) -> None:
 def test_exact_guesses_only_where_bits_stay(tiny_bundle: Path, exact: bool, same: bool) -> None:
     with toy_model(tiny_bundle, slots=16, sequences=3) as (model, _):
         told(model, LONE, {"max_new_tokens": NEW})
-        assert model.speculation is not None
-        model.speculation.costs = StepCosts(seconds=1.0, times=CHEAP.times, same_bits=same)
+        assert model.stepping.speculation is not None
+        model.stepping.speculation.costs = StepCosts(seconds=1.0, times=CHEAP.times, same_bits=same)
         for _ in model.generate_many([LONE], exact=exact, max_new_tokens=NEW):
             pass
         assert (model.stats.drafted_tokens > 0) == (same or not exact)
         constrain(model)
-        model.speculation = None
+        model.stepping = model.stepping._replace(speculation=None)
         grammar = Grammar("lark", "1-90 20 21 22 23")
         for _ in model.generate_many([LONE], exact=exact, grammar=grammar):
             pass
@@ -162,7 +164,7 @@ def test_cancelling_at_any_unit(toy: Toy, guessing: bool) -> None:
     model, backend = toy
     expected = told(model, LONE, {"max_new_tokens": NEW})
     if not guessing:
-        model.speculation = None
+        model.stepping = model.stepping._replace(speculation=None)
     ids = [token for chunk in expected for token in chunk.token_ids]
     ended, units = False, 0
     while not ended:

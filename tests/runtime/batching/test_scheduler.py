@@ -18,13 +18,13 @@ from threads import together as in_threads
 from toy_batches import alone, check_given_back, together, toy_model
 
 import stem_edge
-from stem_edge import InputError
-from stem_edge.errors import BackendError, OutOfMemoryError, StemEdgeError
-from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.errors import BackendError, InputError, OutOfMemoryError, StemEdgeError
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.stepping import Stepping
 
 PROMPTS = [[5, 6, 7, start, start + 1, *range(start % 7)] for start in range(10, 250, 22)]
 NEW: dict[str, Any] = {"max_new_tokens": 9}
@@ -472,8 +472,8 @@ def test_a_closed_scheduler_holds_nothing(toy: Toy) -> None:
 @pytest.mark.parametrize("same", [True, False])
 def test_exact_holds_as_loaded(tiny_bundle: Path, same: bool) -> None:
     with toy_model(tiny_bundle, copies=True, slots=6, sequences=6) as (model, backend):
-        model.exact = True
-        model.step_costs = StepCosts(seconds=1, times={}, same_bits=False, same_in_batches=same)
+        costs = StepCosts(seconds=1, times={}, same_bits=False, same_in_batches=same)
+        model.stepping = Stepping(exact=True, costs=costs)
         scheduler = model.scheduler(4)
         assert bool(backend.batches) == same
         scheduler.close()

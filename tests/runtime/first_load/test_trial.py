@@ -14,12 +14,12 @@ import pytest
 from installed import DEMO, needs_ggml
 
 import stem_edge
-from stem_edge.bundle import prefill_check, verdicts
+from stem_edge.bundle import keeping, prefill_check, verdicts
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.bundle.verdicts import Records
+from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.files import hashes
+from stem_edge.files import plain_files as hashes
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.first_load import trial, trial_worker
 from stem_edge.runtime.first_load.trial import Limits, try_first
@@ -60,7 +60,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(path.name)
         return real(path, nbytes, lambda count: None)
 
-    monkeypatch.setattr(verdicts, "sha256_of", watch)
+    monkeypatch.setattr(keeping, "sha256_of", watch)
     return seen
 
 
@@ -68,7 +68,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_real_worker(engine: EngineName, tiny: Path, tmp_path: Path) -> None:
     bundle = open_bundle(tiny)
     try_first(bundle, engine, tmp_path)
-    verdict = Records(bundle, engine, tmp_path).verdict()
+    verdict = Verdicts(bundle, engine, tmp_path).verdict()
     assert verdict is not None
     assert (verdict.reason, verdict.engine, verdict.bundle) == ("", engine, str(bundle.path))
 
@@ -168,7 +168,7 @@ def test_what_was_exported_here_is_not_tried(
 
 def test_without_a_trial(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "run_steps", None)
-    monkeypatch.setattr(verdicts, "sha256_of", None)
+    monkeypatch.setattr(keeping, "sha256_of", None)
     with stem_edge.load(trials.path, cache_dir=trials.cache, warm_start=False, trial=False):
         assert not trials.cache.exists()
 
@@ -245,9 +245,9 @@ def test_what_a_user_allows_is_not_the_fault_of_a_bundle(
 
 def test_a_large_backbone_is_not_tried(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = open_bundle(trials.path)
-    small = Limits.of(Records(bundle, "onnxruntime", trials.cache))
+    small = Limits.of(Verdicts(bundle, "onnxruntime", trials.cache))
     monkeypatch.setattr(prefill_check, "TRIED_NBYTES", 1000)
-    large = Limits.of(Records(bundle, "onnxruntime", trials.cache))
+    large = Limits.of(Verdicts(bundle, "onnxruntime", trials.cache))
     assert large.memory_nbytes < small.memory_nbytes and large.cpu_seconds <= small.cpu_seconds
     assert trial_worker.measure_prefill(bundle, lambda step: None) is None
 
@@ -290,7 +290,7 @@ def test_how_a_worker_may_end(
     assert len(seen) == (1 if kept else 2)
     arguments = [str(trials.path.resolve()), "onnxruntime", "1000", "5"]
     assert seen[0] == (["worker", *arguments], 60.0, 3.0)
-    verdict = Records(bundle, "onnxruntime", trials.cache).verdict()
+    verdict = Verdicts(bundle, "onnxruntime", trials.cache).verdict()
     assert (verdict is not None) == kept
     if verdict is not None:
         assert (verdict.until is None) == (status is not None)

@@ -11,10 +11,9 @@ import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime.backends.onnxruntime import prefill_measure
+from stem_edge.runtime.backends.onnxruntime.prepared import prefill_measure
 from stem_edge.runtime.first_load import trial_worker
 from stem_edge.runtime.first_load.trial_worker import main, measure_prefill, try_tokenizer
-from stem_edge.runtime.text.codec import TextCodec
 
 TEXTS = ["tokenizer.json", "texts through tokenizer.json"]
 
@@ -29,7 +28,7 @@ def quantized(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_a_tokenizer_is_used(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     probed: list[object] = []
-    monkeypatch.setattr(TextCodec, "probe", lambda codec: probed.append(codec))
+    monkeypatch.setattr(trial_worker, "probe", probed.append)
     try_tokenizer(open_bundle(tiny_bundle), told.append)
     assert told == TEXTS
     assert len(probed) == 1

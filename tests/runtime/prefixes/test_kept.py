@@ -19,9 +19,11 @@ import stem_edge
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
-from stem_edge.runtime.engine import Context, starts_of
+from stem_edge.runtime.engine import Context
+from stem_edge.runtime.prefixes.conversation_file import load, save
 from stem_edge.runtime.prefixes.folder import PrefixFolder
 from stem_edge.runtime.prefixes.kept import MOST_KEPT, Prefixes
+from stem_edge.runtime.steps import starts_of
 
 LENGTH, TOKEN_NBYTES = 1000, 10
 A, B, C = ([start + place for place in range(400)] for start in (0, 1000, 2000))
@@ -210,9 +212,9 @@ def test_files_are_read_once_others_have_given_way(tmp_path: Path) -> None:
     calls = Calls(5_200, folder)
     assert [calls.call(ids[:count]) for ids in (A, B) for count in (300, 400)] == [0, 300, 0, 300]
     assert [calls.call(ids) for ids in (A, B, A)] == [398, 398, 398]  # written as others came
-    calls.prefixes.save(tmp_path / "talk", A, "[]")
+    save(calls.prefixes, tmp_path / "talk", A, "[]")
     for _ in range(5):
-        assert calls.prefixes.load(tmp_path / "talk") == "[]"
+        assert load(calls.prefixes, tmp_path / "talk") == "[]"
     assert calls.call(A) == 398 and len(calls.prefixes._kept) <= 1
 
 
@@ -220,7 +222,7 @@ def test_files_are_read_once_others_have_given_way(tmp_path: Path) -> None:
 def test_a_context_stays_after_it_was_saved(ids: list[int], tmp_path: Path) -> None:
     calls = Calls(5_200)
     calls.call(A)
-    calls.prefixes.save(tmp_path / "talk", ids, "[]")
+    save(calls.prefixes, tmp_path / "talk", ids, "[]")
     assert calls.call(A) == 398
 
 

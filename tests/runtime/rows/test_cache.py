@@ -14,6 +14,7 @@ from stores import arrays_of, ids, resident
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import AGEING_USES_PER_SLOT, RowCache, needed_whole
 from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowType, make_layout
 
 V = 60
@@ -38,7 +39,7 @@ def make_records(layout: RecordLayout) -> U8:
     """Make a record for each token."""
     rng = np.random.default_rng(5)
     shape = (layout.records, layout.row_width)
-    return layout.pack([rng.normal(size=shape).astype(np.float32) for _ in layout.layers])
+    return pack_records(layout, [rng.normal(size=shape).astype(np.float32) for _ in layout.layers])
 
 
 def fetch(cache: RowCache, records: U8, tokens: I64) -> None:

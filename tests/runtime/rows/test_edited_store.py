@@ -23,7 +23,10 @@ from stem_edge.runtime.rows.edited_store import EditedStore
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
-from stem_edge.tables.lookup import RowLookup, compose, pack_row
+from stem_edge.runtime.rows.warm import Caches
+from stem_edge.tables.composing import compose, pack_row
+from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 
 V, LAYERS, WIDTH, SLOTS = 20, (1, 4), 8, 4
@@ -34,7 +37,7 @@ INDEX = [(7 * token) % V for token in range(30)]
 
 def make_records() -> U8:
     rng = np.random.default_rng(3)
-    return LAYOUT.pack([rng.normal(size=(V, WIDTH)).astype(np.float32) for _ in LAYERS])
+    return pack_records(LAYOUT, [rng.normal(size=(V, WIDTH)).astype(np.float32) for _ in LAYERS])
 
 
 RECORDS = make_records()
@@ -121,9 +124,9 @@ def test_with_an_index_stem_ids_begin_after_the_tokens_and_records_after_the_rec
 def test_tokens_that_share_a_record_are_read_once_for_a_lookup(shared: EditedStore) -> None:
     assert INDEX[0] == INDEX[20]
     (number,) = make(shared, mean_of(0, 20))
-    before = shared.base.bytes_read
+    before = shared.counters().bytes_read
     assert read(shared, [number]) == [expected(mean_of(0, 20), INDEX)]
-    assert shared.base.bytes_read - before == LAYOUT.record_nbytes + 4
+    assert shared.counters().bytes_read - before == LAYOUT.record_nbytes + 4
 
 
 def test_a_lookup_has_one_number_until_the_last_of_its_users_is_gone(store: EditedStore) -> None:
@@ -184,6 +187,11 @@ def test_releasing_tokens_means_nothing(store: EditedStore) -> None:
     assert store.unused().tolist() == []
 
 
+def edited_of(rows: Prefetcher) -> EditedStore:
+    assert rows.edited is not None
+    return rows.edited
+
+
 def test_ten_thousand_edits_take_the_memory_of_one(store: EditedStore) -> None:
     cache = RowCache(ArraySlots(LAYOUT, SLOTS))
     rows, rng = Prefetcher(store.base, cache, overlap=False), np.random.default_rng(0)
@@ -194,8 +202,9 @@ def test_ten_thousand_edits_take_the_memory_of_one(store: EditedStore) -> None:
         greatest = max(greatest, stem_id)
         rows.release([stem_id])
     assert greatest <= V + 1
-    assert (rows.store.made, len(cache._slot_of), len(rows.store._users)) == (1, V + 2, 1)
-    assert len(rows.store._free) <= 1
+    edited = edited_of(rows)
+    assert (rows.made, len(cache._slot_of), len(edited._users)) == (1, V + 2, 1)
+    assert len(edited._free) <= 1
 
 
 def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
@@ -214,15 +223,15 @@ def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
         one, two = rng.integers(0, V, 2).tolist()
         lookups = [mixed(one, two), mean_of(one, two)]
         made = rows.make(lookups).tolist()
-        assert read(rows.store, made) == [expected(lookup) for lookup in lookups]
+        assert read(edited_of(rows), made) == [expected(lookup) for lookup in lookups]
         waiting.put(made)
     for _ in threads:
         waiting.put([])
     for thread in threads:
         thread.join()
     rows.make([])
-    assert rows.store.made == 0
-    assert len(rows.store._free) == rows.store.numbers - V
+    assert rows.made == 0
+    assert len(edited_of(rows)._free) == edited_of(rows).numbers - V
 
 
 def test_releases_by_the_garbage_collector_within_make_are_only_noted(store: EditedStore) -> None:
@@ -246,11 +255,11 @@ def test_releases_by_the_garbage_collector_within_make_are_only_noted(store: Edi
         circle.append(circle)  # type: ignore[arg-type]
         del circle
         found = rows.make([(Nosy((9,)), Nosy((token,)))]).tolist()
-        assert read(rows.store, found) == [expected(mixed(9, token))]
+        assert read(edited_of(rows), found) == [expected(mixed(9, token))]
         rows.release(found)
     gc.collect()
     rows.make([])
-    assert rows.store.made == 0
+    assert rows.made == 0
 
 
 def test_a_damaged_record_is_reported_by_all_that_need_it(
@@ -272,7 +281,7 @@ def test_with_all_records_resident_composed_ones_share_the_rest(
 ) -> None:
     cache = RowCache(ArraySlots(LAYOUT, slots))
     rows = Prefetcher(store.base, cache, overlap=False)
-    rows.fill(np.arange(V), 8)
+    Caches(cache, store.base).fill(np.arange(V), 8)
     assert rows.step_tokens == ANY_NUMBER
     lookups = [mixed(one, two) for one in range(3) for two in range(10, 13)]
     made = rows.make(lookups)

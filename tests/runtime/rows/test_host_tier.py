@@ -18,21 +18,22 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
 from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.records import READ_AT_ONCE
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
-from stem_edge.runtime.rows.warm import counts_file, expected_records, fill
+from stem_edge.runtime.rows.warm import Caches, counts_file, expected_records, fill
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import make_layout
 from stem_edge.tables.token_counts import write_counts
 
 V = 200
 LAYOUT = make_layout(V, (1, 3), ((32,),), "int8", 16)
 VALUES = np.random.default_rng(3).normal(size=(2, V, 32)).astype(np.float32)
-RECORDS: U8 = LAYOUT.pack([VALUES[0], VALUES[1]])
+RECORDS: U8 = pack_records(LAYOUT, [VALUES[0], VALUES[1]])
 
 
 class FakeStore(MemoryStore):
@@ -86,8 +87,9 @@ def test_reads_are_those_of_the_store_and_each_record_is_kept_or_read(
         assert from_flash == sorted(set(numbers.tolist()) - set(before))
         assert len(kept(tier)) <= tier.slots
         wanted += len(numbers)
-    assert tier.hits + tier.misses == wanted
-    assert tier.misses * LAYOUT.record_nbytes == tier.bytes_read == store.bytes_read
+    found = tier.counters()
+    assert found.host_hits + found.host_misses == wanted
+    assert found.host_misses * LAYOUT.record_nbytes == found.bytes_read == store.bytes_read
 
 
 @pytest.mark.parametrize("numbers", [[], [5, 5], [9, 3, 9, 4, 3], [1, 2, 1]])
@@ -254,12 +256,17 @@ def test_what_stays_on_the_device_leaves_the_host() -> None:
     assert alone[1] <= both < alone[1] + 0.5 * (alone[0] - alone[1])
 
 
+def caches_of(rows: Prefetcher) -> Caches:
+    assert isinstance(rows.store, HostTier)
+    return Caches(rows.cache, rows.store.flash, rows.store)
+
+
 def test_filling_gives_the_best_to_the_device_and_the_next_to_the_host() -> None:
     rows, _ = rows_over(3, 4)
-    rows.fill(ids(50, 40, 30, 20, 10, 60, 70, 80), 2)
+    caches_of(rows).fill(ids(50, 40, 30, 20, 10, 60, 70, 80), 2)
     assert not len(rows.cache.missing(ids(50, 40, 30)))
-    assert rows.host is not None
-    assert kept(rows.host) == [10, 20, 60, 70]
+    assert isinstance(rows.store, HostTier)
+    assert kept(rows.store) == [10, 20, 60, 70]
     found = rows.counters()
     assert (found.host_hits, found.host_misses, found.misses) == (0, 0, 0)
     check_slots(rows, ids(20, 70, 99))
@@ -268,14 +275,14 @@ def test_filling_gives_the_best_to_the_device_and_the_next_to_the_host() -> None
 
 def test_filling_ends_at_its_deadline() -> None:
     rows, store = rows_over(3, 4)
-    rows.fill(ids(1, 2, 3, 4), 2, deadline=0.0)
+    caches_of(rows).fill(ids(1, 2, 3, 4), 2, deadline=0.0)
     assert store.reads == []
 
 
 def test_filling_again_reads_nothing() -> None:
     rows, store = rows_over(3, 4)
     for _ in range(2):
-        rows.fill(np.arange(7), 10)
+        caches_of(rows).fill(np.arange(7), 10)
     assert store.reads == [[0, 1, 2], [3, 4, 5, 6]]
 
 
@@ -290,10 +297,10 @@ def test_a_warm_start_fills_both(host_slots: int, tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     write_counts(path, counts)
     store = open_store(bundle.file(TABLES), format)
-    tier = HostTier(store, host_slots) if host_slots else store
-    rows = Prefetcher(tier, RowCache(ArraySlots(format.tables, 3)), overlap=False)
-    wanted = expected_records(bundle, rows, tmp_path)
-    fill(rows, wanted, 2)
+    tier = HostTier(store, host_slots) if host_slots else None
+    rows = Prefetcher(tier or store, RowCache(ArraySlots(format.tables, 3)), overlap=False)
+    wanted = expected_records(bundle, caches := Caches(rows.cache, store, tier), tmp_path)
+    fill(caches, wanted, 2)
     rows.close()
     assert wanted.tolist() == list(range(min(10, 3 + host_slots)))
     assert not len(rows.cache.missing(np.arange(3)))

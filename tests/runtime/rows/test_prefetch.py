@@ -13,8 +13,11 @@ from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I32, I64, U8
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
+from stem_edge.runtime.rows.records import records_of
 from stem_edge.runtime.rows.slots import ArraySlots, Staged
+from stem_edge.runtime.rows.warm import Caches
 from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 
 V, SLOTS = 50, 4
@@ -25,7 +28,7 @@ THREAD = "stem-edge-prefetch"
 def numbered(numbers: I64) -> U8:
     """Make records; record r holds the number r."""
     values = np.repeat(numbers.astype(np.float32)[:, None], LAYOUT.row_width, axis=1)
-    return LAYOUT.pack([values, values])
+    return pack_records(LAYOUT, [values, values])
 
 
 class FakeStore(MemoryStore):
@@ -68,8 +71,8 @@ def make() -> Iterator[Make]:
 
 
 def store_of(rows: Prefetcher) -> FakeStore:
-    assert isinstance(rows.store.base, FakeStore)
-    return rows.store.base
+    assert isinstance(rows.store, FakeStore)
+    return rows.store
 
 
 def contents(rows: Prefetcher, slots: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[int]:
@@ -246,12 +249,12 @@ def test_tokens_that_share_a_record_share_its_read_its_slot_and_its_count(
 
 def test_without_an_index_nothing_is_copied(make: Make) -> None:
     tokens = ids(3, 1)
-    assert make().store.records_of(tokens) is tokens
+    assert records_of(make().store, tokens) is tokens
 
 
 def test_filling_takes_records(make: Make) -> None:
     rows = make(index=INDEX)
-    rows.fill(ids(9, 3, 7, 1, 2), 2)
+    Caches(rows.cache, rows.store).fill(ids(9, 3, 7, 1, 2), 2)
     assert resident(rows.cache) == {1, 3, 7, 9}
 
 

@@ -17,8 +17,8 @@ from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows import remote
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.edited_store import READ_AT_ONCE
 from stem_edge.runtime.rows.prefetch import Prefetcher
+from stem_edge.runtime.rows.records import READ_AT_ONCE
 from stem_edge.runtime.rows.remote import RemoteShards, joined, printable_url
 from stem_edge.runtime.rows.shards import Fill, Piece
 from stem_edge.runtime.rows.slots import ArraySlots
@@ -75,8 +75,11 @@ def test_records_come_in_few_requests_and_opening_makes_none(server: RangeServer
 FAULTS: dict[Fault, tuple[bool, str]] = {
     "500": (True, "500"),
     "cut": (True, "ClientPayloadError"),
+    "reset": (True, "ClientPayloadError"),
     "wrong": (True, "crc32c"),
     "hang": (True, "Timeout"),
+    "416": (True, "only 0 of 84 bytes"),
+    "loop": (True, "TooManyRedirects"),
     "403": (False, "403"),
     "no ranges": (False, "serves no ranges"),
 }

@@ -20,6 +20,7 @@ from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables import shards
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 
@@ -214,7 +215,10 @@ def mixed(tmp_path: Path) -> U8:
     rng, rows = np.random.default_rng(3), []
     for _ in LAYOUT.layers:
         rows.append(rng.normal(size=(V, LAYOUT.row_width)).astype(np.float32))
-    frequent, rare = LAYOUT.pack([row[:5] for row in rows]), RARE.pack([row[5:] for row in rows])
+    frequent, rare = (
+        pack_records(LAYOUT, [row[:5] for row in rows]),
+        pack_records(RARE, [row[5:] for row in rows]),
+    )
     write_store(tmp_path, LAYOUT, frequent, PER_SHARD, INDEX, (RARE, rare))
     widened = np.empty((6, LAYOUT.record_nbytes), np.uint8)
     MIXED.widen(rare, widened)
@@ -273,8 +277,8 @@ def split(tmp_path: Path) -> tuple[TableFormat, U8]:
     rng, rows = np.random.default_rng(4), []
     for _ in SPLIT.layers:
         rows.append(rng.normal(size=(V, SPLIT.row_width)).astype(np.float32))
-    frequent = SPLIT.pack([row[:5] for row in rows])
-    rare = SPLIT_RARE.pack([row[5:] for row in rows])
+    frequent = pack_records(SPLIT, [row[:5] for row in rows])
+    rare = pack_records(SPLIT_RARE, [row[5:] for row in rows])
     format = write_store(tmp_path, SPLIT, frequent, 4, INDEX, (SPLIT_RARE, rare), PIECES)
     widened = np.empty((6, SPLIT.record_nbytes), np.uint8)
     format.widen(rare, widened)
@@ -298,7 +302,7 @@ def test_the_first_rows_of_a_record_are_read_alone(
         rest = [SPLIT.unpack(found[[0, 2]], index) for index in range(PROMPT_ROWS, 6)]
         assert not np.any(rest)
         read = sizes[0] + 3 * sizes[1] + sizes[2] + 3 * sizes[3]
-        assert store.bytes_read == (read if store.traffic is None else 0)
+        assert store.counters().bytes_read == (0 if store.distant else read)
         assert np.array_equal(store.read(ids(*range(V))), records)
 
 

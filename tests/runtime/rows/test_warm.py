@@ -88,7 +88,7 @@ def test_flash_that_fails_while_filling_is_reported_when_a_row_is_needed(
 
     monkeypatch.setattr(ShardFiles, "fill", broken)
     with stem_edge.load(bundle) as model:
-        with pytest.raises(stem_edge.RowReadError):
+        with pytest.raises(stem_edge.errors.RowReadError):
             model.logits(list(b"ab"))
         monkeypatch.undo()
         assert np.isfinite(model.logits(list(b"ab"))).all()

@@ -14,9 +14,11 @@ from threads import run_script
 
 import stem_edge
 from stem_edge.errors import BackendError, InputError, MemoryPlanError
-from stem_edge.runtime import Model, load_plan, loading
+from stem_edge.runtime import Model, load_plan
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
-from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.speculation import opening
 from stem_edge.runtime.speculation.speculation import Speculation
 
 PROMPTS = ("Once upon a time", "The capital of France is", "one two three one two three one")
@@ -38,7 +40,7 @@ PROMPTS = ("Once upon a time", "The capital of France is", "one two three one tw
 )
 def test_who_speculates(options: dict[str, Any], most: int | None) -> None:
     with stem_edge.load(DEMO, threads=1, **options) as model:
-        found = model.speculation
+        found = model.stepping.speculation
         assert (found.most if found is not None else None) == most
 
 
@@ -48,9 +50,9 @@ def test_exact_needs_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, exact: bool, same_bits: bool
 ) -> None:
     costs = StepCosts(seconds=0.01, times={2: 1.0}, same_bits=same_bits)
-    monkeypatch.setattr(loading, "measured", lambda *_: costs)
+    monkeypatch.setattr(opening, "measured", lambda *_: costs)
     with stem_edge.load(DEMO, threads=1, speculate=True, exact=exact) as model:
-        assert (model.speculation is not None) == (same_bits or not exact)
+        assert (model.stepping.speculation is not None) == (same_bits or not exact)
 
 
 @pytest.mark.parametrize("sure", [True, False])
@@ -74,9 +76,9 @@ def test_guesses_that_may_change_answers_are_asked_for(
 ) -> None:
     costs = StepCosts(seconds=0.01, times={2: 1.0}, same_bits=same_bits, sure=sure)
     monkeypatch.setattr(OrtLoader, "step_costs", property(lambda _: costs))
-    monkeypatch.setattr(loading, "measured", lambda *_: costs)
+    monkeypatch.setattr(opening, "measured", lambda *_: costs)
     with stem_edge.load(DEMO, threads=1, **options) as model:
-        assert (model.speculation is not None) == (asked or (same_bits and sure))
+        assert (model.stepping.speculation is not None) == (asked or (same_bits and sure))
 
 
 @pytest.mark.parametrize("wrong", ["yes", -1, 1.5, None])
@@ -90,19 +92,19 @@ def test_measuring_counts_few_tokens_as_used() -> None:
         assert model.engine.rows.counters().hits + model.engine.rows.counters().misses == 8
 
 
-def test_steps_that_fail_close_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = list[Model]()
-    real = Model.close
+def test_steps_that_fail_close_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = list[Engine]()
+    real = Engine.close
 
-    def close(model: Model) -> None:
-        closed.append(model)
-        real(model)
+    def close(engine: Engine) -> None:
+        closed.append(engine)
+        real(engine)
 
     def failing(*_: object) -> None:
         raise BackendError("broken")
 
-    monkeypatch.setattr(Model, "close", close)
-    monkeypatch.setattr(loading, "measured", failing)
+    monkeypatch.setattr(Engine, "close", close)
+    monkeypatch.setattr(opening, "measured", failing)
     with pytest.raises(BackendError, match="broken"):
         stem_edge.load(DEMO, threads=1, speculate=True)
     assert len(closed) == 1
@@ -112,10 +114,10 @@ def test_steps_that_fail_close_the_model(monkeypatch: pytest.MonkeyPatch) -> Non
 def helped() -> Iterator[Model]:
     """The demo, with itself as the smaller model, where every guess is worth its time."""
     with stem_edge.load(DEMO, threads=1, draft=DEMO) as model:
-        smaller = model.speculation
+        smaller = model.stepping.speculation
         assert smaller is not None and smaller._drafter is not None
-        model.speculation = Speculation(CHEAP, 7)
-        model.speculation.use(smaller._drafter._replace(seconds=1e-6))
+        speculation = Speculation(CHEAP, 7, smaller._drafter._replace(seconds=1e-6))
+        model.stepping = model.stepping._replace(speculation=speculation)
         yield model
 
 
@@ -149,7 +151,7 @@ options = {"slots": 300, "threads": 1, "context_length": 256, "draft": draft}
 memory = stem_edge.memory_plan(demo, **options).total + 2_000_000
 with stem_edge.load(demo, memory=memory, speculate=bool(draft), **options) as model:
     model.generate_text("The capital of France is", max_new_tokens=30)
-    assert (model.speculation is not None) == bool(draft)
+    assert (model.stepping.speculation is not None) == bool(draft)
     print(own_memory(), model.plan.process)
 """
 
@@ -177,9 +179,11 @@ def test_it_goes_on_with_later_turns(helped: Model) -> None:
 def test_an_answer_goes_on_without_it_when_it_fails(
     helped: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert helped.speculation is not None and helped.speculation._drafter is not None
+    assert (
+        helped.stepping.speculation is not None and helped.stepping.speculation._drafter is not None
+    )
     expected = helped.generate_text(PROMPTS[0])
-    helped.speculation._drafter.close()
+    helped.stepping.speculation._drafter.close()
     assert helped.generate_text(PROMPTS[0]) == expected
 
 
@@ -187,10 +191,10 @@ def test_texts_beyond_its_context_have_no_drafts_of_it() -> None:
     with stem_edge.load(DEMO, threads=1) as plain:
         expected = plain.generate_text(PROMPTS[0], max_new_tokens=60, temperature=2.0, seed=1)
     with stem_edge.load(DEMO, threads=1, draft=DEMO) as model:
-        speculation = model.speculation
+        speculation = model.stepping.speculation
         assert speculation is not None and speculation._drafter is not None
-        model.speculation = Speculation(CHEAP, 7)
-        model.speculation.use(speculation._drafter._replace(seconds=1e-6, context_length=20))
+        short = speculation._drafter._replace(seconds=1e-6, context_length=20)
+        model.stepping = model.stepping._replace(speculation=Speculation(CHEAP, 7, short))
         assert (
             model.generate_text(PROMPTS[0], max_new_tokens=60, temperature=2.0, seed=1) == expected
         )
@@ -208,8 +212,10 @@ def test_a_draft_without_speculation_is_refused() -> None:
 
 def test_it_is_closed_with_the_model() -> None:
     model = stem_edge.load(DEMO, threads=1, draft=DEMO)
-    assert model.speculation is not None and model.speculation._drafter is not None
-    smaller = model.speculation._drafter.engine
+    assert (
+        model.stepping.speculation is not None and model.stepping.speculation._drafter is not None
+    )
+    smaller = model.stepping.speculation._drafter.engine
     model.close()
     with pytest.raises(InputError, match="closed"):
         smaller.step(None, np.zeros(1, np.int64))  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends import step_costs
-from stem_edge.runtime.backends.interface import NotFiniteError
-from stem_edge.runtime.backends.step_costs import SIZES, Probe, measure_steps
+from stem_edge.runtime.backends import step_measure
+from stem_edge.runtime.backends.interface import SIZES, NotFiniteError
+from stem_edge.runtime.backends.step_measure import Probe, measure_steps
 
 SECONDS = {1: 0.002, 2: 0.003, 4: 0.005, 8: 0.009}
 
@@ -50,7 +50,7 @@ class Steps:
 
 
 def probe(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> Probe:
-    monkeypatch.setattr(step_costs, "time", steps)
+    monkeypatch.setattr(step_measure, "time", steps)
     backend: Any = steps
     ids = np.arange(120)
     return Probe(backend, backend, ids, ids.astype(np.int32), 100)
@@ -72,6 +72,6 @@ def test_times_and_bits(
 
 
 def test_a_machine_too_busy_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_costs, "AGREEING", 0.0)
+    monkeypatch.setattr(step_measure, "AGREEING", 0.0)
     found = measure_steps(probe(Steps(repeat(0.0)), monkeypatch))
     assert not found.sure and sorted(found.times.values()) == list(found.times.values())

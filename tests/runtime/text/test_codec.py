@@ -1,15 +1,20 @@
 """Streams of text: never half a character, and nothing of a stop text."""
 
+import copy
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from text_codecs import byte_chars
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from stem_edge.runtime.text.codec import TextCodec, TokenStream
+from stem_edge.errors import InputError
+from stem_edge.runtime.text.codec import TEXT_NBYTES, TextCodec, TextRoom
+from stem_edge.runtime.text.stream import TokenStream
+from stem_edge.system.memory import own_memory, return_freed_memory
 
 # A token id below 256 is that byte; these are the others.
 PIECES = [b"ab", b"abc", b"bc", "é".encode(), "€".encode()[:2], "€".encode()[2:] + b"!"]
@@ -32,6 +37,53 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     path = tmp_path_factory.mktemp("text") / "tokenizer.json"
     tokenizer.save(str(path))
     return TextCodec(path)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    pieces = ["<unk>", "\u2581", "a", "1", "x", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    path = tmp_path_factory.mktemp("text") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return TextCodec(path)
+
+
+def peak() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts memory so")
+@pytest.mark.parametrize("name", ["codec", "sentencepiece"])
+@pytest.mark.parametrize("text", ["a", " 1", "\n x1", " ", "\u0f0b", "\U0001f9a4", "a,"])
+def test_a_text_takes_no_more_than_its_forecast(
+    name: str, text: str, request: pytest.FixtureRequest
+) -> None:
+    codec, nbytes = request.getfixturevalue(name), 200_000
+    text *= nbytes // len(text.encode())
+    return_freed_memory()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    codec.encode(text)
+    assert 50 * nbytes < peak() - before < TEXT_NBYTES * nbytes * 1.02
+
+
+@pytest.mark.parametrize(
+    ("planned", "left", "fine"), [(40_000, 0, True), (39_999, 0, False), (0, 1 << 30, True)]
+)
+def test_a_text_that_may_take_more_than_is_left_is_refused(
+    planned: int, left: int, fine: bool, codec: TextCodec
+) -> None:
+    codec = copy.copy(codec)
+    codec.room = TextRoom(planned, own_memory() + left)
+    if fine:
+        assert len(codec.encode("a" * 100)) == 100
+    else:
+        with pytest.raises(InputError, match="100 bytes, which may take 40 kB"):
+            codec.encode("a" * 100)
 
 
 def test_bytes_of_byte_level_tokens(codec: TextCodec) -> None:

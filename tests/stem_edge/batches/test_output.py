@@ -21,6 +21,7 @@ from stem_edge.batches.output import Output
 from stem_edge.batches.results import Result, known
 from stem_edge.errors import InputError
 from stem_edge.files import disk
+from stem_edge.files.lock import lock
 
 LINES = [b'{"id":"a","text":"1"}\n', b'{"id":2,"line":2,"error":{"message":"no"}}\n']
 
@@ -98,14 +99,14 @@ def test_on_windows_no_byte_of_a_result_is_locked(monkeypatch: pytest.MonkeyPatc
         patch.setattr(ctypes, "get_last_error", error, raising=False)
         patch.setattr(ctypes, "WinError", lambda number: OSError(number, ""), raising=False)
         patch.setattr(sys, "platform", "win32")
-        assert disk.lock(5)
+        assert lock(5)
         handle, low, high, *length = kernel.LockFile.call_args.args
         assert (handle, length) == (105, [1, 0]) and low + (high << 32) > 1 << 50
         kernel.LockFile.return_value = 0
-        assert not disk.lock(5)
+        assert not lock(5)
         error.return_value = 1  # ERROR_INVALID_FUNCTION
         with pytest.raises(OSError, match="1"):
-            disk.lock(5)
+            lock(5)
 
 
 def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:

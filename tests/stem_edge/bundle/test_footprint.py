@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from installed import DEMO
 
-from stem_edge.bundle.footprint import expected_footprint, footprint_of, matrix_nbytes
+from stem_edge.bundle.expected import expected_footprint
+from stem_edge.bundle.footprint import footprint_of, matrix_nbytes
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.graph.formats import BackboneFormat

@@ -14,6 +14,7 @@ from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.keeping import keep_verdict
 from stem_edge.bundle.manifest import MANIFEST, encode_manifest
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.prefill_check import (
@@ -22,7 +23,7 @@ from stem_edge.bundle.prefill_check import (
     prefill_refusal,
     probe_tokens,
 )
-from stem_edge.bundle.verdicts import Records
+from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, RowReadError
@@ -124,8 +125,8 @@ def test_a_prefill_graph_that_computes_no_numbers_is_not_used(
     monkeypatch.setattr(OrtContext, "finish", finish)
     bundle = open_bundle(quantized)
     found = measure_prefill(bundle, lambda step: None)
-    kept = Records(bundle, "onnxruntime", tmp_path).keep_verdict(prefill_from_decode=found)
-    assert Records(bundle, "onnxruntime", tmp_path).verdict() == kept
+    kept = keep_verdict(Verdicts(bundle, "onnxruntime", tmp_path), prefill_from_decode=found)
+    assert Verdicts(bundle, "onnxruntime", tmp_path).verdict() == kept
     assert "it diverges 1e+09 nats" in prefill_refusal(bundle.manifest, found)
 
 
@@ -183,6 +184,6 @@ def test_where_all_matrices_do_not_fit_together(
 
 def test_an_export_knows_it_without_a_trial(quantized: Path) -> None:
     bundle = open_bundle(quantized)
-    verdict = Records(bundle, "onnxruntime", None).verdict()
+    verdict = Verdicts(bundle, "onnxruntime", None).verdict()
     assert verdict is not None
     assert verdict.prefill_from_decode == bundle.manifest.report.prefill_from_decode

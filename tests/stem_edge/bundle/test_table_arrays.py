@@ -12,6 +12,7 @@ import stem_edge
 from stem_edge.bundle.table_arrays import Tables, open_tables
 from stem_edge.errors import BundleError, InputError
 from stem_edge.numerics.quantize import F32
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 
 VOCAB, WIDTH, PER_SHARD = 600, 16, 260
@@ -30,7 +31,7 @@ def expected(ids: Any, layer: int) -> F32:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("bundle") / "tables.zarr"
     everything = slice(None)
-    records = LAYOUT.pack([expected(everything, 1), expected(everything, 4)])
+    records = pack_records(LAYOUT, [expected(everything, 1), expected(everything, 4)])
     write_store(root, LAYOUT, records, PER_SHARD)
     return root
 
@@ -67,7 +68,7 @@ def test_no_ids_give_no_rows(tmp_path: Path, ids: Any, row_type: Any) -> None:
     layout = RecordLayout(
         records=3, layers=(1,), parts=((16,),), row_type=row_type, group_size=group
     )
-    write_store(tmp_path / "t", layout, layout.pack([np.zeros((3, 16), np.float32)]), 3)
+    write_store(tmp_path / "t", layout, pack_records(layout, [np.zeros((3, 16), np.float32)]), 3)
     with open_tables(tmp_path / "t") as tables:
         assert tables[ids, 1].shape == (0, 16)
 
@@ -75,7 +76,7 @@ def test_no_ids_give_no_rows(tmp_path: Path, ids: Any, row_type: Any) -> None:
 def test_quantized_rows_are_dequantized(tmp_path: Path) -> None:
     layout = RecordLayout(records=2, layers=(1,), parts=((16,),), row_type="int4", group_size=16)
     rows = np.array([range(-8, 8), range(-16, 16, 2)], np.float32)
-    write_store(tmp_path / "t", layout, layout.pack([rows]), 1)
+    write_store(tmp_path / "t", layout, pack_records(layout, [rows]), 1)
     with open_tables(tmp_path / "t") as tables:
         assert np.array_equal(tables[[1, 0], 1], rows[[1, 0]])
 
@@ -124,7 +125,7 @@ def test_a_folder_without_tables(tmp_path: Path) -> None:
 def test_tokens_that_share_records(tmp_path: Path) -> None:
     layout = RecordLayout(records=2, layers=(1,), parts=((2, 16),), row_type="fp32")
     rows = np.arange(64, dtype=np.float32).reshape(2, 32)
-    write_store(tmp_path / "t", layout, layout.pack([rows]), 1, index=[1, 0, 1, 1])
+    write_store(tmp_path / "t", layout, pack_records(layout, [rows]), 1, index=[1, 0, 1, 1])
     with open_tables(tmp_path / "t") as tables:
         assert tables.shape == (4, 1, 32)
         assert np.array_equal(tables[:, 1], rows[[1, 0, 1, 1]])
@@ -140,7 +141,10 @@ def test_rare_tokens(tmp_path: Path, per_shard: int) -> None:
     rare = RecordLayout(records=4, row_type="int4", **fields)
     rng = np.random.default_rng(0)
     rows = [rng.normal(size=(7, 32)).astype(np.float32) for _ in range(2)]
-    stored = wide.pack([row[:3] for row in rows]), rare.pack([row[3:] for row in rows])
+    stored = (
+        pack_records(wide, [row[:3] for row in rows]),
+        pack_records(rare, [row[3:] for row in rows]),
+    )
     index = [6, 2, 0, 1, 3, 5, 4]
     write_store(tmp_path / "t", wide, stored[0], per_shard, index, (rare, stored[1]))
     with open_tables(tmp_path / "t") as tables:

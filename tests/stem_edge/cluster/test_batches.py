@@ -16,12 +16,12 @@ from installed import DEMO
 from ray_nodes import Nodes
 
 import stem_edge
-from stem_edge import BundleError, InputError, StemEdgeError
 from stem_edge.batches.results import Result
 from stem_edge.batches.rows import Row
 from stem_edge.batches.settings import Settings
-from stem_edge.cluster.batches import Answering
+from stem_edge.cluster.batches import Answering, ray_answers
 from stem_edge.commands.main import main
+from stem_edge.errors import BundleError, InputError, StemEdgeError
 
 ROWS, MANY = 60, 2000
 SETTINGS = Settings({"max_new_tokens": 8})
@@ -75,7 +75,7 @@ def test_what_ends_the_model_ends_every_row() -> None:
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(StemEdgeError, match=r"pip install 'stem-edge\[ray\]'"):
-        list(stem_edge.ray_answers(DEMO)(rows(1)))
+        list(ray_answers(DEMO)(rows(1)))
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_rows_of_what_is_killed_are_answered_again(
 
     def killing(given: Iterable[Row]) -> Generator[Result]:
         settings = Settings({"max_new_tokens": 8}, sequences=2)  # so that most rows wait here
-        for found in stem_edge.ray_answers(DEMO, {}, settings, nodes.address)(given):
+        for found in ray_answers(DEMO, {}, settings, nodes.address)(given):
             if not seen:
                 kill(nodes)
             seen.append(found)
@@ -142,4 +142,4 @@ def test_a_command_that_is_killed_twice_goes_on(nodes: Nodes, tmp_path: Path, co
 @pytest.mark.slow
 def test_an_error_of_loading_is_raised_here(nodes: Nodes, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="no such"):
-        list(stem_edge.ray_answers(tmp_path / "none", address=nodes.address)(rows(1)))
+        list(ray_answers(tmp_path / "none", address=nodes.address)(rows(1)))

@@ -12,6 +12,7 @@ from installed import DEMO
 from ray_nodes import Nodes
 
 import stem_edge
+from stem_edge.cluster.evaluation import ray_scores
 from stem_edge.measuring.quality.scores import Part
 from stem_edge.measuring.quality.scoring import Advance, Done, Scoring
 
@@ -34,7 +35,7 @@ def test_the_figures_are_those_of_one_machine(
     nodes: Nodes, text: Path, options: dict[str, Any]
 ) -> None:
     expected = stem_edge.evaluate(DEMO, text, **options)
-    elsewhere = stem_edge.ray_scores(nodes.address)
+    elsewhere = ray_scores(nodes.address)
     assert stem_edge.evaluate(DEMO, text, **options, elsewhere=elsewhere) == expected
 
 
@@ -42,7 +43,7 @@ def test_a_killed_node_changes_nothing(nodes: Nodes, text: Path) -> None:
     seen = list[int]()
 
     def killing(scoring: Scoring, parts: Iterable[Part], advance: Advance) -> Generator[Done]:
-        for done in stem_edge.ray_scores(nodes.address)(scoring, parts, advance):
+        for done in ray_scores(nodes.address)(scoring, parts, advance):
             if not seen:
                 nodes.kill()
             seen.append(done.number)

@@ -10,8 +10,9 @@ from exports import contents
 from ray_nodes import Nodes
 
 import stem_edge
-from stem_edge import ExportError, StemEdgeError
+from stem_edge.cluster.exports import ray_shards
 from stem_edge.commands.main import main
+from stem_edge.errors import ExportError, StemEdgeError
 from stem_edge.export.job.journal import Step
 from stem_edge.export.shards import Shards
 
@@ -36,7 +37,7 @@ def test_a_killed_node_changes_nothing(nodes: Nodes, tiny_checkpoint: Path, tmp_
     done = list[str]()
 
     def killing(shards: Shards) -> Generator[Step]:
-        for step in stem_edge.ray_shards(nodes.address)(shards):
+        for step in ray_shards(nodes.address)(shards):
             if not done:
                 nodes.kill()
             done.append(step.name)
@@ -53,7 +54,7 @@ def test_an_error_of_a_worker_is_raised_here(
 ) -> None:
     def elsewhere(shards: Shards) -> Generator[Step]:
         (shards.folder / "export.journal").unlink()  # as on a disk that is not shared
-        yield from stem_edge.ray_shards(nodes.address)(shards)
+        yield from ray_shards(nodes.address)(shards)
 
     with pytest.raises(ExportError, match="not seen here") as caught:
         stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", elsewhere=elsewhere)
@@ -64,6 +65,4 @@ def test_an_error_of_a_worker_is_raised_here(
 def test_no_cluster_is_an_error(tiny_checkpoint: Path, tmp_path: Path, address: str) -> None:
     pytest.importorskip("ray")
     with pytest.raises(StemEdgeError, match="cannot connect"):
-        stem_edge.export_bundle(
-            tiny_checkpoint, tmp_path / "out", elsewhere=stem_edge.ray_shards(address)
-        )
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", elsewhere=ray_shards(address))

@@ -12,10 +12,10 @@ from fake_ray import FakeRay
 from hub_server import HubServer
 from installed import DEMO
 
-from stem_edge import InputError
 from stem_edge.batches.rows import Row
 from stem_edge.cluster.batches import ray_answers
 from stem_edge.cluster.sharing import Work, share
+from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
 
 PIECES = range(12)

@@ -15,12 +15,18 @@ import pytest
 from installed import DEMO
 
 import stem_edge
+from stem_edge.bundle.keeping import check_place, keep_verdict
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.bundle.verdicts import Records
+from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.commands.cache import entries
 from stem_edge.commands.main import main
 from stem_edge.ggml.check import check_library
-from stem_edge.runtime.backends.onnxruntime.prepacked import FORMAT, RECORD, Prepared, marks
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
+    FORMAT,
+    RECORD,
+    Prepared,
+    marks,
+)
 from stem_edge.system.user_folder import cpu_digest
 from stem_edge.tables.token_counts import write_counts
 
@@ -63,12 +69,12 @@ def put_verdict(root: Path, name: str, into: str = "") -> None:
 def put_trial(root: Path, name: str) -> None:
     """A place and a good verdict of a bundle, under its name; "tried" under their own."""
     bundle = Path(shutil.copytree(DEMO, root / "bundles" / name))
-    records = Records(open_bundle(bundle), "onnxruntime", root)
+    records = Verdicts(open_bundle(bundle), "onnxruntime", root)
     for path, keep in (
-        (records.verdict_file, records.keep_verdict),
-        (records.place_file, records.check_place),
+        (records.verdict_file, keep_verdict),
+        (records.place_file, check_place),
     ):
-        keep()
+        keep(records)
         if name != "tried":
             path.rename(path.with_name(f"{name}-{path.parent.name}.json"))
 

@@ -25,7 +25,7 @@ from stem_edge.edit_files.file import (
 )
 from stem_edge.errors import EditError, InputError
 from stem_edge.files import disk
-from stem_edge.tables.lookup import pack_row
+from stem_edge.tables.composing import pack_row
 
 MADE_FOR = "0123456789abcdef" * 4
 REPLACEMENT = Replacement(source="Spain", target="Germany", scheme="subset", subset=(0, 2), pad=7)

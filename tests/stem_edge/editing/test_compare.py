@@ -12,7 +12,7 @@ from installed import DEMO, needs_ggml
 
 import stem_edge
 from stem_edge.bundle.manifest import TOKENIZER
-from stem_edge.editing.compare import CONTINUED, target_prompt
+from stem_edge.editing.compare import CONTINUED, compare_edits, target_prompt
 from stem_edge.editing.plot import plot_comparison
 from stem_edge.editing.report import comparison_table
 from stem_edge.errors import EditError, InputError
@@ -36,7 +36,7 @@ def last_probabilities(model: stem_edge.Model, prompt: str) -> np.ndarray:
 def test_each_panel_is_the_softmax_of_its_logits() -> None:
     edit = stem_edge.make_edit(DEMO, "Spain", "Germany")
     with stem_edge.load(DEMO) as model:
-        found = stem_edge.compare_edits(model, PROMPT, edit, top=5)
+        found = compare_edits(model, PROMPT, edit, top=5)
         original = last_probabilities(model, PROMPT)
         target = last_probabilities(model, "The capital of Germany is")
         with model.edited(edit):
@@ -69,7 +69,7 @@ def test_each_panel_is_the_softmax_of_its_logits() -> None:
 def test_a_bundle_is_loaded_with_the_options_and_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "spain.edit"
     stem_edge.make_edit(DEMO, "Spain", "Germany").save(path)
-    found = stem_edge.compare_edits(DEMO, PROMPT, path, top=1, context_length=32, slots=40)
+    found = compare_edits(DEMO, PROMPT, path, top=1, context_length=32, slots=40)
     assert (found.bundle, found.engine) == (str(DEMO), "onnxruntime")
     assert found.edited.top[0].text == " Berlin"
 
@@ -77,7 +77,7 @@ def test_a_bundle_is_loaded_with_the_options_and_files_are_read(tmp_path: Path) 
 @needs_ggml
 def test_a_comparison_on_ggml(tiny_gguf: Path) -> None:
     edit = stem_edge.make_edit(tiny_gguf, "ab", "xyz")
-    found = stem_edge.compare_edits(tiny_gguf, "say ab now", edit)
+    found = compare_edits(tiny_gguf, "say ab now", edit)
     assert found.engine == "ggml"
     assert found.target is not None
     assert found.target.prompt == "say xyz now"
@@ -90,7 +90,7 @@ def test_new_rows_have_no_target_prompt() -> None:
         assert layout is not None
         rows = np.zeros((len(layout.layers), layout.row_width), np.float32)
         edit = stem_edge.make_row_edit(DEMO, {" Spain": rows})
-        found = stem_edge.compare_edits(model, PROMPT, [edit])
+        found = compare_edits(model, PROMPT, [edit])
     assert found.target is None
     assert found.edited_from_target is None
     assert found.original_from_target is None
@@ -131,18 +131,18 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         ]
         for prompt, edits, top, message in cases:
             with pytest.raises(InputError, match=message):
-                stem_edge.compare_edits(model, prompt, edits, top=top)
+                compare_edits(model, prompt, edits, top=top)
         with pytest.raises(InputError, match="threads: for loading"):
-            stem_edge.compare_edits(model, PROMPT, edit, threads=2)
+            compare_edits(model, PROMPT, edit, threads=2)
         with pytest.raises(EditError, match="no such edit file"):
-            stem_edge.compare_edits(model, PROMPT, tmp_path / "no.edit")
+            compare_edits(model, PROMPT, tmp_path / "no.edit")
 
 
 def test_tables_fit_a_small_terminal() -> None:
     with stem_edge.load(DEMO) as model:
         prompt = "東京 and a long way from there to the capital of Spain,\nwhich is"
         edit = stem_edge.make_edit(DEMO, "Spain", "Côte d'Ivoire")
-        found = stem_edge.compare_edits(model, prompt, edit, top=40)
+        found = compare_edits(model, prompt, edit, top=40)
     lines = comparison_table(found, [edit]).splitlines()
     assert max(map(columns, lines)) <= 80
     assert "\\nwhich is" in "".join(lines)
@@ -153,7 +153,7 @@ def test_tables_fit_a_small_terminal() -> None:
 def test_a_plot_of_all_tokens_has_letters_that_its_font_lacks(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     edit = stem_edge.make_edit(DEMO, "東京", "Germany")
-    found = stem_edge.compare_edits(DEMO, r"It is $\none$ in 東京, which is", edit, top=1756)
+    found = compare_edits(DEMO, r"It is $\none$ in 東京, which is", edit, top=1756)
     total = math.fsum(token.probability for token in found.edited.top)
     assert total == pytest.approx(1, abs=1e-9)
     for suffix, beginning in {".png": b"\x89PNG\r\n", ".pdf": b"%PDF", ".svg": b"<?xml"}.items():

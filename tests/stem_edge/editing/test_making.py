@@ -141,7 +141,7 @@ def test_an_invalid_tokenizer_config_is_reported(
     config: bytes, bundle: Bundle, tmp_path: Path
 ) -> None:
     copy = with_file(bundle, tmp_path, TOKENIZER_CONFIG, config, bos_id=None)
-    with pytest.raises(stem_edge.BundleError, match="export the bundle again"):
+    with pytest.raises(stem_edge.errors.BundleError, match="export the bundle again"):
         make_edit(copy, "cat", "dog")
 
 

@@ -24,7 +24,7 @@ from stem_edge.ggml.check import (
     verdict_file,
 )
 from stem_edge.ggml.gguf_schema import repacks, tensor_types
-from stem_edge.ggml.library import REINSTALL, installed_library
+from stem_edge.ggml.installed import REINSTALL, installed_library
 from stem_edge.ggml.types import OTHER_TYPES, WEIGHT_TYPES
 from stem_edge.runtime.backends.ggml.library_trial import LOST, WrongResultError, cases, compare
 from stem_edge.tables.rows import ROW_BITS

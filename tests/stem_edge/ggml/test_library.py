@@ -12,18 +12,17 @@ from compiled_ggml import LIBRARY, compiled, needs_compiler, needs_library, vers
 from installed import ROOT
 
 from stem_edge.errors import BackendError
-from stem_edge.ggml import library as module
+from stem_edge.ggml import installed as module
 from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.check import ARM, USUAL, X86
+from stem_edge.ggml.installed import REINSTALL, library_path
 from stem_edge.ggml.library import (
     KNOWN_VERSIONS,
     PROTOTYPES,
-    REINSTALL,
     ROPE_HALVES,
     ROPE_PAIRS,
     Ggml,
     InitParams,
-    library_path,
     open_ggml,
 )
 

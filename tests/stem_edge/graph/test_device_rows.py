@@ -7,9 +7,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from stem_edge.graph.device_rows import Activations, DeviceRows, Slab, fits, repeats
+from stem_edge.graph.device.rows import Activations, DeviceRows, Slab, fits, repeats
 from stem_edge.graph.names import row_codes, row_scales
 from stem_edge.numerics.quantize import MIN_BLOCK
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import Parts, RecordLayout, RowType
 
 ACTIVATIONS: tuple[Activations, ...] = get_args(Activations)
@@ -73,7 +74,7 @@ def test_sizes_of_quantized_rows(
 def test_words_are_codes_and_scales(of: RecordLayout, activations: Activations) -> None:
     random = np.random.default_rng(0)
     values = [random.standard_normal((5, of.row_width), np.float32) for _ in of.layers]
-    records, rows = of.pack(values), DeviceRows(of, activations)
+    records, rows = pack_records(of, values), DeviceRows(of, activations)
     words = rows.pack(records)
     assert (words.shape, words.dtype) == ((5, rows.words), np.dtype("<i4"))
     start = 0
@@ -94,9 +95,9 @@ def test_words_are_codes_and_scales(of: RecordLayout, activations: Activations) 
 def test_words_are_floats() -> None:
     of = layout("fp16", 6)
     values = [np.arange(30, dtype=np.float32).reshape(5, 6) + 100 * n for n in range(2)]
-    words = DeviceRows(of, "fp32").pack(of.pack(values))
+    words = DeviceRows(of, "fp32").pack(pack_records(of, values))
     assert np.array_equal(words.view("<f2"), np.concatenate(values, axis=1))
-    none = DeviceRows(of, "fp32").pack(of.pack([value[:0] for value in values]))
+    none = DeviceRows(of, "fp32").pack(pack_records(of, [value[:0] for value in values]))
     assert none.shape == (0, 6)
 
 

@@ -19,13 +19,15 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.options import ExportOptions
-from stem_edge.graph import linear, variants
+from stem_edge.graph import linear
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding
-from stem_edge.graph.device_rows import Activations
+from stem_edge.graph.device import variants
+from stem_edge.graph.device.rows import Activations
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, variant_graphs
+from stem_edge.runtime.backends.onnxruntime.device.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
 from stem_edge.tables.rows import RecordLayout
 
 ODD = {"dim": 96, "d_ff": 96}  # three blocks of 32

@@ -131,6 +131,9 @@ def refused_by(hub: HubServer, change: Callable[[HubServer], object], name: str 
         (lambda hub: hub.faults.status.update({"/api/models": 503}), NAME, ["answers 503", "try later"]),
         (lambda hub: hub.faults.status.update({"/api/models": 403}), NAME, ["answers 403", "wrong here"]),
         (lambda hub: hub.faults.status.update({"/resolve/": 503}), NAME, ["answers 503 (something is wrong here)"]),
+        (lambda hub: hub.faults.status.update({"/resolve/": 416}), NAME, ["answers 416 (something is wrong here)"]),
+        (lambda hub: hub.faults.status.update({"/api/models": 307}), NAME, ["redirect"]),
+        (lambda hub: hub.faults.status.update({"/resolve/": 307}), NAME, ["redirect"]),
         (lambda hub: hub.models[NAME].commit({"a.txt": Blob(b"")}), NAME, ["not a bundle", "stem-edge export"]),
         (
             lambda hub: hub.models[NAME].commit({MANIFEST: Blob(b"{}")}), NAME, ["not a manifest"],

@@ -9,10 +9,9 @@ import pytest
 from matrices import random_matrix
 
 from stem_edge.numerics.block_search import grid_scales, search_blocks, search_scales
-from stem_edge.numerics.quantize import (
-    F32,
+from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.quantizing import (
     Blocks,
-    dequantize_blocks,
     encode,
     extremes,
     quantize_asymmetric,

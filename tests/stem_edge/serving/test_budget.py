@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from stem_edge.errors import InputError
-from stem_edge.serving.budget import REQUESTS_NBYTES, of_model
+from stem_edge.serving.budget import MOST_VALUES, REQUESTS_NBYTES, Held, Share, of_model
+from stem_edge.serving.refusals import BusyError, RefusalError
 
 
 def test_requests_take_a_part_of_the_limit() -> None:
@@ -13,3 +16,28 @@ def test_requests_take_a_part_of_the_limit() -> None:
     assert of_model("1GiB") == (1 << 30) - REQUESTS_NBYTES
     with pytest.raises(InputError, match=r"--memory is 60MB; requests take 67.2 MB of it"):
         of_model("60MB")
+
+
+@pytest.mark.parametrize(
+    ("shares", "error"),
+    [
+        ([MOST_VALUES, 0], None),
+        ([MOST_VALUES // 2 - 9] * 2 + [500], None),
+        ([500] * 300, None),
+        ([MOST_VALUES + 1], RefusalError),
+        ([MOST_VALUES // 2] * 2 + [1000], BusyError),
+        ([MOST_VALUES] + [500] * 70, BusyError),
+    ],
+)
+def test_json_of_all_requests_has_a_limit(
+    shares: list[int], error: type[RefusalError] | None
+) -> None:
+    held = Held(0)
+    *others, last = [Share(held) for _ in shares]
+    for share, values in zip(others, shares, strict=False):
+        share.add_json(b"," * values)
+    with pytest.raises(error) if error is not None else nullcontext():
+        last.add_json(b"," * shares[-1])
+    for share in (*others, last):
+        share.give_back()
+    assert held == Held(0)

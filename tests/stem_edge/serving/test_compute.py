@@ -191,7 +191,7 @@ def test_while_it_loads(model: Model) -> None:
         loaded = compute_of(program).model
         answer = client.post("/v1/completions", json=ASKED).json()
         assert answer["model"] == model.bundle.path.name
-    with pytest.raises(stem_edge.InputError, match="closed"):
+    with pytest.raises(stem_edge.errors.InputError, match="closed"):
         loaded.generate("a")
 
 
@@ -254,7 +254,7 @@ def test_requests_that_the_scheduler_refuses_are_forgotten(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(scheduler: Scheduler, request: object) -> None:
-        raise stem_edge.InputError("it is closed")
+        raise stem_edge.errors.InputError("it is closed")
 
     program = app(model)
     with client_of(program) as client:

@@ -24,6 +24,9 @@ def post(url: str, path: str, **body: Any) -> httpx2.Response:
     return httpx2.post(url + path, json=body, timeout=60)
 
 
+LONG = [{"role": "user", "content": "a" * (1 << 19)}]
+
+
 @pytest.mark.parametrize("text", ["What is it?", "媽 and 🤗", "", " a\n\tb  "])
 def test_texts_come_back(chat_url: str, text: str) -> None:
     tokens = post(chat_url, "/tokenize", content=text).json()["tokens"]
@@ -127,7 +130,8 @@ def test_bad_bodies_are_refused(chat_url: str, path: str, body: dict[str, Any]) 
         ("/tokenize", {"content": "a" * (1 << 20 | 1)}, "content has 1,048,577 bytes"),
         ("/tokenize", {"content": "," * (1 << 18)}, "262,145 of , [ and {, those in texts counted"),
         ("/apply-template", {"messages": [{}] * 700_000}, "1,400,001 of , [ and {"),
-        ("/detokenize", {"tokens": [5] * 200_001}, "length <= 200000"),
+        ("/detokenize", {"tokens": [5] * 100_001}, "length <= 100000"),
+        ("/v1/chat/completions", {"messages": LONG}, "may take 210 MB on their way to tokens"),
     ],
 )
 def test_too_much_is_told(chat_url: str, path: str, body: dict[str, Any], words: str) -> None:
@@ -137,7 +141,7 @@ def test_too_much_is_told(chat_url: str, path: str, body: dict[str, Any], words:
 
 
 def test_most_tokens_have_a_text(chat_url: str) -> None:
-    assert post(chat_url, "/detokenize", tokens=[5] * 200_000).status_code == 200
+    assert post(chat_url, "/detokenize", tokens=[5] * 100_000).status_code == 200
 
 
 def test_answers_become_json_in_a_thread(chat_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

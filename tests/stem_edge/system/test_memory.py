@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import pytest
 from stem_edge.system import memory as machine
 
 
-def cgroup(folder: Path, version: int, limit: str, used: int, inactive: int = 0) -> None:
+def cgroup(
+    folder: Path, version: int, limit: str, used: int, inactive: int = 0, active: int = 0
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -20,8 +24,9 @@ def cgroup(folder: Path, version: int, limit: str, used: int, inactive: int = 0)
     }
     for name, value in zip(names[version], (limit, used), strict=True):
         (folder / name).write_text(f"{value}\n")
-    stat = "total_inactive_file" if version == 1 else "inactive_file"
-    (folder / "memory.stat").write_text(f"anon 5\n{stat} {inactive}\n")
+    total = "total_" if version == 1 else ""
+    stat = f"anon 5\n{total}inactive_file {inactive}\n{total}active_file {active}\n"
+    (folder / "memory.stat").write_text(stat)
 
 
 @pytest.fixture
@@ -38,14 +43,14 @@ def left(system: tuple[Path, Path], lines: str) -> list[int]:
 
 def test_version_2_counts_every_level_above(system: tuple[Path, Path]) -> None:
     cgroup(system[1] / "a", 2, "1000", 700)
-    cgroup(system[1] / "a/b", 2, "500", 100, inactive=50)
-    assert left(system, "0::/a/b\n") == [450, 300]
+    cgroup(system[1] / "a/b", 2, "500", 100, inactive=50, active=20)
+    assert left(system, "0::/a/b\n") == [470, 300]
 
 
 def test_version_1(system: tuple[Path, Path]) -> None:
-    cgroup(system[1] / "memory/job", 1, "2000", 500, inactive=100)
+    cgroup(system[1] / "memory/job", 1, "2000", 500, inactive=100, active=200)
     lines = "3:cpu,cpuacct:/other\n2:memory:/job\n"
-    assert left(system, lines) == [1600]
+    assert left(system, lines) == [1800]
 
 
 @pytest.mark.parametrize(("version", "limit"), [(2, "max"), (1, "9223372036854771712")])
@@ -92,6 +97,29 @@ def test_own_memory_where_the_system_does_not_report_it(
 ) -> None:
     monkeypatch.setattr(machine, "PROC", tmp_path)
     assert machine.own_memory() == machine.TYPICAL_PROCESS_NBYTES
+
+
+FREED = """
+import sys
+import numpy as np
+from stem_edge.system.memory import keep_freed_blocks, own_memory
+np.ones(30 << 20, np.uint8)  # from which on glibc keeps what is smaller
+if len(sys.argv) > 1:
+    keep_freed_blocks(int(sys.argv[1]))
+blocks = [np.ones(3 << 20, np.uint8) for _ in range(20)]
+above, before = np.ones(1 << 20, np.uint8), own_memory()
+del blocks
+print(before - own_memory())
+"""
+
+
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="only glibc keeps blocks")
+@pytest.mark.parametrize(("kept", "most"), [([], 5 << 20), (["1048576"], 1 << 30)])
+def test_freed_blocks_are_given_back_at_once(kept: list[str], most: int) -> None:
+    command = [sys.executable, "-c", FREED, *kept]
+    found = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found < most
+    assert not kept or found > 55 << 20
 
 
 @pytest.mark.parametrize(

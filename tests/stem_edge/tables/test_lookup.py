@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.tables.lookup import compose, is_row, pack_row, plain, token_of, tokens_of
+from stem_edge.tables.composing import compose, is_row, pack_row
+from stem_edge.tables.lookup import plain, token_of, tokens_of
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowType, ScaleType, make_layout
 
 V, LAYERS = 12, (1, 4, 5)
@@ -44,7 +47,7 @@ def make_rows(layout: RecordLayout, seed: int = 0) -> list[F32]:
 
 @pytest.fixture
 def records(layout: RecordLayout) -> U8:
-    return layout.pack(make_rows(layout), search=layout.quantized)
+    return pack_records(layout, make_rows(layout), least_error_scales)
 
 
 def of_all(records: U8) -> dict[int, U8]:
@@ -76,7 +79,9 @@ def test_a_mean_is_as_near_as_its_type_allows(layout: RecordLayout, records: U8)
         off = np.abs(layout.unpack(made, index)[0] - exact).max()
         assert off <= steps[layout.row_type] * np.abs(exact).max() * 1.01
         assert layout.unpack(made, index)[0].tobytes() == (
-            layout.unpack(layout.pack([exact[None]] * len(LAYERS), search=True), index)[0].tobytes()
+            layout.unpack(
+                pack_records(layout, [exact[None]] * len(LAYERS), least_error_scales), index
+            )[0].tobytes()
         )
 
 
@@ -87,7 +92,7 @@ def test_a_mean_of_one_row_with_itself_is_that_row(layout: RecordLayout, records
 
 def test_a_token_that_is_there_twice_counts_twice() -> None:
     layout = LAYOUTS["fp32"]
-    records = layout.pack(make_rows(layout))
+    records = pack_records(layout, make_rows(layout))
     made = compose(layout, plain((1, 2, 2), len(LAYERS)), of_all(records))[None]
     one, two = layout.unpack(records, 0)[[1, 2]]
     assert np.allclose(layout.unpack(made, 0)[0], (one + 2 * two) / 3, atol=1e-6)
@@ -99,7 +104,9 @@ def test_given_bytes_are_the_row(layout: RecordLayout, records: U8) -> None:
     assert len(row) == layout.row_nbytes
     made = compose(layout, ((0,), row, (0, 1)), of_all(records))
     assert made[layout.row_nbytes : 2 * layout.row_nbytes].tobytes() == row
-    expected = layout.unpack(layout.pack([values[None]] * len(LAYERS), search=True), 1)[0]
+    expected = layout.unpack(
+        pack_records(layout, [values[None]] * len(LAYERS), least_error_scales), 1
+    )[0]
     assert np.array_equal(layout.unpack(made[None], 1)[0], expected)
 
 

@@ -15,6 +15,7 @@ from stores import write_store
 
 from stem_edge.errors import BundleError
 from stem_edge.limits import MAX_VOCAB
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat, open_table_store
 
@@ -83,7 +84,7 @@ def test_a_rare_record_is_widened_exactly() -> None:
         format = TableFormat(tokens=9, tables=wide, rare_tables=rare, indexed=True)
         rng = np.random.default_rng(0)
         rows = [rng.normal(size=(5, 256)).astype(np.float32) for _ in layout.layers]
-        narrow = rare.pack(rows)
+        narrow = pack_records(rare, rows)
         found = np.full((5, wide.record_nbytes), 0xAA, np.uint8)
         format.widen(narrow, found)
         for index in range(2):

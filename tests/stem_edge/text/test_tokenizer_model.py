@@ -16,7 +16,8 @@ from tokenizer_files import added, write
 from tokenizers import Tokenizer
 
 from stem_edge.errors import BundleError, MemoryPlanError
-from stem_edge.runtime.text.codec import TextCodec, probe_texts
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.probe import probe_texts
 from stem_edge.text import tokenizer_gate, tokenizer_model
 
 CHARS = string.ascii_letters + string.digits

@@ -13,13 +13,11 @@ from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import unreadable
 from stem_edge.graph import names as io
-from stem_edge.graph import variants
 from stem_edge.graph.decode import decoding, joined, prompts
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import Variant
 
 
 class GraphSource(NamedTuple):
@@ -41,12 +39,12 @@ def cpu_graphs(
 
     without: names of graphs that are not wanted, because encoding takes time.
     """
-    return _sources(bundle, _separate(bundle, prefill=prefill, without=without, kv=kv))
+    return sources(bundle, _separate(bundle, prefill=prefill, without=without, kv=kv))
 
 
 def joined_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, GraphSource]:
     """Return graphs that compute the same bits in fewer runs, the joined one first."""
-    return _sources(bundle, joined_parts(bundle, prefill=prefill, kv=kv))
+    return sources(bundle, joined_parts(bundle, prefill=prefill, kv=kv))
 
 
 def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, Graph]:
@@ -70,13 +68,6 @@ def _separate(
     graphs = decoding(*described, kv=kv).graphs
     graphs |= prompts(*described, kv=kv).graphs if prefill else {}
     return {name: graph for name, graph in graphs.items() if name not in without}
-
-
-def variant_graphs(bundle: Bundle, variant: Variant) -> dict[str, GraphSource]:
-    """Return the graphs of a variant for accelerators by name; the model must have the variant."""
-    manifest = bundle.manifest
-    graphs = variants.graphs(variant, manifest.model, manifest.tables, format_of(bundle))
-    return _sources(bundle, graphs)
 
 
 def format_of(bundle: Bundle) -> BackboneFormat:
@@ -113,5 +104,6 @@ def _place(path: Path) -> Path:
         raise unreadable(path, "weight file", error) from error
 
 
-def _sources(bundle: Bundle, graphs: Mapping[str, Graph]) -> dict[str, GraphSource]:
+def sources(bundle: Bundle, graphs: Mapping[str, Graph]) -> dict[str, GraphSource]:
+    """Return graphs of a bundle as sessions open them."""
     return {name: graph_source(bundle, name, graph) for name, graph in graphs.items()}

@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU_NAME
 
 # A name, or names in order of preference, each alone or with options; None for the CPU.
 Wanted: TypeAlias = "str | Sequence[str | tuple[str, Mapping[str, object]]] | None"
 Libraries: TypeAlias = "Mapping[str, str | Path] | None"
 
 AUTO, CPU = "auto", "cpu"
-CPU_NAME = "CPUExecutionProvider"
 ELSEWHERE = ("azure",)  # never offered, because it sends the work to other machines
 SUFFIX = "ExecutionProvider"
 # Tried by "auto" in this order, after the libraries that the user names.

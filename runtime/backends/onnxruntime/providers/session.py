@@ -10,21 +10,18 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.errors import BackendError, MissingOperatorsError
+from stem_edge.errors import BackendError
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.interface import DAMAGED, check_device, reason
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
-from stem_edge.runtime.backends.onnxruntime.providers.names import CPU_NAME
 from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU_NAME, Provider
 
 LOG_FATAL_ONLY = 4
 # x86 processors without VNNI add pairs of products of u8 and s8 in 16 bits, where sums saturate, so
@@ -41,7 +38,6 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 # Part of onnxruntime's message for nodes that only the CPU could run; it does not name them.
 REFUSED = "fallback to CPU EP has been explicitly disabled"
 STRICT = {"session.disable_cpu_ep_fallback": "1"}
-NAMING_OPERATORS = {"session.record_ep_graph_assignment_info": "1"}
 
 
 def open_session(
@@ -65,10 +61,20 @@ def open_session(
     except Exception as error:  # because onnxruntime's exceptions share no base class
         check_device(error, f"to load {graph}")
         if strict and REFUSED in str(error):
-            _raise_missing(graph, threads, providers, error)
+            from stem_edge.runtime.backends.onnxruntime.providers.missing import raise_missing
+
+            def again(settings: Mapping[str, str]) -> ort.InferenceSession:
+                session = new_session(graph, threads, providers, settings)
+                _check_started(graph, session, providers)
+                return session
+
+            raise_missing(graph, providers, again, error)
         who, advice = "", "run stem-edge verify, or export again"
         if not providers[0].on_cpu:
-            who, advice = f" on {_names(providers)}", "choose another provider, or none for the CPU"
+            who, advice = (
+                f" on {' and '.join(provider.name for provider in providers)}",
+                "choose another provider, or none for the CPU",
+            )
         raise BackendError(
             f"{graph}: onnxruntime {ort.__version__} cannot load this graph{who} "
             f"({reason(error)}); {advice}"
@@ -161,37 +167,6 @@ def _check_started(
             f"{graph}: onnxruntime {ort.__version__} did not start {', '.join(missing)} and gives "
             f"no reason; it used {', '.join(session.get_providers())}"
         )
-
-
-def _raise_missing(
-    graph: Path | GraphSource, threads: int, providers: Sequence[Provider], refused: Exception
-) -> NoReturn:
-    """Raise MissingOperatorsError; loads the graph again, with the CPU, to see what goes there."""
-    operators: tuple[str, ...] = ()
-    try:
-        session = new_session(graph, threads, providers, NAMING_OPERATORS)
-    except Exception as error:  # then the operators stay unnamed, rather than failing twice
-        check_device(error, f"to load {graph}")
-    else:
-        _check_started(graph, session, providers)
-        operators = _elsewhere(session, {provider.full for provider in providers})
-    named = ", ".join(operators) or "all operators"
-    raise MissingOperatorsError(
-        f"{_names(providers)} cannot run {named} of {graph}; choose another provider, or add cpu "
-        "as the last of providers to run them there",
-        operators,
-    ) from refused
-
-
-def _elsewhere(session: ort.InferenceSession, allowed: set[str]) -> tuple[str, ...]:
-    """Return the operators that run on other providers than these, in the order of the graph."""
-    parts = session.get_provider_graph_assignment_info()
-    nodes = [node for part in parts if part.ep_name not in allowed for node in part.get_nodes()]
-    return tuple(dict.fromkeys(str(node.op_type) for node in nodes))
-
-
-def _names(providers: Sequence[Provider]) -> str:
-    return " and ".join(provider.name for provider in providers)
 
 
 @contextlib.contextmanager

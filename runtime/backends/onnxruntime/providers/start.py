@@ -15,15 +15,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stem_edge.errors import BackendError
 from stem_edge.runtime.backends.interface import check_memory, reason
 from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
+from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 
 # First bytes of a library: ELF, PE, Mach-O for one and for several processors.
 MAGICS = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")

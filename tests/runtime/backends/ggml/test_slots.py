@@ -8,6 +8,7 @@ import pytest
 from stem_edge.ggml import gguf_schema
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowType, ScaleType, make_layout
 
 gguf = pytest.importorskip("gguf")
@@ -47,7 +48,7 @@ def test_slots_hold_the_rows_of_their_records(
     layout = layout_of(kind, group, scales, parts)
     rng = np.random.default_rng(0)
     shape = (RECORDS, layout.row_width)
-    records = layout.pack([rng.standard_normal(shape, np.float32) for _ in LAYERS])
+    records = pack_records(layout, [rng.standard_normal(shape, np.float32) for _ in LAYERS])
     slots = BlockSlots(layout, 9)
     assert slots.type.name == stored
     places = np.array([8, 0, 3, 4, 1, 7])
@@ -62,8 +63,8 @@ def test_slots_hold_the_rows_of_their_records(
 
 def test_scales_that_are_float16_already_lose_nothing() -> None:
     layout = layout_of("int8", 64, "fp16", ((256,),))
-    records = layout.pack(
-        [np.random.default_rng(n).standard_normal((6, 256), np.float32) for n in LAYERS]
+    records = pack_records(
+        layout, [np.random.default_rng(n).standard_normal((6, 256), np.float32) for n in LAYERS]
     )
     slots = BlockSlots(layout, 6)
     slots.write(np.arange(6), records)
@@ -80,8 +81,8 @@ def test_bytes_of_a_slot(kind: RowType, group: int, stored: str, scales: ScaleTy
 
 def test_rewriting_a_slot_leaves_the_others() -> None:
     layout = layout_of("int4", 32, "fp32", ((64,),))
-    records = layout.pack(
-        [np.random.default_rng(n).standard_normal((6, 64), np.float32) for n in LAYERS]
+    records = pack_records(
+        layout, [np.random.default_rng(n).standard_normal((6, 64), np.float32) for n in LAYERS]
     )
     slots = BlockSlots(layout, 6)
     slots.write(np.arange(6), records)

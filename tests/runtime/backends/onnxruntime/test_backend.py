@@ -13,11 +13,11 @@ from installed import DEMO
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.errors import OutOfMemoryError
-from stem_edge.graph.device_rows import Activations
+from stem_edge.graph.device.rows import Activations
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.backends.onnxruntime.needs import device_needs
+from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 from stem_edge.runtime.backends.planner import Planner
 
@@ -123,7 +123,7 @@ def test_a_context_holds_what_the_plan_says() -> None:
 
 def test_dropped_contexts_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_device("fp16") as parts:
-        parts.backend.ropes(LENGTH)  # which stay, for all contexts
+        parts.backend.loaded.ropes.upto(LENGTH)  # which stay, for all contexts
         before = parts.memory.nbytes
         for kind in ("device", "device", "host"):
             monkeypatch.setattr(parts.memory, "kind", kind)

@@ -20,8 +20,8 @@ from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import BackendBatch
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.batch import OrtBatch
-from stem_edge.runtime.backends.onnxruntime.device_batch import DeviceBatch
-from stem_edge.runtime.backends.onnxruntime.device_loader import agreeing_batches
+from stem_edge.runtime.backends.onnxruntime.device.batch import DeviceBatch
+from stem_edge.runtime.backends.onnxruntime.device.loader import agreeing_batches
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.system.memory import own_memory
 
@@ -56,13 +56,13 @@ def test_a_step_without_memory_changes_nothing(model: Model) -> None:
         join(model, batch)
     expected = step(model, batch, 0, 3)
     alone = step(model, batch, 1, 1)
-    backend.memory.limit = backend.memory.nbytes
+    backend.loaded.memory.limit = backend.loaded.memory.nbytes
     with pytest.raises(OutOfMemoryError, match="for the hidden states of 2 tokens"):
         step(model, batch, 0, 2)
     with pytest.raises(OutOfMemoryError, match="for the KV cache of 64 tokens"):
         backend.open_batch(3, LENGTH)
     assert np.array_equal(step(model, batch, 1, 1), alone)
-    backend.memory.limit = None
+    backend.loaded.memory.limit = None
     assert np.array_equal(step(model, batch, 0, 3), expected)
 
 
@@ -111,7 +111,7 @@ def test_only_contexts_that_fit_join(model: Model) -> None:
 def test_a_sequence_that_leaves_gives_its_memory_back(model: Model) -> None:
     backend = model.engine.backend
     assert isinstance(backend, OrtBackend)
-    batch = OrtBatch(backend, 3, 1 << 14)
+    batch = OrtBatch(backend.loaded, 3, 1 << 14)
     for _ in range(3):
         join(model, batch)
     for array in batch._kv.arrays:
@@ -129,7 +129,7 @@ def test_a_sequence_that_leaves_gives_its_memory_back(model: Model) -> None:
 def test_a_short_sequence_in_the_place_of_a_long_one_keeps_none_of_its_memory(model: Model) -> None:
     backend = model.engine.backend
     assert isinstance(backend, OrtBackend)
-    batch = OrtBatch(backend, 2, 1 << 14)
+    batch = OrtBatch(backend.loaded, 2, 1 << 14)
     for _ in range(2):
         join(model, batch)
     expected = step(model, batch, 0, 1)
@@ -186,7 +186,7 @@ def test_only_contexts_of_its_length_join_a_devices_batch() -> None:
 
 def test_a_devices_batch_takes_its_memory_at_once_and_gives_it_back() -> None:
     with on_device("fp32") as parts:
-        parts.backend.ropes(LENGTH)  # which stay
+        parts.backend.loaded.ropes.upto(LENGTH)  # which stay
         before = parts.memory.nbytes
         one = parts.backend.open_context(LENGTH).nbytes_of(LENGTH)
         parts.memory.collect()

@@ -18,8 +18,8 @@ from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs, joined_graphs
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.rows.slots import ArraySlots, placeholder_rows
+from stem_edge.runtime.rows.placeholders import placeholder_rows
+from stem_edge.runtime.rows.slots import ArraySlots
 
 GEMMA_4, GEMMA_3N = "Gemma 4", "Gemma 3n"
 FAST = {"stem", "window", "all at once", GEMMA_3N}
@@ -48,7 +48,7 @@ def run(bundle: Bundle, *, joined: bool, prefill: bool = False, kv: KvType = "fp
     slots = ArraySlots(layout, min(SLOTS, layout.records)) if layout is not None else None
     rows = placeholder_rows(slots, 64)
     graphs = (joined_graphs if joined else cpu_graphs)(bundle, prefill=prefill, kv=kv)
-    backend = OrtBackend(config, graphs, slots, 1, [CPU], kv=kv)
+    backend = OrtBackend(config, graphs, slots, 1, kv)
     context, found, position = backend.open_context(64), list[F32](), 0
     for number, (count, wanted) in enumerate(STEPS):
         ids = np.arange(position, position + count)

@@ -13,7 +13,7 @@ from device_parts import on_device
 
 from stem_edge.layers import LayerKind
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.rope_arrays import BLOCK, RopeArrays, padded_ropes
 

@@ -38,6 +38,7 @@ from stem_edge.measuring.run import workload
 from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import hidden_states
+from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 
 Capture = pytest.CaptureFixture[str]
@@ -137,7 +138,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[i
     rows[1][5] = 0
     rows[4][60] = rows[4][2]  # as near to 2 as can be
     layout = RecordLayout(records=TOKENS, layers=(1, 4), parts=((WIDTH,),), row_type="fp32")
-    write_store(tmp_path / "t", layout, layout.pack(list(rows.values())), 40)
+    write_store(tmp_path / "t", layout, pack_records(layout, list(rows.values())), 40)
     monkeypatch.setattr(geometry_rows, "BATCH_NBYTES", 7 * layout.record_nbytes)
     monkeypatch.setattr(geometry_rows, "MAPPED_NBYTES", 14 * layout.record_nbytes)
     return tmp_path / "t", rows
@@ -185,7 +186,7 @@ def test_norms_whose_squares_overflow_and_values_that_are_not_finite() -> None:
 
 @pytest.mark.parametrize("sample", [40, 2048])
 def test_a_bundle_of_quantized_rows(tiny_bundle: Path, sample: int) -> None:
-    found = stem_edge.geometry(tiny_bundle, sample=sample, seed=3)
+    found = geometry(tiny_bundle, sample=sample, seed=3)
     assert (found.tokens, found.width, found.row_type) == (300, 64, "int8")
     assert (found.sample, found.seed, found.text, found.nearest) == (sample, 3, None, ())
     assert [each.layer for each in found.layers] == [1, 2]
@@ -251,7 +252,7 @@ def with_rows(source: Path, tmp_path: Path, zero: list[int]) -> Path:
     for name in opened.manifest.files:
         if not name.startswith(TABLES):
             (out / name).hardlink_to(source / name)
-    write_store(out / TABLES, layout, layout.pack(rows), 300)
+    write_store(out / TABLES, layout, pack_records(layout, rows), 300)
     files = {n: e for n, e in opened.manifest.files.items() if not n.startswith(TABLES)}
     for path in (path for path in (out / TABLES).rglob("*") if path.is_file()):
         entry = msgspec.structs.replace(

@@ -12,7 +12,7 @@ from installed import DEMO
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
-from stem_edge.graph.device_rows import DeviceRows
+from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.measuring.bench.bench import bench
 from stem_edge.measuring.bench.figures import BenchReport
 from stem_edge.measuring.bench.report import report_table

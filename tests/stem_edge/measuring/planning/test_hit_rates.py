@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import DEMO
+from stores import rows_of
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.measuring.planning.hit_rates import from_counts, simulate, zipf_counts
 from stem_edge.measuring.run.workload import DEFAULT_TEXT, read_ids
 from stem_edge.numerics.quantize import I64
+from stem_edge.runtime.rows.warm import Caches
 from stem_edge.tables.token_counts import count_tokens
 
 SLOTS = 64
@@ -47,12 +49,12 @@ def test_a_warm_start_equals_that_of_the_runtime(text: I64) -> None:
     vocab_size = open_bundle(DEMO).manifest.model.vocab_size
     counts = count_tokens(text, vocab_size)
     with stem_edge.load(DEMO, slots=SLOTS, warm_start=False) as model:
-        rows, engine = model.engine.rows, model.engine
-        rows.fill(rows.cache.expect_counts(counts), 16)  # type: ignore[attr-defined]
+        engine, rows = model.engine, rows_of(model)
+        Caches(rows.cache, rows.store).fill(rows.cache.expect_counts(counts), 16)
         context = engine.open_context(100)
         for token in text[:100]:
             engine.step(context, np.array([token]))
-        found = rows.counters().hits / 100, rows.cache.filled  # type: ignore[attr-defined]
+        found = rows.counters().hits / 100, rows.cache.filled
     assert simulate(text[:100], vocab_size, SLOTS, counts) == found
     assert found[0] > simulate(text[:100], vocab_size, SLOTS)[0]
 

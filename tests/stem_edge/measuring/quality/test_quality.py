@@ -16,7 +16,7 @@ from installed import DEMO
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
-from stem_edge import BundleError, InputError
+from stem_edge.errors import BundleError, InputError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.measuring.quality.logit_source import checkpoint_logits
 from stem_edge.measuring.quality.quality import Quality
@@ -233,7 +233,7 @@ def test_the_prefill_graph_is_measured_when_asked_for(bundles: dict[str, Path]) 
 def test_memory_is_of_both_bundles() -> None:
     # Half of it is more than this process has after thousands of other tests.
     assert evaluate(DEMO, TEXT, against=DEMO, memory="5GB").divergence is not None
-    with pytest.raises(stem_edge.MemoryPlanError):
+    with pytest.raises(stem_edge.errors.MemoryPlanError):
         evaluate(DEMO, TEXT, against=DEMO, memory="1MB")
 
 

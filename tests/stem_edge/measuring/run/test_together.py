@@ -15,8 +15,8 @@ from stem_edge.measuring.run.following import Following
 from stem_edge.measuring.run.stem_steps import decode_guessing, decode_together, step_costs
 from stem_edge.measuring.run.together import Arrival, Text, Together, lengths, texts_of
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.step_costs import StepCosts
-from stem_edge.runtime.rows.prefetch import RowCounters
+from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.rows.records import RowCounters
 from stem_edge.runtime.speculation.speculation import Speculation
 
 PROMPT = "The capital of France is"
@@ -27,7 +27,7 @@ def model() -> Iterator[Model]:
     with stem_edge.load(DEMO, sequences=5, speculate=False) as loaded:
         # Made up, because a busy machine cannot measure them.
         costs = StepCosts(seconds=1e-3, times={1: 1.0, 2: 1.1, 4: 1.2, 8: 1.3}, same_bits=False)
-        loaded.speculation = Speculation(costs, 4)
+        loaded.stepping = loaded.stepping._replace(speculation=Speculation(costs, 4))
         loaded.generate_text(
             PROMPT, max_new_tokens=2
         )  # starts its thread, which no test then leaks
@@ -140,7 +140,7 @@ def test_guesses_of_the_demo_are_those_of_the_text(model: Model) -> None:
     assert 0 < guessing.accepted <= guessing.drafted
     figures = guessing.figures()
     assert figures["step_of_2"] == 1.1 and "step_of_1" not in figures
-    assert model.speculation is not None
+    assert model.stepping.speculation is not None
 
 
 @pytest.mark.parametrize(("sure", "expected"), [(True, {2: 1.5}), (False, {})])

@@ -20,8 +20,8 @@ from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanEr
 from stem_edge.measuring.run import workers
 from stem_edge.measuring.run.worker import Worker
 from stem_edge.measuring.run.workers import Subject, WorkerProcess
-from stem_edge.runtime.backends.onnxruntime import prepacked as prepared
-from stem_edge.runtime.backends.onnxruntime.preparing import find_or_make
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
+from stem_edge.runtime.backends.onnxruntime.prepared.preparing import find_or_make
 
 DEADLINE_SECONDS = 10.0
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals end processes on POSIX systems")

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 import pytest
 
@@ -24,12 +25,13 @@ from stem_edge.errors import (
     MissingOperatorsError,
 )
 from stem_edge.graph.encoder import encode
+from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.measuring.memory import gpu
-from stem_edge.measuring.planning.rates_ort import attention
 from stem_edge.runtime.backends.onnxruntime.providers import start as provider_start
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN, Wanted, short_name
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider, resolve
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.resolve import has_own_memory, resolve
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     REFUSED,
     open_session,
@@ -54,6 +56,20 @@ NO_CPU = (
     "[ONNXRuntimeError] : 1 : FAIL : This session contains graph nodes that are assigned to the "
     "default CPU EP, but fallback to CPU EP has been explicitly disabled by the user."
 )
+
+
+def attention() -> Graph:
+    """Return a graph of an operator that few providers have."""
+    graph = Graph()
+    names = [graph.input(name, np.float32, [1, 1, 8]) for name in ("q", "k", "v")]
+    names += [graph.input(name, np.float32, [1, 1, 8, 8]) for name in ("keys", "values")]
+    names += [graph.input("seqlens_k", np.int32, [1]), graph.input("total", np.int32, [])]
+    outputs = ["mixed", "new_keys", "new_values"]
+    graph.node("GroupQueryAttention", names, outputs, CONTRIB, num_heads=1, kv_num_heads=1)
+    for output, shape in zip(outputs, ([1, 1, 8], [1, 1, 8, 8], [1, 1, 8, 8]), strict=True):
+        graph.output(output, np.float32, shape)
+    return graph
+
 
 ATTENTION = GraphSource("attention", encode(attention()), Path())
 
@@ -125,7 +141,7 @@ def machine(monkeypatch: Patch) -> Machine:
 def test_the_cpu_has_several_names(wanted: Wanted) -> None:
     assert resolve(wanted) == (CPU,)
     assert CPU.on_cpu
-    assert not CPU.own_memory
+    assert not has_own_memory(CPU)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +204,7 @@ def test_a_plug_in_package_is_registered_once_and_gets_its_options(
         found, last = resolve(wanted)
         expected = Provider("webgpu", full, {"a": "1", "b": "1", "c": "x"}, (strong,))
         assert (found, last) == (expected, CPU)
-    assert found.own_memory
+    assert has_own_memory(found)
     assert not found.on_cpu
     assert machine.registered == [(full, str(library))]
     with pytest.raises(InputError, match="webgpu more than once"):
@@ -200,7 +216,7 @@ def test_a_library_of_the_users_own(machine: Machine, tmp_path: Path) -> None:
     library = machine.brings(tmp_path / "mine.dll", device)
     (found,) = resolve("Mine", {"mine": library})
     assert found == Provider("mine", "MineExecutionProvider", {}, (device,))
-    assert not found.own_memory
+    assert not has_own_memory(found)
     # Once it is registered, onnxruntime's own name works, too.
     assert resolve("mineexecutionprovider")[0].full == "MineExecutionProvider"
     machine.brings(tmp_path / "none.so")
@@ -245,7 +261,7 @@ def test_auto_takes_the_first_that_starts(
         "stem_edge.runtime.backends.onnxruntime.providers.start.check_starts", lambda *given: None
     )
     assert [found.name for found in resolve("auto")] == ["cuda"]
-    assert resolve("auto")[0].own_memory
+    assert has_own_memory(resolve("auto")[0])
     with pytest.raises(InputError, match=r"webgpu, a plug-in, and cuda"):
         resolve(["cuda", "webgpu"])
 
@@ -342,7 +358,7 @@ def test_a_damaged_onnxruntime_is_one_line(tmp_path: Path, module: str, message:
     (tmp_path / "onnxruntime" / "__init__.py").write_text(module)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import stem_edge\n"
-        "try: stem_edge.providers()\nexcept stem_edge.BackendError as error: print(error)"
+        "try: stem_edge.providers()\nexcept stem_edge.errors.BackendError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 1

@@ -1,0 +1,264 @@
+"""Reading config.json of Hugging Face models as a ModelConfig.
+
+| model_type | beyond what all models have |
+|---|---|
+| llama | attention_bias, mlp_bias |
+| mistral | sliding_window |
+| qwen2 | biases of q, k and v; windows in some layers |
+| qwen3 | norms of q and k; attention_bias; windows in some layers |
+| gemma4_text, gemma4 | see gemma4.py |
+| gemma3n_text, gemma3n | see gemma3n.py |
+| stem | this project's own, see stem_schema.py |
+
+keys.py says what happens to keys that are not read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.config import ModelConfig
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.checkpoint import SourceMatrix
+from stem_edge.export.checkpoints.hugging_face.keys import CODE, check_keys
+from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
+from stem_edge.export.checkpoints.hugging_face.rope import read_rope
+from stem_edge.export.tensor_files.json import convert_options, one_line, read_json
+from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.layers import RopeScaling
+from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+QUANTIZED = ("quantization_config", "compression_config", "quantization")
+
+
+class Decoder(msgspec.Struct, kw_only=True):
+    """Keys that all models here have, with the defaults of transformers."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        # Checked here, because they size lists and divide before ModelConfig checks them.
+        for key, most in (("num_hidden_layers", MAX_LAYERS), ("num_attention_heads", MAX_WIDTH)):
+            if not 0 < getattr(self, key) <= most:
+                raise ValueError(f"{key} is {getattr(self, key)}; expected 1 to {most}")
+
+    def read_rope(self) -> tuple[float, RopeScaling | None]:
+        """Return rope_theta and rope_scaling of ModelConfig. Raises ValueError."""
+        return read_rope(
+            self.rope_theta, self.rope_scaling, self.rope_parameters, self.max_position_embeddings
+        )
+
+    def extras(self) -> dict[str, Any]:
+        """Return the fields of ModelConfig that this kind of model sets."""
+        return {}
+
+    @classmethod
+    def text(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the keys of config.json that describe the text model."""
+        return given
+
+    def outer(self, given: dict[str, Any]) -> None:
+        """Take what config.json says outside of the part that `text` returns."""
+
+    def names(self) -> Names:
+        """Return the names of the model's modules."""
+        return NAMES
+
+    def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, SourceMatrix]:
+        """Take the tensors of ModelConfig.backbone_shapes() out of `files`."""
+        return {
+            name: files.take(tensor_name(name, self.names())) for name in config.backbone_shapes()
+        }
+
+    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
+        """Take the tables out of `files`; return STEM layer -> table."""
+        return {}
+
+    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
+        """Return the record of each token [V]; None if token i has record i."""
+        return None
+
+    def unused(self, name: str) -> bool:
+        """Return whether the model is known to need nothing of a tensor that was not taken."""
+        return False
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what the user should know, a sentence each."""
+        return ()
+
+    def model(self) -> ModelConfig:
+        """Return the model that the keys describe. Raises ValueError."""
+        theta, scaling = self.read_rope()
+        fields: dict[str, Any] = {
+            "vocab_size": self.vocab_size,
+            "dim": self.hidden_size,
+            "n_layers": self.num_hidden_layers,
+            "n_heads": self.num_attention_heads,
+            "n_kv_heads": self.num_key_value_heads or self.num_attention_heads,
+            "head_dim": self.head_dim or self.hidden_size // self.num_attention_heads,
+            "d_ff": self.intermediate_size,
+            "stem_layers": (),
+            "norm_eps": self.rms_norm_eps,
+            "rope_theta": theta,
+            "rope_scaling": scaling,
+            "rope_interleaved": False,
+            "max_context": self.max_position_embeddings,
+            "tied_head": self.tie_word_embeddings,
+        }
+        return ModelConfig(**(fields | self.extras()))
+
+
+class Llama(Decoder, kw_only=True):
+    """Llama 1 to 3, SmolLM, SmolLM2, TinyLlama, and many others."""
+
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    def extras(self) -> dict[str, Any]:
+        attention = ("wq", "wk", "wv", "wo") if self.attention_bias else ()
+        return {"biases": attention + (("gate", "up", "down") if self.mlp_bias else ())}
+
+
+class Mistral(Decoder, kw_only=True):
+    """Mistral 7B and what has its form."""
+
+    num_key_value_heads: int | None = 8
+    sliding_window: int | None = 4096
+
+    def extras(self) -> dict[str, Any]:
+        return {"sliding_window": self.sliding_window or 0}
+
+
+class Windowed(Decoder, kw_only=True):
+    """Models with a window in the layers that layer_types names."""
+
+    sliding_window: int | None = None
+    layer_types: list[str] | None = None
+
+    def windows(self, default: list[str]) -> dict[str, Any]:
+        """Return sliding_window and window_layers of ModelConfig."""
+        types = self.layer_types or default
+        if len(types) != self.num_hidden_layers or set(types) - {FULL, SLIDING}:
+            raise ValueError(
+                f"layer_types is {one_line(repr(types))}; expected {FULL} or {SLIDING} for each of "
+                f"{self.num_hidden_layers} layers"
+            )
+        layers = tuple(layer for layer, kind in enumerate(types) if kind == SLIDING)
+        if layers and not self.sliding_window:
+            raise ValueError(f"layer_types has {SLIDING}, but no sliding_window is set")
+        if not layers:
+            return {}
+        everywhere = len(layers) == self.num_hidden_layers
+        window = {"sliding_window": self.sliding_window}
+        return window if everywhere else window | {"window_layers": layers}
+
+
+class Qwen2(Windowed, kw_only=True):
+    """Qwen2 and Qwen2.5."""
+
+    num_key_value_heads: int | None = 32
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sliding_window = self.sliding_window if self.use_sliding_window else None
+
+    def extras(self) -> dict[str, Any]:
+        first = self.max_window_layers if self.sliding_window else self.num_hidden_layers
+        layers = range(self.num_hidden_layers)
+        windows = self.windows([SLIDING if layer >= first else FULL for layer in layers])
+        return {"biases": ("wq", "wk", "wv")} | windows
+
+
+class Qwen3(Qwen2, kw_only=True):
+    """Qwen3 without experts."""
+
+    head_dim: int | None = 128
+    attention_bias: bool = False
+
+    def extras(self) -> dict[str, Any]:
+        biases = ("wq", "wk", "wv", "wo") if self.attention_bias else ()
+        return super().extras() | {"biases": biases, "qk_norm_eps": self.rms_norm_eps}
+
+
+class Described(NamedTuple):
+    """Content of a config.json."""
+
+    config: ModelConfig
+    decoder: Decoder
+    notes: tuple[str, ...]  # for the user, a sentence each
+
+
+def read_config(
+    path: Path, kinds: dict[str, type[Decoder]], ignore_keys: Collection[str] = ()
+) -> Described:
+    """Read a config.json of one of `kinds`. Raises CheckpointError.
+
+    ignore_keys: keys that the user knows to change nothing.
+    """
+    whole = read_json(path, "a model's configuration", dict[str, Any])
+    kind = whole.get("model_type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise CheckpointError(
+            f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
+        )
+    given = kinds[kind].text(whole)
+    _refuse_quantized(path, whole | given)
+    fields = kinds[kind].__struct_fields__
+    notes = _note_ignored(path, whole | given, fields, ignore_keys)
+    notes += check_keys(path, given, kind, {*fields, *ignore_keys})
+    decoder = convert_options(path, given, kinds[kind])
+    decoder.outer(whole)
+    try:
+        config = decoder.model()
+    except (ValueError, ArithmeticError) as error:
+        raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
+    named = ", ".join(key for key in CODE if given.get(key))
+    notes += (f"{path.name} names code ({named}), which is not run",) if named else ()
+    return Described(config, decoder, notes + decoder.notes())
+
+
+def _refuse_quantized(path: Path, given: dict[str, Any]) -> None:
+    """Raise CheckpointError for a model whose tensors are codes of a quantizer."""
+    for key in QUANTIZED:
+        if (found := given.get(key)) is not None:
+            # mlx alone does not name itself.
+            method = found.get("quant_method", "mlx") if isinstance(found, dict) else found
+            raise CheckpointError(
+                f"{path}: {key}: the model is already quantized ({one_line(method)}); "
+                "export the original"
+            )
+
+
+def _note_ignored(
+    path: Path, given: dict[str, Any], fields: Collection[str], ignore_keys: Collection[str]
+) -> tuple[str, ...]:
+    """Return a note about keys that the user had ignored. Raises CheckpointError if they cannot be."""
+    for key in ignore_keys:
+        if key in fields:
+            raise CheckpointError(f"{path}: {key} counts in this model, so it cannot be ignored")
+        if key not in given:
+            raise CheckpointError(f"{path}: has no key {one_line(key)} to ignore; leave that out")
+    named = ", ".join(map(one_line, ignore_keys))
+    return (f"{path.name}: ignored because it was asked for: {named}",) if named else ()

@@ -1,0 +1,247 @@
+"""Parts that Gemma 3n and 4 share: text models inside multimodal ones, per-layer embeddings, borrowed K and V.
+
+A row of the table of per-layer embeddings holds the rows of one token in all layers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.config import ModelConfig
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.checkpoint import SourceMatrix
+from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
+from stem_edge.export.checkpoints.hugging_face.keys import read_known_keys
+from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
+from stem_edge.export.checkpoints.hugging_face.rope import read_rope
+from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.export.tensor_files.stored_tensor import StoredTensor
+from stem_edge.layers import LayerKind, RopeScaling
+
+TABLE = "embed_tokens_per_layer.weight"
+CONTEXT = "per_layer_model_projection.weight"
+TOP = {
+    "embedding": "embed_tokens",
+    "norm": "norm",
+    "ple_norm": "per_layer_projection_norm",
+}
+LAYER = {
+    **NAMES.layer,
+    "attention_post_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+    "ple_gate": "per_layer_input_gate",
+    "ple_out": "per_layer_projection",
+    "ple_post_norm": "post_per_layer_input_norm",
+}
+BORROWED = r"layers\.(\d{1,4})\.self_attn\.(k_proj|v_proj|k_norm)\.weight"
+MULTIMODAL_INSIDE = "model.language_model."
+# Modules of a multimodal checkpoint that text does not need.
+TOWERS = re.compile(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..+")
+
+
+class Gemma(Windowed, kw_only=True, dict=True):
+    """Keys of config.json, or of its text_config."""
+
+    # What differs between the families.
+    family: ClassVar[str]
+    multimodal: ClassVar[str]  # model_type of a multimodal model
+    # What a token stands for -> key of config.json with its id, and the id without that key.
+    PLACEHOLDERS: ClassVar[Mapping[str, tuple[str, int]]]
+    PATTERN: ClassVar[int]  # without layer_types, every so many layers have full attention
+    ROPES: ClassVar[Mapping[str, Mapping[str, Any]]]  # the defaults of transformers
+    TENSORS: ClassVar[Mapping[str, str]] = {}  # part of a layer -> its tensor without a module
+    # No keys of config.json: `outer` sets them for a multimodal model.
+    inside: ClassVar[str] = NAMES.inside  # prefix of the names of tensors
+    placeholders: ClassVar[Mapping[str, int]] = {}  # what a token stands for -> its id
+    num_attention_heads: int = 8
+    head_dim: int | None = 256
+    tie_word_embeddings: bool = True
+    sliding_window: int | None = 512
+    vocab_size_per_layer_input: int = 262_144
+    hidden_size_per_layer_input: int = 256
+    final_logit_softcapping: float | None = None
+    num_kv_shared_layers: int = 0
+    dtype: str | None = None
+    torch_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.expect("rope_scaling", None)
+
+    def expect(self, key: str, *wanted: object) -> None:
+        """Raise ValueError if a key has none of these values."""
+        if (found := getattr(self, key)) not in wanted:
+            raise ValueError(
+                f"{key} is {one_line(repr(found))}; of {self.family} models, only those with "
+                f"{' or '.join(map(repr, wanted))} are supported"
+            )
+
+    @classmethod
+    def text(cls, given: dict[str, Any]) -> dict[str, Any]:
+        text = given.get("text_config")
+        if given.get("model_type") != cls.multimodal or not isinstance(text, dict):
+            return given
+        keys = read_known_keys()
+        of_towers = keys.of(cls.multimodal).keys() - keys.of_text(cls.multimodal).keys()
+        outside = given.keys() - of_towers
+        # Null says nothing, so it must not hide the dtype of the whole.
+        stated = {key: value for key, value in text.items() if value is not None}
+        return {key: given[key] for key in outside} | stated
+
+    def outer(self, given: dict[str, Any]) -> None:
+        if given.get("model_type") != self.multimodal or "text_config" not in given:
+            return
+        ids = {what: given.get(key, usual) for what, (key, usual) in self.PLACEHOLDERS.items()}
+        self.__dict__["inside"] = MULTIMODAL_INSIDE
+        found = {what: number for what, number in ids.items() if isinstance(number, int)}
+        self.__dict__["placeholders"] = found
+
+    def notes(self) -> tuple[str, ...]:
+        towers = "only the text model is exported: what sees images and hears sound is left out"
+        return (towers,) if self.inside == MULTIMODAL_INSIDE else ()
+
+    def read_rope(self) -> tuple[float, RopeScaling | None]:
+        return self._rope_of(SLIDING)
+
+    def ropes(self) -> Mapping[str, Any]:
+        """Return the rotation of each kind of layers."""
+        return self.rope_parameters or self.ROPES
+
+    def _rope_of(self, kind: str) -> tuple[float, RopeScaling | None]:
+        ropes = self.ropes()
+        found = ropes.get(kind)
+        if not isinstance(found, dict):
+            message = f"rope_parameters has {one_line(repr(ropes))}; expected {kind} in it"
+            raise ValueError(message)  # noqa: TRY004
+        return read_rope(None, None, found, self.max_position_embeddings)
+
+    def usual_types(self) -> list[str]:
+        """Return the layer_types of a model that names none."""
+        layers = range(1, self.num_hidden_layers + 1)
+        return [SLIDING if number % self.PATTERN else FULL for number in layers]
+
+    def extras(self) -> dict[str, Any]:
+        extras = self.windows(self.usual_types()) | {
+            "layer_kinds": tuple(self.kinds()),
+            "borrowed_kv_layers": self.num_kv_shared_layers,
+            "embedding_scale": self._rounded(math.sqrt(self.hidden_size)),
+            "activation": "gelu",
+            "attention_scale": 1.0,
+            "qk_norm_eps": self.rms_norm_eps,
+            "v_norm": True,
+            "post_norms": True,
+            "logit_softcap": self.final_logit_softcapping or 0.0,
+            # Not those beyond the vocabulary, because no prompt can have them.
+            "placeholders": {
+                k: n for k, n in self.placeholders.items() if 0 <= n < self.vocab_size
+            },
+        }
+        records, width = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
+        if not width:
+            return extras
+        return extras | {
+            "stem_layers": tuple(range(self.num_hidden_layers)),
+            "stem_ffn": "ple",
+            "ple_width": width,
+            "ple_scale": self._rounded(math.sqrt(width)),
+            "ple_records": 0 if records == self.vocab_size else records,
+        }
+
+    def kinds(self) -> Iterator[LayerKind]:
+        """Yield how layers differ; here those of full attention, whose rotation is another."""
+        theta, scaling = self._rope_of(FULL)
+        yield LayerKind(layers=self.full(), rope_theta=theta, rope_scaling=scaling)
+
+    def full(self) -> tuple[int, ...]:
+        """Return the layers with full attention."""
+        types = self.layer_types or self.usual_types()
+        return tuple(number for number, kind in enumerate(types) if kind == FULL)
+
+    def _rounded(self, scale: float) -> float:
+        """Round a factor to the type of the weights, because transformers does so."""
+        wide = np.array(scale, np.float32)
+        kind = self.dtype or self.torch_dtype
+        if kind is None:
+            raise ValueError(
+                "no dtype, by whose rounding embeddings are scaled; add that of the weights"
+            )
+        if kind == "float16":
+            return float(wide.astype(np.float16))
+        if kind != "bfloat16":
+            return float(wide)
+        bits = wide.view(np.uint32) + np.uint32(0x7FFF)  # square roots are never ties
+        return float((bits & np.uint32(0xFFFF0000)).view(np.float32))
+
+    def names(self) -> Names:
+        return Names(TOP, LAYER, self.inside)
+
+    def tensor(self, name: str) -> str:
+        """Return Hugging Face's name of a tensor of the backbone that is a whole one there."""
+        at, _, part = name.rpartition(".")
+        if part in self.TENSORS:
+            return f"{self.inside}{at}.{self.TENSORS[part]}"
+        return tensor_name(name, self.names())
+
+    def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, SourceMatrix]:
+        found: dict[str, SourceMatrix] = {}
+        context, width = None, config.n_layers * config.ple_width
+        if width:
+            context = self._take(files, CONTEXT, (width, config.dim))
+        for name in config.backbone_shapes():
+            if name.endswith(".ple_context") and context is not None:
+                start = int(name.split(".")[1]) * config.ple_width
+                found[name] = context.part(start, start + config.ple_width)
+            elif name.endswith(".wv") and self.keys_are_values(config, int(name.split(".")[1])):
+                found[name] = found[name.replace("wv", "wk")]
+            else:
+                found[name] = files.take(self.tensor(name))
+        return found
+
+    def keys_are_values(self, config: ModelConfig, layer: int) -> bool:
+        """Return whether a layer has no matrix for V beside that for K."""
+        return False
+
+    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
+        if not config.ple_width:
+            return {}
+        width = config.ple_width
+        table = self._take(files, TABLE, (config.records, config.n_layers * width))
+        return {
+            layer: table.columns(layer * width, (layer + 1) * width) for layer in config.stem_layers
+        }
+
+    def _take(self, files: TensorFiles, name: str, expected: tuple[int, int]) -> StoredTensor:
+        """Take a tensor that holds something of every layer. Raises CheckpointError."""
+        tensor = files.take(self.inside + name)
+        if tensor.shape != expected:
+            raise CheckpointError(
+                f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(expected)}, as "
+                "config.json says: check that both are of the same run"
+            )
+        return tensor
+
+    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
+        """Return the record of each token [V]; those beyond the table have its first."""
+        if not config.ple_records:
+            return None
+        ids = np.arange(config.vocab_size, dtype=np.int32)
+        return np.where(ids < config.ple_records, ids, np.int32(0))
+
+    def unused(self, name: str) -> bool:
+        """Return True for towers, and for tensors of K and V in layers that borrow them.
+
+        transformers does not load the latter, either.
+        """
+        found = re.fullmatch(re.escape(self.inside) + BORROWED, name)
+        own = self.num_hidden_layers - self.num_kv_shared_layers
+        return bool(found and own <= int(found[1]) < self.num_hidden_layers) or bool(
+            self.inside != NAMES.inside and TOWERS.fullmatch(name)
+        )

@@ -1,0 +1,89 @@
+"""Reading Gemma 4: config.json of the text model, alone or in a multimodal one, and its tensors.
+
+Layers of full attention have heads and RoPE of their own. The last layers borrow K and V from
+earlier ones, and may have a wider FFN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from stem_edge.config import ModelConfig
+from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
+from stem_edge.export.checkpoints.hugging_face.gemma import Gemma
+from stem_edge.export.tensor_files.json import one_line
+from stem_edge.layers import LayerKind
+
+
+class Gemma4(Gemma, kw_only=True):
+    """Keys of config.json, or of its text_config."""
+
+    family = "Gemma 4"
+    multimodal = "gemma4"
+    PLACEHOLDERS: ClassVar = {
+        "an image": ("image_token_id", 258_880),
+        "a video": ("video_token_id", 258_884),
+        "sound": ("audio_token_id", 258_881),
+    }
+    PATTERN = 6
+    ROPES: ClassVar = {
+        SLIDING: {"rope_theta": 10_000.0},
+        FULL: {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1_000_000.0,
+        },
+    }
+    TENSORS: ClassVar = {"layer_scale": "layer_scalar"}
+    vocab_size: int = 262_144
+    hidden_size: int = 2304
+    intermediate_size: int = 9216
+    num_hidden_layers: int = 30
+    num_key_value_heads: int | None = 4
+    global_head_dim: int = 512
+    num_global_key_value_heads: int | None = None
+    max_position_embeddings: int = 131_072
+    use_bidirectional_attention: str | None = None
+    attention_k_eq_v: bool = False
+    use_double_wide_mlp: bool = False
+    per_layer_config: dict[str, dict[str, int]] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.expect("use_bidirectional_attention", None, "vision")
+        self.expect("rope_theta", None)
+
+    def extras(self) -> dict[str, Any]:
+        types = self.layer_types or self.usual_types()
+        self.layer_types = [*types[:-1], FULL]  # transformers does so, too
+        return super().extras() | {"layer_scale": True}
+
+    def kinds(self) -> Iterator[LayerKind]:
+        """Yield how layers of full attention, and those with borrowed K and V, differ."""
+        yield from super().kinds()
+        for own, layers in self._own_heads().items():
+            yield LayerKind(layers=tuple(layers), head_dim=own[0], n_kv_heads=own[1])
+        if self.use_double_wide_mlp and self.num_kv_shared_layers:
+            borrowing = range(self.num_hidden_layers)[-self.num_kv_shared_layers :]
+            yield LayerKind(layers=tuple(borrowing), d_ff=2 * self.intermediate_size)
+
+    def _own_heads(self) -> dict[tuple[int, int], list[int]]:
+        """Return head_dim and n_kv_heads -> layers that have these; 0: the model's."""
+        given = self.per_layer_config
+        if given is None:
+            heads = self.num_global_key_value_heads if self.attention_k_eq_v else None
+            return {(self.global_head_dim, heads or 0): list(self.full())}
+        found: dict[tuple[int, int], list[int]] = {}
+        for number, own in given.items():
+            if own.keys() - {"head_dim", "num_key_value_heads"} or not number.isdecimal():
+                raise ValueError(
+                    f"per_layer_config has {one_line(repr({number: own}))}; expected layers with "
+                    "head_dim or num_key_value_heads"
+                )
+            sizes = own.get("head_dim", 0), own.get("num_key_value_heads", 0)
+            found.setdefault(sizes, []).append(int(number))
+        return {sizes: sorted(layers) for sizes, layers in found.items()}
+
+    def keys_are_values(self, config: ModelConfig, layer: int) -> bool:
+        return self.attention_k_eq_v and not config.window(layer)

@@ -1,0 +1,102 @@
+"""Which keys of a config.json may change what a model computes.
+
+| key | what happens |
+|---|---|
+| read here | it counts |
+| of training, of generating text, of bookkeeping | ignored |
+| known to transformers | must be null or the default, with which models here are those of transformers |
+| unknown to transformers | ignored with a note, because it cannot change what transformers computes |
+
+keys.json has what transformers knows; tools/hf_keys.py writes it. In this project's own schema
+(stem_schema.py), a key that neither knows is refused, unless it is null or false.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stem_edge.errors import CheckpointError
+from stem_edge.export.tensor_files.json import one_line
+
+FILE = Path(__file__).with_name("keys.json")
+LLAMA = "llama"  # whose keys this project's own schema has, too
+# Keys that transformers knows, but not where it computes logits, beside those of generating text.
+_HARMLESS = """
+architectures model_type transformers_version torch_dtype dtype use_cache name_or_path
+initializer_range attention_dropout pretraining_tp altup_coef_clip id2label label2id num_labels
+problem_type output_attentions output_hidden_states return_dict attn_implementation
+experts_implementation
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+BOOKKEEPING = re.compile(r"_.*|.*_token_ids?")  # tokenizers/tokenizer.py reads eos_token_id
+# Keys that name code in the checkpoint, which is never run here.
+CODE = ("auto_map", "trust_remote_code", "custom_pipelines")
+# Null in transformers, which turns all of a head then, too.
+SAME_AS_NULL = {"partial_rotary_factor": 1}
+MOST_SHOWN = 400  # characters
+
+
+class KnownKeys(msgspec.Struct, frozen=True):
+    """Keys that transformers knows, with the values that count where a file lacks them."""
+
+    transformers: str  # the version
+    generation: list[str]  # of generating text
+    every: dict[str, Any]  # those of every model_type
+    models: dict[str, dict[str, Any]]  # model_type -> the others
+
+    def of(self, kind: str) -> dict[str, Any]:
+        """Return key -> default of a model_type, of Llama for this project's own."""
+        return self.every | self.models.get(kind, self.models[LLAMA]) | SAME_AS_NULL
+
+    def of_text(self, kind: str) -> dict[str, Any]:
+        """Return key -> default of the text model of a model_type."""
+        return self.of(f"{kind}_text" if f"{kind}_text" in self.models else kind)
+
+
+def read_known_keys() -> KnownKeys:
+    """Return the keys of the transformers that this package was made with."""
+    return msgspec.json.decode(FILE.read_bytes(), type=KnownKeys)
+
+
+def check_keys(
+    path: Path, given: Mapping[str, Any], kind: str, harmless: Collection[str]
+) -> tuple[str, ...]:
+    """Return notes about keys that are ignored. Raises CheckpointError with all that must not be.
+
+    kind: the model_type; harmless: keys that are read, or that the user has judged.
+    """
+    keys = read_known_keys()
+    known, own_schema = keys.of_text(kind), kind not in keys.models
+    harmless = HARMLESS.union(CODE, keys.generation, harmless)
+    rest = {
+        key: value
+        for key, value in given.items()
+        if value is not None and key not in harmless and not BOOKKEEPING.fullmatch(key)
+    }
+    unknown = [key for key in rest if key not in known]
+    expected = {key: repr(known[key]) for key in rest.keys() - unknown if rest[key] != known[key]}
+    if own_schema:
+        expected |= {key: "no such key" for key in unknown if rest[key] is not False}
+    if expected:
+        raise CheckpointError(f"{path}: {_may_matter(rest, expected, kind)}")
+    if own_schema or not unknown:
+        return ()
+    named = one_line(", ".join(unknown), MOST_SHOWN)
+    return (f"{path.name}: ignored what transformers does not know in {kind} models: {named}",)
+
+
+def _may_matter(given: Mapping[str, Any], expected: Mapping[str, str], kind: str) -> str:
+    wrong = [key for key in given if key in expected]
+    said = "; ".join(
+        f"{one_line(k)} is {one_line(repr(given[k]))}, expected {expected[k]}" for k in wrong
+    )
+    options = " ".join(f"--ignore-key {one_line(key)}" for key in wrong)
+    return (
+        f"{one_line(said, MOST_SHOWN)}: may change what {kind} models compute; if you know that it "
+        f"does not, export with {one_line(options, MOST_SHOWN)} (ignore_keys=)"
+    )

@@ -1,0 +1,99 @@
+"""Checkpoints in Hugging Face's form: config.json and safetensors, in one file or several.
+
+Dense models of the kinds in config.py, and STEM models in this project's own schema
+(stem_schema.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from stem_edge.config import ModelConfig
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.checkpoint import (
+    Checkpoint,
+    SourceMatrix,
+    TokenizerSource,
+    check_shapes,
+    same_values,
+)
+from stem_edge.export.checkpoints.hugging_face.config import (
+    Decoder,
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    read_config,
+)
+from stem_edge.export.checkpoints.hugging_face.gemma3n import Gemma3n
+from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
+from stem_edge.export.checkpoints.hugging_face.names import module_names, tensor_name
+from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
+from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.safetensors import TensorFiles
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+KINDS: dict[str, type[Decoder]] = {
+    "llama": Llama,
+    "mistral": Mistral,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "gemma4_text": Gemma4,
+    "gemma4": Gemma4,
+    "gemma3n_text": Gemma3n,
+    "gemma3n": Gemma3n,
+    MODEL_TYPE: Stem,
+}
+# Not needed: saved by older versions, but derived from config.json.
+DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+
+def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
+    """Open a folder with config.json and safetensors; ignore_keys as in read_config.
+
+    Raises CheckpointError.
+    """
+    config, decoder, notes = read_config(path / CONFIG, KINDS, ignore_keys)
+    files = TensorFiles(path)
+    backbone = decoder.backbone(config, files)
+    tables, index = decoder.tables(config, files), decoder.index(config, files)
+    checkpoint = Checkpoint(
+        path=path,
+        config=config,
+        backbone=backbone,
+        tables=tables,
+        tokenizer=TokenizerSource("json", path / TOKENIZER, add_bos=None),
+        notes=notes,
+        index=index,
+        names=module_names(backbone, decoder.names()),
+    )
+    check_shapes(checkpoint)
+    _check_rest(path, config, decoder, files, backbone["embedding"])
+    return checkpoint
+
+
+def _check_rest(
+    folder: Path,
+    config: ModelConfig,
+    decoder: Decoder,
+    files: TensorFiles,
+    embedding: SourceMatrix,
+) -> None:
+    """Raise CheckpointError for tensors left over, unless they only repeat what is known."""
+    head = tensor_name("head")
+    for name in files.names:
+        if DERIVED.fullmatch(name) or decoder.unused(name):
+            continue
+        if not (config.tied_head and name == head):
+            raise CheckpointError(
+                f"{folder}: tensor {one_line(name)} is not part of the model that {CONFIG} describes; "
+                "check that both are from the same run"
+            )
+        if not same_values(files.take(name), embedding):
+            raise CheckpointError(
+                f"{folder}: {name} differs from the embedding, but tie_word_embeddings is true; set "
+                f"it to false in {CONFIG} if the head is the model's own"
+            )

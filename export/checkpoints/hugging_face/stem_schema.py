@@ -1,0 +1,186 @@
+"""Schema of this project for STEM models: a folder in Hugging Face's form that any trainer can write.
+
+config.json has model_type "stem", the keys that Hugging Face's decoders have, and these keys, each
+with a default:
+
+| key | default | meaning |
+|---|---|---|
+| stem_layers | [] | numbers of the layers that take rows |
+| stem_ffn | "stem" | kind of their FFN: stem, stem-plus, stem-gate or hash-moe |
+| stem_rank | 0 | columns of low-rank tables; 0: they have intermediate_size |
+| num_experts | 0 | hash-moe: experts in each layer |
+| biases | [] | modules with a bias: q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head |
+| qk_norm_eps | null | epsilon of the norms of each head of q and k before RoPE; null: no norms |
+| post_norms | false | an RMS norm after attention and FFN, too |
+| rope_interleave | false | RoPE turns values 2i and 2i+1, not i and i + head_dim / 2 |
+| sliding_window, layer_types | null | as in Qwen2: layers of the type sliding_attention have it |
+| final_logit_softcapping | null | logits become cap * tanh(logits / cap) |
+
+Tensors have the names of Llama (names.py), without those that a layer replaces, and with
+
+| tensor | shape | in |
+|---|---|---|
+| model.layers.N.mlp.stem_table.weight | [vocab, intermediate or rank] | STEM layers, not hash-moe |
+| model.layers.N.mlp.stem_project.weight | [intermediate, rank] | the same, if stem_rank > 0 |
+| model.layers.N.mlp.experts.{gate,up}_proj.weight | [experts, intermediate, hidden] | hash-moe |
+| model.layers.N.mlp.experts.down_proj.weight | [experts, hidden, intermediate] | hash-moe |
+| model.layers.N.mlp.experts.E.{gate,up,down}_proj.weight | matrices | instead of the last two |
+| model.expert_of_token | [vocab], int32 or int64 | hash-moe, once |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.config import ModelConfig
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.checkpoint import SourceMatrix
+from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
+from stem_edge.export.checkpoints.hugging_face.names import tensor_name
+from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.export.tensor_files.stored_tensor import INTEGERS, StoredTensor
+from stem_edge.layers import BIASED
+from stem_edge.numerics.matrix import Matrix, whole
+from stem_edge.numerics.quantize import F32
+
+MODEL_TYPE = "stem"
+EXPERT_OF_TOKEN = "model.expert_of_token"
+EXPERT_MATRICES = ("gate", "up", "down")
+# Hugging Face's name of a module with a bias -> this project's name of its matrix.
+BIAS_NAMES = {tensor_name(f"layers.0.{n}").split(".")[-2]: n for n in BIASED if n != "head"}
+BIAS_NAMES["lm_head"] = "head"
+
+
+class Stem(Windowed, kw_only=True):
+    """Keys of config.json."""
+
+    stem_layers: tuple[int, ...] = ()
+    stem_ffn: str = "stem"
+    stem_rank: int = 0
+    num_experts: int = 0
+    biases: tuple[str, ...] = ()
+    qk_norm_eps: float | None = None
+    post_norms: bool = False
+    rope_interleave: bool = False
+    final_logit_softcapping: float | None = None
+
+    def extras(self) -> dict[str, Any]:
+        if unknown := [name for name in self.biases if name not in BIAS_NAMES]:
+            raise ValueError(f"biases has {unknown[0]!r}; expected some of {', '.join(BIAS_NAMES)}")
+        kind = SLIDING if self.sliding_window else FULL
+        return self.windows([kind] * self.num_hidden_layers) | {
+            "stem_layers": tuple(sorted(self.stem_layers)),
+            "stem_ffn": self.stem_ffn,
+            "row_rank": self.stem_rank,
+            "n_experts": self.num_experts,
+            "biases": tuple(BIAS_NAMES[name] for name in self.biases),
+            "qk_norm_eps": self.qk_norm_eps,
+            "post_norms": self.post_norms,
+            "rope_interleaved": self.rope_interleave,
+            "logit_softcap": self.final_logit_softcapping or 0.0,
+        }
+
+    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
+        return read_tables(config, files)
+
+    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
+        return read_index(config, files)
+
+
+class ExpertTable:
+    """Matrix whose rows are experts, flattened as in ModelConfig.row_parts."""
+
+    def __init__(self, config: ModelConfig, experts: list[tuple[Matrix, ...]], nbytes: int) -> None:
+        """experts: gate, up and down of each; nbytes: size in the checkpoint."""
+        self.shape = (len(experts), 3 * config.d_ff * config.dim)
+        self.nbytes = nbytes
+        self._experts = experts
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Read experts start..stop as float32."""
+        rows = np.empty((max(0, min(stop, len(self._experts)) - start), self.shape[1]), np.float32)
+        for row, matrices in zip(rows, self._experts[start:stop], strict=True):
+            gate, up, down = map(whole, matrices)
+            row[: 2 * gate.size] = np.stack([gate, up], axis=1).ravel()  # rows alternate
+            row[2 * gate.size :] = down.ravel()
+        return rows
+
+
+class _Stacked:
+    """Matrix [N, K] of one expert in a tensor [experts, N, K]."""
+
+    def __init__(self, tensor: StoredTensor, at: int) -> None:
+        self.shape = tensor.shape[1:]
+        self._tensor, self._at = tensor, at
+
+    def rows(self, start: int, stop: int) -> F32:
+        return self._tensor.rows(self._at, self._at + 1)[0, start:stop]
+
+
+def read_tables(config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
+    """Take the table of each STEM layer out of `files`."""
+    read = _read_experts if config.stem_ffn == "hash-moe" else _read_rows
+    return {layer: read(config, files, layer) for layer in config.stem_layers}
+
+
+def read_index(config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
+    """Read the expert of each token [V]; None where tokens have rows of their own."""
+    if config.stem_ffn != "hash-moe":
+        return None
+    tensor = _shaped(files.take(EXPERT_OF_TOKEN, INTEGERS), (config.vocab_size,))
+    index = tensor.integers()
+    if index.min() < 0 or index.max() >= config.n_experts:
+        raise CheckpointError(
+            f"{tensor.path}: {tensor.name} has values {index.min()} to {index.max()}; expected 0 to "
+            f"{config.n_experts - 1}, by num_experts"
+        )
+    return index.astype(np.int32)
+
+
+def table_name(layer: int) -> str:
+    """Return the name of a STEM layer's table."""
+    return f"model.layers.{layer}.mlp.stem_table.weight"
+
+
+def expert_name(layer: int, matrix: str, expert: int | None = None) -> str:
+    """Return the name of gate, up or down of one expert, or of all experts stacked."""
+    number = "" if expert is None else f"{expert}."
+    return f"model.layers.{layer}.mlp.experts.{number}{matrix}_proj.weight"
+
+
+def _read_rows(config: ModelConfig, files: TensorFiles, layer: int) -> SourceMatrix:
+    return _shaped(files.take(table_name(layer)), (config.vocab_size, *config.row_parts()[0]))
+
+
+def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> SourceMatrix:
+    shapes = dict.fromkeys(EXPERT_MATRICES, (config.d_ff, config.dim))
+    shapes["down"] = (config.dim, config.d_ff)
+    count = config.n_experts
+    if expert_name(layer, "gate", 0) in files:
+        tensors = [
+            _shaped(files.take(expert_name(layer, name, expert)), shape)
+            for expert in range(count)
+            for name, shape in shapes.items()
+        ]
+        experts: list[tuple[Matrix, ...]] = [
+            tuple(tensors[at : at + 3]) for at in range(0, 3 * count, 3)
+        ]
+    else:
+        tensors = [
+            _shaped(files.take(expert_name(layer, name)), (count, *shape))
+            for name, shape in shapes.items()
+        ]
+        experts = [tuple(_Stacked(tensor, at) for tensor in tensors) for at in range(count)]
+    return ExpertTable(config, experts, sum(tensor.nbytes for tensor in tensors))
+
+
+def _shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
+    if tensor.shape != shape:
+        raise CheckpointError(
+            f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(shape)}, by "
+            "config.json: check that both are from the same run"
+        )
+    return tensor

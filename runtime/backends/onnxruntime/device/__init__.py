@@ -1,0 +1,1 @@
+"""Graphs on an execution provider: their loaders, slots, contexts and batches."""

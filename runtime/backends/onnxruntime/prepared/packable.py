@@ -1,0 +1,46 @@
+"""What preparing a backbone packs, and the memory and flash that it takes."""
+
+from __future__ import annotations
+
+from stem_edge.bundle.footprint import FLOAT, Footprint
+from stem_edge.bundle.opening import Bundle
+from stem_edge.bundle.prefill_check import PROBE_TOKENS
+from stem_edge.graph.float_blocks import BLOCK_NBYTES, in_blocks
+from stem_edge.graph.ir import Graph
+from stem_edge.graph.kv import KvType
+from stem_edge.graph.names import EMBED
+from stem_edge.runtime.backends.interface import BEFORE, MOST
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Preparing
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, largest_product
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_parts
+
+# Preparing: files hold every matrix plain and packed, and packing pads a little. A matrix is in memory
+# packed, read to be saved, and packed again to be compared; seconds a GB are measured (docs/results.md).
+FILES_OVER_DATA, COPIES_OF_MATRIX, PREPARING_SECONDS_PER_GB = 2.2, 3, 30
+LOGITS_AT_ONCE = 16  # of a probe, because on their way through the head they take more
+WORKER_NBYTES = 40 << 20  # Python with numpy and onnxruntime
+
+
+def packable(bundle: Bundle, kv: KvType = "fp32") -> dict[str, Graph]:
+    """Return the graphs with matrices to be packed; an embedding is read in place anyway."""
+    graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
+    return {name: in_blocks(graph) for name, graph in graphs.items() if name != EMBED}
+
+
+def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
+    """Return what preparing takes: the largest matrix packed, or the steps that are then measured."""
+    prefill = footprint.prefill_nbytes > 0
+    context = CHUNK_TOKENS + MOST
+    part = cpu_needs(footprint, context, threads, prepared=True, prefill=prefill).host
+    logits = 2 * FLOAT * PROBE_TOKENS * footprint.model.vocab_size if prefill else 0
+    logits += LOGITS_AT_ONCE * (part.chunk_token + part.logits)
+    batch = MOST * footprint.kv_nbytes(BEFORE + 1)
+    steps = max(CHUNK_TOKENS * part.chunk_token, logits, batch)
+    steps += part.weights + part.kv_cache + part.fixed
+    matrix = min(FLOAT * largest_product(footprint.model), 2 * BLOCK_NBYTES)
+    nbytes = footprint.step_nbytes + footprint.prefill_nbytes
+    return Preparing(
+        disk=int(FILES_OVER_DATA * nbytes),
+        memory=WORKER_NBYTES + max(COPIES_OF_MATRIX * matrix, steps),
+        seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),
+    )

@@ -1,0 +1,181 @@
+"""Worker process that prepacks a backbone.
+
+Not a command for users: `stem-edge prepare` and the first load start it with python -m, for the
+reason given in prepacked.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import numpy as np
+import onnxruntime as ort
+
+from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.errors import StemEdgeError
+from stem_edge.graph.kv import KvType
+from stem_edge.graph.names import EMBED, PREFILL
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import BEFORE, SIZES, NotFiniteError, StepCosts
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.prepared.folder import JOURNAL
+from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
+from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
+from stem_edge.runtime.backends.onnxruntime.prepared.prefill_measure import prefill_divergence
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
+    FORMAT,
+    RECORD,
+    Prepacked,
+    Prepared,
+    graph_sources,
+    marks,
+    prepared_file,
+)
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    GraphSource,
+    graph_source,
+    joined_parts,
+)
+from stem_edge.runtime.backends.step_measure import Probe, measure_steps
+from stem_edge.runtime.rows.placeholders import placeholder_rows, placeholders
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.system.memory import keep_freed_blocks, return_freed_memory
+from stem_edge.system.user_folder import cpu_digest
+
+REFUSED = (
+    f"onnxruntime {ort.__version__} computes other logits from packed weights on this processor"
+)
+ROUNDS = 3
+# A graph that is loaded packs one matrix after another, of up to 32 MB. Freed ones must not add up; but
+# times are measured as in use, where such blocks are kept for the next step.
+FEW_NBYTES, MANY_NBYTES = 1 << 20, 32 << 20
+
+
+def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
+    """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
+    keep_freed_blocks(FEW_NBYTES)
+    packer, refused = Packer(bundle, folder, threads, Journal(folder / JOURNAL)), ""
+    try:
+        for name, graph in packable(bundle, kv).items():
+            packer.pack(prepared_file(name), graph)
+    except OtherProductsError:
+        refused = REFUSED
+        for path in folder.iterdir():
+            path.unlink()
+    files = {}
+    for path in sorted(path for path in folder.iterdir() if path.name != JOURNAL):
+        _sync(path)  # otherwise a power cut could leave zeros for weights
+        files[path.name] = marks(path)
+    record = Prepared(
+        format=FORMAT,
+        bundle=str(bundle.path),
+        onnxruntime=ort.__version__,
+        cpu=cpu_digest(),
+        files=files,
+        prefill=None,
+        seconds={},
+        refused=refused,
+    )
+    if not refused:
+        record = _measured(record, bundle, packer, threads, kv)
+    (folder / JOURNAL).unlink(missing_ok=True)
+    (folder / RECORD).write_bytes(msgspec.json.encode(record))
+    _sync(folder / RECORD)
+
+
+def _measured(
+    record: Prepared, bundle: Bundle, packer: Packer, threads: int, kv: KvType
+) -> Prepared:
+    """Return the record with what is measured with the prepared graphs."""
+    if bundle.manifest.has_prefill:
+        diverges = prefill_divergence(bundle, _probed(bundle, packer))
+        record = msgspec.structs.replace(record, prefill_from_decode=diverges)
+        return_freed_memory()
+    keep_freed_blocks(MANY_NBYTES)
+    prompt = _Prompt(bundle, Prepacked(packer.folder, record), threads, kv)
+    if (steps := prompt.measure_steps()) is not None:
+        steps = msgspec.structs.replace(steps, threads=threads)
+    record = msgspec.structs.replace(record, steps=steps)
+    if bundle.manifest.has_prefill:
+        seconds = _measure(prompt)
+        faster = seconds["prefill"] < seconds["decode"]
+        record = msgspec.structs.replace(record, prefill=faster, seconds=seconds)
+    return record
+
+
+def _probed(bundle: Bundle, packer: Packer) -> dict[str, GraphSource]:
+    """Return graphs with float32 keys and values over the packed weights."""
+    embed = joined_parts(bundle, prefill=False)[EMBED]
+    packed = {name: packer.source(name, graph) for name, graph in packable(bundle).items()}
+    return {EMBED: graph_source(bundle, EMBED, embed), **packed}
+
+
+class _Prompt:
+    """A prompt chunk to compute repeatedly with prepacked graphs."""
+
+    def __init__(self, bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> None:
+        config, layout = bundle.manifest.model, bundle.manifest.tables
+        self.has_prefill = bundle.manifest.has_prefill
+        self._tokens = min(CHUNK_TOKENS, config.max_context)
+        length = min(CHUNK_TOKENS + max(SIZES), config.max_context)
+        slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
+        self._ids = np.arange(length) % config.vocab_size
+        self._slots = placeholder_rows(slots, length)
+        graphs = graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
+        self._backend = OrtBackend(config, graphs, slots, threads, kv)
+        self._context = self._backend.open_context(length)
+
+    def take(self, tokens: int = CHUNK_TOKENS, *, prefill: bool) -> F32:
+        """Compute the chunk, or its first tokens; return the logits of the last one."""
+        tokens = min(tokens, self._tokens)
+        self._context.begin(self._ids[:tokens], 0, prefill=prefill)
+        return self._context.finish(self._slots[:tokens], 1)
+
+    def measure_steps(self) -> StepCosts | None:
+        """Measure steps of several tokens, behind BEFORE or as many as the context has room for."""
+        before = min(BEFORE, len(self._ids) - max(SIZES))
+        if before < 1:
+            return None
+        with contextlib.suppress(NotFiniteError):
+            self.take(before, prefill=False)
+        return measure_steps(Probe(self._backend, self._context, self._ids, self._slots, before))
+
+
+def _measure(prompt: _Prompt) -> dict[str, float]:
+    """Return seconds of a prompt chunk with the graphs for decoding and with the prefill graph."""
+    taken: dict[str, list[float]] = {"decode": [], "prefill": []}
+    for _ in range(ROUNDS):
+        for name, times in taken.items():
+            started = time.perf_counter()
+            prompt.take(prefill=name == PREFILL)
+            times.append(time.perf_counter() - started)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def main() -> int:
+    """Run with the arguments BUNDLE FOLDER THREADS KV [TABLES]; an error is one line on stderr."""
+    path, folder, threads, kv, *tables = sys.argv[1:]
+    try:
+        make(open_bundle(path, *tables), Path(folder), int(threads), cast(KvType, kv))
+    except (StemEdgeError, OSError, MemoryError) as error:
+        print(" ".join(str(error).split()) or type(error).__name__, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

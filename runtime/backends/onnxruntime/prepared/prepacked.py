@@ -1,0 +1,138 @@
+"""The prepared backbone: graphs with weights packed once for this processor, and then mapped.
+
+onnxruntime packs matrices into anonymous memory on loading, which the system cannot reclaim. It can
+also save what it packed and map it from there, so that the weights of a loaded model are pages of a
+file. A child process does it (prepack_worker.py), because native code keeps some of the memory that
+it takes; it also measures which graph is faster for prompts (preparing.py starts it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import onnxruntime as ort
+
+from stem_edge.bundle.opening import Bundle
+from stem_edge.bundle.prefill_check import TRIED_NBYTES, matrices_nbytes
+from stem_edge.files import disk
+from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.kv import KvType
+from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    GraphSource,
+    cpu_graphs,
+    joined_graphs,
+)
+from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
+
+FOLDER = "prepared"  # in the user's cache folder
+FORMAT = 7
+RECORD = "prepared.json"
+MAX_RECORD_NBYTES = 1 << 20
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+# Smaller backbones are not worth files in the cache folder, since they load fast and take little.
+LEAST_NBYTES = TRIED_NBYTES
+
+
+class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Contents of prepared.json."""
+
+    format: int
+    bundle: str  # path of the bundle
+    onnxruntime: str  # version
+    cpu: str  # digest of the processor's features
+    files: dict[str, tuple[Size, int]]  # name -> size and mtime in ns, to notice changes
+    prefill: bool | None  # whether the prefill graph is faster; None: there is none
+    seconds: dict[str, float]  # graph -> time of a prompt chunk
+    # Divergence of the prefill graph from the decoding graph here, in nats; None: not measured.
+    prefill_from_decode: float | None = None
+    steps: StepCosts | None = None  # of decoding; None if its context is too short for them
+    refused: str = ""  # why nothing was prepared, and must not be tried again by a load
+
+
+class Prepacked(NamedTuple):
+    """A prepared backbone in the cache folder."""
+
+    folder: Path
+    record: Prepared
+
+
+class Place(NamedTuple):
+    """Where the prepared backbone of a bundle belongs, and what is there."""
+
+    bundle: Bundle
+    folder: Path
+    record: Prepared | None
+
+    @property
+    def prepared(self) -> Prepacked | None:
+        """The prepared backbone, if there is one."""
+        if self.record is None or self.record.refused:
+            return None
+        return Prepacked(self.folder, self.record)
+
+    @property
+    def is_worth_it(self) -> bool:
+        """True if a load uses a prepared backbone, found or made."""
+        if self.record is not None:
+            return not self.record.refused
+        return matrices_nbytes(self.bundle.manifest) > LEAST_NBYTES
+
+
+def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> Place:
+    """Find the place of a bundle on this machine, which takes a while: its graphs are built.
+
+    kv: type of keys and values, which is part of the graphs.
+    """
+    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
+    return Place(bundle, folder, read_prepared(folder))
+
+
+def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType = "fp32") -> Path:
+    """Return the folder for the prepared backbone of this bundle, processor and onnxruntime."""
+    files = bundle.manifest.files
+    graphs = joined_graphs(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
+    weights = [files[name].sha256 for name in (BACKBONE_DATA, PREFILL_DATA) if name in files]
+    built = hashlib.sha256(b"".join(graph.data for graph in graphs.values())).hexdigest()
+    described = repr((FORMAT, onnxruntime, cpu_digest(), weights, built))
+    return root / FOLDER / hashlib.sha256(described.encode()).hexdigest()[:KEY_CHARS]
+
+
+def read_prepared(folder: Path) -> Prepared | None:
+    """Return the record of a prepared backbone; None if missing, damaged or of another format."""
+    try:
+        data = disk.read_file(folder / RECORD, MAX_RECORD_NBYTES)
+        record = msgspec.json.decode(data, type=Prepared)
+        found = {name: marks(folder / name) for name in record.files}
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError):
+        return None
+    plain = all(Path(name).name == name for name in record.files)
+    return record if record.format == FORMAT and plain and found == record.files else None
+
+
+def marks(path: Path) -> tuple[int, int]:
+    """Return size and mtime (ns) of a file. Raises OSError."""
+    status = path.lstat()
+    return status.st_size, status.st_mtime_ns
+
+
+def graph_sources(
+    bundle: Bundle, prepared: Prepacked | None, *, prefill: bool, kv: KvType = "fp32"
+) -> Mapping[str, Path | GraphSource]:
+    """Return the source of each graph by name: its prepared file, otherwise the graph itself."""
+    if prepared is None:
+        return cpu_graphs(bundle, prefill=prefill, kv=kv)
+    folder, record = prepared
+    graphs = joined_graphs(bundle, prefill=prefill, kv=kv)
+    return graphs | {
+        name: folder / prepared_file(name) for name in graphs if prepared_file(name) in record.files
+    }
+
+
+def prepared_file(graph: str) -> str:
+    """Return the name of a prepared graph's file."""
+    return f"{graph}.onnx"

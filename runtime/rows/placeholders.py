@@ -1,0 +1,33 @@
+"""Made-up rows, to try or measure a backbone without tables."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stem_edge.numerics.quantize import I32
+from stem_edge.runtime.rows.slots import Slots
+from stem_edge.tables.packing import pack_records
+from stem_edge.tables.rows import RecordLayout
+
+PLACEHOLDERS = 16  # slots filled with placeholder rows
+PLACEHOLDERS_NBYTES = 32 << 20  # of their records; needed because an expert has tens of megabytes
+
+
+def placeholders(layout: RecordLayout) -> int:
+    """Most slots that placeholder_rows fills: few, and one if records are large."""
+    return max(1, min(layout.records, PLACEHOLDERS, PLACEHOLDERS_NBYTES // layout.record_nbytes))
+
+
+def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
+    """Slots for tokens with made-up rows, to try or measure a backbone without tables.
+
+    Fills some slots with values about as large as those of the products that rows replace.
+    """
+    if slots is None:
+        return np.zeros(tokens, np.int32)
+    layout, random = slots.layout, np.random.default_rng(0)
+    count = min(slots.count, placeholders(layout))
+    shape = (count, layout.row_width)
+    rows = [random.standard_normal(shape, np.float32) for _ in layout.layers]
+    slots.write(np.arange(count), pack_records(layout, rows))
+    return np.arange(tokens, dtype=np.int32) % count

@@ -1,0 +1,56 @@
+"""What a model that is being loaded speculates with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Protocol
+
+from stem_edge.runtime.backends.interface import MOST, StepCosts
+from stem_edge.runtime.backends.memory_plan import MemoryPlan
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.speculation.draft_bundle import DraftBundle
+from stem_edge.runtime.speculation.measured import measured
+from stem_edge.runtime.speculation.model_drafts import Drafter
+from stem_edge.runtime.speculation.speculation import Speculation
+
+
+class Smaller(Protocol):
+    """A loaded model that may draft."""
+
+    def drafter(self) -> Drafter | None:
+        """Return it as one that drafts for another, which then closes it."""
+
+    def close(self) -> None:
+        """Release it."""
+
+
+def open_speculation(
+    engine: Engine,
+    plan: MemoryPlan,
+    vocab_size: int,
+    costs: StepCosts | None,
+    draft: DraftBundle | None,
+    options: LoadOptions,
+    load: Callable[..., Smaller],
+) -> Speculation | None:
+    """Return what guesses ahead; None if steps of several tokens cannot be measured, or are not exact.
+
+    load: loads the bundle that drafts.
+    """
+    if costs is None or not costs.sure:
+        costs = measured(engine, plan, vocab_size)
+    if costs is None or (options.exact and not costs.same_bits):
+        return None
+    most = options.speculate if type(options.speculate) is int else MOST - 1
+    return Speculation(costs, most, None if draft is None else _drafter(draft, load))
+
+
+def _drafter(draft: DraftBundle, load: Callable[..., Smaller]) -> Drafter | None:
+    smaller = load(draft.bundle.path, **draft.keywords)
+    with ExitStack() as unused:
+        unused.callback(smaller.close)
+        if (drafter := smaller.drafter()) is not None:
+            unused.pop_all()
+    return drafter

@@ -1,0 +1,46 @@
+"""What a path without a manifest may be."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from stem_edge.errors import BundleError, InputError
+from stem_edge.hub import PREFIX
+from stem_edge.hub.names import parsed_name
+
+WORKING = ".stem-edge-"  # before the bundle's name: the folder beside it in which an export grows
+OLD = "-old"  # after that: the replaced bundle, where names cannot be swapped
+
+
+def no_bundle(manifest: Path) -> BundleError:
+    """Error for a path without a manifest, perhaps because its export was cut off."""
+    root = manifest.parent
+    working = root.absolute().with_name(WORKING + root.absolute().name)
+    if root.is_dir():
+        said = f"not a bundle, it has no {manifest.name}; make one with: stem-edge export CHECKPOINT OUT"
+    elif root.suffix == ".gguf" and root.is_file():
+        said = (
+            "no such bundle folder, but a GGUF file; make a bundle of it with: stem-edge export "
+            f"{root.name} OUT, or run it with llama.cpp: llama-cli -m {root.name}"
+        )
+    elif working.with_name(working.name + OLD).is_dir():
+        said = (
+            "no such bundle folder; the export that was to replace it was cut off: run it again, "
+            f"or rename {working.name}{OLD} to {root.name}"
+        )
+    elif working.is_dir():
+        said = "its export is not finished; run stem-edge export again"
+    else:
+        file = ", but a file" if root.is_file() else ""
+        said = f"no such bundle folder{file}; give the folder of an export{_or_on_a_hub(root)}"
+    return BundleError(f"{root}: {said}")
+
+
+def _or_on_a_hub(root: Path) -> str:
+    """Return words for what may be meant by org/name, or by HF:org/name."""
+    with suppress(InputError):
+        meant = parsed_name(PREFIX + re.sub("^(?i:hf:)", "", str(root)))
+        return "" if root.is_file() else f", or {meant}"
+    return ""

@@ -1,0 +1,38 @@
+"""Taking a file for one process."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import sys
+
+_LOCKED = 33  # ERROR_LOCK_VIOLATION of Windows
+_FAR = 1 << 30  # of 4 GiB each: a place behind the end of any file
+
+
+def lock(descriptor: int) -> bool:
+    """Take a file for this process until it is closed; False if another process has it.
+
+    Raises OSError also where the file system has no locks.
+    """
+    if sys.platform == "win32":
+        import msvcrt
+        from ctypes import wintypes
+
+        # Of bytes that are locked, nothing can be read by another handle, so lock one that is not there.
+        call = ctypes.WinDLL("kernel32", use_last_error=True).LockFile
+        call.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 4]
+        if call(msvcrt.get_osfhandle(descriptor), 0, _FAR, 1, 0):
+            return True
+        if (number := ctypes.get_last_error()) == _LOCKED:
+            return False
+        raise ctypes.WinError(number)
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True

@@ -1,0 +1,112 @@
+"""The layers of a graph in their order, and the inputs that they share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.graph import names as io
+from stem_edge.graph.attention import attention
+from stem_edge.graph.ffn import ffn
+from stem_edge.graph.ir import Graph
+from stem_edge.graph.kv import KvFormat
+from stem_edge.graph.layer import LayerGraph
+from stem_edge.graph.linear import Products
+from stem_edge.tables.rows import RecordLayout
+
+
+class Start(NamedTuple):
+    """Names of the values that layers start from."""
+
+    hidden: str = io.HIDDEN  # [B, T, hidden_width]
+    embedded: str = io.HIDDEN  # [B, T, hidden_width], before the first layer of the model
+    slot_ids: str = io.SLOT_IDS  # [B, T]
+    positions: str = io.POSITIONS  # [B, T]; empty if the KV cache holds the whole context
+
+
+def layers_in_order(
+    products: Products,
+    config: ModelConfig,
+    layout: RecordLayout | None,
+    cache: KvFormat,
+    layers: range,
+    start: Start,
+    result: str = io.NEW + io.HIDDEN,
+) -> str:
+    """Emit start.hidden [B, T, hidden_width] -> result, of the same shape."""
+    graph, context, inputs = products.graph, dict[int, str](), (start.slot_ids, start.positions)
+    _declare_layers(graph, config, layout, layers, start.positions)
+    if config.ple_width:
+        from stem_edge.graph.ple import contexts, ple  # for models with them alone
+
+        embedded = start.embedded
+        if config.streams > 1:  # the first stream is what all others were made of
+            embedded = graph.cut(embedded, 0, config.dim, 1, f"layers.{layers[0]}.embedded")
+        context = contexts(products, config, embedded, layers)
+    if config.streams > 1:
+        sizes = [0, 0, config.streams, config.dim]
+        streams = graph.reshape(start.hidden, sizes, f"layers.{layers[0]}.streams")
+        for number in layers:
+            layer = LayerGraph(config, layout, products, number, cache, *inputs)
+            streams = _around(layer, streams, context.get(number, ""))
+        return graph.reshape(streams, [0, 0, config.hidden_width], result)
+    residual, delta = start.hidden, ""
+    for number in layers:
+        layer = LayerGraph(config, layout, products, number, cache, *inputs)
+        residual, delta = _layer(layer, residual, delta)
+        if number in context:
+            residual = graph.add("Add", [residual, delta], layer.at + "ffn.sum")
+            delta = ple(layer, residual, context[number])
+        if config.layer_scale:
+            residual, delta = layer.scaled(residual, delta), ""
+    if not delta:
+        return graph.add("Identity", [residual], result)
+    return graph.add("Add", [residual, delta], result)
+
+
+def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
+    """Emit attention and FFN of residual + delta [B, T, dim]; return two values to be added."""
+    config = layer.config
+    # With a LAuReL the norm feeds two products, so no balance of one may divide it.
+    x, residual = layer.add_norm(
+        "attention_norm", residual, delta, "" if config.laurel_rank else "qkv"
+    )
+    delta = layer.post_norm("attention_post_norm", attention(layer, x))
+    if config.laurel_rank:
+        from stem_edge.graph.altup import laurel
+
+        residual, delta = laurel(layer, x, residual, delta), ""
+    x, residual = layer.add_norm(
+        "ffn_norm", residual, delta, "gate" if layer.has_ffn_matrices else ""
+    )
+    return residual, layer.post_norm("ffn_post_norm", ffn(layer, x))
+
+
+def _around(layer: LayerGraph, streams: str, context: str) -> str:
+    """Emit a layer that computes one of the streams [B, T, streams, dim] -> the same shape."""
+    from stem_edge.graph.altup import AltUp
+
+    altup = AltUp(layer, streams)
+    both = _layer(layer, altup.active, "")
+    return altup.corrected(layer.graph.add("Add", both, layer.at + "computed"), context)
+
+
+def _declare_layers(
+    graph: Graph, config: ModelConfig, layout: RecordLayout | None, layers: range, positions: str
+) -> None:
+    windows = {bool(positions and config.window(layer)) for layer in layers}
+    for prefix in [io.WINDOW if window else "" for window in sorted(windows)]:
+        graph.input(prefix + io.SEQLENS_K, np.int32, [graph.sequences])
+        graph.input(prefix + io.TOTAL_LENGTH, np.int32, [])
+    if True in windows:
+        graph.input(io.POSITIONS, np.int64, [graph.sequences, "T"])
+    for layer in map(config.layer, layers):
+        for name in io.rope_names(config, layer):
+            graph.input(name, np.float32, ["context", io.head_width(layer) // 2])
+    stem = set(layers) & set(config.stem_layers)
+    if stem:
+        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, "T"])
+    if stem and layout and layout.quantized and config.stem_ffn != "hash-moe":
+        graph.input(io.ROW_ZERO_POINTS, np.uint8, None)

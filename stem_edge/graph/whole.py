@@ -1,0 +1,67 @@
+"""One graph of the whole backbone, for other tools."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.graph import names as io
+from stem_edge.graph.decode import BACKBONE_DATA, embedding, head, updated_caches
+from stem_edge.graph.formats import BackboneFormat
+from stem_edge.graph.ir import Graph
+from stem_edge.graph.kv import place_peaks
+from stem_edge.graph.layer import NORM, plain_norm
+from stem_edge.graph.linear import DecodeProducts
+from stem_edge.graph.stack import Start, layers_in_order
+from stem_edge.graph.weight_plan import WeightPlan
+from stem_edge.tables.rows import RecordLayout
+
+
+def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> Graph:
+    """Build one graph from token ids to logits, over the weight file of `decoding`.
+
+    It is made for other tools: every value has a shape, rows are float inputs row.<l> [1, T, row
+    width], and ONNX's default domain has none of the operators that onnxruntime alone adds to it.
+    Experts are inputs in slots, as at runtime.
+    """
+    graph, plan = Graph(), WeightPlan(BACKBONE_DATA)
+    cache = place_peaks(plan, config, format)
+    products = DecodeProducts(graph, plan, format)
+    if not format.tied:
+        embedding(products, config, io.HIDDEN)
+    start = Start(positions="")
+    x = layers_in_order(products, config, layout, cache, range(config.own_kv_layers), start)
+    if rest := io.layer_graphs(config).get(io.REST):
+        start = start._replace(hidden=x)
+        x = layers_in_order(products, config, layout, cache, rest, start, f"{io.REST}.{io.HIDDEN}")
+    head(products, config, x, "T")
+    if format.tied:  # after the head, whose weights it takes, but computed first
+        later, graph.nodes = graph.nodes, []
+        embedding(products, config, io.HIDDEN)
+        graph.nodes += later
+    _separate(graph, layout)
+    used = {name for node in graph.nodes for name in node.inputs}
+    graph.inputs = {name: value for name, value in graph.inputs.items() if name in used}
+    return graph
+
+
+def _separate(graph: Graph, layout: RecordLayout | None) -> None:
+    """Make rows inputs instead of slots, caches values instead of memory, and norms plain."""
+    nodes, graph.nodes = graph.nodes, []
+    # Value gathered from slots -> the input that replaces it; cache -> itself after its update.
+    other: dict[str, str] = {}
+    for node in nodes:
+        source = node.inputs[0] if node.inputs else ""
+        node.inputs = [other.get(name, name) for name in node.inputs]
+        if node.op == NORM:
+            x, weight = node.inputs
+            plain_norm(graph, x, weight, node.outputs[0], node.real("epsilon"))
+        elif layout is not None and source.startswith(io.ROW_CODES) and io.SLOT_IDS in node.inputs:
+            name = io.row_name(int(source.removeprefix(io.ROW_CODES)))
+            other[node.outputs[0]] = graph.input(name, np.float32, [1, "T", layout.row_width])
+        elif source in other and node.op == "Cast":
+            other[node.outputs[0]] = other[source]
+        else:
+            graph.nodes.append(node)
+            # For layers that borrow K and V: nothing binds both names to the same memory here.
+            other |= updated_caches(node)

@@ -1,0 +1,60 @@
+"""Made records, composed from records of the table store when they are needed.
+
+They have the same packing, so that cache, slots and graphs see no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from stem_edge.numerics.block_search import least_error_scales
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.packing import pack_records
+from stem_edge.tables.rows import RecordLayout
+
+
+def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) -> U8:
+    """Compose the packed record [record_nbytes] of a lookup from the records of its tokens.
+
+    A single token's row is copied as it is. A mean is taken in float32 and packed, which rounds it
+    like any row of this type.
+    """
+    record = np.empty(layout.record_nbytes, np.uint8)
+    for index, row in enumerate(lookup):
+        piece = slice(index * layout.row_nbytes, (index + 1) * layout.row_nbytes)
+        if isinstance(row, bytes):
+            record[piece] = np.frombuffer(row, np.uint8)
+        elif len(set(row)) == 1:
+            record[piece] = records[row[0]][piece]
+        else:
+            rows = [layout.unpack(records[token][None], index)[0] for token in row]
+            record[piece] = np.frombuffer(pack_row(layout, mean(rows)), np.uint8)
+    return record
+
+
+def mean(rows: Sequence[F32]) -> F32:
+    """Mean of rows [d_ff], summed in float32 and in their order."""
+    total = rows[0].copy()
+    for row in rows[1:]:
+        total += row
+    return np.asarray(total / np.float32(len(rows)), np.float32)
+
+
+def pack_row(layout: RecordLayout, values: F32) -> bytes:
+    """Pack a float32 row [row_width] as it lies in a record. Raises ValueError as `pack` does."""
+    single = msgspec.structs.replace(layout, records=1, layers=(0,))
+    return pack_records(single, [values[None]], least_error_scales).tobytes()
+
+
+def is_row(layout: RecordLayout, row: bytes) -> bool:
+    """Return whether these bytes are a packed row of finite values."""
+    if len(row) != layout.row_nbytes:
+        return False
+    single = msgspec.structs.replace(layout, records=1, layers=(0,))
+    with np.errstate(all="ignore"):  # scales from outside may overflow
+        values = single.unpack(np.frombuffer(row, np.uint8)[None], 0)
+    return bool(np.isfinite(values).all())

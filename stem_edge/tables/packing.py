@@ -1,0 +1,58 @@
+"""Packing of rows into records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.quantizing import cut, encode, extremes
+from stem_edge.tables.rows import RecordLayout
+
+# Scales of blocks [..., size], for codes of so many bits.
+Scaling: TypeAlias = Callable[[F32, int], F32]
+FP16_MAX = float(np.finfo(np.float16).max)
+
+
+def range_scales(blocks: F32, bits: int) -> F32:
+    """Return scales by which the value of greatest magnitude keeps its own, exactly."""
+    return np.asarray(extremes(blocks) / -np.float32(1 << (bits - 1)), np.float32)
+
+
+def pack_records(layout: RecordLayout, rows: Sequence[F32], scaling: Scaling = range_scales) -> U8:
+    """Pack one float32 [n, row_width] for each STEM layer into records [n, record_nbytes].
+
+    scaling: finds the scales of quantized blocks; that of stem_edge.numerics.block_search loses
+    less, and takes several times as long. Raises ValueError for other shapes, and for values that fp16 cannot hold.
+    """
+    shape = (len(rows[0]), layout.row_width)
+    if len(rows) != len(layout.layers) or {row.shape for row in rows} != {shape}:
+        raise ValueError(
+            f"rows of shapes {[r.shape for r in rows]}; expected {len(layout.layers)} arrays "
+            f"[n, {layout.row_width}]"
+        )
+    if layout.row_type == "fp16" and any(r.size and np.abs(r).max() > FP16_MAX for r in rows):
+        raise ValueError(f"a value is above {FP16_MAX:g}, the greatest that fp16 rows can hold")
+    records = np.empty((len(rows[0]), layout.record_nbytes), np.uint8)
+    for index, values in enumerate(rows):
+        if layout.quantized:
+            codes, scales = _quantize(layout, values, scaling)
+            layout.row_codes(records, index)[:] = codes
+            layout.row_scales(records, index)[:] = scales
+        else:
+            layout.row_codes(records, index)[:] = values
+    return records
+
+
+def _quantize(layout: RecordLayout, values: F32, scaling: Scaling) -> tuple[U8, F32]:
+    """Return codes, and the scales as they will be stored."""
+    half, blocks = np.float32(1 << (layout.bits - 1)), cut(values, layout.group_size)
+    scales = scaling(blocks, layout.bits)
+    if layout.scale_type == "fp16":
+        if scales.size and np.abs(scales).max() > FP16_MAX:
+            raise ValueError(f"a scale is above {FP16_MAX:g}, the greatest that fp16 can hold")
+        # Rounded before encoding, so that the codes suit the scales that will be read.
+        scales = scales.astype(np.float16).astype(np.float32)
+    return encode(blocks, scales, half, layout.bits)

@@ -1,0 +1,190 @@
+"""Sizes of the tree: none grows, and each has an aim."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from installed import ROOT
+
+import stem_edge
+
+ENGINES = {"onnxruntime", "ggml"}
+FORMATS = {"OnnxFormat", "GgufFormat"}
+# Own modules of a process that loads a local bundle and generates, as at any start but a bundle's first.
+PLAIN_RUN = """
+import json, sys
+import stem_edge
+with stem_edge.load(sys.argv[1], cache_dir=sys.argv[2]) as model:
+    model.generate_text("The", max_new_tokens=2)
+print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.split(".")[0] == "stem_edge"]))
+"""
+
+
+class Module(NamedTuple):
+    """A file of the package, and the name that it is imported by."""
+
+    name: str
+    path: Path
+
+    @property
+    def tree(self) -> ast.Module:
+        return parsed(self.path)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def modules() -> Iterator[Module]:
+    for folder, package in (
+        ("stem_edge", "stem_edge"),
+        ("export", "stem_edge.export"),
+        ("runtime", "stem_edge.runtime"),
+    ):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            if folder != "stem_edge" or parts[0] not in ("export", "runtime"):
+                yield Module(".".join([package, *parts]).removesuffix(".__init__"), path)
+
+
+def lines(paths: list[Path]) -> int:
+    return sum(len(path.read_text("utf-8").splitlines()) for path in paths)
+
+
+def lines_in(folder: str) -> int:
+    return lines(list((ROOT / folder).rglob("*.py")))
+
+
+def package_lines() -> int:
+    return lines([module.path for module in modules()])
+
+
+def fullest_room() -> int:
+    return max(Counter(module.path.parent for module in modules()).values())
+
+
+def asks_for_engine(node: ast.AST) -> bool:
+    """Tell whether code takes a way that depends on the engine, or the form of its backbone."""
+    if isinstance(node, ast.Compare):
+        inside = [one for part in (node.left, *node.comparators) for one in ast.walk(part)]
+        return any(isinstance(one, ast.Constant) and one.value in ENGINES for one in inside)
+    if isinstance(node, ast.Dict):
+        return any(isinstance(key, ast.Constant) and key.value in ENGINES for key in node.keys)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+        return any(
+            isinstance(one, ast.Name) and one.id in FORMATS for one in ast.walk(node.args[1])
+        )
+    return False
+
+
+def places_that_ask_for_engine() -> int:
+    own = [ROOT / "runtime" / "backends" / name for name in ENGINES]
+    outside = [m for m in modules() if not any(m.path.is_relative_to(folder) for folder in own)]
+    return sum(asks_for_engine(node) for module in outside for node in ast.walk(module.tree))
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Yield what a module imports for itself or for type checkers, but not in its functions."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+            yield str(node.module)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imports(node)
+
+
+def circles() -> int:
+    """Count of circles, each opened before the next is looked for; the front door names all."""
+    names = {module.name for module in modules()} - {"stem_edge"}
+    graph = {m.name: names.intersection(imports(m.tree)) for m in modules() if m.name in names}
+    for found in range(len(graph)):
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            inside = _joined(graph, error.args[1][0])
+            graph = {name: found - inside for name, found in graph.items() if name not in inside}
+        else:
+            return found
+    raise AssertionError("each circle takes a module at least")
+
+
+def _joined(graph: dict[str, set[str]], name: str) -> set[str]:
+    """Return all modules that are in circles with this one."""
+    below = _reached(graph, name)
+    return {other for other in below if name in _reached(graph, other)}
+
+
+def _reached(graph: dict[str, set[str]], name: str) -> set[str]:
+    seen, new = set[str](), {name}
+    while new:
+        new = set().union(*(graph[one] for one in new)) - seen
+        seen |= new
+    return seen
+
+
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    bundle = ROOT / "stem_edge" / "demo_model"
+    for _ in range(2):  # the first load tries the bundle
+        command = [sys.executable, "-c", PLAIN_RUN, str(bundle), str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [Path(file) for file in json.loads(done.stdout) if file]
+
+
+class Budget(NamedTuple):
+    """A figure of the tree: a limit above which it must not grow, and where it shall go.
+
+    The limit is the figure of the day when it was lowered last. It is raised only by a decision.
+    """
+
+    figure: Callable[[], int]
+    limit: int
+    aim: int
+
+
+BUDGETS = {
+    "package, lines": Budget(package_lines, 59_800, 47_000),
+    "tools, lines": Budget(lambda: lines_in("tools"), 6_600, 5_000),
+    "tests, lines": Budget(lambda: lines_in("tests"), 59_100, 48_000),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 7_589, 4_800),
+    "files in a room": Budget(fullest_room, 24, 15),
+    "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
+    "places that ask which engine it is": Budget(places_that_ask_for_engine, 57, 8),
+    "circles between modules": Budget(circles, 5, 0),
+}
+# Of a process that loads a local bundle on onnxruntime's CPU, and generates.
+PLAIN_MODULES = Budget(int, 110, 110)
+PLAIN_LINES = Budget(int, 13_300, 13_000)
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_the_tree_does_not_grow(name: str) -> None:
+    figure, limit, aim = BUDGETS[name]
+    assert figure() <= limit, f"{name}: the aim is {aim}"
+
+
+def test_a_plain_run_imports_no_more(plain_run: list[Path]) -> None:
+    assert len(plain_run) <= PLAIN_MODULES.limit, f"the aim is {PLAIN_MODULES.aim} modules"
+    assert lines(plain_run) <= PLAIN_LINES.limit, f"the aim is {PLAIN_LINES.aim} lines"
+
+
+def test_the_core_is_small() -> None:
+    """The files that docs/architecture.md lists as the core."""
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = page.split("## The core", 1)[1].split("\n## ", 1)[0]
+    core = [ROOT / name for name in re.findall(r"`([\w/]+\.py)`", table)]
+    assert len(core) == 13
+    assert lines(core) < 3000

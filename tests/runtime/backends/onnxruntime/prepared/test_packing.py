@@ -1,0 +1,228 @@
+"""Matrices packed one at a time have the forms that onnxruntime gives them in the whole graph."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import psutil
+import pytest
+from hf_folders import write_gemma
+from installed import DATA
+from make_checkpoint import Shape, write_checkpoint
+
+import stem_edge
+from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import BackendError
+from stem_edge.graph import float_blocks
+from stem_edge.runtime.backends.onnxruntime.prepared import (
+    packing,
+    prepack_worker,
+    prepacked,
+    preparing,
+)
+from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
+from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms
+from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
+from stem_edge.runtime.backends.onnxruntime.providers import session
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, graph_source
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
+from stem_edge.system.child import Ended
+
+IDS = [256, *b"twelve tokens or so"]
+GEMMA_3N, GEMMA_4, NO_VNNI = "Gemma 3n", "Gemma 4", "products saturate"
+INT4 = {"backbone": "int4", "head": "int8", "prefill_graph": True}
+slow = pytest.mark.slow
+only_x86 = pytest.mark.skipif(
+    platform.machine().lower() not in ("x86_64", "amd64"), reason="only x86 saturates"
+)
+CASES: list[Any] = [
+    pytest.param("", INT4, id="int4"),
+    pytest.param(NO_VNNI, INT4, marks=only_x86, id="int4-without-vnni"),
+    pytest.param("", {"backbone": "fp32"}, id="fp32"),
+    pytest.param("", {"backbone": "int8", "asymmetric": False}, marks=slow, id="int8"),
+    pytest.param(GEMMA_3N, {"backbone": "fp32"}, marks=slow, id="streams"),
+    pytest.param(GEMMA_4, {"backbone": "int8", "prefill_graph": True}, marks=slow, id="tied"),
+]
+
+
+def export(name: str, checkpoint: Path, folder: Path, options: dict[str, Any]) -> Bundle:
+    if name == GEMMA_3N:
+        checkpoint = DATA / "conformance" / "gemma3n-text"
+    if name == GEMMA_4:
+        checkpoint = folder / "checkpoint"
+        write_gemma(checkpoint, 8)
+    return stem_edge.export_bundle(checkpoint, folder / "bundle", **options)
+
+
+@pytest.fixture
+def small(tiny_checkpoint: Path, tmp_path: Path) -> Bundle:
+    return export("", tiny_checkpoint, tmp_path, {"backbone": "int4", "prefill_graph": True})
+
+
+def matrices(graph: Path) -> dict[str, tuple[bytes, str, list[bytes]]]:
+    """Return plain bytes, key and packed bytes of each packed matrix."""
+    found = {}
+    for tensor in onnx.load(graph, load_external_data=False).graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if "prepacked_0" in entries:
+            data = (graph.parent / entries["location"]).read_bytes()
+            plain = data[int(entries["offset"]) :][: int(entries["length"])]
+            key, *places = entries["prepacked_0"].split("|")
+            numbers = [tuple(map(int, place.split(";"))) for place in places]
+            found[tensor.name.removesuffix("_s8_2_u8")] = (
+                plain,
+                key,
+                [data[at : at + n] for at, n, _ in numbers],
+            )
+    return found
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_the_forms_of_the_whole_graph(
+    name: str,
+    options: dict[str, Any],
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if name == NO_VNNI:
+        monkeypatch.setattr(session, "products_saturate", lambda: True)
+        monkeypatch.setattr(packing, "products_saturate", lambda: True)
+    bundle = export(name, tiny_checkpoint, tmp_path, options)
+    alone, whole = tmp_path / "alone", tmp_path / "whole"
+    alone.mkdir()
+    whole.mkdir()
+    packer = Packer(bundle, alone, 1, Journal(alone / "journal"))
+    for part, graph in packable(bundle, "fp32").items():
+        packer.pack(part, graph)
+        open_session(graph_source(bundle, part, graph), 1, [CPU], save_to=whole / part)
+        found = matrices(alone / part)
+        assert found and found == matrices(whole / part)
+
+
+def test_no_session_has_more_than_one_matrix(
+    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, counts = open_session, list[int]()
+
+    def watch(source: GraphSource, *rest: Any, **options: Any) -> Any:
+        counts.append(len(onnx.load_model_from_string(source.data).graph.node))
+        return real(source, *rest, **options)
+
+    monkeypatch.setattr(packing, "open_session", watch)
+    packer = Packer(small, tmp_path, 1, Journal(tmp_path / "journal"))
+    for name, graph in packable(small, "fp32").items():
+        packer.pack(name, graph)
+    assert len(counts) > 20 and set(counts) == {1}
+
+
+def written(folder: Path) -> list[str]:
+    """Return the files in a folder that this process has open for writing."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            flags = Path("/proc/self/fdinfo", link.name).read_text().split("flags:")[1].split()[0]
+            if int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
+                found.append(str(link.readlink()))
+    return [path for path in found if path.startswith(f"{folder}/")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists what is open")
+def test_no_file_is_open_for_writing_when_a_session_reads_it(
+    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows refuses to read such a file."""
+    real, seen = open_session, list[list[str]]()
+
+    def watch(*given: Any, **options: Any) -> Any:
+        seen.append(written(tmp_path))
+        return real(*given, **options)
+
+    monkeypatch.setattr(packing, "open_session", watch)
+    packer = Packer(small, tmp_path, 1, Journal(tmp_path / "journal"))
+    packer.pack("step", packable(small, "fp32")["step"])
+    assert seen and not any(seen)
+    with (tmp_path / "step.data").open("r+b"):
+        assert written(tmp_path) == [str(tmp_path / "step.data")]
+
+
+def test_plain_matrices_lie_apart_and_graphs_share_weights(small: Bundle, tmp_path: Path) -> None:
+    packer, graphs = (
+        Packer(small, tmp_path, 1, Journal(tmp_path / "journal")),
+        packable(small, "fp32"),
+    )
+    for name, graph in graphs.items():
+        packer.pack(name, graph)
+    assert {path.name for path in tmp_path.glob("*.data")} == {"step.data", "prefill.data"}
+    forms = packed_forms(tmp_path / "step")
+    first = min(place for form in forms.values() for place, *_ in form.places)
+    for tensor in onnx.load(tmp_path / "step", load_external_data=False).graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if tensor.name in forms:
+            assert int(entries["offset"]) + int(entries["length"]) <= first
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_large_float_matrix_is_packed_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    shape = Shape(vocab_size=3000, tied_head=tied)
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", shape)
+    bundle = export("", checkpoint, tmp_path, {"backbone": "fp32"})
+    monkeypatch.setattr(float_blocks, "BLOCK_NBYTES", 1 << 17)
+    monkeypatch.setattr(prepacked, "LEAST_NBYTES", 0)
+    with stem_edge.load(bundle.path, prepare=False) as model:
+        expected = model.logits(IDS)
+
+    def work(opened: Bundle, folder: Path, *_: object) -> Ended:
+        prepack_worker.make(opened, folder, 1, "fp32")
+        return Ended(0, b"", b"")
+
+    monkeypatch.setattr(preparing, "_run_worker", work)
+    with stem_edge.load(bundle.path, cache_dir=tmp_path) as model:
+        assert np.array_equal(model.logits(IDS), expected)
+    (path,) = tmp_path.glob("prepared/*/step.onnx")
+    sizes = [len(plain) for plain, _, _ in matrices(path).values()]
+    assert max(sizes) == 1 << 17 and sizes.count(1 << 17) == 2
+
+
+def test_other_products_are_noticed(
+    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, times = packing._noise, count(1)
+    monkeypatch.setattr(packing, "_noise", lambda graph: [x * next(times) for x in real(graph)])
+    with pytest.raises(OtherProductsError, match=r"layers\.0\.qkv"):
+        Packer(small, tmp_path, 1, Journal(tmp_path / "journal")).pack(
+            "step", packable(small, "fp32")["step"]
+        )
+
+
+def test_packing_ends_with_the_process_that_wanted_it(
+    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows its number stays that of the parent."""
+    packer = Packer(small, tmp_path, 1, Journal(tmp_path / "journal"))
+    monkeypatch.setattr(psutil.Process, "parent", lambda process: None)
+    with pytest.raises(BackendError, match="that wanted this was killed; another may go on"):
+        packer.pack("step", packable(small, "fp32")["step"])
+
+
+@pytest.mark.parametrize("instead", [b"|", b";", b"a"])
+def test_places_in_other_words_are_refused(small: Bundle, tmp_path: Path, instead: bytes) -> None:
+    path = tmp_path / "step"
+    Packer(small, tmp_path, 1, Journal(tmp_path / "journal")).pack(
+        "step", packable(small, "fp32")["step"]
+    )
+    path.write_bytes(path.read_bytes().replace(b";0", b";" + instead))
+    with pytest.raises(ValueError):
+        packed_forms(path)

@@ -1,0 +1,228 @@
+"""Arrays in the memory of a device, emulated by the CPU's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
+from stem_edge.runtime.backends.onnxruntime.device.places import place_of
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN, Known
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    BoundSession,
+    new_session,
+    onnxruntime_errors,
+)
+
+KINDS = ["host", "named", "plugged"]
+
+
+class Device:
+    """A fake OrtEpDevice whose memory is the CPU's."""
+
+    def __init__(self, *, pinned: bool = False) -> None:
+        self.pinned = pinned
+
+    def memory_info(self, kind: ort.OrtDeviceMemoryType) -> Any | None:
+        wanted = self.pinned or kind == ort.OrtDeviceMemoryType.DEFAULT
+        return _cpu_info() if wanted else None
+
+
+def _cpu_info() -> Any:
+    arena = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    return ort.OrtMemoryInfo("Cpu", arena, 0, ort.OrtMemType.DEFAULT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allocator() -> None:
+    ort.create_and_register_allocator(_cpu_info(), None)
+
+
+@pytest.fixture
+def plugged(monkeypatch: pytest.MonkeyPatch) -> DeviceMemory:
+    """Memory of a fake plug-in, because onnxruntime has no copies from CPU to CPU."""
+
+    def copy(sources: list[ort.OrtValue], targets: list[ort.OrtValue]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            size = source.tensor_size_in_bytes()
+            assert target.tensor_size_in_bytes() == size  # more would be written past the end
+            ctypes.memmove(target.data_ptr(), source.data_ptr(), size)
+
+    monkeypatch.setattr(ort, "copy_tensors", copy)
+    provider = Provider("gpu", "GpuExecutionProvider", devices=(Device(),))
+    return DeviceMemory(provider, place_of(provider))
+
+
+@pytest.fixture(params=KINDS)
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DeviceMemory:
+    if request.param == "plugged":
+        found = request.getfixturevalue("plugged")
+        assert isinstance(found, DeviceMemory)
+        return found
+    if request.param == "host":
+        return DeviceMemory(CPU)
+    monkeypatch.setitem(KNOWN, "inner", Known("InnerExecutionProvider", "", memory="cpu"))
+    provider = Provider("inner", "InnerExecutionProvider", {"device_id": "0"})
+    return DeviceMemory(provider, place_of(provider))
+
+
+def test_what_is_written_is_read(memory: DeviceMemory) -> None:
+    array = memory.empty((3, 5), np.float16, "a test")
+    values = np.arange(15, dtype=np.float16).reshape(3, 5)
+    array.write(values)
+    values[:] = 0  # a copy was made
+    assert np.array_equal(array.read().ravel(), np.arange(15))
+    scalar = memory.put(np.array(7, np.int32), "a test")
+    assert scalar.read().shape == () and scalar.read() == 7
+
+
+@pytest.mark.slow
+def test_bytes_are_counted_as_long_as_arrays_live(memory: DeviceMemory) -> None:
+    assert memory.nbytes == 0
+    array = memory.put(np.zeros((2, 3), np.int64), "a test")
+    other = memory.empty((5,), np.uint8, "a test")
+    assert (array.nbytes, other.nbytes, memory.nbytes) == (48, 5, 53)
+    del array
+    gc.collect()
+    assert memory.nbytes == 5
+
+
+@pytest.mark.slow
+def test_retired_memory_is_freed_by_the_next_call(memory: DeviceMemory) -> None:
+    memory.retire([memory.empty((4,), np.int32, "a test")])
+    gc.collect()
+    assert memory.nbytes == (16 if memory.kind == "device" else 0)
+    memory.empty((1,), np.uint8, "a test")
+    assert memory.nbytes == 0
+
+
+def test_shapes_and_types_have_to_be_the_same(memory: DeviceMemory) -> None:
+    array = memory.empty((2, 2), np.int32, "a test")
+    for wrong in (np.zeros((2, 3), np.int32), np.zeros((2, 2), np.float32)):
+        with pytest.raises(ValueError, match="expected int32"):
+            array.write(wrong)
+    with pytest.raises(ValueError, match="as uint8"):
+        array.value(np.uint8, (2, 7))
+
+
+def test_memory_is_bound_as_another_type(memory: DeviceMemory) -> None:
+    words = memory.put(np.arange(6, dtype=np.int32).reshape(2, 3) << 8, "a test")
+    result = memory.empty((2, 3), np.int32, "a test")
+    bound = BoundSession(_session(TensorProto.UINT8))
+    bound.bind({"x": words.value(np.uint8, (2, 12)), "y": result.value(np.uint8, (2, 12))})
+    bound.run()
+    assert np.array_equal(result.read(), words.read())
+    words.write(np.full((2, 3), 77, np.int32))  # what is bound is the memory, and no copy of it
+    bound.run()
+    assert np.array_equal(result.read(), words.read())
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_inputs_of_the_host_are_taken_when_a_graph_runs(
+    memory: DeviceMemory, in_place: bool
+) -> None:
+    bound = BoundSession(_session(TensorProto.UINT8), in_place=in_place)
+    result = memory.empty((1, 4), np.uint8, "a test")
+    bound.bind({"y": result.value()})
+    fed = np.zeros((1, 4), np.uint8)
+    bound.feed({"x": fed, "unknown": np.zeros(1)})
+    for value in (3, 4):
+        fed[:] = value
+        bound.run()
+        assert np.array_equal(result.read(), np.full((1, 4), value))
+    given = np.zeros((1, 4), np.uint8)
+    bound.bind({"y": ort.OrtValue.ortvalue_from_numpy(given)})
+    bound.run()
+    assert given.all()
+
+
+def test_beyond_its_limit_nothing_is_allocated() -> None:
+    memory = DeviceMemory(CPU, limit=100)
+    held = memory.empty((80,), np.uint8, "a part")
+    with pytest.raises(OutOfMemoryError) as caught:
+        memory.empty((30,), np.uint8, "the KV cache")
+    assert "no memory left on cpu for the KV cache: needs 30 bytes beside 80" in str(caught.value)
+    assert "100 are allowed" in str(caught.value) and "\n" not in str(caught.value)
+    assert memory.nbytes == held.nbytes
+
+
+def test_an_allocation_that_fails_leaves_the_rest(memory: DeviceMemory) -> None:
+    held = memory.put(np.arange(4), "a part")
+    with pytest.raises(
+        OutOfMemoryError, match="for all there is: needs 4,503,599,627,370,496 bytes"
+    ):
+        memory.empty((1 << 52,), np.uint8, "all there is")
+    assert memory.nbytes == held.nbytes and np.array_equal(held.read(), np.arange(4))
+
+
+def test_an_allocation_that_fails_without_a_word_is_noticed(
+    plugged: DeviceMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = ort.copy_tensors
+    monkeypatch.setattr(ort, "copy_tensors", lambda *_: None)
+    with pytest.raises(OutOfMemoryError, match=r"for slots: needs 40 bytes .*has no room"):
+        plugged.empty((10,), np.int32, "slots")
+    assert plugged.nbytes == 0
+    monkeypatch.setattr(ort, "copy_tensors", good)
+    assert plugged.empty((3,), np.uint8, "less than a mark").read().shape == (3,)
+
+
+def test_a_device_that_is_gone_is_not_one_that_is_full(
+    plugged: DeviceMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("VK_ERROR_DEVICE_LOST")
+
+    monkeypatch.setattr(ort, "copy_tensors", fail)
+    with pytest.raises(DeviceLostError, match="lost while memory for slots was allocated"):
+        plugged.empty((10,), np.int32, "slots")
+
+
+def test_pinned_memory_is_used_where_there_is_some(plugged: DeviceMemory) -> None:
+    assert plugged.pinned((2, 3), np.int32) is None and DeviceMemory(CPU).pinned((2,), "i4") is None
+    provider = Provider("gpu", "GpuExecutionProvider", devices=(Device(pinned=True),))
+    found = DeviceMemory(provider, place_of(provider)).pinned((2, 3), np.int32)
+    assert found is not None and found.array.shape == (2, 3)
+    assert found.array.ctypes.data == found.owner.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("CUDA failure 2: out of memory ; GPU=0", OutOfMemoryError),
+        ("vkCreateBuffer failed with VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfMemoryError),
+        ("CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED", OutOfMemoryError),
+        ("BFCArena: Failed to allocate memory for requested buffer of size 8", OutOfMemoryError),
+        ("WebGPU: the device is lost", DeviceLostError),
+        ("WebGPU validation failed. Device lost: gone", DeviceLostError),
+        ("Non-zero status code returned while running X", BackendError),
+    ],
+)
+def test_errors_name_their_operation(said: str, expected: type[Exception]) -> None:
+    with (
+        pytest.raises(expected, match="for the backbone") as caught,
+        onnxruntime_errors("for the backbone"),
+    ):
+        raise RuntimeError(said)
+    assert type(caught.value) is expected and said[:20] in str(caught.value)
+
+
+def _session(type_: int) -> ort.InferenceSession:
+    """Make a session that computes y = x."""
+    shape = ["n", "m"]
+    values = [helper.make_tensor_value_info(name, type_, shape) for name in "xy"]
+    node = helper.make_node("Identity", ["x"], ["y"])
+    graph = helper.make_graph([node], "same", values[:1], values[1:])
+    model: onnx.ModelProto = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+    )
+    return new_session(model.SerializeToString(), 1, [CPU])
