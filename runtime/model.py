@@ -78,7 +78,8 @@ class Model(ModelText):
         """
         from stem_edge.runtime.conversation import Conversation
 
-        return Conversation(self, messages)
+        length = self.plan.context_length
+        return Conversation(self, self.engine, length, self.generate, messages)
 
     @contextmanager
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:

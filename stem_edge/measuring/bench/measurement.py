@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import BACKBONE_FILES, GGUF, TABLES
+from stem_edge.bundle.manifest import BACKBONES, GGUF, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError
@@ -243,9 +243,9 @@ class _Run:
 
     def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:
         """Run all phases in order, and append them to `phases`."""
-        # By the suffix, too, because names of prepared graphs are not in BACKBONE_FILES.
+        # By the suffix, too, because names of prepared graphs are not in BACKBONES.
         suffix = ".onnx" if self.engine == "onnxruntime" else GGUF
-        files, own = worker.subject.files(), BACKBONE_FILES[self.engine]
+        files, own = worker.subject.files(), BACKBONES[self.engine].files
         backbone = [path for path in files if path.name in own or suffix in path.name]
         tables = [path for path in files if TABLES in path.parts]
 

@@ -143,7 +143,7 @@ def test_other_contents_are_tried(trials: Trials) -> None:
     assert [trials.count(), trials.count()] == [1, 0]
 
 
-@pytest.mark.parametrize("what", ["cpu_digest", "_version", "__version__"])
+@pytest.mark.parametrize("what", ["cpu_digest", "version_of", "__version__"])
 def test_another_processor_library_or_stem_edge(
     what: str, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,14 +55,11 @@ REFUSED = (
     f"onnxruntime {ort.__version__} computes other logits from packed weights on this processor"
 )
 ROUNDS = 3
-# A graph that is loaded packs one matrix after another, of up to 32 MB. Freed ones must not add up; but
-# times are measured as in use, where such blocks are kept for the next step.
-FEW_NBYTES, MANY_NBYTES = 1 << 20, 32 << 20
 
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
-    keep_freed_blocks(FEW_NBYTES)
+    keep_freed_blocks()  # packing frees a matrix of up to 32 MB after another
     packer, refused = Packer(bundle, folder, threads, Journal(folder / JOURNAL)), ""
     try:
         for name, graph in packable(bundle, kv).items():
@@ -100,7 +97,6 @@ def _measured(
         diverges = prefill_divergence(bundle, _probed(bundle, packer))
         record = msgspec.structs.replace(record, prefill_from_decode=diverges)
         return_freed_memory()
-    keep_freed_blocks(MANY_NBYTES)
     prompt = _Prompt(bundle, Prepacked(packer.folder, record), threads, kv)
     if (steps := prompt.measure_steps()) is not None:
         steps = msgspec.structs.replace(steps, threads=threads)
