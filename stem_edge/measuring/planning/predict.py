@@ -24,7 +24,7 @@ from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.planning.network import Network
-from stem_edge.measuring.planning.process import process_nbytes
+from stem_edge.measuring.planning.process import worker_nbytes
 from stem_edge.measuring.run.workload import Workload
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import LoadOptions
@@ -53,12 +53,12 @@ class Own(NamedTuple):
 
 # A plan for onnxruntime adds up the widest arrays of a graph, of which few are alive at once.
 OWN: dict[EngineName, Own] = {
-    "onnxruntime": Own(5_000_000, 125_000, 0.42, keeps=False, copies=True),
-    "ggml": Own(1_000_000, 225_000, 1.0, keeps=True, copies=False),
+    "onnxruntime": Own(6_000_000, 125_000, 0.42, keeps=False, copies=True),
+    "ggml": Own(1_200_000, 260_000, 1.0, keeps=True, copies=False),
 }
 # Of tables elsewhere, by how their address begins: what reads them, with its threads and connections.
 FAR_NBYTES = {"hf:": 19_500_000, "http": 9_500_000, "": 3_500_000}
-PACKED_OVER_DATA = 1.05  # in onnxruntime's memory, because it pads matrices
+PACKED_OVER_DATA = 1.06  # in onnxruntime's memory, because it pads matrices
 # onnxruntime reads this share of the embedding, its scales, as a whole. Around each row, and around
 # the small tensors of all graphs, the system maps more than is needed.
 EMBEDDING_SHARE, MAPPED_AROUND_ROW, MAPPED_AROUND_GRAPHS = 0.26, 40_000, 6 << 16
@@ -110,15 +110,15 @@ def predict(
     flash: FlashName | None = None,
     network: Network | None = None,
     *,
+    process: int,
     tokenizer: TokenizerMemory = NO_TOKENIZER,
-    far_nbytes: int = 0,
     room: int | None = None,
 ) -> Prediction:
     """Predict the figures of one run, and of the speed the most that the bandwidth allows.
 
     `flash`: None if records come out of the page cache. `network`: None if the tables are on this
-    machine; otherwise flash holds the disk tier. `tokenizer`: its memory. `far_nbytes`: of what reads
-    tables elsewhere. `room`: limit of process and mapped files together; None without one.
+    machine; otherwise flash holds the disk tier. `process`: its memory before it loads. `tokenizer`: that
+    of the tokenizer. `room`: limit of process and mapped files together; None without one.
     """
     needs = needs_at(plan.context_length)
     footprint, model = needs.footprint, needs.footprint.model
@@ -128,8 +128,7 @@ def predict(
     row_cache = usage.filled_slots * footprint.slot_nbytes if stored else 0
     peak = row_cache + _peak(needs_at, plan, usage)
     loaded = _loaded(needs) + max(peak, _packing(needs))
-    anonymous = process_nbytes(footprint.engine) + far_nbytes
-    anonymous += max(tokenizer.kept + loaded, tokenizer.loading)
+    anonymous = process + max(tokenizer.kept + loaded, tokenizer.loading)
     mapped, for_prompts = _mapped(needs, usage)
     if room is None or anonymous + mapped + for_prompts <= room:
         mapped += for_prompts  # otherwise the pages that decoding reads push these out
@@ -170,9 +169,8 @@ def expect_run(
     tokenizer, context = tokenizer_memory(bundle.path), options.contexts(bundle)[0]
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
     needs = needs_at(context)
-    far = _far_nbytes(bundle.tables)
-    process = process_nbytes(needs.footprint.engine) + tokenizer.kept + far
-    plan = plan_memory(bundle.path, needs, ask, process, available_memory())
+    process = worker_nbytes(needs.footprint.engine) + _far_nbytes(bundle.tables)
+    plan = plan_memory(bundle.path, needs, ask, process + tokenizer.kept, available_memory())
     ids = np.asarray(workload.prompt + workload.following, np.int64)
     hits, filled, curve = 1.0, plan.slots, {}
     if bundle.manifest.tables is not None:
@@ -192,7 +190,7 @@ def expect_run(
         curve = {size: simulated(size)[0] for size in sizes}
     usage = Usage(len(workload.prompt), len(workload.following), len(np.unique(ids)), filled, hits)
     at = partial(predict, needs_at, plan, usage, flash=options.emulate_flash, room=room)
-    return partial(at, tokenizer=tokenizer, far_nbytes=far), curve
+    return partial(at, process=process, tokenizer=tokenizer), curve
 
 
 def _far_nbytes(url: str | None) -> int:

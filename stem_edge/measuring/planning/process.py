@@ -13,25 +13,30 @@ IMPORTS: dict[EngineName, str] = {
     "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loader",
     "ggml": "stem_edge.runtime.backends.ggml.loader",
 }
-MEASURE = (
-    "import psutil, stem_edge.commands.generate, stem_edge.runtime.loading, {}\n"
-    "from stem_edge.system.memory import own_memory\n"
-    "print(own_memory())"
-)
+WORKER = "stem_edge.measuring.run.worker"
+GENERATE = "psutil, stem_edge.commands.generate, stem_edge.runtime.loading"
+MEASURE = "import {}\nfrom stem_edge.system.memory import own_memory\nprint(own_memory())"
 SECONDS = 60.0
-# By which processes differ, and what a load opens before it plans.
+# By which processes differ, and what a load opens before it plans: advice on --memory must suffice.
 SPARE_NBYTES = 2_000_000
 
 
-@cache
-def process_nbytes(engine: EngineName) -> int:
-    """Return the anonymous bytes that `generate` takes before it loads.
+def worker_nbytes(engine: EngineName) -> int:
+    """Return the anonymous bytes of a process that is measured, before it loads."""
+    return _imported(f"{WORKER}, {IMPORTS[engine]}")
 
-    Where the engine is not installed, they are what is typical.
-    """
-    command = [sys.executable, "-c", MEASURE.format(IMPORTS[engine])]
+
+def generate_nbytes(engine: EngineName) -> int:
+    """Return the anonymous bytes that `generate` takes at most before it loads."""
+    return _imported(f"{GENERATE}, {IMPORTS[engine]}") + SPARE_NBYTES
+
+
+@cache
+def _imported(names: str) -> int:
+    """Return the bytes of a process with these modules; what is typical if one is not installed."""
+    command = [sys.executable, "-c", MEASURE.format(names)]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
     except (OSError, subprocess.SubprocessError):
         return TYPICAL_PROCESS_NBYTES
-    return int(done.stdout) + SPARE_NBYTES
+    return int(done.stdout)

@@ -22,7 +22,7 @@ from stem_edge.measuring.planning.predict import (
     read_in_place,
     tokenizer_memory,
 )
-from stem_edge.measuring.planning.process import process_nbytes
+from stem_edge.measuring.planning.process import generate_nbytes
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
@@ -131,7 +131,9 @@ class Target:
             *(self.sequences, tier),
         )
         media = self.flash, self.network
-        expected = predict(needs_at, plan, usage, self.bandwidth.rate, *media, tokenizer=tokenizer)
+        process = generate_nbytes(footprint.engine)
+        given = needs_at, plan, usage, self.bandwidth.rate, *media
+        expected = predict(*given, process=process, tokenizer=tokenizer)
         about = self.hit_source, self.bandwidth, *media, expected
         return Fit(needs_at(context), plan, *about, _loading(footprint.engine, tokenizer))
 
@@ -153,7 +155,7 @@ def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length
 
 def _loading(engine: EngineName, tokenizer: TokenizerMemory) -> int:
     """Return the bytes of a process while it loads its tokenizer."""
-    return process_nbytes(engine) + tokenizer.loading
+    return generate_nbytes(engine) + tokenizer.loading
 
 
 def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
@@ -196,7 +198,7 @@ def _plan(
     for context in contexts:
         needs = needs_at(context)
         engine = needs.footprint.engine
-        planner = Planner(needs, process_nbytes(engine) + tokenizer.kept, sequences)
+        planner = Planner(needs, generate_nbytes(engine) + tokenizer.kept, sequences)
         anonymous = memory - read_in_place(needs)
         smallest = planner.least(anonymous)
         if smallest.total <= anonymous and _loading(engine, tokenizer) <= memory:

@@ -13,7 +13,7 @@ from stem_edge.errors import InputError
 from stem_edge.measuring.memory.device_profiles import find_device
 from stem_edge.measuring.planning import process
 from stem_edge.measuring.planning.bandwidth import bandwidth_of
-from stem_edge.system.memory import TYPICAL_PROCESS_NBYTES, own_memory
+from stem_edge.system.memory import TYPICAL_PROCESS_NBYTES
 
 
 def test_a_bandwidth_is_given_or_that_of_a_device_or_measured() -> None:
@@ -38,11 +38,10 @@ def test_a_token_reads_weights_keys_and_values_once() -> None:
 def test_a_process_is_measured_with_its_imports() -> None:
     bare = [sys.executable, "-c", "from stem_edge.system.memory import own_memory as n; print(n())"]
     least = int(subprocess.run(bare, capture_output=True, check=True).stdout)
-    assert least < process.process_nbytes("onnxruntime") < max(own_memory(), 2 * 10**8)
+    worker, generate = process.worker_nbytes("ggml"), process.generate_nbytes("ggml")
+    assert least < worker < generate < process.generate_nbytes("onnxruntime")
 
 
 def test_a_process_whose_engine_is_missing_is_typical(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(process.IMPORTS, "ggml", "no_such_module")
-    process.process_nbytes.cache_clear()
-    assert process.process_nbytes("ggml") == TYPICAL_PROCESS_NBYTES
-    process.process_nbytes.cache_clear()
+    assert process.worker_nbytes("ggml") == TYPICAL_PROCESS_NBYTES
