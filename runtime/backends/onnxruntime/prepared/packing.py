@@ -50,6 +50,8 @@ ACTIVATIONS = {
     "MatMulIntegerToFloat": np.uint8,
     "MatMulNBits": np.float32,
 }
+# onnxruntime copies a packed matrix that begins elsewhere in the file, instead of mapping it.
+PACKED_ALIGNMENT = 256
 CHECKED_TOKENS = (1, 4)  # kernels for one token are others than those for several
 
 
@@ -193,6 +195,7 @@ def _append(form: PackedForm, source: IO[bytes], file: IO[bytes], plan: WeightPl
     """Append the bytes of a packed form; return the text that says where they are."""
     texts = [form.key]
     for offset, nbytes, *rest in form.places:
+        plan.nbytes += -plan.nbytes % PACKED_ALIGNMENT
         place = _place(plan, nbytes)
         _copy(source, offset, file, place, nbytes)
         texts.append(";".join(map(str, (place, nbytes, *rest))))

@@ -30,7 +30,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
 FOLDER = "prepared"  # in the user's cache folder
-FORMAT = 7
+FORMAT = 8
 RECORD = "prepared.json"
 MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
