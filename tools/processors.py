@@ -46,7 +46,7 @@ FILES = [
     "tools/test_edit_table.py",
     "stem_edge/numerics",
     "stem_edge/graph/test_linear.py",
-    "stem_edge/measuring/planning/test_rates.py",
+    "stem_edge/measuring/planning/test_bandwidth.py",
     "stem_edge/tables/test_rows.py",
     "stem_edge/tables/test_shards.py",
     "stem_edge/edit_files/test_schemes.py",

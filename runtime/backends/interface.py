@@ -21,6 +21,7 @@ LESS_MEMORY = (
 )
 SIZES = (2, 4, 8)  # tokens of steps that are measured, and then taken
 MOST = max(SIZES)  # tokens of a step
+BEFORE = 64  # tokens before the steps that are measured; a batch has copies of them
 # Where a call may go on from kept keys and values, and compute the bits of a call that has none: at
 # the start of a pair of tokens, only where that call begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]

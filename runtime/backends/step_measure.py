@@ -50,7 +50,7 @@ class Probe:
         alone, sizes = self.step(self.before, 1).copy(), range(2, MOST + 1)
         token, slot = self._token_ids[[self.before]], self._slots[[self.before]]
         with contextlib.suppress(NotFiniteError, OutOfMemoryError):  # a device takes it at once
-            batch = self._backend.open_batch(max(sizes), self._context.length)
+            batch = self._backend.open_batch(max(sizes), self.before + 1)
             for _ in range(max(sizes)):
                 batch.join(self._context, self.before)
             for n in sizes:

@@ -11,10 +11,9 @@ from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.commands.measure import add_work
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench.bench import LOADS, ROUNDS, bench
-from stem_edge.measuring.bench.case_tables import sequences_table, speculation_table
+from stem_edge.measuring.bench.case_bench import bench_cases
+from stem_edge.measuring.bench.case_tables import case_table
 from stem_edge.measuring.bench.report import report_table
-from stem_edge.measuring.bench.sequences import bench_sequences
-from stem_edge.measuring.bench.speculation import bench_speculation
 from stem_edge.measuring.run.subjects import AGAINST
 from stem_edge.progress import show_status
 
@@ -34,10 +33,10 @@ examples:
   stem-edge bench model --engine onnxruntime --against ggml repacked
   stem-edge bench model --against llama.cpp=FILE.gguf,lazy llama.cpp=FILE.gguf,no-repack --limit 2GiB
   stem-edge bench model --providers cuda --slots 2000 --against resident cpu
-  stem-edge bench model --batches 1,2,4,8,16 --text book.txt --against llama.cpp=Q4_0
-  stem-edge bench model --speculation --speculate on --against llama.cpp=Q4_0
+  stem-edge bench model --cases 1,2,4,8,16 --text book.txt --against llama.cpp=Q4_0
+  stem-edge bench model --cases speculation --speculate on --against llama.cpp=Q4_0
 
-llama.cpp, torch and transformers need pip install 'stem-edge[bench]'."""
+llama.cpp needs pip install 'stem-edge[bench]'."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rounds", type=int, metavar="N", default=ROUNDS, help=rounds)
     loads = f"times that each way is loaded (default: {LOADS})"
     group.add_argument("--loads", type=int, metavar="N", default=LOADS, help=loads)
-    _add_modes(parser.add_argument_group("what is measured instead"))
+    _add_cases(parser)
     work = "where models for llama.cpp are made (default: bench in the user's cache folder)"
     group.add_argument("--work", metavar="DIR", help=work)
     add_loading(parser.add_argument_group("how to load"))
@@ -75,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     # Must be refused now, not after minutes of measuring.
     if output is not None and not output.absolute().parent.is_dir():
         raise InputError(f"{output.parent}: no such folder; make it first")
+    _check_cases(args)
     # A bundle after --against is parsed as the last of its words, because that option takes many.
     words = args.against if args.bundle is None else [*args.against, args.bundle]
     if not words:
@@ -92,23 +92,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_modes(group: argparse._ArgumentGroup) -> None:
-    modes = group.add_mutually_exclusive_group()
-    batches = (
-        "decode so many sequences at a time, and say how much faster that is than one, and how long "
-        "a new one waits for its first token"
+def _add_cases(parser: argparse.ArgumentParser) -> None:
+    cases = (
+        "numbers of sequences that decode at a time, like 1,2,4: how much faster that is than one, "
+        "and how long a new one waits for its first token; or speculation: four kinds of text "
+        "(copying, code, chat, prose), or --text, with and without guesses (--speculate)"
     )
-    modes.add_argument("--batches", type=_counts, metavar="1,2,4,...", help=batches)
-    speculation = (
-        "decode with and without guesses (--speculate) on four kinds of text: copying, code, chat, "
-        "prose; or on --text"
-    )
-    modes.add_argument("--speculation", action="store_true", help=speculation)
+    parser.add_argument("--cases", metavar="CASE,...", help=cases)
+    for name in ("--batches", "--speculation"):  # of the release before
+        parser.add_argument(name, nargs="?", const="", help=argparse.SUPPRESS)
 
 
-def _counts(text: str) -> list[int]:
-    """Numbers of sequences; argparse reports a ValueError as a bad value."""
-    return [int(number) for number in text.split(",")]
+def _check_cases(args: argparse.Namespace) -> None:
+    """Raise InputError for options that are gone, or do not go together."""
+    if args.batches is not None:
+        raise InputError("--batches is --cases now; write for example --cases 1,2,4")
+    if args.speculation is not None:
+        raise InputError("--speculation is --cases now; write --cases speculation")
+    if args.cases is not None and (args.cold or args.limit is not None):
+        raise InputError("--cold and --limit are for one token at a time; leave them out")
 
 
 def _measured(args: argparse.Namespace, words: list[str]) -> tuple[dict[str, Any], str]:
@@ -123,13 +125,8 @@ def _measured(args: argparse.Namespace, words: list[str]) -> tuple[dict[str, Any
         "notify": show_status,
         **loading_options(args),
     }
-    if args.batches is None and not args.speculation:
+    if args.cases is None:
         report = bench(words[-1], loads=args.loads, cold=args.cold, limit=args.limit, **what)
         return report.to_dict(), report_table(report)
-    if args.cold or args.limit is not None:
-        raise InputError("--cold and --limit are for one token at a time; leave them out")
-    if args.speculation:
-        cases = bench_speculation(words[-1], **what)
-        return cases.to_dict(), speculation_table(cases)
-    cases = bench_sequences(words[-1], counts=args.batches, **what)
-    return cases.to_dict(), sequences_table(cases)
+    cases = bench_cases(words[-1], args.cases, **what)
+    return cases.to_dict(), case_table(cases)

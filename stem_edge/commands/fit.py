@@ -101,7 +101,7 @@ def to_dict(one: Fit) -> dict[str, object]:
         "sequences": one.plan.sequences,
         "slots": one.plan.slots,
         "hit_source": one.hit_source,
-        "rates": one.rates_source,
+        "rates": one.bandwidth.source,
         "flash": one.flash,
         "network": None if one.network is None else one.network._asdict(),
         "plan": asdict(one.plan),
@@ -162,11 +162,11 @@ def _figures(one: Fit) -> list[str]:
                 f"{format_size(found.network_per_token)} on average, {one.network}",
             ),
         ]
-    rows.append(("decoding, expected", f"{format_rate(found.decode_tokens_per_second)} tokens/s"))
+    rows.append(("decoding, at most", f"{format_rate(found.decode_tokens_per_second)} tokens/s"))
     if one.tables:
         stall = f"{found.stall_per_token * 1e3:.3g} ms a token, {_flash(one)}"
         rows.append(("  waiting for rows", stall))
-    rows.append(("  speed of memory", one.rates_source))
+    rows.append(("  speed of memory", one.bandwidth.source))
     if plan.preparing is not None:
         rows.append(("preparing, at first", str(plan.preparing)))
     return table(rows, "l")

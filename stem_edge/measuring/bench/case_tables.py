@@ -1,4 +1,4 @@
-"""Tables of `stem-edge bench --batches` and `--speculation`."""
+"""Tables of `stem-edge bench --cases`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,14 @@ SPECULATION_LEGEND = """\
 differ: places where the most probable token is another one than without guesses"""
 
 
-def sequences_table(report: CaseReport) -> str:
+def case_table(report: CaseReport) -> str:
     """Return the report for people."""
+    ways = any(one.way for one in report.results)
+    return speculation_table(report) if ways else sequences_table(report)
+
+
+def sequences_table(report: CaseReport) -> str:
+    """Return the report on several sequences."""
     prompt, new = report.settings.prompt_tokens, report.settings.new_tokens
     head = _head(report, f"prompts of {prompt}, {new} tokens of each while all decode")
     titles, units, *_ = zip(*SEQUENCES, strict=True)
@@ -73,7 +79,7 @@ def _ratios(results: Sequence[CaseResult]) -> Iterator[str]:
 
 
 def speculation_table(report: CaseReport) -> str:
-    """Return the report for people."""
+    """Return the report on speculation."""
     prompt, new = report.settings.prompt_tokens, report.settings.new_tokens
     head = _head(report, f"prompts of up to {prompt}, answers of up to {new}")
     rows = [("", "", "", *(title for title, *_ in SPECULATION), "/ plain", "")]

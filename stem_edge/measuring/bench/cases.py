@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
-from stem_edge.errors import InputError
-from stem_edge.measuring.bench.figures import Settings
-from stem_edge.measuring.bench.rounds import SAMPLE_SECONDS
+from stem_edge.measuring.bench.figures import PhasePeak, Settings
 from stem_edge.measuring.run.workers import Subject, WorkerProcess
 
-MEASURED = ("stem-edge", "llama.cpp")  # kinds of subjects
 # Names of figures and ratios.
 RATE, FIRST, ALLOWED = "tokens_per_second", "first_token_seconds", "allowed_gain"
 PLAIN, STEP = "plain", "step_of_"
-Case = TypeVar("Case")
 Figures = dict[str, float]
 
 
@@ -66,48 +60,48 @@ class CaseReport:
         return asdict(self)
 
 
-def check_subjects(subjects: Sequence[Subject]) -> None:
-    """Raise InputError for subjects that only run one token at a time."""
-    for subject in subjects:
-        if subject.kind not in MEASURED:
-            raise InputError(
-                f"--against {subject.name}: only bundles and llama.cpp run several tokens in a step; "
-                "leave it out"
-            )
+class Key(NamedTuple):
+    """Key of what is measured in each round."""
+
+    subject: str
+    case: str
+    way: str = ""
 
 
-@contextmanager
-def loaded(
-    subjects: Sequence[Subject], settings: Settings, notify: Callable[[str], None]
-) -> Iterator[dict[str, WorkerProcess]]:
-    """Start a worker for each subject and load it; name -> worker."""
-    with ExitStack() as stack:
-        workers = {}
-        for subject in subjects:
-            notify(f"loading {subject.name}")
-            worker = WorkerProcess(subject, SAMPLE_SECONDS, kinds_interval=math.inf)
-            workers[subject.name] = stack.enter_context(worker)
-            worker.load(settings.context_length, settings.threads)
-        yield workers
+class Seen(NamedTuple):
+    """Figures of a round, and the most probable tokens where they are compared."""
+
+    figures: Figures
+    own: Sequence[int] = ()
 
 
-def in_turns(
-    cases: Sequence[Case],
-    rounds: int,
-    notify: Callable[[str], None],
-    run: Callable[[Case, int], None],
-) -> None:
-    """Run all cases in each round; before them, the last one, as round -1, only warms up."""
-    for turn in range(-1, rounds):
-        these = cases if turn >= 0 else cases[-1:]
-        for number, case in enumerate(these):
-            notify(f"round {turn + 1} of {rounds}, {number + 1} of {len(these)}")
-            run(case, turn)
+Run: TypeAlias = Callable[[WorkerProcess], dict[str, Seen]]  # returns way -> what was seen
+Measured: TypeAlias = Mapping[Key, Sequence[Seen]]
+Peaks: TypeAlias = Mapping[str, Mapping[str, PhasePeak]]  # subject -> phase -> memory
 
 
-def gathered(rounds: Sequence[Figures]) -> dict[str, list[float]]:
+def as_it_is(subject: Subject) -> Subject:
+    """Return the subject itself."""
+    return subject
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Cases of one kind, and how their rounds are summed up."""
+
+    # Name -> function that begins a round, and returns what each subject runs in it.
+    begin: Mapping[str, Callable[[], Run]]
+    results: Callable[[Measured, Peaks], Iterator[CaseResult]]
+    source: str  # of the tokens, in words
+    prompt_tokens: int
+    new_tokens: int
+    tokens: int  # for which the context must have room
+    loaded_as: Callable[[Subject], Subject] = field(default=as_it_is)
+
+
+def gathered(rounds: Sequence[Seen]) -> dict[str, list[float]]:
     """Turn the figures of each round into the rounds of each figure."""
-    return {name: [each[name] for each in rounds] for name in rounds[0]}
+    return {name: [each.figures[name] for each in rounds] for name in rounds[0].figures}
 
 
 def medians(figures: dict[str, list[float]]) -> Figures:

@@ -45,9 +45,8 @@ EXPLAINED = {
     "did; the line above is tokens / time of all steps",
     "hit rate": "share of tokens whose rows were in the row cache when they were needed",
     "stall": "time that a decoded token waited for rows, on average",
-    "predicted": "from sizes, the memory plan, and the speed of this machine's kernels, timed "
-    "before and after the run, without the model; the difference is relative to what was measured. "
-    "Steps of less than a millisecond vary by half from run to run",
+    "predicted": "from sizes and the memory plan; of the speed, what the bandwidth of memory, timed "
+    "before and after the run, allows at most; the difference is relative to what was measured",
     "checks": "the sum of all kinds against the system's own sum; the greatest resident size that "
     "was sampled against the kernel's own record of it (the high-water mark)",
     "real, emulated": "limits of a device: the system enforces real ones; emulated ones are delays, "
@@ -136,8 +135,9 @@ def _head(found: Measurement) -> list[str]:
     ]
     if found.runs_on:
         lines.append(", ".join(f"{key} {value}" for key, value in found.runs_on.items()))
-    if found.prepared_seconds > 1:
-        lines.append(f"preparations of a first load took {found.prepared_seconds:.0f} s")
+    if found.preparing is not None:
+        lines.append(f"a first load prepared it in {found.prepared_seconds:.0f} s; expected:")
+        lines.append(f"  {found.preparing}")
     if found.device is not None:
         lines.append(f"on {found.device.name} ({found.device.what}):")
         lines += [f"  {limit.what + ':':<8}{limit.how}; {limit.words}" for limit in found.limits]

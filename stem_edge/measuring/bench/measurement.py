@@ -21,15 +21,15 @@ from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limit, Limits
 from stem_edge.measuring.memory.page_cache import cached_nbytes, make_cold
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS, PhaseMemory, Sample
+from stem_edge.measuring.planning.bandwidth import measured
 from stem_edge.measuring.planning.predict import Prediction, expect_run
-from stem_edge.measuring.planning.rates import between, measure_rates
 from stem_edge.measuring.planning.target import fit_on_device
-from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.subjects import bundle_subject, load_options
 from stem_edge.measuring.run.workers import Answer, WorkerProcess
 from stem_edge.measuring.run.workload import Workload, make_workload
 from stem_edge.runtime.backends.engines import EngineLoader, choose_backbone, loaders
 from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.memory import usable_cpus
 
@@ -68,7 +68,8 @@ class Measurement:
     samples: list[Sample]  # memory by kind over time
     definitions: Mapping[str, str]
     interval: float  # between two samples of the totals
-    prepared_seconds: float  # spent before the run, on what only a first load does
+    preparing: Preparing | None  # what a first load takes; None if it was done before
+    prepared_seconds: float  # spent on it before the run
     round: Round  # the worker's answers
     hit_curve: dict[int, float]  # slots -> hit rate while decoding, simulated
     prediction: Prediction
@@ -199,13 +200,14 @@ class _Run:
     def measure(self, interval: float, *, cold: bool) -> Measurement:
         """Prepare what is not measured, run, and put the results together."""
         self.notify("preparing")
+        preparing = self.loader.needs(self.options.contexts(self.bundle)[0]).preparing
         started = time.perf_counter()
         self.loader.prepare(None)
         prepared = time.perf_counter() - started
         device, options = self.limits.device, self.options
         room = None if device is None else device.memory
         predict_at, curve = expect_run(self.bundle, self.loader.needs, self.workload, options, room)
-        before, phases = self._rates(), list[Phase]()
+        before, phases = self._bandwidth(), list[Phase]()
         kept = load_options(options)
         subject = bundle_subject("bundle", self.bundle, self.engine, kept)
         if cold:
@@ -226,18 +228,18 @@ class _Run:
             samples=worker.sampler.samples,
             definitions=worker.sampler.reader.definitions,
             interval=interval,
+            preparing=preparing,
             prepared_seconds=prepared,
             round=done,
             hit_curve=curve,
-            # Rates are measured twice, because others may begin or stop to use the machine meanwhile.
-            prediction=predict_at(between(before, self._rates())),
+            # Measured twice, because others may begin or stop to use the machine meanwhile.
+            prediction=predict_at(max(before, self._bandwidth())),
             runs_on=worker.about,
         )
 
-    def _rates(self) -> Rates:
-        self.notify("timing this machine's kernels")
-        footprint = footprint_of(self.bundle.manifest, self.engine).with_kv(self.options.kv)
-        return measure_rates(footprint, self.options.cpus, repack=self.options.repack)
+    def _bandwidth(self) -> float:
+        self.notify("timing this machine's memory")
+        return measured(self.options.cpus)
 
     def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:
         """Run all phases in order, and append them to `phases`."""

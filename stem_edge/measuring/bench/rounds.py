@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import InputError, StemEdgeError
@@ -18,15 +14,12 @@ from stem_edge.measuring.bench.figures import Measured, Round, Settings, peaks_o
 from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limits
 from stem_edge.measuring.memory.page_cache import drop_pages, files_in, make_cold
+from stem_edge.measuring.planning.bandwidth import measured as measured_bandwidth
 from stem_edge.measuring.run.subjects import on_device
 from stem_edge.measuring.run.workers import Subject, WorkerProcess
-from stem_edge.system.memory import available_memory
 
 SHORT_PROMPT = 16  # tokens, for the time from nothing to a first token
 SAMPLE_SECONDS = 0.1  # no shorter, because an engine that uses every core would be slowed down
-BANDWIDTH_NBYTES = 1 << 29  # for each thread: far more than a cache holds
-BANDWIDTH_SHARE = 0.25  # of the available memory, for all threads together
-SLOW_TO_LOAD = ("torch", "transformers")  # kinds of subjects
 
 
 @dataclass
@@ -60,7 +53,7 @@ class Turns:
 
     def _loads(self, subject: Subject, measured: Measured) -> None:
         """Time from nothing to a first token, in new processes, with a warm and a cold page cache."""
-        if subject.kind in SLOW_TO_LOAD or subject.options.get("resident"):
+        if subject.options.get("resident"):
             return  # because each load would take minutes
         if not self.settings.loads and not self.settings.cold:
             return
@@ -95,7 +88,7 @@ class Turns:
             for turn in range(-1, rounds):  # the first turn only warms up and is not counted
                 self.notify(f"round {turn + 1} of {rounds}")
                 if turn >= 0 and on_cpu:
-                    results.bandwidth.append(bandwidth(self.settings.threads))
+                    results.bandwidth.append(measured_bandwidth(self.settings.threads))
                 for name, worker in workers.items():
                     done = self._round(worker, turn, counted.get(name, {}))
                     counted[name] = done.decode.counters
@@ -174,17 +167,3 @@ def _confined(subject: Subject, limit: int) -> Iterator[WorkerProcess]:
 
     with Limits(None) as limits, _open(subject, confine) as worker:
         yield worker
-
-
-def bandwidth(threads: int) -> float:
-    """Measure how many bytes a second all threads together read from memory."""
-    left = int(BANDWIDTH_SHARE * available_memory())
-    nbytes = min(BANDWIDTH_NBYTES, left // threads) // 8 * 8
-    arrays = [np.ones(nbytes // 8, np.uint64) for _ in range(threads)]
-    rates = []
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(3):
-            started = time.perf_counter()
-            list(pool.map(np.bitwise_or.reduce, arrays))
-            rates.append(threads * nbytes / (time.perf_counter() - started))
-    return max(rates)

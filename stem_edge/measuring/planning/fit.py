@@ -18,7 +18,8 @@ from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.kv import KvChoice
-from stem_edge.measuring.memory.device_profiles import Device, find_device
+from stem_edge.measuring.memory.device_profiles import find_device
+from stem_edge.measuring.planning.bandwidth import bandwidth_of
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder, of_checkpoint
 from stem_edge.measuring.planning.hit_rates import (
     from_counts,
@@ -28,9 +29,7 @@ from stem_edge.measuring.planning.hit_rates import (
     zipf_counts,
 )
 from stem_edge.measuring.planning.network import parse_network
-from stem_edge.measuring.planning.rates import derived_rates, measure_rates
 from stem_edge.measuring.planning.target import Fit, Target
-from stem_edge.measuring.planning.timing import Rates
 from stem_edge.measuring.run.workload import read_ids
 from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.options import SMALL_KV, check_sequences
@@ -40,8 +39,6 @@ from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
 from stem_edge.tables.token_counts import counts_of_records, read_counts
 from stem_edge.units import parse_size
-
-LEAST_BANDWIDTH = 10**8  # less must be a typing error
 
 
 def fit(
@@ -69,7 +66,7 @@ def fit(
         Figures are expected for a text that fills it, up to 4096 tokens.
     device: name of a device (stem_edge.measuring.memory.device_profiles): its memory, flash and bandwidth.
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
-        the rates of this machine are measured, which takes a second or two.
+        that of this machine is measured, which takes a second.
     text: a text, or token ids, like those that the model will see, for the hit rate.
     network: latency and bandwidth to tables that are elsewhere, like "20ms,100MB"; flash then holds
         the disk tier.
@@ -95,9 +92,6 @@ def fit(
         allowed = available_memory() if stated is None else stated.memory
     flash = flash or (stated.flash if stated else None)
     lengths = [context_length] if context_length else contexts(first.model.max_context)
-    rates_of = partial(
-        _rates, device=stated, bandwidth=bandwidth, threads=threads or usable_cpus(), repack=repack
-    )
     hits, source = _hits(bundle, first, text)
     limit = memory_limit() if stated is None else stated.memory
     target = Target(
@@ -106,7 +100,7 @@ def fit(
         memory=allowed,
         limit=limit,
         contexts=lengths,
-        rates_of=rates_of,
+        bandwidth=bandwidth_of(stated, bandwidth, threads or usable_cpus()),
         hits=hits,
         hit_source=source,
         flash=flash,
@@ -143,26 +137,6 @@ def _check(
         raise InputError(
             "repack is for ggml, and this plan is for onnxruntime; leave it out or choose ggml"
         )
-
-
-def _rates(
-    footprint: Footprint,
-    device: Device | None,
-    bandwidth: int | str | None,
-    threads: int,
-    *,
-    repack: bool,
-) -> Rates:
-    """Return rates derived from a bandwidth that is given or stated, else measure them."""
-    if bandwidth is not None:
-        if parse_size(bandwidth) < LEAST_BANDWIDTH:
-            raise InputError(
-                f"bandwidth is {bandwidth} bytes a second, which is too little; write for example 17GB"
-            )
-        return derived_rates(parse_size(bandwidth), "as given", footprint)
-    if device is not None:
-        return derived_rates(device.bandwidth, f"stated for {device.name}", footprint)
-    return measure_rates(footprint, threads, repack=repack)
 
 
 def _hits(

@@ -1,8 +1,7 @@
-"""Predictions of the memory that a bundle will take and of the speed at which it will decode.
+"""Predictions of the memory that a bundle will take, and of the speed that bandwidth allows it.
 
-The memory plan is a promise, so it is an upper limit. A prediction starts from the same needs, and
-takes of each the share that measured runs took (`stem-edge measure` prints both). With large models
-it holds within 10 % for memory and 15 % for the speed of decoding; docs/measuring.md has the runs.
+The memory plan is a promise: what a full context would take at most. A prediction is for a run of
+so many tokens, from the same needs (`stem-edge measure` prints both; docs/measuring.md has runs).
 """
 
 from __future__ import annotations
@@ -11,20 +10,21 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stem_edge.bundle.footprint import Footprint
+from stem_edge.bundle.footprint import FLOAT
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.ggml.gguf_schema import repacked_nbytes
-from stem_edge.graph.formats import EngineName, GgufFormat
+from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
+from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.planning.network import Network
-from stem_edge.measuring.planning.timing import Rates
+from stem_edge.measuring.planning.process import process_nbytes
 from stem_edge.measuring.run.workload import Workload
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import LoadOptions
@@ -41,38 +41,24 @@ from stem_edge.text.tokenizer_model import TokenizerMemory
 NeedsAt: TypeAlias = Callable[[int], Needs]  # context length -> needs
 
 
-@dataclass(frozen=True)
-class Observed:
-    """Anonymous memory of processes that run an engine, in bytes."""
+class Own(NamedTuple):
+    """Anonymous memory of an engine, measured with four shapes."""
 
-    imported: int  # in a worker, after all imports
-    generating: int  # in the command `generate`, when it begins to load
-    library: int  # sessions and threads, descriptions of tensors and graphs
+    sessions: int  # bytes of sessions, threads and kernels
+    layer: int  # bytes of a layer in each graph
+    alive: float  # share of the planned activations that is alive at once
+    keeps: bool  # whether activations of a prompt stay while decoding
+    copies: bool  # whether weights that are not prepared are copied into memory
 
 
-# `generating` is 2 MB more than most machines take, because the advice what to give as --memory
-# follows from it: a process that finds no compiled modules takes 1 MB more, and so do numpy's kernels
-# for some processors.
-OBSERVED: dict[EngineName, Observed] = {
-    "onnxruntime": Observed(30_200_000, 37_500_000, 6_000_000),
-    "ggml": Observed(21_100_000, 30_000_000, 3_000_000),
+# A plan for onnxruntime adds up the widest arrays of a graph, of which few are alive at once.
+OWN: dict[EngineName, Own] = {
+    "onnxruntime": Own(5_000_000, 125_000, 0.42, keeps=False, copies=True),
+    "ggml": Own(1_000_000, 225_000, 1.0, keeps=True, copies=False),
 }
 # Of tables elsewhere, by how their address begins: what reads them, with its threads and connections.
-FAR_OBSERVED = {"hf:": 19_500_000, "http": 9_500_000, "": 3_500_000}
-# Share of the planned activations that is alive at once. For onnxruntime: by whether there are
-# tables, and a graph for prompts.
-GGML_ACTIVATIONS = 0.7
-ORT_ACTIVATIONS = {
-    (True, True): 0.54,
-    (True, False): 0.74,
-    (False, True): 0.32,
-    (False, False): 0.43,
-}
-# Packed matrices over their data, because onnxruntime pads them: in memory, and in a prepared file.
-PACKED_OVER_DATA, PREPARED_OVER_DATA = 1.05, 1.07
-# The session for prompts, and the share of its mapped weights that is in memory for a moment while
-# the session is made.
-PREFILL_SESSION_NBYTES, LOADING_SHARE = 4_500_000, 0.07
+FAR_NBYTES = {"hf:": 19_500_000, "http": 9_500_000, "": 3_500_000}
+PACKED_OVER_DATA = 1.05  # in onnxruntime's memory, because it pads matrices
 # onnxruntime reads this share of the embedding, its scales, as a whole. Around each row, and around
 # the small tensors of all graphs, the system maps more than is needed.
 EMBEDDING_SHARE, MAPPED_AROUND_ROW, MAPPED_AROUND_GRAPHS = 0.26, 40_000, 6 << 16
@@ -120,7 +106,7 @@ def predict(
     needs_at: NeedsAt,
     plan: MemoryPlan,
     usage: Usage,
-    rates: Rates,
+    bandwidth: float,
     flash: FlashName | None = None,
     network: Network | None = None,
     *,
@@ -128,29 +114,30 @@ def predict(
     far_nbytes: int = 0,
     room: int | None = None,
 ) -> Prediction:
-    """Predict the figures of one run.
+    """Predict the figures of one run, and of the speed the most that the bandwidth allows.
 
     `flash`: None if records come out of the page cache. `network`: None if the tables are on this
     machine; otherwise flash holds the disk tier. `tokenizer`: its memory. `far_nbytes`: of what reads
     tables elsewhere. `room`: limit of process and mapped files together; None without one.
     """
     needs = needs_at(plan.context_length)
-    footprint, stored = needs.footprint, needs.footprint.table_format
+    footprint, model = needs.footprint, needs.footprint.model
+    stored = footprint.table_format
     tokens = min(plan.context_length, usage.prompt_tokens + usage.new_tokens)
     kv_cache = usage.sequences * footprint.kv_nbytes(tokens)
     row_cache = usage.filled_slots * footprint.slot_nbytes if stored else 0
-    peak = kv_cache + row_cache + _activations(needs_at(usage.prompt_tokens), plan, usage)
-    if needs.prepared and needs.prefill:
-        peak = max(peak, int(LOADING_SHARE * footprint.prefill_nbytes))
-    process = OBSERVED[footprint.engine].imported + far_nbytes
-    anonymous = process + max(tokenizer.kept + _loaded(needs) + peak, tokenizer.loading)
+    peak = row_cache + _peak(needs_at, plan, usage)
+    loaded = _loaded(needs) + max(peak, _packing(needs))
+    anonymous = process_nbytes(footprint.engine) + far_nbytes
+    anonymous += max(tokenizer.kept + loaded, tokenizer.loading)
     mapped, for_prompts = _mapped(needs, usage)
     if room is None or anonymous + mapped + for_prompts <= room:
         mapped += for_prompts  # otherwise the pages that decoding reads push these out
     record = 0 if stored is None else stored.mean_record_nbytes + CRC_NBYTES
     missed = 1 - usage.hit_rate
     kv_per_token = footprint.kv_read_nbytes(usage.prompt_tokens + usage.new_tokens // 2)
-    step, early = _times(footprint, kv_per_token, rates)
+    step = (footprint.step_nbytes + kv_per_token) / bandwidth
+    early = step * model.stem_layers[0] / model.n_layers if model.stem_layers else 0.0
     far = missed * (1 - usage.tier_hit_rate) if network is not None else 0.0
     near = missed - far
     stall = near * _wait(flash, record, early)
@@ -174,8 +161,8 @@ def predict(
 
 def expect_run(
     bundle: Bundle, needs_at: NeedsAt, workload: Workload, options: LoadOptions, room: int | None
-) -> tuple[Callable[[Rates], Prediction], dict[int, float]]:
-    """Return a function from rates to a prediction, and slots -> hit rate while decoding.
+) -> tuple[Callable[[float], Prediction], dict[int, float]]:
+    """Return a function from bandwidth to a prediction, and slots -> hit rate while decoding.
 
     The latter is empty for a dense model. room: limit of process and mapped files together; None
     without one. Raises MemoryPlanError.
@@ -184,7 +171,7 @@ def expect_run(
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
     needs = needs_at(context)
     far = _far_nbytes(bundle.tables)
-    process = OBSERVED[needs.footprint.engine].imported + tokenizer.kept + far
+    process = process_nbytes(needs.footprint.engine) + tokenizer.kept + far
     plan = plan_memory(bundle.path, needs, ask, process, available_memory())
     ids = np.asarray(workload.prompt + workload.following, np.int64)
     hits, filled, curve = 1.0, plan.slots, {}
@@ -211,7 +198,7 @@ def expect_run(
 def _far_nbytes(url: str | None) -> int:
     if url is None:
         return 0
-    return next(nbytes for start, nbytes in FAR_OBSERVED.items() if url.startswith(start))
+    return next(nbytes for start, nbytes in FAR_NBYTES.items() if url.startswith(start))
 
 
 def warm_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:
@@ -236,23 +223,37 @@ def read_in_place(needs: Needs) -> int:
 
 def _loaded(needs: Needs) -> int:
     """Return the anonymous memory that loading adds: the library's, and weights not mapped."""
-    footprint, library = needs.footprint, OBSERVED[needs.footprint.engine].library
-    if footprint.engine == "ggml":
-        return library + (footprint.repacked_nbytes if needs.repack else 0)
-    if needs.prepared:
-        return library + (PREFILL_SESSION_NBYTES if needs.prefill else 0)
-    data = footprint.step_nbytes + (footprint.prefill_nbytes if needs.prefill else 0)
-    return library + int(PACKED_OVER_DATA * data)
+    footprint, own = needs.footprint, OWN[needs.footprint.engine]
+    graphs = 2 if needs.prefill else 1
+    nbytes = own.sessions + graphs * footprint.model.n_layers * own.layer
+    if needs.repack:
+        nbytes += footprint.repacked_nbytes
+    if own.copies and not needs.prepared:
+        data = footprint.step_nbytes + (footprint.prefill_nbytes if needs.prefill else 0)
+        nbytes += int(PACKED_OVER_DATA * data)
+    return nbytes
 
 
-def _activations(needs: Needs, plan: MemoryPlan, usage: Usage) -> int:
-    """Return the bytes for the last chunk of the prompt, which attends to all of it."""
-    chunk = min(plan.chunk_tokens, usage.prompt_tokens)
-    share = GGML_ACTIVATIONS
-    if needs.footprint.engine == "onnxruntime":
-        share = ORT_ACTIVATIONS[needs.footprint.tables is not None, needs.prefill]
-    reads = plan.reads * chunk // plan.chunk_tokens
-    return int(share * (needs.host.fixed + chunk * needs.host.chunk_token)) + reads
+def _packing(needs: Needs) -> int:
+    """Return the bytes of the largest packed matrix: onnxruntime packs it again while it loads."""
+    packed = PACKED_OVER_DATA * min(needs.footprint.head_nbytes, 2 * SPLIT_VALUES)
+    return int(packed) if needs.prepared else 0
+
+
+def _peak(needs_at: NeedsAt, plan: MemoryPlan, usage: Usage) -> int:
+    """Return the bytes of keys, values and activations: those of a prompt are gone while decoding.
+
+    Some engines keep them. The last chunk attends to all of the prompt.
+    """
+    needs, chunk = needs_at(usage.prompt_tokens), min(plan.chunk_tokens, usage.prompt_tokens)
+    footprint, part, own = needs.footprint, needs.host, OWN[needs.footprint.engine]
+    context = min(plan.context_length, usage.prompt_tokens + usage.new_tokens)
+    whole, begun = (
+        usage.sequences * footprint.kv_nbytes(n) for n in (context, usage.prompt_tokens)
+    )
+    alive = int(own.alive * (part.fixed + chunk * part.chunk_token))
+    alive += plan.reads * min(chunk, usage.distinct_tokens) // plan.chunk_tokens
+    return whole + alive if own.keeps else max(whole, begun + alive)
 
 
 def _mapped(needs: Needs, usage: Usage) -> tuple[int, int]:
@@ -272,18 +273,20 @@ def _mapped(needs: Needs, usage: Usage) -> tuple[int, int]:
     touched = min(touched, footprint.embedding_nbytes)
     if not needs.prepared:
         return touched + MAPPED_AROUND_GRAPHS, 0
+    if footprint.backbone.tied:  # read as a whole while the head is packed
+        touched = footprint.embedding_nbytes
     uses_prefill = needs.prefill and usage.prompt_tokens >= PREFILL_FROM
-    weights = int(PREPARED_OVER_DATA * footprint.step_nbytes)
-    return touched + weights, footprint.prefill_nbytes if uses_prefill else 0
+    return touched + _packed(
+        footprint.step_nbytes, footprint.backbone
+    ), footprint.prefill_nbytes if uses_prefill else 0
 
 
-def _times(footprint: Footprint, kv_nbytes: int, rates: Rates) -> tuple[float, float]:
-    """Return seconds of computing in a decode step, and in its layers before the first with rows."""
-    model, head = footprint.model, footprint.head_nbytes
-    layers = (footprint.step_nbytes - head) / rates.weights + model.n_layers * rates.layer_seconds
-    layers += kv_nbytes / rates.kv
-    early = model.stem_layers[0] / model.n_layers if model.stem_layers else 0.0
-    return layers + head / rates.head, early * layers
+def _packed(nbytes: int, backbone: BackboneFormat) -> int:
+    """Return the mapped bytes of packed matrices: with sums as large as scales, which stay beside."""
+    if backbone.weights == "fp32":
+        return nbytes
+    block = backbone.block_size * WEIGHT_BITS[backbone.weights] // 8
+    return int(nbytes * (1 + 2 * FLOAT / (block + FLOAT)))
 
 
 def _wait(flash: FlashName | None, record: int, early: float) -> float:

@@ -12,9 +12,9 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
+from stem_edge.measuring.planning.bandwidth import Bandwidth
 from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.predict import (
-    OBSERVED,
     NeedsAt,
     Prediction,
     Usage,
@@ -22,7 +22,7 @@ from stem_edge.measuring.planning.predict import (
     read_in_place,
     tokenizer_memory,
 )
-from stem_edge.measuring.planning.timing import Rates
+from stem_edge.measuring.planning.process import process_nbytes
 from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
@@ -44,7 +44,7 @@ class Fit:
     needs: Needs  # at the context that was chosen
     plan: MemoryPlan
     hit_source: str  # of the hit rate, in words
-    rates_source: str  # of the speed of memory, in words
+    bandwidth: Bandwidth
     flash: FlashName | None
     network: Network | None  # to the tables; None: they are on flash
     prediction: Prediction
@@ -90,7 +90,7 @@ class Target:
     memory: int
     limit: int  # bytes that the device has, of which `memory` may be a part
     contexts: list[int]
-    rates_of: Callable[[Footprint], Rates]
+    bandwidth: Bandwidth
     hits: Callable[[int], float]
     hit_source: str
     flash: FlashName | None
@@ -100,17 +100,17 @@ class Target:
 
     def fits(self, footprints: Sequence[Footprint]) -> list[Fit]:
         """Plan for each of the possible bundles that fits. Raises MemoryPlanError if none does."""
-        rates, found, refused = self.rates_of(footprints[0]), list[Fit](), list[MemoryPlanError]()
+        found, refused = list[Fit](), list[MemoryPlanError]()
         for footprint in footprints:
             try:
-                found.append(self.fit(footprint, rates))
+                found.append(self.fit(footprint))
             except MemoryPlanError as error:
                 refused.append(error)
         if not found:
             raise refused[-1]  # the last, because it needs least
         return found
 
-    def fit(self, footprint: Footprint, rates: Rates) -> Fit:
+    def fit(self, footprint: Footprint) -> Fit:
         """Plan for one of the possible bundles. Raises MemoryPlanError."""
         tokenizer, prepared = self._tokenizer, _will_be_prepared(footprint, self.bundle)
         prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
@@ -131,8 +131,8 @@ class Target:
             *(self.sequences, tier),
         )
         media = self.flash, self.network
-        expected = predict(needs_at, plan, usage, rates, *media, tokenizer=tokenizer)
-        about = self.hit_source, rates.source, *media, expected
+        expected = predict(needs_at, plan, usage, self.bandwidth.rate, *media, tokenizer=tokenizer)
+        about = self.hit_source, self.bandwidth, *media, expected
         return Fit(needs_at(context), plan, *about, _loading(footprint.engine, tokenizer))
 
     @cached_property
@@ -153,7 +153,7 @@ def fit_on_device(bundle: Bundle, needs_at: NeedsAt, memory: int, context_length
 
 def _loading(engine: EngineName, tokenizer: TokenizerMemory) -> int:
     """Return the bytes of a process while it loads its tokenizer."""
-    return OBSERVED[engine].generating + tokenizer.loading
+    return process_nbytes(engine) + tokenizer.loading
 
 
 def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
@@ -196,7 +196,7 @@ def _plan(
     for context in contexts:
         needs = needs_at(context)
         engine = needs.footprint.engine
-        planner = Planner(needs, OBSERVED[engine].generating + tokenizer.kept, sequences)
+        planner = Planner(needs, process_nbytes(engine) + tokenizer.kept, sequences)
         anonymous = memory - read_in_place(needs)
         smallest = planner.least(anonymous)
         if smallest.total <= anonymous and _loading(engine, tokenizer) <= memory:

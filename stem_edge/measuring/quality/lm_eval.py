@@ -18,9 +18,7 @@ The harness leaves these choices open:
 
 from __future__ import annotations
 
-import inspect
 import logging
-import typing
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -29,7 +27,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import lm_eval.models  # noqa: F401  first, because the harness only fills an empty list of models
-import msgspec
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
@@ -39,8 +36,13 @@ from tqdm import tqdm
 from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import InputError
+from stem_edge.measuring.quality.lm_eval_options import (
+    converted,
+    load_options,
+    sampling_params,
+    sequences,
+)
 from stem_edge.runtime import SamplingParams, load
-from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.text.chat_template import read_template
@@ -50,11 +52,6 @@ Message = dict[str, str]  # role and content
 Job = tuple[list[int], SamplingParams]  # a prompt to continue
 
 DEFAULT_NEW_TOKENS = 256  # as in the harness's own models
-AUTO_SEQUENCES = 8
-# Names that tasks use for the most tokens to generate; the first one given counts.
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-FILTERS = ("top_k", "top_p", "min_p", "repetition_penalty")
-GENERATION = (*LENGTHS, "until", "do_sample", "temperature", "seed", *FILTERS)
 
 log = logging.getLogger(__name__)
 
@@ -93,18 +90,18 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         super().__init__()
         if bundle is None:
             raise InputError("no bundle; give bundle=FOLDER among the model's arguments")
-        loading = _load_options(options)
+        loading = load_options(options)
         if loading.get("context_length") is None:  # results depend on it, so memory must not choose
             later = loading.get("tables_later", False)
             opened = open_bundle(bundle, loading.get("tables"), tables_later=later)
             bundle, longest = opened.path, opened.manifest.model.max_context
             loading["context_length"] = min(longest, USUAL_CONTEXT)
-        self._sequences = loading.setdefault("sequences", _sequences(batch_size, max_batch_size))
+        self._sequences = loading.setdefault("sequences", sequences(batch_size, max_batch_size))
         self.model = load(str(bundle), **loading)
         # A finalizer, because the harness does not close models.
         self._finalize = weakref.finalize(self, self.model.close)
-        self._scorer = Scorer(self.model, reuse=_converted("reuse", reuse, bool))
-        self._max_new = _converted("max_gen_toks", max_gen_toks, int | None) or min(
+        self._scorer = Scorer(self.model, reuse=converted("reuse", reuse, bool))
+        self._max_new = converted("max_gen_toks", max_gen_toks, int | None) or min(
             DEFAULT_NEW_TOKENS, self.max_length // 2
         )
         plain = self.model.tokenize("a", add_special_tokens=False)
@@ -248,62 +245,6 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _converted(name: str, value: object, wanted: Any) -> Any:
-    """Convert a value; the command line gives texts, numbers, True and None. Raises InputError."""
-    try:
-        return msgspec.convert(value, wanted, strict=False)
-    except msgspec.ValidationError as error:
-        raise InputError(f"the option {name} is {value!r}: {error}") from None
-
-
-def _sequences(batch_size: int | str | None, most: int | str | None) -> int:
-    """Return the texts to generate at a time, from what the harness passes. Raises InputError."""
-    if isinstance(batch_size, str) and batch_size.startswith("auto"):
-        batch_size = AUTO_SEQUENCES if most is None else most
-    found: int = _converted("batch_size", 1 if batch_size is None else batch_size, int)
-    return found
-
-
-def _load_options(given: Mapping[str, object]) -> dict[str, Any]:
-    """Convert options of stem_edge.load to the types that LoadOptions declares."""
-    known = list(inspect.signature(LoadOptions).parameters)
-    if unknown := sorted(set(given) - set(known)):
-        raise InputError(
-            f"unknown option {', '.join(unknown)}; expected some of: bundle, max_gen_toks, reuse, "
-            f"{', '.join(known)}"
-        )
-    types = typing.get_type_hints(LoadOptions) | {"cache_dir": str | None}
-    return {name: _converted(name, value, types[name]) for name, value in given.items()}
-
-
-def sampling_params(
-    options: Mapping[str, Any], max_new_tokens: int, number: int = 0
-) -> SamplingParams:
-    """Convert the `generation_kwargs` of a task.
-
-    `max_new_tokens` is used if they give no length. As in the harness, a temperature asks for
-    sampling unless `do_sample` is False. Raises InputError for options unknown or out of range.
-    """
-    if unknown := sorted(set(options) - set(GENERATION)):
-        raise InputError(
-            f"unknown generation option {', '.join(unknown)}; expected some of: "
-            f"{', '.join(GENERATION)}"
-        )
-    given = {name: value for name, value in options.items() if value is not None}
-    until = given.get("until", [])
-    stop = _converted("until", [until] if isinstance(until, str) else until, list[str])
-    sample = _converted("do_sample", given.get("do_sample", bool(given.get("temperature"))), bool)
-    wanted = {
-        "max_new_tokens": next((given[n] for n in LENGTHS if n in given), max_new_tokens),
-        "temperature": given.get("temperature", 1.0) if sample else 0.0,
-        "stop": [text for text in stop if text],
-        "seed": number + _converted("seed", given.get("seed", 0), int),
-    }
-    wanted |= {name: given[name] for name in FILTERS if name in given}
-    params: SamplingParams = _converted("generation_kwargs", wanted, SamplingParams)
-    return params
 
 
 def without_end(text: str, messages: Sequence[Message]) -> str:

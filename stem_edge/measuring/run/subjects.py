@@ -76,11 +76,8 @@ AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()}
     "made of the same checkpoint",
     "llama.cpp=...,MODE": "the same with per-layer embeddings read row by row (lazy) or all of them "
     "loaded (no-lazy; without either, llama.cpp decides by their size), with weights used as they lie "
-    "in the file (no-repack), or with one KV cache for all sequences of --batches (unified); modes "
+    "in the file (no-repack), or with one KV cache for all sequences of --cases (unified); modes "
     "can be joined: FILE.gguf,lazy,no-repack",
-    "torch[=DEVICE]": "the public trainer's way of computing, in bfloat16, with all tables on a device of "
-    "torch such as cuda (cpu without it)",
-    "transformers=DIR": "a checkpoint of Hugging Face's form, of the same tokenizer, in bfloat16",
 }
 
 
@@ -151,15 +148,11 @@ def _compared(wanted: str, common: Common) -> list[Subject]:
         case "flash", True:
             open_flash(cast(FlashName, value))  # only to raise InputError for an unknown name
             options = options | {"emulate_flash": value}
-        case "torch", _:
-            _need("torch", name)
-            on = {"device": value} if value else {}
-            return [Subject(wanted, name, str(bundle.path.resolve()), on)]
-        case "transformers", True:
-            _need("transformers", name)
-            if not (folder := Path(value)).joinpath("config.json").is_file():
-                raise InputError(f"--against {wanted}: no config.json there; give a checkpoint")
-            return [Subject(f"{name} {folder.resolve().name}", name, str(folder.resolve()))]
+        case (("torch" | "transformers"), _):
+            raise InputError(
+                f"--against {wanted}: stem-edge no longer runs {name}; time it in a script of your own, "
+                "or compare with llama.cpp"
+            )
         case "llama.cpp", _:
             return _llama(common, value)
         case known, False if known in ALTERNATIVES:
@@ -210,7 +203,7 @@ def _llama(common: Common, value: str) -> list[Subject]:
         )
     options = {name: on for mode in modes for name, on in LLAMA_MODES[mode].items()}
     if kind.endswith(GGUF_SUFFIX):
-        _need("llama_cpp", "llama.cpp")
+        _need("llama_cpp")
         if not (path := Path(kind)).is_file():
             raise InputError(f"--against llama.cpp={kind}: no such file; give a GGUF file")
         found = {path.name: path}
@@ -225,7 +218,7 @@ def _llama(common: Common, value: str) -> list[Subject]:
 def _dense_models(common: Common, kind: str) -> dict[str, Path]:
     """Make models of a type, or of the usual ones, in the work folder; return type -> file."""
     for package in ("llama_cpp", "gguf"):
-        _need(package, "llama.cpp")
+        _need(package)
     from stem_edge.measuring.run.engine_llama import TYPES, USUAL, make_model
 
     if kind and kind not in TYPES:
@@ -246,9 +239,9 @@ def _dense_models(common: Common, kind: str) -> dict[str, Path]:
         ) from error
 
 
-def _need(package: str, engine: str) -> None:
+def _need(package: str) -> None:
     if find_spec(package) is None:
         raise BackendError(
-            f"--against {engine} needs the package {package}; "
+            f"--against llama.cpp needs the package {package}; "
             "install it with: pip install 'stem-edge[bench]'"
         )

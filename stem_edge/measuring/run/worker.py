@@ -14,7 +14,6 @@ import time
 from importlib import import_module
 from typing import Any, Protocol
 
-from stem_edge.errors import BackendError
 from stem_edge.measuring.run.together import Guessed, Text, Together
 
 # Kind of subject -> module and class of its engine. The module is imported before loading, so that
@@ -22,8 +21,6 @@ from stem_edge.measuring.run.together import Guessed, Text, Together
 ENGINES = {
     "stem-edge": ("stem_edge.measuring.run.worker", "StemEdge"),
     "llama.cpp": ("stem_edge.measuring.run.engine_llama", "LlamaModel"),
-    "transformers": ("stem_edge.measuring.run.engine_transformers", "TransformersModel"),
-    "torch": ("stem_edge.measuring.run.engine_torch", "TorchModel"),
 }
 LOADERS = {
     "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loader",
@@ -50,11 +47,9 @@ class MeasuredEngine(Protocol):
 
     def together(self, texts: list[Text], count: int) -> Together:
         """Follow texts with `count` sequences at a time; see stem_edge.measuring.run.together."""
-        raise BackendError("several sequences are measured on stem-edge and llama.cpp only")
 
     def guess(self, text: Text, drafts: int) -> Guessed:
         """Follow a text with speculation. drafts: guesses of a step, where loading did not say."""
-        raise BackendError("speculation is measured on stem-edge and llama.cpp only")
 
 
 class StemEdge(MeasuredEngine):

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from stem_edge.errors import BundleError, InputError
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.runtime.text import codec as text
+from stem_edge.runtime.text import probe as trial
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.probe import probe
 from stem_edge.runtime.text.stream import TokenStream
@@ -224,7 +225,7 @@ def test_panics_are_errors_of_one_line(path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_a_trial_decodes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stem_edge.runtime.text.probe.PROBED_IDS", 2)
+    monkeypatch.setattr(trial, "PROBED_IDS", 2)
     seen: list[tuple[str, object]] = []
 
     class Watched:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -95,6 +97,29 @@ def test_own_memory_where_the_system_does_not_report_it(
 ) -> None:
     monkeypatch.setattr(machine, "PROC", tmp_path)
     assert machine.own_memory() == machine.TYPICAL_PROCESS_NBYTES
+
+
+FREED = """
+import sys
+import numpy as np
+from stem_edge.system.memory import keep_freed_blocks, own_memory
+np.ones(30 << 20, np.uint8)  # from which on glibc keeps what is smaller
+if len(sys.argv) > 1:
+    keep_freed_blocks(int(sys.argv[1]))
+blocks = [np.ones(3 << 20, np.uint8) for _ in range(20)]
+above, before = np.ones(1 << 20, np.uint8), own_memory()
+del blocks
+print(before - own_memory())
+"""
+
+
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="only glibc keeps blocks")
+@pytest.mark.parametrize(("kept", "most"), [([], 5 << 20), (["1048576"], 1 << 30)])
+def test_freed_blocks_are_given_back_at_once(kept: list[str], most: int) -> None:
+    command = [sys.executable, "-c", FREED, *kept]
+    found = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found < most
+    assert not kept or found > 55 << 20
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`stem-edge bench --batches` with the demo: measured and printed figures, but never their values."""
+"""`stem-edge bench --cases 1,2` with the demo: measured and printed figures, but never their values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from installed import DEMO
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench import sequences
-from stem_edge.measuring.bench.case_tables import sequences_table
-from stem_edge.measuring.bench.cases import CaseReport, Spread
-from stem_edge.measuring.bench.sequences import bench_sequences
+from stem_edge.measuring.bench.case_bench import bench_cases
+from stem_edge.measuring.bench.case_tables import case_table
+from stem_edge.measuring.bench.cases import CaseReport, Key, Seen, Spread
+from stem_edge.measuring.bench.figures import PhasePeak
 from stem_edge.measuring.run.workers import Subject
 
 QUICK: dict[str, Any] = {"prompt_tokens": 8, "new_tokens": 4, "rounds": 1, "threads": 1}
@@ -26,7 +27,7 @@ FIGURES = {
 
 @pytest.fixture(scope="module")
 def report() -> CaseReport:
-    return bench_sequences(DEMO, counts=(2, 4), speculate=True, **QUICK)
+    return bench_cases(DEMO, "2,4", speculate=True, **QUICK)
 
 
 def test_every_number_of_sequences_is_measured_beside_one(report: CaseReport) -> None:
@@ -44,7 +45,7 @@ def test_every_number_of_sequences_is_measured_beside_one(report: CaseReport) ->
 
 
 def test_the_table(report: CaseReport) -> None:
-    text = sequences_table(report)
+    text = case_table(report)
     assert "prompts of 8, 4 tokens of each while all decode, 1 rounds" in text
     assert "bundle: 4 sequences / 1: " in text and "bundle: 1 sequences / 1" not in text
     measured = "allowed" in report.results[2].ratios  # a busy machine cannot
@@ -53,19 +54,22 @@ def test_the_table(report: CaseReport) -> None:
 
 
 def test_gains_are_those_of_the_same_round_and_against_others() -> None:
-    def rounds(*rates: float) -> list[dict[str, float]]:
+    def rounds(*rates: float) -> list[Seen]:
         return [
-            {"tokens_per_second": rate, "first_token_seconds": rate / 4, "allowed_gain": 2.5}
+            Seen({"tokens_per_second": rate, "first_token_seconds": rate / 4, "allowed_gain": 2.5})
             for rate in rates
         ]
 
     found = {
-        ("bundle", 1): rounds(10, 20, 30),
-        ("bundle", 4): rounds(20, 50, 60),
-        ("other", 1): rounds(5, 10, 30),
-        ("other", 4): rounds(10, 10, 30),
+        Key("bundle", "1"): rounds(10, 20, 30),
+        Key("bundle", "4"): rounds(20, 50, 60),
+        Key("other", "1"): rounds(5, 10, 30),
+        Key("other", "4"): rounds(10, 10, 30),
     }
-    one, four, other, other_four = sequences._results(found)
+    peaks = {f"{count} together": PhasePeak(count, None, {}) for count in (1, 4)}
+    memory = {"bundle": peaks, "other": peaks}
+    one, four, other, other_four = sequences._results(found, memory)
+    assert (one.figures["anonymous"], four.figures["anonymous"]) == (1, 4)
     assert four.ratios["gain"] == Spread(2, 2, 2.5)
     assert four.ratios["first"] == Spread(2, 2, 2.5)
     assert four.ratios["allowed"] == Spread(0.8, 0.8, 1)
@@ -93,36 +97,43 @@ def test_subjects_are_loaded_for_all_sequences() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"counts": (0, 2)}, "sequences has 0; expected numbers from 1 on"),
-        ({"counts": (2,), "rounds": 0}, "rounds is 0"),
-        ({"counts": (2,), "against": ["torch"]}, "only bundles and llama.cpp run several tokens"),
-        ({"counts": (2,), "against": ["nothing"]}, "is not known"),
+        ({"cases": "0,2"}, "sequences has 0; expected numbers from 1 on"),
+        ({"cases": "two"}, "cases is 'two'; expected numbers of sequences, like 1,2,4, or specul"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"against": ["nothing"]}, "is not known"),
         ({"prompt_tokens": 300}, r"16 sequences .* contexts of 508; expected at most 256"),
         ({"context_length": 20}, "prompts of 5 tokens and 2 new ones .* expected at most 20"),
         ({"new_tokens": 1}, "2 or more new ones"),
     ],
 )
-def test_wrong_options(
-    wrong: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stem_edge.measuring.run.subjects.find_spec", lambda name: name)
+def test_wrong_options(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        bench_sequences(DEMO, **wrong)
+        bench_cases(DEMO, **{"cases": "16", **wrong})
 
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report.json"
-    arguments = ["--batches", "2", "--rounds", "1", "--prompt-tokens", "8", "--new-tokens", "2"]
+    arguments = ["--cases", "2", "--rounds", "1", "--prompt-tokens", "8", "--new-tokens", "2"]
     assert main(["bench", str(DEMO), *arguments, "--against", "plain", "--output", str(out)]) == 0
     assert "bundle / plain, 2 sequences: " in capsys.readouterr().out
     assert {one["subject"] for one in json.loads(out.read_text())["results"]} == {"bundle", "plain"}
 
 
-@pytest.mark.parametrize("mode", [["--batches", "2"], ["--speculation"]])
-@pytest.mark.parametrize("other", [["--cold"], ["--limit", "1GB"]])
-def test_modes_that_do_not_go_together(
-    mode: list[str], other: list[str], capsys: pytest.CaptureFixture[str]
+ONE_TOKEN = "--cold and --limit are for one token at a time"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cases", "2", "--cold"], ONE_TOKEN),
+        (["--cases", "speculation", "--limit", "1GB"], ONE_TOKEN),
+        (["--batches", "1,2"], "--batches is --cases now; write for example --cases 1,2,4"),
+        (["--speculation"], "--speculation is --cases now; write --cases speculation"),
+    ],
+)
+def test_options_that_are_gone_or_do_not_go_together(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", str(DEMO), *mode, *other]) == 1
-    assert "--cold and --limit are for one token at a time" in capsys.readouterr().err
+    assert main(["bench", str(DEMO), *options]) == 1
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`stem-edge bench --speculation` with the demo: measured and printed figures, never their values."""
+"""`stem-edge bench --cases speculation` with the demo: measured and printed figures, never their values."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ import pytest
 from installed import DEMO
 
 from stem_edge.commands.main import main
-from stem_edge.errors import InputError
 from stem_edge.measuring.bench import speculation
-from stem_edge.measuring.bench.case_tables import speculation_table
-from stem_edge.measuring.bench.cases import CaseReport, Spread
-from stem_edge.measuring.bench.speculation import (
-    Answered,
-    Key,
-    bench_speculation,
-)
+from stem_edge.measuring.bench.case_bench import bench_cases
+from stem_edge.measuring.bench.case_tables import case_table
+from stem_edge.measuring.bench.cases import CaseReport, Key, Seen, Spread
 from stem_edge.measuring.run.texts import KINDS
 
 QUICK: dict[str, Any] = {"prompt_tokens": 24, "new_tokens": 12, "rounds": 1, "threads": 1}
@@ -26,7 +21,7 @@ QUICK: dict[str, Any] = {"prompt_tokens": 24, "new_tokens": 12, "rounds": 1, "th
 
 @pytest.fixture(scope="module")
 def report() -> CaseReport:
-    return bench_speculation(DEMO, speculate=True, **QUICK)
+    return bench_cases(DEMO, "speculation", speculate=True, **QUICK)
 
 
 def test_every_kind_is_measured_with_and_without_guesses(report: CaseReport) -> None:
@@ -43,7 +38,7 @@ def test_every_kind_is_measured_with_and_without_guesses(report: CaseReport) -> 
 
 
 def test_the_table(report: CaseReport) -> None:
-    text = speculation_table(report)
+    text = case_table(report)
     assert "prompts of up to 24, answers of up to 12, 1 rounds; four kinds of text" in text
     measured = "step_of_2" in report.results[0].figures
     assert measured == ("bundle: steps of 2, 4, 8 tokens take " in text)
@@ -54,7 +49,7 @@ def test_the_table(report: CaseReport) -> None:
 def test_answers_of_a_kind_are_added_up() -> None:
     first = {"seconds": 1.0, "drafted": 6, "accepted": 3, "step_of_2": 1.5}
     second = {"seconds": 3.0, "drafted": 2, "accepted": 1, "step_of_2": 1.5}
-    found = speculation._joined([(9, first, [1, 2]), (9, second, [3])])
+    found = speculation._joined([9, 9], [Seen(first, [1, 2]), Seen(second, [3])])
     assert found.own == [1, 2, 3]
     assert found.figures == {
         "tokens_per_second": 4,
@@ -65,41 +60,39 @@ def test_answers_of_a_kind_are_added_up() -> None:
 
 
 def test_ratios_and_differences_are_those_of_the_same_round() -> None:
-    def rounds(way: str, *each: tuple[float, list[int]]) -> dict[Key, list[Answered]]:
+    def rounds(way: str, *each: tuple[float, list[int]]) -> dict[Key, list[Seen]]:
         figures = ("tokens_per_second", "drafted_per_token")
         return {
             Key("bundle", "code", way): [
-                Answered(dict.fromkeys(figures, rate), own) for rate, own in each
+                Seen(dict.fromkeys(figures, rate), own) for rate, own in each
             ]
         }
 
     found = rounds("plain", (10, [1, 2]), (20, [1, 2]), (40, [1, 2]))
     found |= rounds("speculation", (30, [1, 2]), (20, [2, 1]), (80, [1, 3]))
-    plain, guessing = speculation._results(found)
+    plain, guessing = speculation._results(found, {})
     assert guessing.ratios["plain"] == Spread(2, 1, 3)
     assert guessing.rounds["different"] == [0, 2, 1]
     assert plain.rounds["different"] == [0, 0, 0]
     same = rounds("plain", (10, [1, 1])) | rounds("speculation", (10, [1, 1]))
-    assert all("different" not in one.figures for one in speculation._results(same))
+    assert all("different" not in one.figures for one in speculation._results(same, {}))
 
 
 def test_a_text_of_ones_own_and_no_guesses(tmp_path: Path) -> None:
     text = tmp_path / "own.txt"
     text.write_text("The capital of Peru is Lima. Spain borders France. " * 5)
-    with pytest.raises(InputError, match="only bundles and llama"):
-        bench_speculation(DEMO, text, against=["torch"], **QUICK)
-    found = bench_speculation(DEMO, text, speculate=False, **QUICK)
+    found = bench_cases(DEMO, "speculation", text, speculate=False, **QUICK)
     assert [(one.case, one.way) for one in found.results] == [
         *[("own.txt", "plain"), ("own.txt", "speculation")]
     ]
     assert found.results[1].figures["drafted_per_token"] == 0
-    assert "steps of" not in speculation_table(found)
-    assert str(text) in speculation_table(found)
+    assert "steps of" not in case_table(found)
+    assert str(text) in case_table(found)
 
 
 @pytest.mark.slow
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--speculation", "--speculate", "2", "--rounds", "1", "--new-tokens", "4"]
+    arguments = ["--cases", "speculation", "--speculate", "2", "--rounds", "1", "--new-tokens", "4"]
     assert main(["bench", str(DEMO), *arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["settings"]["options"] == {"speculate": 2}

@@ -42,8 +42,10 @@ def test_the_share_of_a_tier() -> None:
         assert Network(0.02, 1e8, tier).tier_share(hits, slots, 10) == pytest.approx(share)
 
 
-def test_a_slower_network_and_a_smaller_tier_are_slower() -> None:
+def test_a_slower_network_and_a_smaller_tier_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a row cache of a part of the records; they all have room beside larger memories."""
+    where = "stem_edge.measuring.planning.target.process_nbytes"
+    monkeypatch.setattr(where, lambda engine: 37_500_000)
     found = [
         fit(DEMO, "55MB", bandwidth="17GB", flash="ufs2", network=network, disk_tier=tier)[0]
         for network, tier in ((None, None), ("20ms,100MB", "100KB"), ("90ms,10MB", 0))

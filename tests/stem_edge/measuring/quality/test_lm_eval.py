@@ -23,11 +23,8 @@ from lm_eval import tasks as harness_tasks
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
-from stem_edge.measuring.quality.lm_eval import (
-    StemEdgeLM,
-    sampling_params,
-    without_end,
-)
+from stem_edge.measuring.quality.lm_eval import StemEdgeLM, without_end
+from stem_edge.measuring.quality.lm_eval_options import sampling_params
 
 CAPITALS = {"Peru": "Lima", "Kenya": "Nairobi", "Japan": "Tokyo", "France": "Paris"}
 CHOICES = list(CAPITALS.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,16 @@ import pytest
 from installed import DEMO, needs_ggml
 
 import stem_edge
-from stem_edge.bundle.footprint import footprint_of, gguf_footprint
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError
-from stem_edge.ggml import types as ggml_types
-from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.bench.bench import bench
-from stem_edge.measuring.bench.case_tables import sequences_table
+from stem_edge.measuring.bench.case_bench import bench_cases
+from stem_edge.measuring.bench.case_tables import case_table
 from stem_edge.measuring.bench.figures import token_nbytes
 from stem_edge.measuring.bench.measure_report import report_table, to_dict
-from stem_edge.measuring.bench.sequences import bench_sequences
-from stem_edge.measuring.bench.speculation import bench_speculation
-from stem_edge.measuring.planning import rates_ggml
 from stem_edge.measuring.planning.candidates import GGUF_CHOICES
-from stem_edge.measuring.planning.rates import measure_rates
 from stem_edge.measuring.quality.quality import evaluate
 from stem_edge.measuring.run.together import Text, texts_of
 from stem_edge.numerics.matrix import ArrayMatrix
@@ -68,13 +61,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates_ggml, "PROBE_NBYTES", 1 << 20)
-    monkeypatch.setattr(rates_ggml, "MATRIX_SHAPE", (256, 512))
-    monkeypatch.setattr("stem_edge.measuring.planning.timing.PROBE_SECONDS", 0.01)
-
-
 def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
     seen: list[str] = []
     results = verify_runs(both, max_new_tokens=8, progress=seen.append)
@@ -110,32 +96,6 @@ def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"stem_edge.runtime.{module}.is_installed", lambda engine: False)
     with pytest.raises(BackendError, match="ggml is not installed"):
         verify_runs(alone)
-
-
-@pytest.mark.usefixtures("quick_probes")
-@pytest.mark.parametrize("weights", ["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"])
-def test_rates_of_every_mixture(weights: str) -> None:
-    gguf = GgufFormat(weights=weights)  # type: ignore[arg-type]
-    manifest = open_bundle(DEMO).manifest
-    found = measure_rates(gguf_footprint(manifest.model, gguf, manifest.table_format), 1)
-    for rate in (found.weights, found.head, found.kv):
-        assert 1e7 < rate < 1e13
-    assert 1e-6 < found.layer_seconds < 1
-    assert found.source == "measured on this machine, 1 threads"
-
-
-@pytest.mark.usefixtures("quick_probes")
-def test_rates_of_rearranged_matrices(alone: Path) -> None:
-    if "ggml repacked" not in kernels(open_bundle(alone), None):
-        pytest.skip("this build of ggml cannot repack weights")
-    found = measure_rates(footprint_of(open_bundle(alone).manifest), 1, repack=True)
-    assert 1e7 < found.weights < 1e13
-
-
-def test_a_mixture_is_as_slow_as_its_parts() -> None:
-    kinds = {(ggml_types.Q4_K, False): 10.0, (ggml_types.Q6_K, False): 5.0}
-    nbytes = Counter({(ggml_types.Q4_K, False): 20, (ggml_types.Q6_K, False): 10})
-    assert rates_ggml._mean_rate(nbytes, kinds) == 30 / 4
 
 
 @linux
@@ -185,7 +145,7 @@ def test_fit_names_mixtures_for_a_checkpoint(tiny_checkpoint: Path, capsys: Capt
 def test_bench_takes_engines_against_each_other(
     both: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.measuring.bench.rounds.BANDWIDTH_NBYTES", 1 << 20)
+    monkeypatch.setattr("stem_edge.measuring.planning.bandwidth.READ_NBYTES", 1 << 20)
     few = {"prompt_tokens": 8, "new_tokens": 2, "rounds": 1, "loads": 0, "threads": 1}
     found = bench(both, against=["ggml"], **few)  # type: ignore[arg-type]
     assert list(found.subjects) == ["bundle", "ggml"]
@@ -238,7 +198,7 @@ def test_bench_takes_a_file_that_llama_runs(
 ) -> None:
     from stem_edge.measuring.run.engine_llama import LlamaModel, make_model
 
-    monkeypatch.setattr("stem_edge.measuring.bench.rounds.BANDWIDTH_NBYTES", 1 << 20)
+    monkeypatch.setattr("stem_edge.measuring.planning.bandwidth.READ_NBYTES", 1 << 20)
     path = make_model(tmp_path, open_bundle(both).manifest.model, "Q8_0", 1)
     few: dict[str, Any] = {
         "prompt_tokens": 8,
@@ -328,12 +288,12 @@ def test_guesses_of_llama(gguf: Path, drafts: int) -> None:
 def test_bench_takes_batches_and_guesses_of_llama(both: Path, tmp_path: Path) -> None:
     few: dict[str, Any] = {"prompt_tokens": 8, "new_tokens": 4, "rounds": 1, "threads": 1}
     few |= {"against": ["llama.cpp=Q8_0", "ggml"], "work": tmp_path}
-    found = bench_sequences(both, counts=(2,), **few)
+    found = bench_cases(both, "2", **few)
     assert [(one.subject, one.case) for one in found.results] == [
         (name, count) for name in ("bundle", "llama.cpp Q8_0", "ggml") for count in "12"
     ]
-    assert "bundle / llama.cpp Q8_0, 2 sequences: " in sequences_table(found)
-    ways = {(one.subject, one.way) for one in bench_speculation(both, **few).results}
+    assert "bundle / llama.cpp Q8_0, 2 sequences: " in case_table(found)
+    ways = {(one.subject, one.way) for one in bench_cases(both, "speculation", **few).results}
     llama = {("llama.cpp Q8_0", way) for way in ("plain", "2 guesses", "10 guesses")}
     assert llama < ways and ("ggml", "speculation") in ways
 

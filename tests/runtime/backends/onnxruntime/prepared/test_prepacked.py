@@ -394,6 +394,18 @@ def test_a_killed_worker_leaves_what_it_packed(
     assert (left / "journal").read_bytes()
 
 
+def test_a_graph_that_was_damaged_unnoticed(bundle: Path, own: Path) -> None:
+    (graph,) = own.glob("prepared/*/step.onnx")
+    seen, data = graph.stat(), graph.read_bytes()
+    graph.write_bytes(bytes(255 - byte for byte in data))
+    os.utime(graph, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    with (
+        pytest.raises(BackendError, match=r"step\.onnx: .*; delete its folder, and the next load"),
+        stem_edge.load(bundle, cache_dir=own, threads=1),
+    ):
+        pass
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "missing", "record", "stranger"])
 def test_a_damaged_graph_is_prepared_again(bundle: Path, own: Path, damage: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 import pytest
 
@@ -24,8 +25,8 @@ from stem_edge.errors import (
     MissingOperatorsError,
 )
 from stem_edge.graph.encoder import encode
+from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.measuring.memory import gpu
-from stem_edge.measuring.planning.rates_ort import attention
 from stem_edge.runtime.backends.onnxruntime.providers import start as provider_start
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN, Wanted, short_name
@@ -55,6 +56,20 @@ NO_CPU = (
     "[ONNXRuntimeError] : 1 : FAIL : This session contains graph nodes that are assigned to the "
     "default CPU EP, but fallback to CPU EP has been explicitly disabled by the user."
 )
+
+
+def attention() -> Graph:
+    """Return a graph of an operator that few providers have."""
+    graph = Graph()
+    names = [graph.input(name, np.float32, [1, 1, 8]) for name in ("q", "k", "v")]
+    names += [graph.input(name, np.float32, [1, 1, 8, 8]) for name in ("keys", "values")]
+    names += [graph.input("seqlens_k", np.int32, [1]), graph.input("total", np.int32, [])]
+    outputs = ["mixed", "new_keys", "new_values"]
+    graph.node("GroupQueryAttention", names, outputs, CONTRIB, num_heads=1, kv_num_heads=1)
+    for output, shape in zip(outputs, ([1, 1, 8], [1, 1, 8, 8], [1, 1, 8, 8]), strict=True):
+        graph.output(output, np.float32, shape)
+    return graph
+
 
 ATTENTION = GraphSource("attention", encode(attention()), Path())
 
