@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime.backends.engines import OwnWays, check_installed, is_installed, own_ways
+from stem_edge.runtime import backends
+from stem_edge.runtime.backends.engines import check_installed, is_installed
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.text.codec import same_start
 from stem_edge.system.memory import available_memory
@@ -21,6 +23,22 @@ NOT_RUN = "not run"
 TEXT = """\
 A memory of words is no memory of things: whoever counts the ships in a harbour at dawn, the masts
 and the ropes, the gulls above them, will remember the cold, and the colour of the water."""
+
+
+class OwnWays(Protocol):
+    """Module of an engine with the ways of running that are its own: name -> options of `load`."""
+
+    TILE: int  # tokens of a chunk from which other kernels round it otherwise
+    FEW_SLOTS: tuple[int, int]  # the fewest slots to try, and some more
+
+    def missing(self, cache_dir: str | Path | None) -> str:
+        """Return why the library cannot run here; empty if it can."""
+
+    def kernels(self, bundle: Bundle, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
+        """Return kernels that round in the same way."""
+
+    def ways(self, bundle: Bundle, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
+        """Return further ways with these kernels."""
 
 
 def verify_runs(
@@ -64,6 +82,12 @@ def verify_runs(
     if all(result.startswith(NOT_RUN) for result in results.values()):
         raise BackendError(f"{bundle.path}: {'; '.join(results.values())}")
     return results
+
+
+def own_ways(engine: EngineName) -> OwnWays:
+    """Return the ways of running that are an engine's own."""
+    found: OwnWays = import_module(f"{backends.__name__}.{engine}.ways")
+    return found
 
 
 def _missing(engine: EngineName, cache_dir: str | Path | None) -> str:

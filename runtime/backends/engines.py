@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from stem_edge.bundle.manifest import BACKBONES
 from stem_edge.bundle.opening import Bundle
@@ -53,22 +52,6 @@ class EngineLoader(Protocol):
 
         Raises BackendError; NotRunnableError if the engine's next loader may work instead.
         """
-
-
-class OwnWays(Protocol):
-    """Module of an engine with the ways of running that are its own: name -> options of `load`."""
-
-    TILE: int  # tokens of a chunk from which other kernels round it otherwise
-    FEW_SLOTS: tuple[int, int]  # the fewest slots to try, and some more
-
-    def missing(self, cache_dir: str | Path | None) -> str:
-        """Return why the library cannot run here; empty if it can."""
-
-    def kernels(self, bundle: Bundle, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
-        """Return kernels that round in the same way."""
-
-    def ways(self, bundle: Bundle, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
-        """Return further ways with these kernels."""
 
 
 class NotRunnableError(BackendError):
@@ -163,12 +146,6 @@ def loaders(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[Engin
     check_installed(bundle, engine)
     made: Sequence[EngineLoader] = import_module(ENGINES[engine].module).loaders(bundle, options)
     return made
-
-
-def own_ways(engine: EngineName) -> OwnWays:
-    """Return the ways of running that are an engine's own."""
-    found: OwnWays = import_module(f"{__package__}.{engine}.ways")
-    return found
 
 
 def check_absent(engine: str, given: Mapping[str, object]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.stats import Recorder
 from stem_edge.runtime.steps import Guesses, Step
 from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.system.memory import raise_out_of_memory
 
 # Lends the guesses for an answer to a prompt, by most tokens of both.
 Guessing: TypeAlias = Callable[[Sequence[int], int], AbstractContextManager[Guesses]]
@@ -178,3 +179,12 @@ def next_step(requests: Sequence[Request]) -> Step | None:
     tokens = np.array([request.answer.seen[-1] for request in going], np.int64)
     stem_ids = np.array([request.stem_id for request in going], np.int64)
     return Step(tokens, stem_ids, len(going)) if going else None
+
+
+@contextmanager
+def out_of_memory(doing: str, advice: str) -> Iterator[None]:
+    """Turn MemoryError into OutOfMemoryError, as raise_out_of_memory does."""
+    try:
+        yield
+    except MemoryError as error:
+        raise_out_of_memory(error, doing, advice)

@@ -11,13 +11,12 @@ from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.batching.batch import Batch
 from stem_edge.runtime.batching.lone import Lone, Sizes
 from stem_edge.runtime.batching.queue import Queue
-from stem_edge.runtime.batching.request import Guessing, Request, next_step
+from stem_edge.runtime.batching.request import Guessing, Request, next_step, out_of_memory
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.stats import Recorder
 from stem_edge.runtime.steps import Step
-from stem_edge.system.memory import out_of_memory
 
 
 class Scheduler:
@@ -69,7 +68,7 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue; any thread may. Raises InputError after `close`.
 
-        It wakes nobody: whoever waits with `busy` is to be told.
+        It wakes nobody: whoever waits with `busy` is told.
         """
         self._queue.submit(request)
 
@@ -173,10 +172,8 @@ class Scheduler:
     def _fits(self, request: Request) -> bool:
         """Tell whether a request can begin, once one that runs alone has joined the batch."""
         # A batch that has its memory leaves one context for prompts.
-        known = self._idle or self._sizes.fixed
-        return known or self._lone.lets_begin(
-            request, beside=bool(self._running) and self._batch.copies
-        )
+        known, beside = self._idle or self._sizes.fixed, bool(self._running) and self._batch.copies
+        return known or self._lone.lets_begin(request, beside=beside)
 
     def _process_chunk(self, request: Request) -> None:
         """Process the next chunk of a prompt; after the last one, the sequence joins the others."""

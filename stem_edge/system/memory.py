@@ -11,7 +11,6 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -166,15 +165,6 @@ def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn
     found = " ".join(str(error).split())
     details = f" ({found})" if found else ""
     raise OutOfMemoryError(f"no memory left {doing}{details}; {advice}") from error
-
-
-@contextlib.contextmanager
-def out_of_memory(doing: str, advice: str) -> Iterator[None]:
-    """Turn MemoryError into OutOfMemoryError, as raise_out_of_memory does."""
-    try:
-        yield
-    except MemoryError as error:
-        raise_out_of_memory(error, doing, advice)
 
 
 def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] | None:

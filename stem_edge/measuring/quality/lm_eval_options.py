@@ -72,5 +72,7 @@ def sampling_params(
         "seed": number + converted("seed", given.get("seed", 0), int),
     }
     wanted |= {name: given[name] for name in FILTERS if name in given}
-    params: SamplingParams = converted("generation_kwargs", wanted, SamplingParams)
-    return params
+    types = typing.get_type_hints(SamplingParams, localns={"Grammar": object})
+    typed = msgspec.defstruct("Wanted", [(name, types[name]) for name in wanted])
+    found = converted("generation_kwargs", wanted, typed)
+    return SamplingParams(**msgspec.structs.asdict(found))

@@ -179,7 +179,7 @@ def test_software_is_told_from_hardware(
         device=hardware, ep_metadata={"version": "0.4"}, memory_info=lambda kind: None
     )
     provider = SimpleNamespace(name="webgpu", on_cpu=False, devices=(device,), options={})
-    from stem_edge.runtime.backends.onnxruntime.providers import provider as providers
+    from stem_edge.runtime.backends.onnxruntime.providers import resolve as providers
 
     monkeypatch.setattr(providers, "resolve", lambda wanted, libraries: (provider,))
     monkeypatch.setenv("VK_DRIVER_FILES", driver)

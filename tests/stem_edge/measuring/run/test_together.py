@@ -18,6 +18,7 @@ from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.rows.records import RowCounters
 from stem_edge.runtime.speculation.speculation import Speculation
+from stem_edge.runtime.stepping import Stepping
 
 PROMPT = "The capital of France is"
 
@@ -148,6 +149,5 @@ def test_costs_are_known_where_nothing_is_guessed(
     model: Model, monkeypatch: pytest.MonkeyPatch, sure: bool, expected: dict[int, float]
 ) -> None:
     costs = StepCosts(seconds=1.0, times={1: 1.0, 2: 1.5}, same_bits=False, sure=sure)
-    monkeypatch.setattr(model, "speculation", None)
-    monkeypatch.setattr(model, "step_costs", costs)
+    monkeypatch.setattr(model, "stepping", Stepping(costs=costs))
     assert step_costs(model) == expected
