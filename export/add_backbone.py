@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.manifest import BACKBONE_FILES, MANIFEST, TABLES, TOKENIZER, FileEntry
+from stem_edge.bundle.manifest import BACKBONES, MANIFEST, TABLES, TOKENIZER, FileEntry
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import ExportError
@@ -112,7 +112,7 @@ def keep_files(
     """Link or copy all files of the bundle but the engine's backbone into another folder."""
     files = base.manifest.files
     kept = {
-        folder / n: (base.file(n), e) for n, e in files.items() if n not in BACKBONE_FILES[engine]
+        folder / n: (base.file(n), e) for n, e in files.items() if n not in BACKBONES[engine].files
     }
     for path, (source, entry) in kept.items():
         disk.make_folders(path.parent)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import stem_edge
 from stem_edge.bundle.manifest import (
-    BACKBONE_FILES,
+    BACKBONES,
     FORMAT_VERSION,
     MANIFEST,
     TABLES,
@@ -160,7 +160,7 @@ def _manifest(
     engine, files = job.options.runs_on, journal.files()
     report = QualityReport(
         checkpoint_nbytes=job.source.nbytes,
-        backbone_nbytes=sum(e.nbytes for n, e in files.items() if n in BACKBONE_FILES[engine]),
+        backbone_nbytes=sum(e.nbytes for n, e in files.items() if n in BACKBONES[engine].files),
         tables_nbytes=sum(e.nbytes for n, e in files.items() if n.startswith(TABLES + "/")),
         errors=_errors(job, journal),
         probe_tokens=(),

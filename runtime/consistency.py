@@ -6,12 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime.backends.engines import check_installed, is_installed
-from stem_edge.runtime.backends.interface import LEAST_CHUNK
+from stem_edge.runtime.backends.engines import OwnWays, check_installed, is_installed, own_ways
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.text.codec import same_start
 from stem_edge.system.memory import available_memory
@@ -20,8 +18,6 @@ PROMPT_TOKENS = 96
 # Tables are made resident only if they fit into this share of the available memory.
 RESIDENT_SHARE = 0.5
 NOT_RUN = "not run"
-# ggml uses other attention kernels from TILE tokens on, and other products for a few tokens.
-TILE, SLOTS_BELOW, FEWEST_SLOTS = 64, 48, 16
 TEXT = """\
 A memory of words is no memory of things: whoever counts the ships in a harbour at dawn, the masts
 and the ropes, the gulls above them, will remember the cold, and the colour of the water."""
@@ -53,13 +49,15 @@ def verify_runs(
             progress(engine)
             results[engine] = f"{NOT_RUN}: {reason}"
             continue
-        for kernels, choice in _kernels(bundle, engine, cache_dir).items():
+        own = own_ways(engine)
+        for kernels, choice in own.kernels(bundle, cache_dir).items():
             expected: dict[bool, list[int]] = {}
-            for way, options in _ways(bundle, engine, cache_dir).items():
+            for way, options in _ways(bundle, own, cache_dir).items():
                 name = f"{way}, {kernels}" if kernels else way
                 progress(name)
-                tokens = _run(bundle.path, prompt, max_new_tokens, options | choice, cache_dir)
-                tiled = engine == "onnxruntime" or options.get("slots", TILE) >= TILE
+                options |= choice | {"engine": engine}
+                tokens = _run(bundle.path, prompt, max_new_tokens, options, cache_dir)
+                tiled = options.get("slots", own.TILE) >= own.TILE
                 same = same_start(tokens, expected.setdefault(tiled, tokens))
                 differs = tokens != expected[tiled]
                 results[name] = f"other tokens from new token {same + 1} on" if differs else "ok"
@@ -68,54 +66,22 @@ def verify_runs(
     return results
 
 
-def _kernels(
-    bundle: Bundle, engine: EngineName, cache_dir: str | Path | None
-) -> dict[str, dict[str, Any]]:
-    """Kernels of an engine that round in the same way: name -> options of `load` that choose them."""
-    if engine == "onnxruntime":
-        found: dict[str, dict[str, Any]] = {"": {"prefill_graph": False}}
-        if bundle.manifest.has_prefill:
-            found["prefill graph"] = {"prefill_graph": True}
-    else:
-        from stem_edge.ggml.check import checked_ggml
-        from stem_edge.runtime.backends.ggml.weights import can_repack
-
-        found = {"ggml": {}}
-        repacked_nbytes = footprint_of(bundle.manifest, "ggml").repacked_nbytes
-        if can_repack(checked_ggml(cache_dir)) and repacked_nbytes:
-            found["ggml repacked"] = {"repack": True}
-    return {name: options | {"engine": engine} for name, options in found.items()}
-
-
 def _missing(engine: EngineName, cache_dir: str | Path | None) -> str:
     """Return why an engine cannot run here; empty if it can."""
     if not is_installed(engine):
         return f"{engine} is not installed"
-    if engine == "ggml":
-        from stem_edge.ggml.check import checked_ggml
-
-        try:
-            checked_ggml(cache_dir)
-        except BackendError as error:
-            return str(error)
-    return ""
+    return own_ways(engine).missing(cache_dir)
 
 
-def _ways(
-    bundle: Bundle, engine: EngineName, cache_dir: str | Path | None
-) -> dict[str, dict[str, Any]]:
+def _ways(bundle: Bundle, own: OwnWays, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
     """Ways to run an engine: name -> options of `load`. The first is what others must agree with."""
     tables = bundle.manifest.tables
     plain = {"overlap": False, "prepare": False, "warm_start": False}
     ways: dict[str, dict[str, Any]] = {"plain": plain, "overlapped": plain | {"overlap": True}}
-    if engine == "onnxruntime":
-        from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
-
-        if place(bundle, cache_dir).is_worth_it:
-            ways["prepared"] = plain | {"prepare": True}
+    ways |= {name: plain | options for name, options in own.ways(bundle, cache_dir).items()}
     if tables is None:
         return ways
-    fewest, several = (LEAST_CHUNK, 64) if engine == "onnxruntime" else (FEWEST_SLOTS, SLOTS_BELOW)
+    fewest, several = own.FEW_SLOTS
     several = min(several, tables.records)
     ways |= {
         "fewest slots": plain | {"slots": min(fewest, tables.records)},

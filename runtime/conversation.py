@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Self, Unpack
+from collections.abc import Callable, Generator
+from typing import Self, Unpack
 
 from stem_edge.errors import InputError
+from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.model_text import ModelText
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams
 from stem_edge.runtime.text.chat import Messages
 from stem_edge.text.messages import Object, checked_messages
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.model import Model
 
 
 class Conversation:
@@ -25,9 +24,17 @@ class Conversation:
     iterator, an error) stays as far as it came. Figures of a turn: Model.stats.
     """
 
-    def __init__(self, model: Model, messages: Messages = ()) -> None:
+    def __init__(
+        self,
+        text: ModelText,
+        engine: Engine,
+        context_length: int,
+        generate: Callable[..., Generator[Chunk]],
+        messages: Messages = (),
+    ) -> None:
         self.messages = checked_messages(messages) if messages else []
-        self._model = model
+        self._text, self._engine, self._generate = text, engine, generate
+        self._context_length = context_length
         # Weak, so that an answer whose iterator is dropped ends, and gives its KV cache back.
         self._answer: weakref.ref[Generator[Chunk]] | None = None
 
@@ -69,7 +76,7 @@ class Conversation:
         self, asked: list[Object], params: SamplingParams | None, options: SamplingOptions
     ) -> Generator[Chunk]:
         self.close()
-        chunks = self._model.generate(self.prompt(asked), params, **options)
+        chunks = self._generate(self.prompt(asked), params, **options)
         answer = self._keep(asked, chunks)
         self._answer = weakref.ref(answer)
         return answer
@@ -89,8 +96,8 @@ class Conversation:
 
     def prompt(self, messages: list[Object]) -> list[int]:
         """Return the token ids of messages, with the beginning of an answer where a template has one."""
-        model = self._model
-        model.engine.check_usable()
+        model = self._text
+        self._engine.check_usable()
         if model.has_chat_template:
             text = model.chat_prompt(messages)
             ids = model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)
@@ -99,7 +106,7 @@ class Conversation:
             ids = model.tokenize(text)
         if not text:
             raise InputError("the conversation is empty; give some text")
-        held, most = model.plan.context_length, model.config.max_context
+        held, most = self._context_length, model.config.max_context
         if len(ids) > held:
             larger = f", or load with a larger context_length (up to {most})" * (held < most)
             raise InputError(

@@ -16,12 +16,12 @@ import numpy as np
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.step_costs import MOST
-from stem_edge.runtime.engine import Context, Engine, Step
+from stem_edge.runtime.backends.interface import MOST
+from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Answer, Sampled
-from stem_edge.runtime.guesses import NO_GUESSES, Guesses
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.stats import Recorder
+from stem_edge.runtime.steps import NO_GUESSES, Guesses, Step
 
 
 class Decoding:

@@ -17,56 +17,21 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, I64
-from stem_edge.runtime.backends.interface import LEAST_CHUNK, LESS_MEMORY, Backend, BackendContext
+from stem_edge.runtime.backends.interface import LESS_MEMORY, Backend, BackendContext
 from stem_edge.runtime.rows.prefetch import Rows
+from stem_edge.runtime.steps import Step, split, starts_of
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.tables.lookup import RowLookup
 
 T = TypeVar("T")
 CLOSED = "this model is closed; load it again"
-
-
-def starts_of(tokens: int, size: int) -> list[int]:
-    """Return where steps of up to `size` begin, so that logits are the same for any size from 4 on.
-
-    Where a window has dropped tokens from the KV cache, and where that is float16 on onnxruntime,
-    that holds but for rounding.
-
-    Kernels compute tokens in pairs and round an unpaired one differently. So chunks are even, and
-    the last one has more than one token unless the prompt itself is a single token.
-    """
-    if size >= LEAST_CHUNK:
-        size -= size % 2
-    starts = list(range(0, tokens, size))
-    if size >= LEAST_CHUNK and len(starts) > 1 and starts[-1] == tokens - 1:
-        starts[-1] -= 2
-    return starts
-
-
-def cut(token_ids: I64, size: int) -> list[I64]:
-    """Split ids into chunks that begin where starts_of says."""
-    return split(token_ids, starts_of(len(token_ids), size))
-
-
-def split(token_ids: I64, starts: Sequence[int]) -> list[I64]:
-    """Split ids into chunks that begin at these places."""
-    return [token_ids[at:end] for at, end in pairwise([*starts, len(token_ids)])]
-
-
-class Step(NamedTuple):
-    """Tokens to process at once."""
-
-    token_ids: I64  # [T]
-    stem_ids: I64  # [T], whose rows they look up
-    logits: int  # of how many of the last tokens logits are wanted
 
 
 class Context:

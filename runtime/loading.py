@@ -25,7 +25,6 @@ from stem_edge.runtime.backends.engines import (
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions, Providers
-from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
     FAR_BATCH,
@@ -46,7 +45,7 @@ from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import Caches, bundle_key, expected_records, fill, keep_counts
-from stem_edge.runtime.stepping import Stepping
+from stem_edge.runtime.stepping import open_stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder
@@ -168,11 +167,11 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
         plan = plan_load(bundle, chosen, loader.needs, options, drafting)
-        text.room = text_room(plan, options)
         if plan.kv in QUANTIZED:
             from stem_edge.runtime.lossy import tell_of_loss
 
             tell_of_loss(plan.kv, chosen, options)
+        text.room = text_room(plan, options)
         if options.prompt_cache and not can_keep(plan):
             raise InputError(
                 f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
@@ -190,27 +189,6 @@ def _tried(bundle: Bundle, backbone: EngineName, options: LoadOptions) -> Verdic
     from stem_edge.runtime.first_load.trial import try_first
 
     return try_first(bundle, backbone, options.cache_dir, options.progress, memory=options.memory)
-
-
-def _stepping(
-    engine: Engine,
-    plan: MemoryPlan,
-    vocab_size: int,
-    costs: StepCosts | None,
-    draft: DraftBundle | None,
-    options: LoadOptions,
-) -> Stepping:
-    """Let a model guess ahead, if that is wanted, exact unless asked for, and of known cost."""
-    alone = Stepping(options.exact, costs)
-    asked = options.speculate != "auto" or draft is not None
-    if not options.speculate or not (
-        asked or (costs is not None and costs.sure and costs.same_bits)
-    ):
-        return alone
-    from stem_edge.runtime.speculation.opening import open_speculation
-
-    speculation = open_speculation(engine, plan, vocab_size, costs, draft, options, load)
-    return alone._replace(speculation=speculation)
 
 
 def _assemble(
@@ -232,7 +210,7 @@ def _assemble(
             failed.callback(engine.close)
             prefixes = open_prefixes(bundle, engine, plan, options)
             size, costs = bundle.manifest.model.vocab_size, loader.step_costs
-            stepping = _stepping(engine, plan, size, costs, draft, options)
+            stepping = open_stepping(engine, plan, size, costs, draft, options, load)
             failed.pop_all()
         return Model(bundle, engine, plan, text, prefixes, stepping, on_close)
 
@@ -279,14 +257,10 @@ def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> R
     store = open_store(bundle.file(TABLES), format, options.reads, flash, rows, bundle.tables)
     if bundle.tables is None or (options.resident and options.disk_tier is None):
         return store
-    from stem_edge.runtime.rows.disk_tier import TIER, open_tier, tier_nbytes
+    from stem_edge.runtime.rows.disk_tier import tier_over
 
-    with ExitStack() as failed:
-        failed.callback(store.close)
-        path = cache_folder(options.cache_dir) / TIER / f"{bundle_key(bundle)}.rows"
-        tier = open_tier(store, path, tier_nbytes(options.disk_tier, path, format.tables))
-        failed.pop_all()
-    return tier
+    root, key = cache_folder(options.cache_dir), bundle_key(bundle)
+    return tier_over(store, root, key, options.disk_tier)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

@@ -13,9 +13,8 @@ import numpy as np
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import LESS_MEMORY
+from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.backends.step_costs import MOST
 from stem_edge.runtime.decoding import sample_tokens
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled, join_chunks
@@ -79,7 +78,8 @@ class Model(ModelText):
         """
         from stem_edge.runtime.conversation import Conversation
 
-        return Conversation(self, messages)
+        length = self.plan.context_length
+        return Conversation(self, self.engine, length, self.generate, messages)
 
     @contextmanager
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
-from stem_edge.runtime.backends.step_costs import StepCosts
-from stem_edge.runtime.guesses import NO_GUESSES, Guesses
+from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.steps import NO_GUESSES, Guesses
 
 if TYPE_CHECKING:
+    from stem_edge.runtime.backends.memory_plan import MemoryPlan
+    from stem_edge.runtime.backends.options import LoadOptions
+    from stem_edge.runtime.engine import Engine
+    from stem_edge.runtime.speculation.draft_bundle import DraftBundle
+    from stem_edge.runtime.speculation.opening import Smaller
     from stem_edge.runtime.speculation.speculation import Speculation
 
 
@@ -33,3 +38,25 @@ class Stepping(NamedTuple):
         if speculation is None or (exact and not speculation.costs.same_bits):
             return nullcontext(NO_GUESSES)
         return speculation.begin(prompt, length)
+
+
+def open_stepping(
+    engine: Engine,
+    plan: MemoryPlan,
+    vocab_size: int,
+    costs: StepCosts | None,
+    draft: DraftBundle | None,
+    options: LoadOptions,
+    load: Callable[..., Smaller],
+) -> Stepping:
+    """Let a model guess ahead, if that is wanted, exact unless asked for, and of known cost."""
+    alone = Stepping(options.exact, costs)
+    asked = options.speculate != "auto" or draft is not None
+    if not options.speculate or not (
+        asked or (costs is not None and costs.sure and costs.same_bits)
+    ):
+        return alone
+    from stem_edge.runtime.speculation.opening import open_speculation
+
+    speculation = open_speculation(engine, plan, vocab_size, costs, draft, options, load)
+    return alone._replace(speculation=speculation)

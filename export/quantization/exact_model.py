@@ -8,10 +8,10 @@ import numpy as np
 
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, check_finite, is_zero
-from stem_edge.numerics.arithmetic import READ_ROWS, mean_square, pick
+from stem_edge.numerics.arithmetic import READ_ROWS, Observer, mean_square, pick
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import Observer, Tokens, head_forward, layer_forward
+from stem_edge.numerics.reference import Tokens, head_forward, layer_forward
 
 TOO_LARGE = (
     "too large for float32, so training diverged or a scale is wrong: export an earlier step"

@@ -13,9 +13,10 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.quantization.exact_model import next_states
+from stem_edge.numerics.arithmetic import Observer
 from stem_edge.numerics.matrix import ArrayMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import Observer, Tokens, embed, head_forward
+from stem_edge.numerics.reference import Tokens, embed, head_forward
 
 # Matrix -> its input in stem_edge.numerics.reference; inputs of others have the matrix's own name.
 INPUTS = {"wq": "qkv", "wk": "qkv", "wv": "qkv", "up": "gate"}

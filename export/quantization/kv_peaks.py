@@ -14,8 +14,9 @@ from stem_edge.export.checkpoints.head_padding import pad_vector
 from stem_edge.export.quantization.exact_model import next_states
 from stem_edge.graph.kv import KEYS, VALUES
 from stem_edge.layers import Layer
+from stem_edge.numerics.arithmetic import Observer
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import Observer, Tokens, embed
+from stem_edge.numerics.reference import Tokens, embed
 from stem_edge.numerics.rope import rope_frequencies
 
 TEXT_TOKENS = 1024  # of a calibration text

@@ -10,23 +10,22 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from stem_edge.bundle.manifest import BACKBONE_FILES
+from stem_edge.bundle.manifest import BACKBONES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime.backends.interface import Backend
+from stem_edge.runtime.backends.interface import Backend, StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout
 
 AUTO = "auto"
 T = TypeVar("T")
-EXPORTED_BY: dict[EngineName, str] = {"onnxruntime": "--engine onnx", "ggml": "--engine gguf"}
 
 
 class EngineLoader(Protocol):
@@ -54,6 +53,22 @@ class EngineLoader(Protocol):
 
         Raises BackendError; NotRunnableError if the engine's next loader may work instead.
         """
+
+
+class OwnWays(Protocol):
+    """Module of an engine with the ways of running that are its own: name -> options of `load`."""
+
+    TILE: int  # tokens of a chunk from which other kernels round it otherwise
+    FEW_SLOTS: tuple[int, int]  # the fewest slots to try, and some more
+
+    def missing(self, cache_dir: str | Path | None) -> str:
+        """Return why the library cannot run here; empty if it can."""
+
+    def kernels(self, bundle: Bundle, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
+        """Return kernels that round in the same way."""
+
+    def ways(self, bundle: Bundle, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
+        """Return further ways with these kernels."""
 
 
 class NotRunnableError(BackendError):
@@ -110,9 +125,9 @@ def choose_engine(bundle: Bundle, wanted: str = AUTO) -> str:
     if wanted not in fitting:
         backbone = ENGINES[wanted].backbone
         raise BackendError(
-            f"{bundle.path}: no backbone for {wanted} ({BACKBONE_FILES[backbone][0]}), only for "
+            f"{bundle.path}: no backbone for {wanted} ({BACKBONES[backbone].files[0]}), only for "
             f"{' and '.join(present)}; add one with: stem-edge export CHECKPOINT {bundle.path} "
-            f"{EXPORTED_BY[backbone]} --add"
+            f"--engine {BACKBONES[backbone].option} --add"
         )
     return wanted
 
@@ -148,6 +163,12 @@ def loaders(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[Engin
     check_installed(bundle, engine)
     made: Sequence[EngineLoader] = import_module(ENGINES[engine].module).loaders(bundle, options)
     return made
+
+
+def own_ways(engine: EngineName) -> OwnWays:
+    """Return the ways of running that are an engine's own."""
+    found: OwnWays = import_module(f"{__package__}.{engine}.ways")
+    return found
 
 
 def check_absent(engine: str, given: Mapping[str, object]) -> None:

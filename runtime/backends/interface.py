@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +19,9 @@ DAMAGED = "the weights or rows may be damaged: run stem-edge verify, or copy the
 LESS_MEMORY = (
     "shorten the prompt, or load with a smaller context_length or less memory for the row cache"
 )
+SIZES = (2, 4, 8)  # tokens of steps that are measured, and then taken
+MOST = max(SIZES)  # tokens of a step
+BEFORE = 64  # tokens before the steps that are measured; a batch has copies of them
 # Where a call may go on from kept keys and values, and compute the bits of a call that has none: at
 # the start of a pair of tokens, only where that call begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]
@@ -44,6 +48,17 @@ LOST = (
     "DXGI_ERROR_DEVICE_REMOVED",
     "unspecified launch failure",
 )
+
+
+class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Measured costs of decoding steps of several tokens."""
+
+    seconds: float  # of a step of one token
+    times: dict[int, float]  # tokens of a step -> its time beside that
+    same_bits: bool  # whether a token's logits are those of a step of its own
+    same_in_batches: bool = False  # whether they are in a step of several sequences
+    threads: int = 0  # of the backbone; 0: those of this process
+    sure: bool = True  # False where the machine was too busy to tell times
 
 
 class BackendContext(Protocol):

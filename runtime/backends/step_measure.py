@@ -9,8 +9,14 @@ import numpy as np
 
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.numerics.quantize import F32, I32, I64
-from stem_edge.runtime.backends.interface import Backend, BackendContext, NotFiniteError
-from stem_edge.runtime.backends.step_costs import MOST, SIZES, StepCosts
+from stem_edge.runtime.backends.interface import (
+    MOST,
+    SIZES,
+    Backend,
+    BackendContext,
+    NotFiniteError,
+    StepCosts,
+)
 
 # Rounds go on until the two least times of each size differ by no more than this factor, because
 # whatever else the machine does only adds to them; but not for ever.
@@ -44,7 +50,7 @@ class Probe:
         alone, sizes = self.step(self.before, 1).copy(), range(2, MOST + 1)
         token, slot = self._token_ids[[self.before]], self._slots[[self.before]]
         with contextlib.suppress(NotFiniteError, OutOfMemoryError):  # a device takes it at once
-            batch = self._backend.open_batch(max(sizes), self._context.length)
+            batch = self._backend.open_batch(max(sizes), self.before + 1)
             for _ in range(max(sizes)):
                 batch.join(self._context, self.before)
             for n in sizes:

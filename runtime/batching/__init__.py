@@ -11,7 +11,8 @@ known one ahead: they are read while this one computes. A sequence that runs alo
 | batch.py | steps of a batch, in turn with all other callers of the engine |
 | request.py | a prompt and its answer: what it holds from its first chunk to its last |
 | lone.py | a sequence that runs alone, and what sequences take in memory |
-| scheduler.py | the queue, places, turns, memory and failures |
+| queue.py | what waits to begin |
+| scheduler.py | places, turns, memory and failures |
 | prompts.py | many prompts, taken as places become free |
 
 A prompt is computed in a context of its own, as `generate` computes it, so kept prefixes serve it and

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from stem_edge.errors import OutOfMemoryError
-from stem_edge.runtime.backends.step_costs import MOST
+from stem_edge.runtime.backends.interface import MOST
 from stem_edge.runtime.batching.request import Guessing, Request
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Sampled
@@ -75,6 +75,15 @@ class Lone:
         own = self._sizes.nbytes(request.position + MOST)
         nbytes = max(nbytes, own) + self._sizes.place(request)
         return self._prefixes.fits(nbytes, without=request.context)
+
+    def lets_begin(self, request: Request, *, beside: bool) -> bool:
+        """Tell whether there is memory for another request. beside: it will join a batch that copies."""
+        sizes = self._sizes
+        if not beside:
+            return self._prefixes.fits(sizes.nbytes(request.length))
+        nbytes = sizes.place(request) + sizes.nbytes(len(request.prompt))
+        lone = self.request
+        return self._prefixes.fits(nbytes) if lone is None else self.leaves(lone, nbytes)
 
     def move(self, request: Request, join: Callable[[Request], None], *, copies: bool) -> bool:
         """Let it join a batch; False if there is no memory for that, and it goes on alone.

@@ -8,17 +8,19 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
+import numpy as np
+
 from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.decoding import Decoding
-from stem_edge.runtime.engine import Context, Engine, Step
+from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled
-from stem_edge.runtime.guesses import Guesses
 from stem_edge.runtime.lookups.lookups import Lookups
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.prefixes.prefix import Reservation
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.stats import Recorder
+from stem_edge.runtime.steps import Guesses, Step
 from stem_edge.runtime.text.codec import TextCodec
 
 # Lends the guesses for an answer to a prompt, by most tokens of both.
@@ -168,3 +170,11 @@ class Request:
         self.free_context(error)
         self.lookups.__exit__()
         self.release()
+
+
+def next_step(requests: Sequence[Request]) -> Step | None:
+    """Return the step of the tokens that these chose last, without those known to end; None without any."""
+    going = [request for request in requests if request.goes_on]
+    tokens = np.array([request.answer.seen[-1] for request in going], np.int64)
+    stem_ids = np.array([request.stem_id for request in going], np.int64)
+    return Step(tokens, stem_ids, len(going)) if going else None

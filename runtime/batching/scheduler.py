@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 
-import numpy as np
-
-from stem_edge.errors import InputError, StemEdgeError
-from stem_edge.numerics.quantize import F32
+from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.batching.batch import Batch
 from stem_edge.runtime.batching.lone import Lone, Sizes
-from stem_edge.runtime.batching.request import Guessing, Request
-from stem_edge.runtime.engine import Engine, Step
+from stem_edge.runtime.batching.queue import Queue
+from stem_edge.runtime.batching.request import Guessing, Request, next_step
+from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.stats import Recorder
-from stem_edge.system.memory import raise_out_of_memory
+from stem_edge.runtime.steps import Step
+from stem_edge.system.memory import out_of_memory
 
 
 class Scheduler:
@@ -35,8 +33,8 @@ class Scheduler:
 
     nbytes_of: bytes of keys and values of so many tokens. length: most tokens of a sequence. record:
     counts tokens and times. batches: compute several in a step, or else each by itself. exact: see
-    Decoding. steady: let also one that runs alone run in the batch, as far as memory allows, so that
-    its tokens do not tell whether others ran; see Batch. Raises OutOfMemoryError.
+    Decoding. steady: run a lone request in the batch, too, as far as memory allows, so that its tokens
+    do not depend on what runs beside it; see Batch. Raises OutOfMemoryError.
     """
 
     def __init__(
@@ -61,31 +59,24 @@ class Scheduler:
             self.size -= self.size % 2  # an empty sequence takes a place beside an odd number
         self._batch = Batch(engine, self.size, length, exact=not batches, steady=self._steady)
         self._sizes = Sizes(nbytes_of, length, fixed=self._batch.fixed_nbytes > 0)
-        self._queue = deque[Request]()
+        self._queue = Queue()
         self._prompt: Request | None = None  # the request whose prompt is being computed
         self._running: list[Request] = []  # in the order of their places
         self._lone = Lone(engine, prefixes, self._sizes, record, guessing, exact=exact)
         self._prompt_next = False  # whether the next unit is a chunk of the prompt
-        self._others = 0  # pieces of other work that have a context
-        self._others_wait = False  # whether any was refused since the last step
-        self._others_next = True  # whether they begin before a request
-        self._chunks: list[tuple[Request, Chunk]] = []  # of this step
-        self._closed = False
+        self._chunks = list[tuple[Request, Chunk]]()  # of this step
 
     def submit(self, request: Request) -> None:
-        """Put a request at the end of the queue; any thread may, also while another one steps.
+        """Put a request at the end of the queue; any thread may. Raises InputError after `close`.
 
-        Raises InputError after `close`. It wakes nobody: whoever waits with `busy` is to be told.
+        It wakes nobody: whoever waits with `busy` is to be told.
         """
-        self._queue.append(request)
-        if self._closed:  # after that, because `close` may run at the same time
-            request.end()
-            raise InputError("this scheduler is closed; make another")
+        self._queue.submit(request)
 
     def cancel(self, request: Request) -> None:
         """End a request, which gets no more chunks but of a step under way; any thread may.
 
-        The next step drops it before its work, wherever it is: in the queue, its prompt or its answer.
+        The next step drops it, wherever it is: in the queue, its prompt or its answer.
         """
         request.cancelled = True
 
@@ -106,41 +97,27 @@ class Scheduler:
     def room(self, tokens: int) -> AbstractContextManager[None] | None:
         """Return what other work enters while it has a context of this length; None if it must wait.
 
-        For the thread that steps, which asks again after a step. Where there is no memory for both,
-        other work and requests begin in turns.
+        For the thread that steps, which asks again after a step. Without memory for both, other work
+        and requests begin in turns.
         """
-        turn = self._others_next or not self._queue
         nbytes = self._sizes.nbytes(tokens) + self._batch.fixed_nbytes
-        if turn and (self._idle or self._prefixes.fits(nbytes)):
-            self._others_next = False
-            return self._beside()
-        self._others_wait = True
-        return None
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        self._others += 1
-        try:
-            yield
-        finally:
-            self._others -= 1
+        return self._queue.other(lambda: self._idle or self._prefixes.fits(nbytes))
 
     @property
     def _idle(self) -> bool:
-        """Tell whether nothing that is known here has a context; others may, for ever."""
-        return not self._running and self._prompt is None and not self._others
+        """Tell whether nothing known here has a context; others may, for ever."""
+        return not self._running and self._prompt is None and not self._queue.others
 
     @property
     def free(self) -> int:
         """Count of places that no request has, nor waits for."""
-        taken = len(self._running) + len(self._queue) + (self._prompt is not None)
-        return self.size - taken
+        return self.size - len(self._running) - len(self._queue) - (self._prompt is not None)
 
     def step(self) -> list[tuple[Request, Chunk]]:
         """Do one unit of work; return the chunks that it gave, with their requests.
 
-        An error of one request ends that one, as its last chunk. Raises InputError once the model is
-        closed, and errors that are no StemEdgeError; call `close` then.
+        An error of a request is its last chunk. Raises InputError once the model is closed, and errors
+        that are no StemEdgeError; call `close` then.
         """
         self._chunks = []
         self._drop_cancelled()
@@ -152,45 +129,38 @@ class Scheduler:
         elif (lone := self._lone.request) is not None:
             with self._errors_of(lone):
                 self._decode_alone(lone)
-        elif (decode := self._next_decode()) is not None:
+        elif (decode := next_step(self._running)) is not None:
             self._prompt_next = self._prompt is not None
             self._decode(decode)
         self._admit()
-        self._others_wait = False
+        self._queue.stepped()
         return self._chunks
 
     def close(self) -> None:
         """End all requests and give everything back; takes no lock, and may be called again."""
-        self._closed = True
         for request in [*self._running, self._prompt]:
             if request is not None:
                 request.end()
         self._running, self._prompt, self._lone.request = [], None, None
-        while self._queue:
-            self._queue.popleft().end()
+        self._queue.close()
         self._batch.close()
 
     def _drop_cancelled(self) -> None:
         for request in [*self._running, self._prompt]:
             if request is not None and request.cancelled:
                 self._end(request)
-        for request in self._queue.copy():  # at once, because other threads append
-            if request.cancelled:
-                request.end()
-                with suppress(ValueError):  # `close` was faster
-                    self._queue.remove(request)
+        self._queue.drop_cancelled()
 
     def _admit(self) -> None:
         """Begin the request at the front of the queue, if there is room for it."""
-        while self._prompt is None and self._queue and len(self._running) < self.size:
-            request, lone = self._queue[0], self._lone.request
-            if self._others_wait and self._others_next:
+        while self._prompt is None and len(self._running) < self.size:
+            request, lone = self._queue.first, self._lone.request
+            if request is None or not self._fits(request):
                 return
-            if not self._fits(request) or (lone is not None and not self._moved(lone)):
+            if lone is not None and not self._moved(lone):
                 return
             self._prompt = request  # first, so that `close` finds it
-            self._queue.popleft()
-            self._others_next = True
+            self._queue.begin()
             with self._errors_of(request):
                 beside, copies = bool(self._running), self._batch.copies
                 length, whole = self._sizes.context_length(request), beside and not copies
@@ -202,13 +172,11 @@ class Scheduler:
 
     def _fits(self, request: Request) -> bool:
         """Tell whether a request can begin, once one that runs alone has joined the batch."""
-        sizes, lone = self._sizes, self._lone.request
-        if self._idle or sizes.fixed:  # a batch that has its memory leaves one context for prompts
-            return True
-        if not self._running or not self._batch.copies:
-            return self._prefixes.fits(sizes.nbytes(request.length))
-        nbytes = sizes.place(request) + sizes.nbytes(len(request.prompt))
-        return self._prefixes.fits(nbytes) if lone is None else self._lone.leaves(lone, nbytes)
+        # A batch that has its memory leaves one context for prompts.
+        known = self._idle or self._sizes.fixed
+        return known or self._lone.lets_begin(
+            request, beside=bool(self._running) and self._batch.copies
+        )
 
     def _process_chunk(self, request: Request) -> None:
         """Process the next chunk of a prompt; after the last one, the sequence joins the others."""
@@ -219,7 +187,7 @@ class Scheduler:
             request.context,
             step.token_ids,
             step.logits,
-            self._next_decode() or rest,
+            next_step(self._running) or rest,
             stem_ids=step.stem_ids,
             prefill=request.prefill,
             top=request.answer.top,
@@ -229,8 +197,9 @@ class Scheduler:
         if rest is None:
             tokens, seconds = request.prompt_tokens, request.prompt_seconds
             self._record.prefilled(tokens, request.cached_tokens, seconds)
-            self._choose(request, logits[0])
-            self._expect(self._next_decode(request))
+            request.choose(logits[0])
+            self._record.sampled()
+            self._expect(next_step([*self._running, request]))
             if self._hand_out(request):
                 if self._running:
                     self._join(request)
@@ -282,24 +251,14 @@ class Scheduler:
             with self._errors_of(request):
                 if isinstance(logits, Exception):
                     raise logits
-                self._choose(request, logits)
+                request.choose(logits)
+                self._record.sampled()
         if self._prompt is None:
-            self._expect(self._next_decode())
+            self._expect(next_step(self._running))
         for request in running:
             if not request.ended:
                 with self._errors_of(request):
                     self._hand_out(request)
-
-    def _next_decode(self, *joining: Request) -> Step | None:
-        """Return the next step of the running sequences, without those known to end; None without any."""
-        going = [request for request in (*self._running, *joining) if request.goes_on]
-        tokens = np.array([request.answer.seen[-1] for request in going], np.int64)
-        stem_ids = np.array([request.stem_id for request in going], np.int64)
-        return Step(tokens, stem_ids, len(going)) if going else None
-
-    def _choose(self, request: Request, logits: F32) -> None:
-        request.choose(logits)
-        self._record.sampled()
 
     def _hand_out(self, request: Request) -> bool:
         """Hand out the token chosen last once its text is certain; tell whether more follow."""
@@ -319,18 +278,13 @@ class Scheduler:
     def _errors_of(self, request: Request) -> Iterator[None]:
         """Let an error end this request alone, unless the model is closed."""
         try:
-            try:
+            with out_of_memory("to generate", LESS_MEMORY):
                 yield
-            except MemoryError as error:
-                raise_out_of_memory(error, "to generate", LESS_MEMORY)
         except StemEdgeError as error:
             self._engine.check_usable()
-            self._fail(request, error)
-
-    def _fail(self, request: Request, error: StemEdgeError) -> None:
-        self._end(request, error)
-        if not request.cancelled:
-            self._chunks.append((request, request.chunks.failed(error)))
+            self._end(request, error)
+            if not request.cancelled:
+                self._chunks.append((request, request.chunks.failed(error)))
 
     def _end(self, request: Request, error: StemEdgeError | None = None) -> None:
         """Take a request out, and give back what it holds."""

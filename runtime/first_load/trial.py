@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from stem_edge import errors
 from stem_edge.bundle.keeping import check_place, keep_verdict
-from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
+from stem_edge.bundle.manifest import BACKBONES, TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import PROBE_TOKENS, tried
 from stem_edge.bundle.verdicts import Verdict, Verdicts
@@ -69,7 +69,7 @@ class Limits(NamedTuple):
     def of(cls, records: Verdicts, memory: int | str | None = None) -> Limits:
         """Return the limits for a bundle, by the size of what is tried of it, within `memory`."""
         manifest = records.bundle.manifest
-        graphs = records.engine == "ggml" or tried(manifest)
+        graphs = not BACKBONES[records.engine].prompts or tried(manifest)
         names = records.native_files() if graphs else [TOKENIZER, TOKENIZER_CONFIG]
         nbytes, tables = records.nbytes(names), manifest.tables
         rows = PROBE_TOKENS * tables.record_nbytes if tables is not None and graphs else 0

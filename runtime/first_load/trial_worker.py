@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from stem_edge.bundle.manifest import MANIFEST, TOKENIZER
+from stem_edge.bundle.manifest import BACKBONES, MANIFEST, TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.prefill_check import probe_tokens, tried
 from stem_edge.errors import StemEdgeError
@@ -58,7 +58,7 @@ def main() -> int:
         _say(MANIFEST)
         bundle = open_bundle(path, *tables)
         try_tokenizer(bundle, _say)
-        if engine == "onnxruntime":
+        if any(engine == name and one.prompts for name, one in BACKBONES.items()):
             diverges = measure_prefill(bundle, _say)
     except (StemEdgeError, MemoryError) as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)

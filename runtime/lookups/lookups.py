@@ -46,8 +46,7 @@ class Lookups:
         self.prompt = np.array(prompt, np.int64)  # its stem ids, once this is entered
 
     def __enter__(self) -> Self:
-        if self.places:
-            self.prompt[list(self.places)] = self._make(list(self.places.values()))
+        self.prompt[list(self.places)] = self._make(list(self.places.values()))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -130,6 +130,19 @@ class DiskTier(Records):
         self.far.close()
 
 
+def tier_over(store: Records, root: Path, key: str, asked: int | str | None) -> Records:
+    """Put a tier over a store, in the cache folder `root`; closes the store if that fails.
+
+    asked: see tier_nbytes.
+    """
+    try:
+        path = root / TIER / f"{key}.rows"
+        return open_tier(store, path, tier_nbytes(asked, path, store.layout))
+    except BaseException:
+        store.close()
+        raise
+
+
 def open_tier(store: Records, path: Path, nbytes: int) -> Records:
     """Put a tier of so many bytes over a store; without room, or a disk that takes it, leave it so."""
     slots = nbytes // file_slot_nbytes(store.layout)

@@ -10,5 +10,5 @@ A guess is a token that may come next; a draft is a guess that a step computes, 
 | measured.py | what steps cost, where preparing the bundle has not measured it |
 | speculation.py | what a model speculates with, and the guesses of one answer |
 
-What is done with guesses is in decoding.py; costs of steps are in backends/step_costs.py.
+What is done with guesses is in decoding.py; costs of steps are in backends/interface.py.
 """

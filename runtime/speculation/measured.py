@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from stem_edge.runtime.backends.interface import MOST, StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, MemoryPlan
-from stem_edge.runtime.backends.step_costs import MOST, StepCosts
 from stem_edge.runtime.backends.step_measure import Probe, measure_steps
 from stem_edge.runtime.engine import Engine
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
 
+from stem_edge.runtime.backends.interface import MOST, StepCosts
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.step_costs import MOST, StepCosts
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.speculation.draft_bundle import DraftBundle
 from stem_edge.runtime.speculation.measured import measured

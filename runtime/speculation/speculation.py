@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.backends.step_costs import StepCosts
-from stem_edge.runtime.guesses import NO_GUESSES, Guesses
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.speculation.gate import PLAIN, Gate
 from stem_edge.runtime.speculation.model_drafts import Drafter, ModelDrafts
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
+from stem_edge.runtime.steps import NO_GUESSES, Guesses
 
 
 class Speculation:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from stem_edge.bundle.manifest import Manifest, QualityReport
-from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
+from stem_edge.graph.formats import EngineName, GgufFormat
 from stem_edge.units import format_size
 
 CARD = "README.md"
@@ -53,12 +53,8 @@ def _sizes(manifest: Manifest) -> str:
         ("context", f"{model.max_context:,} tokens"),
         ("size on disk", format_size(manifest.nbytes)),
     ]
-    formats: dict[EngineName, BackboneFormat | GgufFormat | None] = {
-        "onnxruntime": manifest.backbone,
-        "ggml": manifest.gguf,
-    }
-    for engine, format in formats.items():
-        if format is not None:
+    for engine in manifest.engines:
+        if (format := manifest.format(engine)) is not None:
             nbytes = format_size(manifest.reports[engine].backbone_nbytes)
             name = format.name if isinstance(format, GgufFormat) else format.weights
             rows.append((f"backbone for {engine}", f"{name}, {nbytes}"))

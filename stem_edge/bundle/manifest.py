@@ -16,8 +16,13 @@ version understands; `format_version` grows when the meaning does.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -30,6 +35,7 @@ from stem_edge.files.strict_json import decode_json, one_line
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.limits import MAX_VOCAB
+from stem_edge.system.user_folder import KEY_CHARS
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat
 from stem_edge.tables.token_index import INDEX
@@ -39,11 +45,6 @@ FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 BACKBONE_GRAPH = "backbone.onnx"
 GGUF = "backbone.gguf"
-# Engine -> files of its backbone, the weights first.
-BACKBONE_FILES: dict[EngineName, tuple[str, ...]] = {
-    "onnxruntime": (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA),
-    "ggml": (GGUF,),
-}
 TABLES = "tables.zarr"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -52,6 +53,53 @@ MAX_MANIFEST_NBYTES = 1 << 20
 # Bounded, because a damaged size must not reach arithmetic that cannot hold it.
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
+
+
+class Backbone(NamedTuple):
+    """Facts about the backbone for an engine."""
+
+    field: str  # of the manifest, with its format
+    option: str  # of `stem-edge export --engine`, which makes it
+    files: tuple[str, ...]  # the weights first
+    native: tuple[str, ...]  # those of them that native code reads as they are
+    library: Callable[[], str]  # version of what reads it; "" if that is not installed
+    prompts: bool  # whether prompts may have a graph of their own, which a trial compares
+
+
+def version_of(module: str) -> str:
+    """Return the version of a Python module; "" if it is not installed."""
+    # Imported here, because the caller is about to use it and importing this file must stay cheap.
+    try:
+        return str(import_module(module).__version__)
+    except ModuleNotFoundError:  # not ImportError, because an interrupted import raises that
+        return ""
+
+
+def digest(*parts: object) -> str:
+    """Return a digest for the name of what is kept."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
+
+
+def _version_of_ggml() -> str:
+    from stem_edge.ggml.installed import library_files, library_path
+
+    library = library_path()
+    with contextlib.suppress(OSError):
+        return digest(*library_files(library)) if library is not None else ""
+    return ""
+
+
+BACKBONES: dict[EngineName, Backbone] = {
+    "onnxruntime": Backbone(
+        "backbone",
+        "onnx",
+        (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA),
+        (BACKBONE_DATA, PREFILL_DATA),
+        partial(version_of, "onnxruntime"),
+        prompts=True,
+    ),
+    "ggml": Backbone("gguf", "gguf", (GGUF,), (GGUF,), _version_of_ggml, prompts=False),
+}
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,8 +175,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def engines(self) -> tuple[EngineName, ...]:
         """Engines for which this bundle has a backbone."""
-        kinds: dict[EngineName, object] = {"onnxruntime": self.backbone, "ggml": self.gguf}
-        return tuple(name for name, format in kinds.items() if format is not None)
+        return tuple(name for name in BACKBONES if self.format(name) is not None)
+
+    def format(self, engine: EngineName) -> BackboneFormat | GgufFormat | None:
+        """Return how the backbone for an engine is stored; None if there is none."""
+        found: BackboneFormat | GgufFormat | None = getattr(self, BACKBONES[engine].field)
+        return found
 
     @property
     def report(self) -> QualityReport:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from stem_edge.bundle.manifest import (
-    BACKBONE_FILES,
+    BACKBONES,
     GGUF,
     MANIFEST,
     TOKENIZER,
@@ -117,7 +117,7 @@ def _check_backbones(root: Path, manifest: Manifest) -> None:
     parameters = manifest.model.backbone_parameters
     least = parameters * min(WEIGHT_BITS.values()) // 8
     for engine in manifest.engines:
-        if (found := manifest.files[BACKBONE_FILES[engine][0]].nbytes) < least:
+        if (found := manifest.files[BACKBONES[engine].files[0]].nbytes) < least:
             raise damaged(
                 root / MANIFEST,
                 f"a backbone of {parameters} parameters, but its weights for {engine} have {found} "

@@ -13,7 +13,7 @@ from typing import Any
 
 from stem_edge.bundle.card import CARD, OWN_CARD, model_card
 from stem_edge.bundle.checksums import verify
-from stem_edge.bundle.manifest import BACKBONE_FILES, MANIFEST, TABLES, TOKEN_COUNTS
+from stem_edge.bundle.manifest import BACKBONES, MANIFEST, TABLES, TOKEN_COUNTS
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import HubError, InputError
 from stem_edge.files.plain_files import damaged
@@ -186,6 +186,6 @@ def _deletions(there: Collection[str], files: Collection[str]) -> list[Any]:
     """Delete what an older bundle had, and leave all that others put there."""
     from huggingface_hub import CommitOperationDelete
 
-    own = {TOKEN_COUNTS, *(file for kind in BACKBONE_FILES.values() for file in kind)}
+    own = {TOKEN_COUNTS, *(file for kind in BACKBONES.values() for file in kind.files)}
     old = [f for f in there if (f in own or f.startswith(f"{TABLES}/")) and f not in files]
     return [CommitOperationDelete(file) for file in old]

@@ -12,31 +12,30 @@ any of these files costs another trial, no more.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import time
-from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
 from stem_edge import __version__
 from stem_edge.bundle.manifest import (
-    GGUF,
+    BACKBONES,
     MANIFEST,
     MAX_MANIFEST_NBYTES,
     TABLES,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    digest,
     is_shard,
+    version_of,
 )
 from stem_edge.bundle.opening import Bundle
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import EngineName
-from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
+from stem_edge.system.user_folder import cache_folder, cpu_digest
 
 FORMAT = 3
 TRIALS, PLACES = "trials", "places"  # folders
@@ -85,10 +84,8 @@ class Verdicts:
     def native_files(self) -> list[str]:
         """Names of the files that native code reads as they are."""
         manifest = self.bundle.manifest
-        names = [TOKENIZER, TOKENIZER_CONFIG]
-        if self.engine == "ggml":
-            return [*names, GGUF]
-        return names + [name for name in (BACKBONE_DATA, PREFILL_DATA) if name in manifest.files]
+        native = [name for name in BACKBONES[self.engine].native if name in manifest.files]
+        return [TOKENIZER, TOKENIZER_CONFIG, *native]
 
     def hashed_files(self) -> list[str]:
         """Names of the files to hash: native ones and small tables.
@@ -123,16 +120,8 @@ class Verdicts:
 
 def versions(engine: EngineName) -> dict[str, str]:
     """Versions of what reads a bundle here; empty for what is not installed."""
-    found = {"stem-edge": __version__, "tokenizers": _version("tokenizers")}
-    if engine == "onnxruntime":
-        return found | {"onnxruntime": _version("onnxruntime")}
-    from stem_edge.ggml.installed import library_files, library_path
-
-    library = library_path()
-    with contextlib.suppress(OSError):
-        if library is not None:
-            return found | {"ggml": _digest(*library_files(library))}
-    return found | {"ggml": ""}
+    found = {"stem-edge": __version__, "tokenizers": version_of("tokenizers")}
+    return found | {engine: BACKBONES[engine].library()}
 
 
 def read_verdict(path: Path) -> Verdict | None:
@@ -144,17 +133,5 @@ def read_verdict(path: Path) -> Verdict | None:
     return kept if kept.format == FORMAT else None
 
 
-def _version(module: str) -> str:
-    # Imported here, because the caller is about to use it and importing this file must stay cheap.
-    try:
-        return str(import_module(module).__version__)
-    except ModuleNotFoundError:  # not ImportError, because an interrupted import raises that
-        return ""
-
-
 def _name(*parts: object) -> str:
-    return f"{_digest(FORMAT, *parts)}.json"
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
+    return f"{digest(FORMAT, *parts)}.json"

@@ -11,8 +11,10 @@ import textwrap
 from pathlib import Path
 from typing import Any, NoReturn
 
+from stem_edge.bundle.manifest import BACKBONES
+
 # Engine -> kind of its backbone, which is what `export` asks for; every command takes both names.
-BACKBONE_FOR = {"onnxruntime": "onnx", "ggml": "gguf"}
+BACKBONE_FOR: dict[str, str] = {engine: backbone.option for engine, backbone in BACKBONES.items()}
 
 
 def engine_name(name: str) -> str:

@@ -20,8 +20,9 @@ DESCRIPTION = """\
 Rearrange a bundle's backbone for this processor, and keep it in the user's cache folder. Later
 loads map it: they are faster, and the system can take the memory of the weights back when it
 needs room. The first load of a large bundle does this by itself. Preparing needs about twice the
-size of the weights on disk, but little memory, since it takes one matrix at a time. It also
-measures which graph is faster for prompts."""
+size of the weights on disk, but little memory, since it takes one matrix at a time; interrupted, it
+goes on from there the next time. It also measures which graph is faster for prompts. It cannot be
+done for another kind of processor, whose matrices lie otherwise."""
 
 EPILOG = """\
 examples:
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cache_dir(parser)
     add_threads(parser)
     add_kv(parser)
+    memory = "most RAM that both processes may take, like 300MB (default: what is free)"
+    parser.add_argument("--memory", metavar="SIZE", help=memory)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(args.kv).kv
     found = place(bundle, args.cache_dir, kv).prepared
     threads = args.threads or usable_cpus()
-    folder, record = found or make(bundle, args.cache_dir, threads, kv=kv)
+    folder, record = found or make(bundle, args.cache_dir, threads, kv=kv, memory=args.memory)
     if args.json:
         print(json.dumps({"folder": str(folder), **msgspec.to_builtins(record)}, indent=1))
         return 0

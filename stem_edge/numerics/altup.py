@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.numerics.arithmetic import linear, mean_square, rms_norm
+from stem_edge.numerics.arithmetic import Observer, linear, mean_square, rms_norm
 from stem_edge.numerics.quantize import F32
 
 if TYPE_CHECKING:
     from stem_edge.numerics.matrix import Matrix
-    from stem_edge.numerics.reference import Observer
 
 LEAST_SQUARE = 1e-5  # a mean square that is below counts as this much, where magnitudes are matched
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from stem_edge.numerics.quantize import F32
 
 # Rows of a matrix read at once, because a head of 128,256 rows must not become one array of 1 GB.
 READ_ROWS = 8192
+
+# Called with the name of a group of matrices and their input [T, K]: "head", or "layers.<l>." and
+# "qkv", "wo", "gate" (the input of gate and up), "down" or "project", or the name of a matrix.
+Observer = Callable[[str, F32], None]
 
 
 def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:

@@ -7,7 +7,7 @@ model in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.layers import FFN_TERMS
 from stem_edge.numerics import altup
 from stem_edge.numerics.arithmetic import (
+    Observer,
     activated,
     linear,
     normalized,
@@ -27,9 +28,6 @@ from stem_edge.numerics.matrix import IndexedMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables, rotate
 
-# Called with the name of a group of matrices and their input [T, K]: "head", or "layers.<l>." and
-# "qkv", "wo", "gate" (the input of gate and up), "down" or "project", or the name of a matrix.
-Observer = Callable[[str, F32], None]
 ATTENTION_ROWS = 128  # queries whose scores are in memory at once
 
 

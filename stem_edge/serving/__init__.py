@@ -3,19 +3,19 @@
 | file | has |
 |---|---|
 | program.py | `app`: all of it as an ASGI program |
-| service.py | what the routes share: the model, its name, the limits |
+| service.py | what the routes share: the model, its name, the limits, and how answers begin |
 | compute.py, jobs.py | the one thread that computes the answers of all clients, and scores of texts |
 | budget.py | the memory that requests may take |
 | reply.py | the answer to one prompt, as it reaches the event loop |
 | params.py | how tokens are chosen, with errors that name a field |
-| turn.py, begin.py, answers.py | a conversation and its answers in no interface's form: text, calls of tools, the end |
+| turn.py, answers.py | a conversation and its answers in no interface's form: text, calls of tools, the end |
 | openai/, anthropic/ | the same in each interface's form |
 | text_routes.py, state_routes.py | tokens and templates; health, metrics, properties |
 | metrics.py, timings.py | figures of all answers, and of one |
 | streams.py | events of a stream, and clients that leave |
 | access.py | who may ask, from where, and how much |
-| refusals.py, error_responses.py | what is refused, and errors in each interface's form |
-| bodies.py, http.py, dates.py | JSON of requests and responses |
+| refusals.py | what is refused, and errors in each interface's form |
+| bodies.py, http.py | JSON of requests and responses, and errors as responses |
 | connections/ | what one connection may take, and how long |
 | page/, pages.py | the chat page: files for the browser, and their routes |
 

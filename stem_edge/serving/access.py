@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stem_edge.serving import pages
 from stem_edge.serving.budget import BODIES, Held, Share
-from stem_edge.serving.error_responses import error_response, path_in
+from stem_edge.serving.http import error_response, path_in
 from stem_edge.serving.refusals import (
     HostRefusedError,
     KeyRefusedError,

@@ -1,8 +1,9 @@
-"""Bodies of requests: JSON, of the fields that an interface has."""
+"""JSON of requests, of the fields that an interface has, and the date, as answers give it."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
@@ -29,3 +30,8 @@ def decoded(body: bytes, kind: type[T]) -> T:
         raise RefusalError(f"the body is not JSON: {error}") from None
     except RecursionError:
         raise RefusalError("the body is nested too deeply") from None
+
+
+def unix_time() -> int:
+    """Return the date as seconds since 1970. It may jump, so no duration is taken from it."""
+    return int(datetime.now(UTC).timestamp())

@@ -1,17 +1,33 @@
-"""Bodies of requests and responses, as HTTP carries them."""
+"""Bodies of requests and responses, and errors as responses, in the form of the interface whose path was asked."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from http import HTTPStatus
+from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
+from stem_edge.errors import StemEdgeError
 from stem_edge.serving.bodies import decoded
 from stem_edge.serving.budget import Share
+from stem_edge.serving.refusals import (
+    FailedError,
+    MethodRefusedError,
+    NotFoundError,
+    RefusalError,
+    anthropic_error,
+    openai_error,
+    public,
+    status_of,
+)
+from stem_edge.serving.streams import ClientLeftError
 
 T = TypeVar("T")
+MESSAGES = "/v1/messages"  # and below: Anthropic's interface
+CLIENT_LEFT = 499  # as nginx calls it; nobody sees it but a log
 
 
 async def read(request: Request, kind: type[T]) -> T:
@@ -25,3 +41,42 @@ async def read(request: Request, kind: type[T]) -> T:
 def json_response(data: object) -> Response:
     """Return a response of JSON."""
     return Response(msgspec.json.encode(data), media_type="application/json")
+
+
+def error_response(path: str, error: StemEdgeError) -> Response:
+    """Return the response for an error of a request of a path (without a mount's)."""
+    anthropic = path == MESSAGES or path.startswith(f"{MESSAGES}/")
+    form = anthropic_error if anthropic else openai_error
+    headers = {}
+    if isinstance(error, RefusalError) and error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    return JSONResponse(form(error), status_of(error), headers)
+
+
+def path_in(scope: Any) -> str:
+    """Return the path of a request inside this program, wherever that is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path.removeprefix(root) if root else path
+
+
+async def tell_error(request: Request, error: Exception) -> Response:
+    """Respond to what a route raised."""
+    if isinstance(error, ClientLeftError | ClientDisconnect):
+        return Response(status_code=CLIENT_LEFT)
+    if isinstance(error, HTTPException):
+        response = error_response(path_in(request.scope), _of_router(request, error))
+        response.headers.update(error.headers or {})
+        return response
+    # What is no StemEdgeError is logged by Starlette.
+    told = public(error) if isinstance(error, StemEdgeError) else FailedError()
+    return error_response(path_in(request.scope), told)
+
+
+def _of_router(request: Request, error: HTTPException) -> RefusalError:
+    path = path_in(request.scope)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return NotFoundError(f"there is no {path} here")
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return MethodRefusedError(f"{path} has no method {request.method}")
+    return RefusalError(str(error.detail))

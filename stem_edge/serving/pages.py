@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stem_edge.serving.error_responses import path_in
+from stem_edge.serving.http import path_in
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"

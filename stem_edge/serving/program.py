@@ -19,7 +19,7 @@ from stem_edge.serving import pages, state_routes, text_routes
 from stem_edge.serving.access import LOCAL_ORIGIN, LOCALHOST, Access, Elsewhere
 from stem_edge.serving.anthropic import routes as messages
 from stem_edge.serving.compute import END_SECONDS, Compute
-from stem_edge.serving.error_responses import tell_error
+from stem_edge.serving.http import tell_error
 from stem_edge.serving.metrics import Metrics
 from stem_edge.serving.openai import chat, completions, models, responses
 from stem_edge.serving.service import Service

@@ -12,12 +12,14 @@ from starlette.requests import HTTPConnection
 
 from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
+from stem_edge.serving.answers import Answering, Answers
+from stem_edge.serving.bodies import unix_time
 from stem_edge.serving.budget import give_back
 from stem_edge.serving.compute import Compute
-from stem_edge.serving.dates import unix_time
 from stem_edge.serving.metrics import Metrics
 from stem_edge.serving.refusals import BusyError
 from stem_edge.serving.token_texts import TokenTexts
+from stem_edge.serving.turn import Turn, prepare
 
 T = TypeVar("T")
 # Most that are worked on at a time, and most that wait: texts for their own sake, and prompts.
@@ -73,6 +75,17 @@ class Service:
 
         threads.check()
         return await to_thread.run_sync(done, limiter=threads.limiter)
+
+    async def begin(self, turn: Turn, count: int = 1) -> Answers:
+        """Queue a turn, `count` times with seeds that follow each other; enter the result at once.
+
+        Raises InputError for a turn that the model cannot take, and what Compute.submit raises.
+        """
+        self.compute.check(count)
+        model = self.model
+        prepared = await self.in_thread(lambda: prepare(model, turn, count), self.prompts)
+        replies = self.compute.submit(prepared.requests)
+        return Answers([Answering(reply, prepared.parser()) for reply in replies])
 
     @property
     def name(self) -> str:

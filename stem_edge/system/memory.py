@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -75,15 +76,15 @@ def return_freed_memory() -> None:
             trim(0)
 
 
-def keep_little_freed() -> None:
-    """Let the C library give back freed arrays of 128 KiB and more at once, for good.
+def keep_freed_blocks(nbytes: int = KEPT_NBYTES) -> None:
+    """Let the C library give back freed blocks of this size and more at once, for good.
 
     Otherwise, after glibc has freed one large block, it keeps all that are smaller, and the gaps
     between them: 14 to 22 MB of a prompt's arrays (docs/measuring.md).
     """
     if sys.platform == "linux" and (tune := getattr(ctypes.CDLL(None), "mallopt", None)):
         for threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            tune(threshold, KEPT_NBYTES)
+            tune(threshold, nbytes)
 
 
 def own_pages(shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
@@ -165,6 +166,15 @@ def raise_out_of_memory(error: MemoryError, doing: str, advice: str) -> NoReturn
     found = " ".join(str(error).split())
     details = f" ({found})" if found else ""
     raise OutOfMemoryError(f"no memory left {doing}{details}; {advice}") from error
+
+
+@contextlib.contextmanager
+def out_of_memory(doing: str, advice: str) -> Iterator[None]:
+    """Turn MemoryError into OutOfMemoryError, as raise_out_of_memory does."""
+    try:
+        yield
+    except MemoryError as error:
+        raise_out_of_memory(error, doing, advice)
 
 
 def memory_cgroup(proc: Path = PROC, root: Path = CGROUPS) -> tuple[Path, int] | None:

@@ -156,18 +156,18 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 59_800, 47_000),
+    "package, lines": Budget(package_lines, 59_500, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_600, 5_000),
     "tests, lines": Budget(lambda: lines_in("tests"), 59_100, 48_000),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 7_594, 4_800),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 7_599, 4_800),
     "files in a room": Budget(fullest_room, 24, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
-    "places that ask which engine it is": Budget(places_that_ask_for_engine, 57, 8),
-    "circles between modules": Budget(circles, 5, 0),
+    "places that ask which engine it is": Budget(places_that_ask_for_engine, 40, 8),
+    "circles between modules": Budget(circles, 3, 0),
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
-PLAIN_MODULES = Budget(int, 186, 110)
-PLAIN_LINES = Budget(int, 23_255, 13_000)
+PLAIN_MODULES = Budget(int, 110, 110)
+PLAIN_LINES = Budget(int, 13_350, 13_000)
 
 
 @pytest.mark.parametrize("name", BUDGETS)
@@ -184,7 +184,7 @@ def test_a_plain_run_imports_no_more(plain_run: list[Path]) -> None:
 def test_the_core_is_small() -> None:
     """The files that docs/architecture.md lists as the core."""
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    table = page.split("## The core", 1)[1].split("\n## ", 1)[0]
+    table = page.split("## The core", 1)[1].split("\n\n")[2]
     core = [ROOT / name for name in re.findall(r"`([\w/]+\.py)`", table)]
-    assert len(core) == 13
+    assert len(core) == 14
     assert lines(core) < 3000

@@ -15,13 +15,14 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
-from stem_edge.runtime.engine import Engine, cut
+from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
+from stem_edge.runtime.steps import cut
 
 PROMPT = [256, *b"Not all rows fit: the cache must choose, and choose again.", 5, 299, 0]
 NEW_TOKENS = 40

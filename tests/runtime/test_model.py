@@ -163,6 +163,12 @@ def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model)
         ({"threads": 0}, "threads is 0"),
         ({"reads": "fast"}, "reads is 'fast'; expected one of pread, mmap"),
         ({"memory": "lots"}, "not understood"),
+        ({"device_memory": "much"}, "much"),
+        ({"device_memory": "60MB", "host_slots": -1}, "host_slots is -1"),
+        ({"device_memory": "60MB", "prefill_graph": True}, "prefill_graph"),
+        ({"device_memory": "60MB", "slots": 0}, "slots is 0"),
+        ({"host_slots": 5}, "host_slots is 5, but no rows go to an accelerator"),
+        ({"device_memory": "60MB", "engine": "onnxruntime", "repack": True}, "repack"),
     ],
 )
 def test_bad_options_of_load(options: dict[str, Any], message: str) -> None:

@@ -25,7 +25,7 @@ from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS, KvPeaks
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.formats import EngineName
-from stem_edge.graph.kv import KV_TYPES, QUANTIZED, KvChoice, KvType
+from stem_edge.graph.kv import KV_TYPES, QUANTIZED, KvChoice, KvType, OnnxCaches
 from stem_edge.graph.names import head_width
 from stem_edge.graph.weight_plan import SMALL_ALIGNMENT
 from stem_edge.numerics.arithmetic import rms_norm
@@ -173,7 +173,7 @@ def test_refusals(tiny_bundle: Path) -> None:
     manifest = stem_edge.open_bundle(tiny_bundle).manifest
     assert manifest.backbone is not None
     older = msgspec.structs.replace(manifest.backbone, kv_peaks=False)
-    footprint = replace(footprint_of(manifest), backbone=older)
+    footprint = replace(footprint_of(manifest), backbone=older, caches=OnnxCaches(older.kv_peaks))
     assert footprint.with_kv("fp16").kv == "fp16"
     for kv in QUANTIZED:
         with pytest.raises(InputError, match=f"kv is '{kv}': .* export it again"):

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import Resumes
+from stem_edge.runtime.backends.interface import MOST, Resumes
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs, Shape
 from stem_edge.runtime.backends.onnxruntime.kv_arrays import KvArrays
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
-from stem_edge.runtime.backends.step_costs import MOST
 from stem_edge.system.memory import return_freed_memory
 
 # A step of no more, as when guesses are verified, leaves too little behind to look for.

@@ -135,8 +135,9 @@ def _head(found: Measurement) -> list[str]:
     ]
     if found.runs_on:
         lines.append(", ".join(f"{key} {value}" for key, value in found.runs_on.items()))
-    if found.prepared_seconds > 1:
-        lines.append(f"preparations of a first load took {found.prepared_seconds:.0f} s")
+    if found.preparing is not None:
+        lines.append(f"a first load prepared it in {found.prepared_seconds:.0f} s; expected:")
+        lines.append(f"  {found.preparing}")
     if found.device is not None:
         lines.append(f"on {found.device.name} ({found.device.what}):")
         lines += [f"  {limit.what + ':':<8}{limit.how}; {limit.words}" for limit in found.limits]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import BACKBONE_FILES, GGUF, TABLES
+from stem_edge.bundle.manifest import BACKBONES, GGUF, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError
@@ -29,6 +29,7 @@ from stem_edge.measuring.run.workers import Answer, WorkerProcess
 from stem_edge.measuring.run.workload import Workload, make_workload
 from stem_edge.runtime.backends.engines import EngineLoader, choose_backbone, loaders
 from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.memory import usable_cpus
 
@@ -67,7 +68,8 @@ class Measurement:
     samples: list[Sample]  # memory by kind over time
     definitions: Mapping[str, str]
     interval: float  # between two samples of the totals
-    prepared_seconds: float  # spent before the run, on what only a first load does
+    preparing: Preparing | None  # what a first load takes; None if it was done before
+    prepared_seconds: float  # spent on it before the run
     round: Round  # the worker's answers
     hit_curve: dict[int, float]  # slots -> hit rate while decoding, simulated
     prediction: Prediction
@@ -198,6 +200,7 @@ class _Run:
     def measure(self, interval: float, *, cold: bool) -> Measurement:
         """Prepare what is not measured, run, and put the results together."""
         self.notify("preparing")
+        preparing = self.loader.needs(self.options.contexts(self.bundle)[0]).preparing
         started = time.perf_counter()
         self.loader.prepare(None)
         prepared = time.perf_counter() - started
@@ -225,6 +228,7 @@ class _Run:
             samples=worker.sampler.samples,
             definitions=worker.sampler.reader.definitions,
             interval=interval,
+            preparing=preparing,
             prepared_seconds=prepared,
             round=done,
             hit_curve=curve,
@@ -239,9 +243,9 @@ class _Run:
 
     def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:
         """Run all phases in order, and append them to `phases`."""
-        # By the suffix, too, because names of prepared graphs are not in BACKBONE_FILES.
+        # By the suffix, too, because names of prepared graphs are not in BACKBONES.
         suffix = ".onnx" if self.engine == "onnxruntime" else GGUF
-        files, own = worker.subject.files(), BACKBONE_FILES[self.engine]
+        files, own = worker.subject.files(), BACKBONES[self.engine].files
         backbone = [path for path in files if path.name in own or suffix in path.name]
         tables = [path for path in files if TABLES in path.parts]
 

@@ -7,9 +7,9 @@ import numpy as np
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.numerics.quantize import I32, I64
-from stem_edge.runtime.engine import cut
 from stem_edge.runtime.rows.cache import RowCache, needed_whole
 from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.runtime.steps import cut
 from stem_edge.tables.rows import make_layout
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.token_counts import Counts

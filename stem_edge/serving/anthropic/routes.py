@@ -14,7 +14,6 @@ from stem_edge.serving.answers import AnswerEvent, Answering, End, Text
 from stem_edge.serving.anthropic.body import Body, Conversation
 from stem_edge.serving.anthropic.message import AnswerMessage, Event, usage_of
 from stem_edge.serving.anthropic.turns import sampling_of, turn_of
-from stem_edge.serving.begin import begin
 from stem_edge.serving.http import read
 from stem_edge.serving.refusals import anthropic_error
 from stem_edge.serving.service import service_of
@@ -27,7 +26,7 @@ async def messages(request: Request) -> Response:
     """Answer a conversation."""
     service, body = service_of(request), await read(request, Body)
     params = sampling_of(body, service.model.plan.context_length)
-    answers = await begin(service, turn_of(body, params))
+    answers = await service.begin(turn_of(body, params))
     message = AnswerMessage(service.name)
     if body.stream:
         return EventStream(_events(answers.first, message), answers, _told)

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from stem_edge.serving.connections.lingering import LEAST_PROGRESS, SECONDS, Lingering
-from stem_edge.serving.error_responses import error_response
+from stem_edge.serving.http import error_response
 from stem_edge.serving.refusals import BusyError, RefusalError, TooSlowError
 
 LOOK_SECONDS = 0.1  # between looks whether a client that has closed its half is there

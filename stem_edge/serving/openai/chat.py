@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stem_edge.serving.answers import AnswerEvent, Answers, End, Text, merged
-from stem_edge.serving.begin import begin
 from stem_edge.serving.http import json_response, read
 from stem_edge.serving.openai.chat_answer import completion
 from stem_edge.serving.openai.chat_body import ChatBody
@@ -27,7 +26,7 @@ async def chat(request: Request) -> Response:
     service = service_of(request)
     body = await read(request, ChatBody)
     turn, with_usage = body.turn(service.model), body.with_usage
-    answers = await begin(service, turn, body.count)
+    answers = await service.begin(turn, body.count)
     if body.stream:
         each = bool(body.timings_per_token)
         events = _Stream(service, answers, with_usage=with_usage, each=each).events()

@@ -12,7 +12,6 @@ from starlette.routing import Route
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.serving.answers import AnswerEvent, Answering, End, Text
-from stem_edge.serving.begin import begin
 from stem_edge.serving.http import read
 from stem_edge.serving.openai.responses_answer import AnswerItems, Event, usage_of
 from stem_edge.serving.openai.responses_body import Body, check_supported
@@ -30,7 +29,7 @@ async def responses(request: Request) -> Response:
     """Answer a conversation."""
     service, body = service_of(request), await read(request, Body)
     turn = _turn(service, body)
-    answers = await begin(service, turn)
+    answers = await service.begin(turn)
     items = AnswerItems(_echo(service, body, turn))
     if body.stream:
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import stem_edge
 from stem_edge.runtime.batching.request import Request
-from stem_edge.serving.dates import unix_time
+from stem_edge.serving.bodies import unix_time
 
 FINGERPRINT = f"b{stem_edge.__version__}"
 DONE = b"data: [DONE]\n\n"

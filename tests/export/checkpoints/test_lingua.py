@@ -139,6 +139,11 @@ def test_a_cut_or_missing_file_of_a_training_folder_is_named(training: Path, nam
         refused(training, "3 of 4 column shards", f"missing {Path(name).name}")
 
 
+def test_a_model_that_is_no_dict_is_refused(consolidated: Path) -> None:
+    torch.save({"model": [1]}, consolidated / "consolidated.pth")
+    refused(consolidated, "holds a list; expected a dict of tensors")
+
+
 @pytest.mark.parametrize("value", [None, 7, [], {}, "model"])
 def test_an_index_of_another_kind_is_refused(training: Path, value: object) -> None:
     (training / ".metadata").write_bytes(pickle.dumps(value))

@@ -174,6 +174,17 @@ def test_writing_to_a_place(file: Path, positional: bool, monkeypatch: pytest.Mo
     assert file.read_bytes() == DATA[:3] + b"xy" + DATA[5:] + bytes(2)
 
 
+@posix
+def test_a_file_is_locked_for_one(file: Path) -> None:
+    one, other = disk.update(file), disk.update(file)
+    assert lock(one) and not lock(other)
+    disk.close(one)
+    assert lock(other)
+    disk.close(other)
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        lock(other)
+
+
 def test_numbers_are_written_as_bytes(tmp_path: Path) -> None:
     descriptor = disk.create(tmp_path / "file")
     disk.write_all(descriptor, memoryview(DATA[:8]).cast("I"))

@@ -224,7 +224,7 @@ def test_panics_are_errors_of_one_line(path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_a_trial_decodes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "PROBED_IDS", 2)
+    monkeypatch.setattr("stem_edge.runtime.text.probe.PROBED_IDS", 2)
     seen: list[tuple[str, object]] = []
 
     class Watched:

@@ -158,9 +158,22 @@ INNER = "codecs 0 configuration"
         *[("data_type", "uint16"), ("data_type", "int8"), ("data_type", "float64")],
         (f"{INNER} index_codecs 0 configuration endian", "big"),
         *[(f"{INNER} index_location", "start"), ("fill_value", 7), ("fill_value", float("inf"))],
+        # Codecs that are not ours.
+        *[("zarr_format", 2), ("data_type", "object"), ("data_type", "|O"), ("unknown", 1)],
+        *[
+            ("codecs", []),
+            ("codecs", [{"name": "bytes"}]),
+            (f"{INNER} codecs", [{"name": "bytes"}]),
+        ],
+        *[(f"{INNER} index_codecs", []), (f"{INNER} codecs 1 name", "gzip")],
+        ("codecs", [{"name": "numcodecs.pickle"}]),
+        ("codecs", [{"name": "pickle", "configuration": {"protocol": 5}}]),
+        (f"{INNER} codecs", [{"name": "bytes"}, {"name": "numcodecs.zlib"}]),
+        (f"{INNER} codecs 1 name", "evil.module:Codec"),
+        ("storage_transformers", [{"name": "pickle"}]),
     ],
 )
-def test_z8_an_array_of_another_shape_or_type(
+def test_z8_z9_an_array_of_another_shape_type_or_codec(
     root: Path, where: str, value: object, reader: Callable[[Path], None]
 ) -> None:
     edit(root / "records" / "zarr.json", where, value)
@@ -182,31 +195,6 @@ def test_z8_a_field_that_is_there_twice(root: Path, reader: Callable[[Path], Non
     path = root / "records" / "zarr.json"
     path.write_text(path.read_text("utf-8").replace("{", '{"shape": [2, 2],', 1))
     refused(lambda: reader(root), BundleError, path, "'shape' appears more than once")
-
-
-@READERS
-@pytest.mark.parametrize(
-    ("where", "value"),
-    [
-        *[("zarr_format", 2), ("data_type", "object"), ("data_type", "|O"), ("unknown", 1)],
-        *[
-            ("codecs", []),
-            ("codecs", [{"name": "bytes"}]),
-            (f"{INNER} codecs", [{"name": "bytes"}]),
-        ],
-        *[(f"{INNER} index_codecs", []), (f"{INNER} codecs 1 name", "gzip")],
-        ("codecs", [{"name": "numcodecs.pickle"}]),
-        ("codecs", [{"name": "pickle", "configuration": {"protocol": 5}}]),
-        (f"{INNER} codecs", [{"name": "bytes"}, {"name": "numcodecs.zlib"}]),
-        (f"{INNER} codecs 1 name", "evil.module:Codec"),
-        ("storage_transformers", [{"name": "pickle"}]),
-    ],
-)
-def test_z9_codecs_that_are_not_ours(
-    root: Path, where: str, value: object, reader: Callable[[Path], None]
-) -> None:
-    edit(root / "records" / "zarr.json", where, value)
-    refused(lambda: reader(root), BundleError, root / "records" / "zarr.json")
 
 
 def test_z9_metadata_of_zarr_2_is_not_even_seen(root: Path, tmp_path: Path) -> None:

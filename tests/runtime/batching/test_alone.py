@@ -15,7 +15,7 @@ from toy_batches import ToyBatch, check_given_back, together, toy_model
 
 import stem_edge
 from stem_edge.errors import BackendError, RowReadError, StemEdgeError
-from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk

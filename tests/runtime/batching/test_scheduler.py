@@ -19,7 +19,7 @@ from toy_batches import alone, check_given_back, together, toy_model
 
 import stem_edge
 from stem_edge.errors import BackendError, InputError, OutOfMemoryError, StemEdgeError
-from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model

@@ -13,8 +13,8 @@ from toy_batches import alone, check_given_back, toy_model
 
 import stem_edge
 from stem_edge.runtime.batching.batch import Batch
-from stem_edge.runtime.engine import Step
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.steps import Step
 
 Toy = tuple[Model, Any]
 PROMPTS = [[97, number] for number in range(6, 15)]

@@ -14,7 +14,7 @@ import pytest
 from installed import DEMO, needs_ggml
 
 import stem_edge
-from stem_edge.bundle import prefill_check, verdicts
+from stem_edge.bundle import keeping, prefill_check, verdicts
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import Verdicts
@@ -60,7 +60,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(path.name)
         return real(path, nbytes, lambda count: None)
 
-    monkeypatch.setattr(verdicts, "sha256_of", watch)
+    monkeypatch.setattr(keeping, "sha256_of", watch)
     return seen
 
 
@@ -143,7 +143,7 @@ def test_other_contents_are_tried(trials: Trials) -> None:
     assert [trials.count(), trials.count()] == [1, 0]
 
 
-@pytest.mark.parametrize("what", ["cpu_digest", "_version", "__version__"])
+@pytest.mark.parametrize("what", ["cpu_digest", "version_of", "__version__"])
 def test_another_processor_library_or_stem_edge(
     what: str, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +168,7 @@ def test_what_was_exported_here_is_not_tried(
 
 def test_without_a_trial(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "run_steps", None)
-    monkeypatch.setattr(verdicts, "sha256_of", None)
+    monkeypatch.setattr(keeping, "sha256_of", None)
     with stem_edge.load(trials.path, cache_dir=trials.cache, warm_start=False, trial=False):
         assert not trials.cache.exists()
 

@@ -20,10 +20,10 @@ import stem_edge
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model, loading
-from stem_edge.runtime.engine import starts_of
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import PrefixFolder
 from stem_edge.runtime.prefixes.prefix import Prompt
+from stem_edge.runtime.steps import starts_of
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])

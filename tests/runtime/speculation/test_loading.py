@@ -15,8 +15,9 @@ from threads import run_script
 import stem_edge
 from stem_edge.errors import BackendError, InputError, MemoryPlanError
 from stem_edge.runtime import Model, load_plan
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
-from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.speculation import opening
 from stem_edge.runtime.speculation.speculation import Speculation
 
@@ -91,18 +92,18 @@ def test_measuring_counts_few_tokens_as_used() -> None:
         assert model.engine.rows.counters().hits + model.engine.rows.counters().misses == 8
 
 
-def test_steps_that_fail_close_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = list[Model]()
-    real = Model.close
+def test_steps_that_fail_close_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = list[Engine]()
+    real = Engine.close
 
-    def close(model: Model) -> None:
-        closed.append(model)
-        real(model)
+    def close(engine: Engine) -> None:
+        closed.append(engine)
+        real(engine)
 
     def failing(*_: object) -> None:
         raise BackendError("broken")
 
-    monkeypatch.setattr(Model, "close", close)
+    monkeypatch.setattr(Engine, "close", close)
     monkeypatch.setattr(opening, "measured", failing)
     with pytest.raises(BackendError, match="broken"):
         stem_edge.load(DEMO, threads=1, speculate=True)

@@ -11,8 +11,7 @@ import pytest
 
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends import step_measure
-from stem_edge.runtime.backends.interface import NotFiniteError
-from stem_edge.runtime.backends.step_costs import SIZES
+from stem_edge.runtime.backends.interface import SIZES, NotFiniteError
 from stem_edge.runtime.backends.step_measure import Probe, measure_steps
 
 SECONDS = {1: 0.002, 2: 0.003, 4: 0.005, 8: 0.009}

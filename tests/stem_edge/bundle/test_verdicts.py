@@ -12,7 +12,7 @@ import pytest
 from installed import DEMO
 
 from stem_edge import __version__
-from stem_edge.bundle import verdicts
+from stem_edge.bundle import keeping
 from stem_edge.bundle.keeping import check_place, keep_good, keep_verdict
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, GGUF, MANIFEST, TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
@@ -166,7 +166,7 @@ def test_a_full_disk_keeps_nothing(records: Verdicts, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(verdicts, "write_whole", full)
+        patch.setattr(keeping, "write_whole", full)
         keep_verdict(records)
         check_place(records)
     assert records.verdict() is None

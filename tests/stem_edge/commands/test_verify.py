@@ -96,6 +96,9 @@ def test_the_chat_template(template: str, works: bool, bundle: Path) -> None:
     found = check_safety(seal(bundle, {TOKENIZER_CONFIG: told}))
     assert found.safe == works
     assert works or "chat_template, line 1" in found.reasons[0]
+    if not works:
+        (reason,) = check_safety(seal(bundle, {TOKENIZER_CONFIG: b"["})).reasons
+        assert "not a JSON object" in reason
 
 
 def test_an_engine_that_is_not_installed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

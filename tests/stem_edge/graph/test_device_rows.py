@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stem_edge.graph.device.rows import Activations, DeviceRows, Slab, fits, repeats
+from stem_edge.graph.names import row_codes, row_scales
 from stem_edge.numerics.quantize import MIN_BLOCK
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import Parts, RecordLayout, RowType
@@ -40,7 +41,11 @@ def test_slabs_are_counted_in_words() -> None:
         Slab(1, False, 24, 96, u1), Slab(1, True, 6, 6, f4),
         Slab(4, False, 24, 96, u1), Slab(4, True, 6, 6, f4),
     ]  # fmt: skip
-    assert DeviceRows(quantized, "fp16").slabs[1] == Slab(1, True, 3, 6, f2)
+    slabs = DeviceRows(quantized, "fp16").slabs
+    assert slabs[1] == Slab(1, True, 3, 6, f2)
+    assert [slab.name for slab in slabs] == [
+        row_codes(1), row_scales(1), row_codes(4), row_scales(4)
+    ]  # fmt: skip
     for activations in ACTIVATIONS:  # because rows of floats stay as stored
         halves = DeviceRows(layout("fp16", 6), activations)
         assert halves.slabs == [Slab(1, False, 3, 6, f2), Slab(4, False, 3, 6, f2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,29 @@ def test_own_memory_where_the_system_does_not_report_it(
     assert machine.own_memory() == machine.TYPICAL_PROCESS_NBYTES
 
 
+FREED = """
+import sys
+import numpy as np
+from stem_edge.system.memory import keep_freed_blocks, own_memory
+np.ones(30 << 20, np.uint8)  # from which on glibc keeps what is smaller
+if len(sys.argv) > 1:
+    keep_freed_blocks(int(sys.argv[1]))
+blocks = [np.ones(3 << 20, np.uint8) for _ in range(20)]
+above, before = np.ones(1 << 20, np.uint8), own_memory()
+del blocks
+print(before - own_memory())
+"""
+
+
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="only glibc keeps blocks")
+@pytest.mark.parametrize(("kept", "most"), [([], 5 << 20), (["1048576"], 1 << 30)])
+def test_freed_blocks_are_given_back_at_once(kept: list[str], most: int) -> None:
+    command = [sys.executable, "-c", FREED, *kept]
+    found = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found < most
+    assert not kept or found > 55 << 20
+
+
 @pytest.mark.parametrize(
     "shape", [(0,), (3,), (1, 2, 100_000), (2, 1 << 20), (3, 1 << 20), (5, 1100_000)]
 )
@@ -138,26 +162,3 @@ def test_freed_pages_are_those_inside_an_array() -> None:
     assert 0 < array[1].sum() < 2 * mmap.PAGESIZE  # at both ends, in pages shared with others
     machine.free_pages(array[2][:1000])
     assert array[2].all()  # not worth a system call
-
-
-FREED = """
-import numpy as np
-from stem_edge.system.memory import keep_little_freed, own_memory
-{}
-np.ones(3 << 20)  # glibc keeps what is smaller from here on
-before, arrays, between = own_memory(), [], []
-for _ in range(40):
-    arrays.append(np.ones(1 << 16))
-    between.append(np.ones(64))
-arrays.clear()
-print(own_memory() - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the allocator is glibc's")
-def test_freed_arrays_go_back_to_the_system_at_once() -> None:
-    def kept(first: str) -> int:
-        command = [sys.executable, "-c", FREED.format(first)]
-        return int(subprocess.run(command, capture_output=True, check=True).stdout)
-
-    assert kept("keep_little_freed()") < 1 << 20 < 10 << 20 < kept("")

@@ -9,10 +9,10 @@ from stem_edge.graph.float_blocks import BLOCK_NBYTES, in_blocks
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED
+from stem_edge.runtime.backends.interface import BEFORE, MOST
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Preparing
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, largest_product
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_parts
-from stem_edge.runtime.backends.step_costs import MOST
 
 # Preparing: files hold every matrix plain and packed, and packing pads a little. A matrix is in memory
 # packed, read to be saved, and packed again to be compared; seconds a GB are measured (docs/results.md).
@@ -34,7 +34,8 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     part = cpu_needs(footprint, context, threads, prepared=True, prefill=prefill).host
     logits = 2 * FLOAT * PROBE_TOKENS * footprint.model.vocab_size if prefill else 0
     logits += LOGITS_AT_ONCE * (part.chunk_token + part.logits)
-    steps = max(CHUNK_TOKENS * part.chunk_token, logits)
+    batch = MOST * footprint.kv_nbytes(BEFORE + 1)
+    steps = max(CHUNK_TOKENS * part.chunk_token, logits, batch)
     steps += part.weights + part.kv_cache + part.fixed
     matrix = min(FLOAT * largest_product(footprint.model), 2 * BLOCK_NBYTES)
     nbytes = footprint.step_nbytes + footprint.prefill_nbytes

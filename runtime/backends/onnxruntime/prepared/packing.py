@@ -7,6 +7,9 @@ packed forms are put together in the file of weights of the whole graph.
 onnxruntime reads plain matrices only while it loads a graph, and computes with the packed ones. So
 plain ones lie apart: where memory is short, the system drops pages and reads them again with their
 neighbours, which are then what the next products need.
+
+Where sums of products of u8 and s8 saturate, onnxruntime makes u8 of s8 matrices when it loads a graph
+(providers/session.py), in memory. So they are written as u8 there.
 """
 
 from __future__ import annotations
@@ -33,9 +36,12 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import MATRIX
 from stem_edge.runtime.backends.onnxruntime.prepared.journal import PIECE_NBYTES, Journal
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import PackedForm, packed_forms
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, graph_source
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
+from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    open_session,
+    products_saturate,
+)
 from stem_edge.system.memory import return_freed_memory
 
 # Operators that pack their second input -> type of their first one.
@@ -90,10 +96,12 @@ class Packer:
 
     def _copy_plain(self, tensor: Tensor, file: IO[bytes], plan: WeightPlan) -> None:
         place = _place(plan, tensor.nbytes)
-        self._placed[tensor] = replace(tensor, file=plan.file, offset=place)
+        widened = tensor.type == ElementType.INT8 and products_saturate()
+        type = ElementType.UINT8 if widened else tensor.type
+        self._placed[tensor] = replace(tensor, type=type, file=plan.file, offset=place)
         path, end = self._bundle.file(tensor.file), tensor.offset + tensor.nbytes
         with os.fdopen(disk.open_file(path), "rb") as source:
-            if not _copy(source, tensor.offset, file, place, tensor.nbytes):
+            if not _copy(source, tensor.offset, file, place, tensor.nbytes, flip=widened):
                 raise damaged(path, f"ends before byte {end:,}")
 
     def _take_matrix(self, graph: Graph, plan: WeightPlan) -> None:
@@ -118,8 +126,8 @@ class Packer:
         The file is closed before it is compared: Windows refuses to read one that others may write.
         """
         with tempfile.TemporaryDirectory(prefix=MATRIX, dir=self.folder) as folder:
-            saved, plain = Path(folder) / "graph.onnx", graph_source(self._bundle, "product", graph)
-            expected = self._products(graph, plain, saved)
+            saved = Path(folder) / "graph.onnx"
+            expected = self._products(graph, saved)
             with (
                 saved.with_name("graph.onnx.data").open("rb") as source,
                 (self.folder / plan.file).open("r+b") as file,
@@ -128,19 +136,20 @@ class Packer:
                     tensor = graph.tensors[name]
                     text = _append(form, source, file, plan)
                     self._placed[tensor] = replace(self._placed[tensor], packed=text)
-        found = self._products(graph, self.source("product", graph))
+        found = self._products(graph)
         for first, second in zip(expected, found, strict=True):
             if not np.array_equal(first, second, equal_nan=True):
                 raise OtherProductsError(graph.nodes[0].outputs[0])
 
     def _over_packed(self, graph: Graph) -> Graph:
         tensors = {name: self._placed.get(t, t) for name, t in graph.tensors.items()}
-        return replace(graph, tensors=tensors)
+        widened = {name for name, t in tensors.items() if t.type != graph.tensors[name].type}
+        nodes = [_widened(one) if widened & set(one.inputs) else one for one in graph.nodes]
+        return replace(graph, nodes=nodes, tensors=tensors)
 
-    def _products(
-        self, graph: Graph, source: GraphSource, save_to: Path | None = None
-    ) -> list[F32]:
+    def _products(self, graph: Graph, save_to: Path | None = None) -> list[F32]:
         """Return products of noise, of one token and of several."""
+        source = self.source("product", graph)
         session = open_session(source, self._threads, [CPU], save_to=save_to)
         (x,) = graph.inputs
         try:
@@ -161,6 +170,11 @@ def _alone(graph: Graph, node: Node) -> Graph:
     alone.input(node.inputs[0], ACTIVATIONS[node.op], [1, "T", width])
     alone.output(node.outputs[0], np.float32, None)
     return alone
+
+
+def _widened(node: Node) -> Node:
+    """Return a product with a matrix whose zero point is that of the activations, 128."""
+    return replace(node, inputs=[*node.inputs, node.inputs[4]])
 
 
 def _noise(graph: Graph) -> Iterator[npt.NDArray[Any]]:
@@ -189,12 +203,16 @@ def _place(plan: WeightPlan, nbytes: int) -> int:
     return plan.place("", np.uint8, (nbytes,)).offset
 
 
-def _copy(source: IO[bytes], start: int, target: IO[bytes], to: int, nbytes: int) -> bool:
-    """Copy bytes; return whether all of them were there."""
+def _copy(
+    source: IO[bytes], start: int, target: IO[bytes], to: int, nbytes: int, *, flip: bool = False
+) -> bool:
+    """Copy bytes; return whether all of them were there. flip: make u8 around 128 of s8."""
     source.seek(start)
     target.seek(to)
     for at in range(0, nbytes, PIECE_NBYTES):
         size = min(PIECE_NBYTES, nbytes - at)
-        if target.write(source.read(size)) < size:
+        data = source.read(size)
+        data = (np.frombuffer(data, np.uint8) ^ np.uint8(128)).tobytes() if flip else data
+        if target.write(data) < size:
             return False
     return True

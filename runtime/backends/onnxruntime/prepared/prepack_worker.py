@@ -23,7 +23,7 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, PREFILL
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.interface import BEFORE, SIZES, NotFiniteError, StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import JOURNAL
@@ -45,11 +45,10 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     graph_source,
     joined_parts,
 )
-from stem_edge.runtime.backends.step_costs import SIZES, StepCosts
 from stem_edge.runtime.backends.step_measure import Probe, measure_steps
 from stem_edge.runtime.rows.placeholders import placeholder_rows, placeholders
 from stem_edge.runtime.rows.slots import ArraySlots
-from stem_edge.system.memory import return_freed_memory
+from stem_edge.system.memory import keep_freed_blocks, return_freed_memory
 from stem_edge.system.user_folder import cpu_digest
 
 REFUSED = (
@@ -60,6 +59,7 @@ ROUNDS = 3
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
+    keep_freed_blocks()  # packing frees a matrix of up to 32 MB after another
     packer, refused = Packer(bundle, folder, threads, Journal(folder / JOURNAL)), ""
     try:
         for name, graph in packable(bundle, kv).items():
@@ -130,18 +130,19 @@ class _Prompt:
         self._backend = OrtBackend(config, graphs, slots, threads, kv)
         self._context = self._backend.open_context(length)
 
-    def take(self, *, prefill: bool) -> F32:
-        """Compute the chunk; return the logits of its last token."""
-        self._context.begin(self._ids[: self._tokens], 0, prefill=prefill)
-        return self._context.finish(self._slots[: self._tokens], 1)
+    def take(self, tokens: int = CHUNK_TOKENS, *, prefill: bool) -> F32:
+        """Compute the chunk, or its first tokens; return the logits of the last one."""
+        tokens = min(tokens, self._tokens)
+        self._context.begin(self._ids[:tokens], 0, prefill=prefill)
+        return self._context.finish(self._slots[:tokens], 1)
 
     def measure_steps(self) -> StepCosts | None:
-        """Measure steps of several tokens, as far behind the chunk as the context has room for."""
-        before = min(self._tokens, len(self._ids) - max(SIZES))
+        """Measure steps of several tokens, behind BEFORE or as many as the context has room for."""
+        before = min(BEFORE, len(self._ids) - max(SIZES))
         if before < 1:
             return None
         with contextlib.suppress(NotFiniteError):
-            self.take(prefill=False)
+            self.take(before, prefill=False)
         return measure_steps(Probe(self._backend, self._context, self._ids, self._slots, before))
 
 

@@ -21,12 +21,12 @@ from stem_edge.bundle.prefill_check import TRIED_NBYTES, matrices_nbytes
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.kv import KvType
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     GraphSource,
     cpu_graphs,
     joined_graphs,
 )
-from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
 FOLDER = "prepared"  # in the user's cache folder

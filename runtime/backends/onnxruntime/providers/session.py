@@ -70,6 +70,8 @@ def open_session(
 
             raise_missing(graph, providers, again, error)
         who, advice = "", "run stem-edge verify, or export again"
+        if isinstance(graph, Path):
+            advice = "delete its folder, and the next load prepares it again"
         if not providers[0].on_cpu:
             who, advice = (
                 f" on {' and '.join(provider.name for provider in providers)}",

@@ -32,6 +32,7 @@ from stem_edge.measuring.bench.measure_report import (
 )
 from stem_edge.measuring.bench.measurement import Measurement
 from stem_edge.measuring.memory import device_profiles
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
 
 Capture = pytest.CaptureFixture[str]
 PHASES = ["start", "import", "load", "prefill", "decode"]
@@ -140,8 +141,13 @@ def test_plots(found: Measurement, tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_dense_model(dense_bundle: Path, tmp_path: Path) -> None:
-    found = stem_edge.measure(dense_bundle, prompt_tokens=20, new_tokens=4)
+def test_a_dense_model_that_a_first_load_prepares(
+    dense_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepacked, "LEAST_NBYTES", 0)
+    found = stem_edge.measure(dense_bundle, prompt_tokens=20, new_tokens=4, cache_dir=tmp_path)
+    assert found.preparing is not None and f"\n  {found.preparing}\n" in report_table(found)
+    assert json.loads(json.dumps(to_dict(found)))["preparing"]["disk"] == found.preparing.disk > 0
     assert found.hit_rate is None and found.hit_curve == {}
     assert "hit rate" not in report_table(found)
     plots.plot(found, tmp_path / "dense.png")

@@ -28,6 +28,7 @@ from stem_edge.measuring.quality.quality import evaluate
 from stem_edge.measuring.run.together import Text, texts_of
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.runtime import consistency as runs
+from stem_edge.runtime.backends.ggml.ways import kernels
 from stem_edge.runtime.consistency import verify_runs
 
 Capture = pytest.CaptureFixture[str]
@@ -70,8 +71,8 @@ def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
 
 
 def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
-    names = runs._kernels(open_bundle(alone), "ggml", None)
-    assert names["ggml"] == {"engine": "ggml"}
+    names = kernels(open_bundle(alone), None)
+    assert names["ggml"] == {}
     if "ggml repacked" not in names:
         pytest.skip("this build of ggml cannot repack weights")
     assert names["ggml repacked"] == {"engine": "ggml", "repack": True}

@@ -15,7 +15,7 @@ from stem_edge.measuring.run.following import Following
 from stem_edge.measuring.run.stem_steps import decode_guessing, decode_together, step_costs
 from stem_edge.measuring.run.together import Arrival, Text, Together, lengths, texts_of
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.step_costs import StepCosts
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.rows.records import RowCounters
 from stem_edge.runtime.speculation.speculation import Speculation
 

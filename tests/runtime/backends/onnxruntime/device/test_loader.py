@@ -128,22 +128,6 @@ def test_too_little_device_memory_is_refused_before_anything_is_loaded(
         stem_edge.load(DEMO, device_memory="1MB")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    (
-        ({"device_memory": "much"}, "much"),
-        ({"device_memory": SIZE, "host_slots": -1}, "host_slots is -1"),
-        ({"device_memory": SIZE, "prefill_graph": True}, "prefill_graph"),
-        ({"device_memory": SIZE, "slots": 0}, "slots is 0"),
-        ({"host_slots": 5}, "host_slots is 5, but no rows go to an accelerator"),
-        ({"device_memory": SIZE, "engine": "onnxruntime", "repack": True}, "repack"),
-    ),
-)
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        stem_edge.load(DEMO, **options)
-
-
 def test_ggml_has_no_devices(tiny_gguf: Path) -> None:
     with pytest.raises(InputError, match="device_memory"):
         stem_edge.load(tiny_gguf, device_memory=SIZE)

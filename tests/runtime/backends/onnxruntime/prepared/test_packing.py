@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from contextlib import suppress
 from itertools import count
@@ -31,16 +32,22 @@ from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
+from stem_edge.runtime.backends.onnxruntime.providers import session
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.system.child import Ended
 
 IDS = [256, *b"twelve tokens or so"]
-GEMMA_3N, GEMMA_4 = "Gemma 3n", "Gemma 4"
+GEMMA_3N, GEMMA_4, NO_VNNI = "Gemma 3n", "Gemma 4", "products saturate"
+INT4 = {"backbone": "int4", "head": "int8", "prefill_graph": True}
 slow = pytest.mark.slow
+only_x86 = pytest.mark.skipif(
+    platform.machine().lower() not in ("x86_64", "amd64"), reason="only x86 saturates"
+)
 CASES: list[Any] = [
-    pytest.param("", {"backbone": "int4", "head": "int8", "prefill_graph": True}, id="int4"),
+    pytest.param("", INT4, id="int4"),
+    pytest.param(NO_VNNI, INT4, marks=only_x86, id="int4-without-vnni"),
     pytest.param("", {"backbone": "fp32"}, id="fp32"),
     pytest.param("", {"backbone": "int8", "asymmetric": False}, marks=slow, id="int8"),
     pytest.param(GEMMA_3N, {"backbone": "fp32"}, marks=slow, id="streams"),
@@ -72,14 +79,25 @@ def matrices(graph: Path) -> dict[str, tuple[bytes, str, list[bytes]]]:
             plain = data[int(entries["offset"]) :][: int(entries["length"])]
             key, *places = entries["prepacked_0"].split("|")
             numbers = [tuple(map(int, place.split(";"))) for place in places]
-            found[tensor.name] = plain, key, [data[at : at + n] for at, n, _ in numbers]
+            found[tensor.name.removesuffix("_s8_2_u8")] = (
+                plain,
+                key,
+                [data[at : at + n] for at, n, _ in numbers],
+            )
     return found
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_the_forms_of_the_whole_graph(
-    name: str, options: dict[str, Any], tiny_checkpoint: Path, tmp_path: Path
+    name: str,
+    options: dict[str, Any],
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if name == NO_VNNI:
+        monkeypatch.setattr(session, "products_saturate", lambda: True)
+        monkeypatch.setattr(packing, "products_saturate", lambda: True)
     bundle = export(name, tiny_checkpoint, tmp_path, options)
     alone, whole = tmp_path / "alone", tmp_path / "whole"
     alone.mkdir()

@@ -23,10 +23,10 @@ import pytest
 import stem_edge
 from stem_edge.bundle import prefill_check
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, RowReadError
 from stem_edge.graph.ir import Graph
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime import loaded as backend_ort
 from stem_edge.runtime.backends.onnxruntime.prepared import prepack_worker as prepare_worker
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as module
@@ -40,7 +40,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
 )
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
-from stem_edge.runtime.backends.step_costs import StepCosts
 from stem_edge.system.child import Ended
 
 IDS = [256, *b"twelve tokens or so"]
@@ -232,7 +231,7 @@ def test_a_worker_that_fails_says_why(
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(BundleError, match=r"backbone\.onnx\.data: sha256 is"):
         preparing.make(opened, tmp_path, 1)
-    monkeypatch.setattr(Verdicts, "check_place", lambda records: None)
+    monkeypatch.setattr(preparing, "check_place", lambda records: None)
     path.write_bytes(b"")
     with pytest.raises(BackendError, match=r"cannot be prepared: .*backbone\.onnx\.data"):
         preparing.make(opened, tmp_path, 1)
@@ -393,6 +392,18 @@ def test_a_killed_worker_leaves_what_it_packed(
         preparing.make(open_bundle(bundle), tmp_path, 1)
     (left,) = tmp_path.glob("prepared/.making-left-*")
     assert (left / "journal").read_bytes()
+
+
+def test_a_graph_that_was_damaged_unnoticed(bundle: Path, own: Path) -> None:
+    (graph,) = own.glob("prepared/*/step.onnx")
+    seen, data = graph.stat(), graph.read_bytes()
+    graph.write_bytes(bytes(255 - byte for byte in data))
+    os.utime(graph, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    with (
+        pytest.raises(BackendError, match=r"step\.onnx: .*; delete its folder, and the next load"),
+        stem_edge.load(bundle, cache_dir=own, threads=1),
+    ):
+        pass
 
 
 @pytest.mark.slow
