@@ -27,13 +27,21 @@ FEWEST_ROUNDS, MOST_SECONDS = 7, 10.0
 class Probe:
     """Steps over made-up tokens, behind `before` that the context has already.
 
-    token_ids, slots: of all positions, with room for the largest step.
+    token_ids, slots: of all positions, with room for the largest step. batch_length: tokens that a
+    sequence of a batch has room for. Default: as many as the context, which devices demand.
     """
 
     def __init__(
-        self, backend: Backend, context: BackendContext, token_ids: I64, slots: I32, before: int
+        self,
+        backend: Backend,
+        context: BackendContext,
+        token_ids: I64,
+        slots: I32,
+        before: int,
+        batch_length: int | None = None,
     ) -> None:
         self._backend, self._context, self.before = backend, context, before
+        self._batch_length = batch_length or context.length
         self._token_ids, self._slots = token_ids, slots
 
     def step(self, position: int, count: int) -> F32:
@@ -50,7 +58,7 @@ class Probe:
         alone, sizes = self.step(self.before, 1).copy(), range(2, MOST + 1)
         token, slot = self._token_ids[[self.before]], self._slots[[self.before]]
         with contextlib.suppress(NotFiniteError, OutOfMemoryError):  # a device takes it at once
-            batch = self._backend.open_batch(max(sizes), self.before + 1)
+            batch = self._backend.open_batch(max(sizes), self._batch_length)
             for _ in range(max(sizes)):
                 batch.join(self._context, self.before)
             for n in sizes:

@@ -159,15 +159,15 @@ BUDGETS = {
     "package, lines": Budget(package_lines, 59_500, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_600, 5_000),
     "tests, lines": Budget(lambda: lines_in("tests"), 59_100, 48_000),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 7_599, 4_800),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 7_600, 4_800),
     "files in a room": Budget(fullest_room, 24, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
-    "places that ask which engine it is": Budget(places_that_ask_for_engine, 40, 8),
+    "places that ask which engine it is": Budget(places_that_ask_for_engine, 43, 8),
     "circles between modules": Budget(circles, 3, 0),
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 110, 110)
-PLAIN_LINES = Budget(int, 13_350, 13_000)
+PLAIN_LINES = Budget(int, 13_400, 13_000)
 
 
 @pytest.mark.parametrize("name", BUDGETS)

@@ -143,7 +143,8 @@ class _Prompt:
             return None
         with contextlib.suppress(NotFiniteError):
             self.take(before, prefill=False)
-        return measure_steps(Probe(self._backend, self._context, self._ids, self._slots, before))
+        backend, context, length = self._backend, self._context, before + 1
+        return measure_steps(Probe(backend, context, self._ids, self._slots, before, length))
 
 
 def _measure(prompt: _Prompt) -> dict[str, float]:
