@@ -22,6 +22,8 @@ from stem_edge.units import parse_size
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.keywords import OtherKeywords
     from stem_edge.runtime.speculation.draft_bundle import DraftBundle
+else:
+    OtherKeywords = dict  # for those who ask for the types of memory_plan
 
 # Of tables elsewhere: records that are read at a time to begin with, which is as many as are under way
 # at once; memory of threads, connections and answers (measured); and of a record in the tier's map.

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.keywords import MoreKeywords
     from stem_edge.runtime.rows.host_tier import HostTier
     from stem_edge.runtime.speculation.draft_bundle import DraftBundle
+else:
+    MoreKeywords = dict  # for those who ask for the types of load
 
 
 def load(

@@ -12,6 +12,8 @@ from stem_edge.shown import shown
 
 if TYPE_CHECKING:
     from stem_edge.runtime.grammars.grammar import Grammar
+else:
+    Grammar = object  # so that others can read the types of the fields without the grammars
 
 MAX_STOPS, MAX_STOP_CHARS = 64, 1024
 # Integer ends mean whole numbers only. Temperature and penalty have ends because float32 cannot

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
 SMALL_KV: KvType = "int8"
 # A provider, or several by preference; each may have options, as in
-# stem_edge.runtime.backends.onnxruntime.providers.provider.
+# stem_edge.runtime.backends.onnxruntime.providers.names.
 Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
 Folder: TypeAlias = str | Path | None
 # Whether to guess the next tokens, or at most how many for a step.

@@ -12,6 +12,7 @@ known one ahead: they are read while this one computes. A sequence that runs alo
 | request.py | a prompt and its answer: what it holds from its first chunk to its last |
 | lone.py | a sequence that runs alone, and what sequences take in memory |
 | queue.py | what waits to begin |
+| opening.py | the scheduler of a loaded model |
 | scheduler.py | places, turns, memory and failures |
 | prompts.py | many prompts, taken as places become free |
 

@@ -73,13 +73,14 @@ class Share:
                 f"the body has {values:,} of , [ and {{, those in texts counted; expected at most "
                 f"{MOST_VALUES:,}; send less"
             )
-        self._values = values * VALUE_NBYTES
-        self._held.values += self._values
-        small = self._values <= SMALL_NBYTES
-        if self._held.values > MOST_VALUES * VALUE_NBYTES + small * SMALL_TOGETHER:
+        nbytes = values * VALUE_NBYTES
+        most = MOST_VALUES * VALUE_NBYTES + (nbytes <= SMALL_NBYTES) * SMALL_TOGETHER
+        if self._held.values + nbytes > most:
             raise BusyError(
                 "other requests with much JSON are being answered; try again in a moment"
             )
+        self._values = nbytes
+        self._held.values += nbytes
 
     def give_back(self) -> None:
         """Hold nothing any more."""

@@ -28,8 +28,7 @@ VARIABLES = {
 }
 # The package may be where only this interpreter looks. Appended last, so that it hides no module.
 _RUN_MODULE = """\
-import runpy, sys
-sys.path.append({folder!r})
+import runpy
 runpy.run_module({name!r}, run_name="__main__", alter_sys=True)"""
 
 
@@ -47,12 +46,17 @@ class Ended(NamedTuple):
 
 
 def module_command(name: str, *arguments: str) -> list[str]:
-    """Command that runs a module of this package in another interpreter.
+    """Command that runs a module of this package in another interpreter."""
+    return code_command(_RUN_MODULE.format(name=name), *arguments)
+
+
+def code_command(code: str, *arguments: str) -> list[str]:
+    """Command that runs code, which may import this package, in another interpreter.
 
     -P keeps it from importing modules from the current folder, which may be a bundle.
     """
-    code = _RUN_MODULE.format(folder=str(Path(__file__).resolve().parents[2]), name=name)
-    return [sys.executable or "python3", "-P", "-c", code, *arguments]
+    here = f"import sys\nsys.path.append({str(Path(__file__).resolve().parents[2])!r})\n"
+    return [sys.executable or "python3", "-P", "-c", here + code, *arguments]
 
 
 def run_child(

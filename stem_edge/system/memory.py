@@ -75,7 +75,7 @@ def return_freed_memory() -> None:
             trim(0)
 
 
-def keep_freed_blocks(nbytes: int = KEPT_NBYTES) -> None:
+def give_back_freed_blocks(nbytes: int = KEPT_NBYTES) -> None:
     """Let the C library give back freed blocks of this size and more at once, for good.
 
     Otherwise, after glibc has freed one large block, it keeps all that are smaller, and the gaps

@@ -1,9 +1,12 @@
 """What a user sets for choosing tokens, and what is refused."""
 
+import typing
 from typing import Any
 
+import msgspec
 import pytest
 
+import stem_edge
 from stem_edge.errors import InputError
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.sampling_params import SamplingParams, params_of
@@ -70,3 +73,9 @@ def test_grammars_of_options(options: Any, grammar: Grammar | None) -> None:
 def test_one_grammar_at_most() -> None:
     with pytest.raises(InputError, match="only one of grammar and regex"):
         params_of(None, {"regex": "a", "grammar": "b"})
+
+
+def test_types_of_the_api_can_be_read() -> None:
+    assert msgspec.json.decode(b'{"top_k": 5}', type=SamplingParams).top_k == 5
+    assert typing.get_type_hints(stem_edge.load)["return"] is stem_edge.Model
+    assert typing.get_type_hints(stem_edge.memory_plan)["return"] is stem_edge.MemoryPlan

@@ -20,7 +20,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.onnxruntime.rope_arrays import Ropes
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
-from stem_edge.system.memory import keep_freed_blocks, return_freed_memory
+from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 
 CANNOT_READ = "onnxruntime cannot read these slots; make them with this loader's make_slots"
 
@@ -53,7 +53,7 @@ def open_sessions(
     graphs: Mapping[str, Path | GraphSource], threads: int, providers: Sequence[Provider]
 ) -> dict[str, ort.InferenceSession]:
     """Open the graphs of a backbone. Raises BackendError, OutOfMemoryError."""
-    keep_freed_blocks()
+    give_back_freed_blocks()
     sessions: dict[str, ort.InferenceSession] = {}
     for name, graph in graphs.items():
         if name != io.ROWS:  # belongs to the slots, which run it

@@ -203,7 +203,7 @@ def _slow(steps: list[float]) -> str:
 
 def _predicted(found: Measurement) -> list[str]:
     expected, speed = found.prediction, found.decode_tokens_per_second
-    # Speed on an accelerator cannot be compared, because the prediction is for kernels of the CPU.
+    # Speed on an accelerator cannot be compared, because the prediction is for memory of the CPU.
     elsewhere = found.runs_on.get("provider", "cpu") != "cpu"
     known = None if elsewhere or len(found.steps) < LEAST_STEPS else speed
     hits: Callable[[float], str] = "{:.1%}".format

@@ -14,7 +14,7 @@ from stem_edge.system.memory import available_memory
 from stem_edge.units import parse_size
 
 LEAST = 10**8  # bytes a second; less must be a typing error
-READ_NBYTES = 1 << 29  # by each thread: far more than a cache holds
+READ_NBYTES, MOST_NBYTES = 1 << 29, 1 << 31  # by each thread, and by all: more than caches hold
 SHARE = 0.25  # of the available memory, for all threads together
 
 
@@ -43,10 +43,10 @@ def bandwidth_of(device: Device | None, given: int | str | None, threads: int) -
 def measured(threads: int) -> float:
     """Measure how many bytes a second all threads together read from memory."""
     left = int(SHARE * available_memory())
-    nbytes = min(READ_NBYTES, left // threads) // 8 * 8
-    arrays = [np.ones(nbytes // 8, np.uint64) for _ in range(threads)]
+    nbytes = min(READ_NBYTES, min(left, MOST_NBYTES) // threads) // 8 * 8
     rates = []
     with ThreadPoolExecutor(threads) as pool:
+        arrays = list(pool.map(lambda _: np.ones(nbytes // 8, np.uint64), range(threads)))
         for _ in range(3):
             started = time.perf_counter()
             list(pool.map(np.bitwise_or.reduce, arrays))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from functools import cache
 
 from stem_edge.graph.formats import EngineName
+from stem_edge.system.child import code_command
 from stem_edge.system.memory import TYPICAL_PROCESS_NBYTES
 
 IMPORTS: dict[EngineName, str] = {
@@ -34,9 +34,9 @@ def generate_nbytes(engine: EngineName) -> int:
 @cache
 def _imported(names: str) -> int:
     """Return the bytes of a process with these modules; what is typical if one is not installed."""
-    command = [sys.executable, "-c", MEASURE.format(names)]
+    command = code_command(MEASURE.format(names))
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
-    except (OSError, subprocess.SubprocessError):
+        return int(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
         return TYPICAL_PROCESS_NBYTES
-    return int(done.stdout)

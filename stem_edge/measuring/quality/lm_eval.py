@@ -98,6 +98,7 @@ class StemEdgeLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             loading["context_length"] = min(longest, USUAL_CONTEXT)
         self._sequences = loading.setdefault("sequences", sequences(batch_size, max_batch_size))
         self.model = load(str(bundle), **loading)
+        self.model._text.room = None  # documents of tasks are longer than any prompt
         # A finalizer, because the harness does not close models.
         self._finalize = weakref.finalize(self, self.model.close)
         self._scorer = Scorer(self.model, reuse=converted("reuse", reuse, bool))

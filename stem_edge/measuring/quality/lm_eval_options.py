@@ -72,7 +72,7 @@ def sampling_params(
         "seed": number + converted("seed", given.get("seed", 0), int),
     }
     wanted |= {name: given[name] for name in FILTERS if name in given}
-    types = typing.get_type_hints(SamplingParams, localns={"Grammar": object})
+    types = typing.get_type_hints(SamplingParams)
     typed = msgspec.defstruct("Wanted", [(name, types[name]) for name in wanted])
     found = converted("generation_kwargs", wanted, typed)
     return SamplingParams(**msgspec.structs.asdict(found))

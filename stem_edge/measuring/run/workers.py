@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +21,7 @@ from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 from stem_edge.measuring.memory.page_cache import files_in
 from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
 from stem_edge.measuring.run.together import Text
+from stem_edge.system.child import code_command
 
 # Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
 # something; it also ends them.
@@ -96,7 +96,7 @@ class WorkerProcess:
         self.subject, self._began = subject, time.perf_counter()
         self.about: dict[str, str] = {}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND],
+            code_command(COMMAND),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -24,6 +24,8 @@ class Connection(Turns):
         """Read more of requests."""
         self._unset_keepalive_if_required()
         self._wire_nbytes += len(data)
+        if self.transport.is_closing():  # refused already
+            return
         at = 0
         try:
             while at < len(data) and not self.transport.is_closing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import sys
 from typing import Any, NamedTuple
@@ -75,7 +76,8 @@ class Turns(HttpToolsProtocol):
         super().connection_made(transport)
         self._socket: socket.socket = transport.get_extra_info("socket")
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # on Linux and macOS
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_NBYTES)
+            with contextlib.suppress(OSError):  # macOS refuses it on a socket that was reset
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_NBYTES)
         self.transport = Lingering(transport, self._is_sent)
         self._turn()
         others = [each for each in self.connections if isinstance(each, Turns) and each is not self]

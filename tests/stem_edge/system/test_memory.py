@@ -102,10 +102,10 @@ def test_own_memory_where_the_system_does_not_report_it(
 FREED = """
 import sys
 import numpy as np
-from stem_edge.system.memory import keep_freed_blocks, own_memory
+from stem_edge.system.memory import give_back_freed_blocks, own_memory
 np.ones(30 << 20, np.uint8)  # from which on glibc keeps what is smaller
 if len(sys.argv) > 1:
-    keep_freed_blocks(int(sys.argv[1]))
+    give_back_freed_blocks(int(sys.argv[1]))
 blocks = [np.ones(3 << 20, np.uint8) for _ in range(20)]
 above, before = np.ones(1 << 20, np.uint8), own_memory()
 del blocks

@@ -48,7 +48,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
 from stem_edge.runtime.backends.step_measure import Probe, measure_steps
 from stem_edge.runtime.rows.placeholders import placeholder_rows, placeholders
 from stem_edge.runtime.rows.slots import ArraySlots
-from stem_edge.system.memory import keep_freed_blocks, return_freed_memory
+from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.system.user_folder import cpu_digest
 
 REFUSED = (
@@ -59,7 +59,7 @@ ROUNDS = 3
 
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
-    keep_freed_blocks()  # packing frees a matrix of up to 32 MB after another
+    give_back_freed_blocks()  # packing frees a matrix of up to 32 MB after another
     packer, refused = Packer(bundle, folder, threads, Journal(folder / JOURNAL)), ""
     try:
         for name, graph in packable(bundle, kv).items():

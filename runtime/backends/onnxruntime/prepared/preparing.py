@@ -108,7 +108,7 @@ def _check_memory(bundle: Bundle, needs: Preparing, memory: int | str | None) ->
         sizes = [format_size(nbytes, up=True) for nbytes in (needs.memory, own)]
         raise BackendError(
             f"{bundle.path}: preparing takes {sizes[0]} of memory beside {sizes[1]} of this process, "
-            f"but {format_size(allowed)} may be taken; allow more once, or run stem-edge prepare; {_anyway(bundle)}"
+            f"but {format_size(allowed)} may be taken; allow more once; {_anyway(bundle)}"
         )
 
 

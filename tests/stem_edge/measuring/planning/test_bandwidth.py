@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from installed import DEMO
@@ -13,6 +14,7 @@ from stem_edge.errors import InputError
 from stem_edge.measuring.memory.device_profiles import find_device
 from stem_edge.measuring.planning import process
 from stem_edge.measuring.planning.bandwidth import bandwidth_of
+from stem_edge.measuring.run.workers import Subject, WorkerProcess
 from stem_edge.system.memory import TYPICAL_PROCESS_NBYTES
 
 
@@ -45,3 +47,14 @@ def test_a_process_is_measured_with_its_imports() -> None:
 def test_a_process_whose_engine_is_missing_is_typical(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(process.IMPORTS, "ggml", "no_such_module")
     assert process.worker_nbytes("ggml") == TYPICAL_PROCESS_NBYTES
+
+
+def test_no_module_of_the_current_folder_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "psutil.py").write_text("raise SystemExit('a bundle ran')")
+    monkeypatch.chdir(tmp_path)  # which may be a bundle
+    process._imported.cache_clear()
+    assert process.generate_nbytes("onnxruntime") != TYPICAL_PROCESS_NBYTES + process.SPARE_NBYTES
+    with WorkerProcess(Subject("demo", "stem-edge", str(DEMO), {})) as worker:
+        assert worker.start().seconds > 0
