@@ -104,11 +104,11 @@ class StemEdge(MeasuredEngine):
             "kv_nbytes": self._context.backend.nbytes,
         }
         if plan.device is not None:
-            memory = getattr(self._engine.backend, "memory", None)  # portable graphs keep none
+            loaded = getattr(self._engine.backend, "loaded", None)  # portable graphs have none
             found |= {
                 "device_planned": plan.device.total,
                 "device_row_cache_planned": plan.device.row_cache,
-                "device_allocated": 0 if memory is None else memory.nbytes,
+                "device_allocated": 0 if loaded is None else loaded.memory.nbytes,
                 "host_slots": plan.host_slots,
             }
         return found
