@@ -157,8 +157,8 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "package, lines": Budget(package_lines, 59_400, 47_000),
-    "tools, lines": Budget(lambda: lines_in("tools"), 6_160, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 58_940, 48_000),
+    "tools, lines": Budget(lambda: lines_in("tools"), 6_130, 5_000),
+    "tests, lines": Budget(lambda: lines_in("tests"), 58_910, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 7_610, 4_800),
     "files in a room": Budget(fullest_room, 24, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
