@@ -16,7 +16,7 @@ from stem_edge.commands.answers import (
     sampling_params,
     write_text,
 )
-from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
+from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.commands.text_input import read_text
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser.add_argument_group("choosing tokens"))
     loading = parser.add_argument_group("how to load")
     add_loading(loading)
-    add_prompt_cache(loading)
+    add_loading(loading, "prompt_cache")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from anyio import to_thread
 from starlette.applications import Starlette
 
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
+from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.commands.text_input import read_text
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     much("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
     loading = parser.add_argument_group("how to load")
     add_loading(loading)
-    add_prompt_cache(loading)
+    add_loading(loading, "prompt_cache")
     parser.set_defaults(sequences=None)
 
 

@@ -10,7 +10,7 @@ from stem_edge.commands.arguments import Parser, with_options
 from stem_edge.commands.chat.input import Typed, TypedLines
 from stem_edge.commands.chat.session import Session
 from stem_edge.commands.chat.typed_commands import EXIT, obey
-from stem_edge.commands.loading import add_loading, add_prompt_cache, loading_options
+from stem_edge.commands.loading import add_loading, loading_options
 from stem_edge.errors import DeviceLostError, InputError, StemEdgeError
 from stem_edge.runtime import load
 from stem_edge.runtime.model import Model
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser.add_argument_group("choosing tokens"))
     loading = parser.add_argument_group("how to load")
     add_loading(loading)
-    add_prompt_cache(loading)
+    add_loading(loading, "prompt_cache")
     parser.set_defaults(max_new_tokens=MAX_NEW_TOKENS)
 
 
