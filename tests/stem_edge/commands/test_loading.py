@@ -6,13 +6,13 @@ import argparse
 
 import pytest
 
-from stem_edge.commands.loading import (
+from stem_edge.commands.main import main
+from stem_edge.commands.options.loading import (
     add_loading,
     add_prompt_cache,
     changed_options,
     loading_options,
 )
-from stem_edge.commands.main import main
 from stem_edge.runtime.backends.options import LoadOptions
 
 

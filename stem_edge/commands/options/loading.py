@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from stem_edge.commands.arguments import engine_name
+from stem_edge.commands.options.arguments import engine_name
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names

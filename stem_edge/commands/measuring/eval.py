@@ -10,14 +10,14 @@ from pathlib import Path
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.cluster.evaluation import ray_scores
-from stem_edge.commands.loading import (
+from stem_edge.commands.options.arguments import add_ray
+from stem_edge.commands.options.loading import (
     add_engine,
     add_kv,
     add_providers,
     add_threads,
     device_options,
 )
-from stem_edge.commands.ray import add_ray
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from stem_edge.commands.text_input import read_text
+from stem_edge.commands.options.arguments import read_text
 from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
