@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from stem_edge.commands.described import keywords
+from stem_edge.commands.options.described import keywords
 from stem_edge.export import export_bundle
 from stem_edge.runtime import SamplingParams, load
 

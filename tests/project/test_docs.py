@@ -17,7 +17,7 @@ from hub_server import HubServer
 from installed import ROOT, needs_ggml
 from options_table import TABLES, table, with_table
 
-from stem_edge.commands.described import keywords
+from stem_edge.commands.options.described import keywords
 from stem_edge.export import export_bundle
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.runtime import SamplingParams, load

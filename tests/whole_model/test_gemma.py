@@ -23,7 +23,7 @@ from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
-from stem_edge.commands.bundle_report import bundle_table
+from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, ExportError, InputError
 from stem_edge.ggml import gguf_schema

@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
-from stem_edge.commands.loading import add_loading, changed_options, loading_options
 from stem_edge.commands.main import main
+from stem_edge.commands.options.loading import add_loading, changed_options, loading_options
 from stem_edge.runtime.backends.options import LoadOptions
 
 

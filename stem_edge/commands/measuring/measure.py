@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from stem_edge.commands.loading import add_loading, loading_options
+from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.measuring.bench.measure_report import explanation, report_table, to_csv, to_dict
 from stem_edge.measuring.bench.measurement import measure
 from stem_edge.measuring.bench.plots import check_plot, draw, plot

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import stem_edge
-from stem_edge.commands.arguments import own_command
-from stem_edge.commands.bundle_report import tables_nbytes
+from stem_edge.commands.bundles.bundle_report import tables_nbytes
+from stem_edge.commands.options.arguments import own_command
 from stem_edge.runtime import load
 from stem_edge.units import format_size
 

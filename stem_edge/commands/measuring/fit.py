@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from stem_edge.commands.loading import add_loading
+from stem_edge.commands.options.loading import add_loading
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from stem_edge.bundle.push import push
-from stem_edge.commands.arguments import own_command
+from stem_edge.commands.options.arguments import own_command
 
 DESCRIPTION = """\
 Push a bundle to a model hub, so that others can run it by its name. All files are hashed first. The

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from stem_edge.commands.answers import add_sampling, check_grammar, sampling_params
-from stem_edge.commands.arguments import Parser, with_options
-from stem_edge.commands.chat.input import Typed, TypedLines
-from stem_edge.commands.chat.session import Session
-from stem_edge.commands.chat.typed_commands import EXIT, obey
-from stem_edge.commands.loading import add_loading, loading_options
+from stem_edge.commands.options.answers import add_sampling, check_grammar, sampling_params
+from stem_edge.commands.options.arguments import Parser, with_options
+from stem_edge.commands.options.loading import add_loading, loading_options
+from stem_edge.commands.running.chat.input import Typed, TypedLines
+from stem_edge.commands.running.chat.session import Session
+from stem_edge.commands.running.chat.typed_commands import EXIT, obey
 from stem_edge.errors import DeviceLostError, InputError, StemEdgeError
 from stem_edge.runtime import load
 from stem_edge.runtime.model import Model

@@ -1,4 +1,4 @@
-"""Help and errors of every command, and the command line that repeats one."""
+"""Help and errors of every command, texts from files, and the command line that repeats one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import shlex
 import shutil
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 from stem_edge.bundle.manifest import BACKBONES
+from stem_edge.errors import InputError
 
 # Engine -> kind of its backbone, which is what `export` asks for; every command takes both names.
 BACKBONE_FOR: dict[str, str] = {engine: backbone.option for engine, backbone in BACKBONES.items()}
@@ -85,3 +87,31 @@ def own_command() -> str:
         return f"{shlex.quote(sys.executable)} -m stem_edge"
     found = started.stem != "stem-edge" or shutil.which("stem-edge")
     return "stem-edge" if found else shlex.quote(sys.argv[0])
+
+
+def add_ray(group: argparse._ActionsContainer, what: str) -> None:
+    """Declare the cluster that shares the work. what: how, as a help text begins."""
+    text = (
+        f"{what}, with Ray (pip install 'stem-edge[ray]'). ADDRESS: auto, for the cluster that ray "
+        "start began here, its head's host:port, or local, to start one of this machine (default: "
+        "auto). Write --ray=ADDRESS, because a word behind --ray is taken for it"
+    )
+    group.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help=text)
+
+
+def read_text(path: Path | None, what: str, most: int) -> str:
+    """Return the text of a file, or of stdin for None, of at most `most` characters.
+
+    Raises InputError, which says `what` it is.
+    """
+    place = path or "stdin"
+    try:
+        with nullcontext(sys.stdin) if path is None else path.open(encoding="utf-8") as file:
+            text = str(file.read(most + 1))
+    except OSError as error:
+        raise InputError(f"{place}: cannot read ({error.strerror}); give another file") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place}: not valid UTF-8 ({error}); give the {what} as UTF-8") from None
+    if len(text) > most:
+        raise InputError(f"{place}: more than {most:,} characters; shorten the {what}")
+    return text

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stem_edge.commands.described import add_described, option_of
-from stem_edge.commands.text_input import read_text
+from stem_edge.commands.options.arguments import read_text
+from stem_edge.commands.options.described import add_described, option_of
 from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar

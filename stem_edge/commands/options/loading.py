@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
-from stem_edge.commands.arguments import engine_name
-from stem_edge.commands.described import add_described
+from stem_edge.commands.options.arguments import engine_name
+from stem_edge.commands.options.described import add_described
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names

@@ -9,7 +9,7 @@ import msgspec
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.commands.loading import add_loading
+from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from stem_edge.commands.chat.session import Session
+from stem_edge.commands.running.chat.session import Session
 from stem_edge.errors import InputError
 from stem_edge.runtime.prefixes.file import check_conversation
 from stem_edge.shown import printable, shown

@@ -11,9 +11,9 @@ from typing import Any
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.cluster.evaluation import ray_scores
-from stem_edge.commands.described import add_described
-from stem_edge.commands.loading import DEVICE, add_loading, device_options
-from stem_edge.commands.ray import add_ray
+from stem_edge.commands.options.arguments import add_ray
+from stem_edge.commands.options.described import add_described
+from stem_edge.commands.options.loading import DEVICE, add_loading, device_options
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned

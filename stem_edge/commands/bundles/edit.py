@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.commands.loading import add_loading, changed_options, loading_options
+from stem_edge.commands.options.loading import add_loading, changed_options, loading_options
 from stem_edge.edit_files.file import SCOPES, Edit
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.edit_files.schemes import AUTO, SCHEMES

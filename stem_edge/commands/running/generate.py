@@ -9,15 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.commands.answers import (
+from stem_edge.commands.options.answers import (
     add_sampling,
     as_object,
     check_grammar,
     sampling_params,
     write_text,
 )
-from stem_edge.commands.loading import add_loading, loading_options
-from stem_edge.commands.text_input import read_text
+from stem_edge.commands.options.arguments import read_text
+from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned

@@ -12,10 +12,9 @@ from stem_edge.bundle.absent import WORKING
 from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle
 from stem_edge.cluster.exports import ray_shards
-from stem_edge.commands.arguments import BACKBONE_FOR, own_command
-from stem_edge.commands.bundle_report import bundle_table
-from stem_edge.commands.described import add_described
-from stem_edge.commands.ray import add_ray
+from stem_edge.commands.bundles.bundle_report import bundle_table
+from stem_edge.commands.options.arguments import BACKBONE_FOR, add_ray, own_command
+from stem_edge.commands.options.described import add_described
 from stem_edge.errors import ExportError
 from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.exporter import export_bundle, export_with

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, get_args
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.commands.arguments import engine_name
-from stem_edge.commands.bundle_report import bundle_figures, bundle_table
-from stem_edge.commands.loading import add_loading, parse_libraries, parse_providers
+from stem_edge.commands.bundles.bundle_report import bundle_figures, bundle_table
+from stem_edge.commands.options.arguments import engine_name
+from stem_edge.commands.options.loading import add_loading, parse_libraries, parse_providers
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.analysis.cost_report import cost_figures, cost_report, cost_table

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from stem_edge.commands.answers import as_object, dim, write_text
+from stem_edge.commands.options.answers import as_object, dim, write_text
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.conversation import Conversation
 from stem_edge.runtime.generation import Chunk

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stem_edge.commands.loading import add_loading, loading_options
-from stem_edge.commands.measure import add_work
+from stem_edge.commands.measuring.measure import add_work
+from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench.bench import LOADS, ROUNDS, bench
 from stem_edge.measuring.bench.case_bench import bench_cases

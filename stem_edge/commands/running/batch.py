@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 from stem_edge.batches.batch import Batch, BatchKeywords, batch, split
 from stem_edge.cluster.batches import ray_answers
-from stem_edge.commands.answers import add_sampling, sampling_options
-from stem_edge.commands.loading import add_loading, loading_options
-from stem_edge.commands.ray import add_ray
+from stem_edge.commands.options.answers import add_sampling, sampling_options
+from stem_edge.commands.options.arguments import add_ray
+from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.hub.fetch import pinned
 from stem_edge.units import format_rate
 

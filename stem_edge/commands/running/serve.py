@@ -16,8 +16,8 @@ from anyio import to_thread
 from starlette.applications import Starlette
 
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.commands.loading import add_loading, loading_options
-from stem_edge.commands.text_input import read_text
+from stem_edge.commands.options.arguments import read_text
+from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
 from stem_edge.progress import show_status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from stem_edge.commands.loading import add_loading
+from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.progress import show_status
 from stem_edge.runtime.consistency import verify_runs
