@@ -157,7 +157,7 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "package, lines": Budget(package_lines, 59_400, 47_000),
-    "tools, lines": Budget(lambda: lines_in("tools"), 6_160, 5_000),
+    "tools, lines": Budget(lambda: lines_in("tools"), 6_200, 5_000),
     "tests, lines": Budget(lambda: lines_in("tests"), 59_100, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 7_610, 4_800),
     "files in a room": Budget(fullest_room, 21, 15),
@@ -167,7 +167,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 110, 110)
-PLAIN_LINES = Budget(int, 13_340, 13_000)
+PLAIN_LINES = Budget(int, 13_350, 13_000)
 
 
 @pytest.mark.parametrize("name", BUDGETS)
