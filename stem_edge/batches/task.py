@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from stem_edge.answers.events import AnswerEvents, Whole
 from stem_edge.batches.results import Result, failed
 from stem_edge.batches.rows import Row
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk
-from stem_edge.serving.answers import AnswerEvents, Whole
 from stem_edge.text.tool_calls.parser import CallParser
 
 # Makes the result of the answers to all requests of a row, which have so many tokens.

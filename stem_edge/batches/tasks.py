@@ -8,6 +8,15 @@ from typing import Any, cast
 
 import msgspec
 
+from stem_edge.answers.events import Whole
+from stem_edge.answers.openai.chat import ChatBody, completion
+from stem_edge.answers.openai.completion import CompletionBody
+from stem_edge.answers.openai.completion import prepare as prepare_completion
+from stem_edge.answers.openai.options import Options, biases
+from stem_edge.answers.openai.shapes import usage
+from stem_edge.answers.refusals import MethodRefusedError, NotFoundError, RefusalError, decoded
+from stem_edge.answers.token_texts import TokenTexts
+from stem_edge.answers.turn import Turn, prepare, prompt_ids
 from stem_edge.batches.results import Result, failed, plain, responded
 from stem_edge.batches.rows import Row
 from stem_edge.batches.settings import Settings
@@ -16,17 +25,6 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
-from stem_edge.serving.answers import Whole
-from stem_edge.serving.bodies import decoded
-from stem_edge.serving.openai.chat_answer import completion
-from stem_edge.serving.openai.chat_body import ChatBody
-from stem_edge.serving.openai.completion_answer import prepare as prepare_completion
-from stem_edge.serving.openai.completion_body import CompletionBody
-from stem_edge.serving.openai.options import Options, biases
-from stem_edge.serving.openai.shapes import usage
-from stem_edge.serving.refusals import MethodRefusedError, NotFoundError, RefusalError
-from stem_edge.serving.token_texts import TokenTexts
-from stem_edge.serving.turn import Turn, prepare, prompt_ids
 from stem_edge.shown import shown
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

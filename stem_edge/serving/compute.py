@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TypeVar
 
-from stem_edge.errors import DeviceLostError, StemEdgeError
-from stem_edge.runtime.batching.request import Request
-from stem_edge.runtime.batching.scheduler import Scheduler
-from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.model import Model
-from stem_edge.serving.budget import give_back, memory_limit
-from stem_edge.serving.jobs import Job
-from stem_edge.serving.refusals import (
+from stem_edge.answers.refusals import (
     BusyError,
     EndingError,
     FailedError,
@@ -27,6 +20,13 @@ from stem_edge.serving.refusals import (
     RefusalError,
     public,
 )
+from stem_edge.errors import DeviceLostError, StemEdgeError
+from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.batching.scheduler import Scheduler
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.model import Model
+from stem_edge.serving.budget import give_back, memory_limit
+from stem_edge.serving.jobs import Job
 from stem_edge.serving.reply import Reply
 
 T = TypeVar("T")

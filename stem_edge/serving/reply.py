@@ -1,14 +1,18 @@
-"""The answer to one prompt, as it reaches the event loop."""
+"""Answers as they reach the event loop: the chunks of one, and the events of all answers to a turn."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
+from typing import Self
 
+from stem_edge.answers.events import AnswerEvent, AnswerEvents, Whole
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk, FinishReason
 from stem_edge.runtime.rows.records import RowCounters
+from stem_edge.text.tool_calls.parser import CallParser
 
 
 class Reply:
@@ -51,3 +55,82 @@ class Reply:
             yield chunk
             if chunk.finish_reason is not None:
                 return
+
+
+class Answering:
+    """The answer to a turn, under way; leaving the context manager early cancels it.
+
+    parser: of calls in it; None if there can be none.
+    """
+
+    def __init__(self, reply: Reply, parser: CallParser | None) -> None:
+        self.reply = reply
+        self._events = AnswerEvents(parser)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reply.close()
+
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        """Yield events, `End` as the last. Raises the error that ended the answer."""
+        async for chunk in self.reply:
+            for event in self._events.push(chunk):
+                yield event
+
+    async def whole(self) -> Whole:
+        """Return the answer once it has ended. Raises the error that ended it."""
+        found = Whole()
+        async for event in self:
+            found.add(event)
+        return found
+
+
+class Answers(ExitStack):
+    """Answers to one turn; leaving the context manager early cancels those that have not ended."""
+
+    def __init__(self, all_: Sequence[Answering]) -> None:
+        super().__init__()
+        self.all = [self.enter_context(answering) for answering in all_]
+
+    @property
+    def first(self) -> Answering:
+        """The only one, if no more were asked for."""
+        return self.all[0]
+
+
+async def merged(answers: Sequence[Answering]) -> AsyncGenerator[tuple[int, AnswerEvent]]:
+    """Yield (number of the answer, event) of all answers as they come."""
+    if len(answers) == 1:
+        async for event in answers[0]:
+            yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, AnswerEvent] | Exception | None] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pump(queue, *each)) for each in enumerate(answers)]
+    try:
+        left = len(tasks)
+        while left:
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                left -= 1
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _pump(
+    queue: asyncio.Queue[tuple[int, AnswerEvent] | Exception | None],
+    number: int,
+    answering: Answering,
+) -> None:
+    try:
+        async for event in answering:
+            queue.put_nowait((number, event))
+        queue.put_nowait(None)
+    except Exception as error:  # whatever it is, `merged` must not wait for ever
+        queue.put_nowait(error)
