@@ -18,19 +18,22 @@ from stem_edge.text.tool_calls.parser import CallParser
 class Reply:
     """Chunks of an answer; `close` cancels it.
 
-    Made in the event loop by Compute.submit. The compute thread calls `push` alone.
+    Made in the event loop by Compute.submit. The compute thread calls `push` alone. leave: ends it for
+    a client that has left. ended: is told when it has ended otherwise.
     """
 
     def __init__(
-        self, request: Request, leave: Callable[[Reply], None], counters: RowCounters
+        self,
+        request: Request,
+        counters: RowCounters,
+        leave: Callable[[Reply], None],
+        ended: Callable[[Reply], None],
     ) -> None:
         self.request, self.counters = request, counters  # of all rows, as it was submitted
         self.submitted = time.perf_counter()
         self.first_at = 0.0  # when the first token came
-        self.outcome: FinishReason | None = (
-            None  # while it is under way, and of one that was cancelled
-        )
-        self._leave = leave
+        self.outcome: FinishReason | None = None  # also of one that was cancelled
+        self._leave, self._ended = leave, ended
         self._loop = asyncio.get_running_loop()
         self._chunks: asyncio.Queue[Chunk] = asyncio.Queue()
 
@@ -39,6 +42,8 @@ class Reply:
         if chunk.token_ids:
             self.first_at = self.first_at or time.perf_counter()
         self.outcome = chunk.finish_reason
+        if self.outcome is not None:
+            self._ended(self)  # first, so that its client finds it counted
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
 
