@@ -10,16 +10,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from stem_edge.answers.events import AnswerEvent, End, Text
+from stem_edge.answers.openai.responses_answer import AnswerItems, Event, usage_of
+from stem_edge.answers.openai.responses_body import Body, check_supported
+from stem_edge.answers.openai.responses_input import choice_of, format_of, messages_of, tools_of
+from stem_edge.answers.turn import Turn, count_tokens, params_of
 from stem_edge.errors import StemEdgeError
-from stem_edge.serving.answers import AnswerEvent, Answering, End, Text
 from stem_edge.serving.http import read
-from stem_edge.serving.openai.responses_answer import AnswerItems, Event, usage_of
-from stem_edge.serving.openai.responses_body import Body, check_supported
-from stem_edge.serving.openai.responses_input import choice_of, format_of, messages_of, tools_of
-from stem_edge.serving.params import params_of
+from stem_edge.serving.reply import Answering
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
-from stem_edge.serving.turn import Turn, count_tokens
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
 
 NAMES = {"max_new_tokens": "max_output_tokens"}

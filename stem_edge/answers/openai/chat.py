@@ -1,14 +1,18 @@
-"""Requests of chat completions."""
+"""Chat completions: requests, and answers as one object."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from stem_edge.answers.events import Whole
+from stem_edge.answers.openai.options import MOST_LOGPROBS, Options
+from stem_edge.answers.openai.shapes import head, usage
+from stem_edge.answers.refusals import RefusalError
+from stem_edge.answers.token_texts import TokenTexts
+from stem_edge.answers.turn import ToolChoice, Turn
+from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.model import Model
-from stem_edge.serving.openai.options import MOST_LOGPROBS, Options
-from stem_edge.serving.refusals import RefusalError
-from stem_edge.serving.turn import ToolChoice, Turn
 from stem_edge.text.messages import FIELDS
 
 # Field -> what to do instead; refused, because an answer without it would be another one.
@@ -102,3 +106,29 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
         if given.get(name) is not None:
             raise RefusalError(f"messages have {name}, which is not supported", "messages")
     return {name: value for name, value in given.items() if name == "role" or name in FIELDS}
+
+
+def completion(
+    name: str, answers: Sequence[Whole], requests: Sequence[Request], texts: TokenTexts
+) -> dict[str, Any]:
+    """Return all answers to one conversation as one object. name: of the model."""
+    return head(name, "chatcmpl", "chat.completion") | {
+        "choices": [_choice(index, each, texts) for index, each in enumerate(answers)],
+        "usage": usage(requests, len(requests)),
+    }
+
+
+def _choice(index: int, answer: Whole, texts: TokenTexts) -> dict[str, Any]:
+    calls, found = [_call(**call) for call in answer.calls], answer.logprobs
+    content = answer.text or (None if calls else "")
+    message = {"role": "assistant", "content": content, "refusal": None}
+    return {
+        "index": index,
+        "message": message | ({"tool_calls": calls} if calls else {}),
+        "logprobs": None if found is None else texts.chat_logprobs(found),
+        "finish_reason": answer.reason,
+    }
+
+
+def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -8,17 +8,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from stem_edge.answers.anthropic.body import Body, Conversation
+from stem_edge.answers.anthropic.conversation import sampling_of, turn_of
+from stem_edge.answers.anthropic.message import AnswerMessage, Event, usage_of
+from stem_edge.answers.events import AnswerEvent, End, Text
+from stem_edge.answers.refusals import anthropic_error
+from stem_edge.answers.turn import count_tokens as count_prompt
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.serving.answers import AnswerEvent, Answering, End, Text
-from stem_edge.serving.anthropic.body import Body, Conversation
-from stem_edge.serving.anthropic.message import AnswerMessage, Event, usage_of
-from stem_edge.serving.anthropic.turns import sampling_of, turn_of
 from stem_edge.serving.http import read
-from stem_edge.serving.refusals import anthropic_error
+from stem_edge.serving.reply import Answering
 from stem_edge.serving.service import service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
-from stem_edge.serving.turn import count_tokens as count_prompt
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
 
 

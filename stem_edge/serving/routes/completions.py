@@ -9,17 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from stem_edge.answers.events import AnswerEvent, End, Text
+from stem_edge.answers.openai.completion import Asked, CompletionBody, prepare
+from stem_edge.answers.openai.shapes import DONE, head, usage
+from stem_edge.answers.refusals import RefusalError, openai_error
 from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.runtime.scoring import Scorer
-from stem_edge.serving.answers import AnswerEvent, Answering, Answers, End, Text, merged
 from stem_edge.serving.http import json_response, read
-from stem_edge.serving.openai.completion_answer import Asked, prepare
-from stem_edge.serving.openai.completion_body import CompletionBody
-from stem_edge.serving.openai.shapes import DONE, head, usage
-from stem_edge.serving.refusals import RefusalError, openai_error
+from stem_edge.serving.metrics import timings
+from stem_edge.serving.reply import Answering, Answers, merged
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
-from stem_edge.serving.timings import timings
 
 MOST_SCORED = 2048  # texts whose scores are one piece of work, which hold memory while they wait
 

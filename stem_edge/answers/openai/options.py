@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from stem_edge.answers.refusals import RefusalError
+from stem_edge.answers.turn import grammar_of, params_of
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.serving.params import grammar_of, params_of
-from stem_edge.serving.refusals import RefusalError
 
 MOST_DIGITS = 10  # of a token id; Python reads no numbers that are much longer
 MOST_ANSWERS = 128  # as OpenAI allows

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stem_edge.serving.anthropic.body import Conversation
-from stem_edge.serving.anthropic.conversation import messages_of, tools_of
-from stem_edge.serving.refusals import RefusalError
+from stem_edge.answers.anthropic.body import Conversation
+from stem_edge.answers.anthropic.conversation import messages_of, tools_of
+from stem_edge.answers.refusals import RefusalError
 
 CALL = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"place": "Paris"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "12 degrees"}

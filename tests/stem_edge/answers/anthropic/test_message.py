@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stem_edge.serving.anthropic.message import AnswerMessage, Event, usage_of
+from stem_edge.answers.anthropic.message import AnswerMessage, Event, usage_of
 
 USAGE = usage_of(10, 4, 3)
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from stem_edge.serving.bodies import unix_time
+from stem_edge.answers.openai.shapes import unix_time
 
 Event = dict[str, Any]
 

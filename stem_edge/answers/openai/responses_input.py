@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stem_edge.runtime.grammars.grammar import Grammar
-from stem_edge.serving.openai.responses_body import (
+from stem_edge.answers.openai.responses_body import (
     Body,
     FunctionCall,
     FunctionCallOutput,
@@ -15,9 +14,9 @@ from stem_edge.serving.openai.responses_body import (
     Part,
     item_of,
 )
-from stem_edge.serving.params import grammar_of
-from stem_edge.serving.refusals import RefusalError
-from stem_edge.serving.turn import ToolChoice
+from stem_edge.answers.refusals import RefusalError
+from stem_edge.answers.turn import ToolChoice, grammar_of
+from stem_edge.runtime.grammars.grammar import Grammar
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 

@@ -1,17 +1,17 @@
-"""A conversation to answer, in no interface's form."""
+"""A conversation to answer, in no interface's form, and how tokens are chosen, with errors that name a field."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+from stem_edge.answers.refusals import RefusalError
+from stem_edge.errors import InputError
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.serving.params import check_grammar
-from stem_edge.serving.refusals import RefusalError
 from stem_edge.text.messages import checked_messages, checked_tools
 from stem_edge.text.tool_calls.family import Family
 from stem_edge.text.tool_calls.parser import CallParser
@@ -123,3 +123,37 @@ def joined(messages: Sequence[Mapping[str, Any]]) -> str:
     if not text:
         raise RefusalError("the messages have no text; give some", "messages")
     return text
+
+
+T = TypeVar("T")
+
+
+def params_of(names: Mapping[str, str], **fields: Any) -> SamplingParams:
+    """Return what to sample by. Raises RefusalError.
+
+    names: what the interface calls fields of SamplingParams for which it has other names.
+    """
+    try:
+        return SamplingParams(**fields)
+    except InputError as error:
+        name, _, rest = str(error).partition(" ")
+        name = names.get(name, name)
+        raise RefusalError(f"{name} {rest}", name) from None
+
+
+def grammar_of(field: str, make: Callable[[T], Grammar], given: T) -> Grammar:
+    """Return the grammar that a field gives. Raises RefusalError."""
+    try:
+        return make(given)
+    except InputError as error:
+        raise RefusalError(f"{field}: {error}", field) from None
+
+
+def check_grammar(model: Model, params: SamplingParams, field: str) -> None:
+    """Compile the grammar that a field gave, if any, which is kept. Raises RefusalError."""
+    if params.grammar is None:
+        return
+    try:
+        model.check_grammar(params.grammar)
+    except InputError as error:
+        raise RefusalError(f"{field}: {error}", field) from None

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from stem_edge.serving.http import path_in
 
-FOLDER = Path(__file__).parent / "page"
+FOLDER = Path(__file__).parents[1] / "page"
 INDEX = "index.html"
 TYPES = {
     ".html": "text/html",

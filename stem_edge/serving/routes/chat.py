@@ -9,15 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stem_edge.serving.answers import AnswerEvent, Answers, End, Text, merged
+from stem_edge.answers.events import AnswerEvent, End, Text
+from stem_edge.answers.openai.chat import ChatBody, completion
+from stem_edge.answers.openai.shapes import DONE, head, usage
+from stem_edge.answers.refusals import openai_error
 from stem_edge.serving.http import json_response, read
-from stem_edge.serving.openai.chat_answer import completion
-from stem_edge.serving.openai.chat_body import ChatBody
-from stem_edge.serving.openai.shapes import DONE, head, usage
-from stem_edge.serving.refusals import openai_error
+from stem_edge.serving.metrics import timings
+from stem_edge.serving.reply import Answers, merged
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import EventStream, event, until_disconnected
-from stem_edge.serving.timings import timings
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin
 
 

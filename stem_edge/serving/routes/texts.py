@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from stem_edge.answers.refusals import RefusalError
 from stem_edge.runtime.model import Model
 from stem_edge.serving.http import json_response, read
-from stem_edge.serving.refusals import RefusalError
 from stem_edge.serving.service import service_of
 from stem_edge.serving.streams import until_disconnected
 

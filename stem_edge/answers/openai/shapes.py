@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import stem_edge
 from stem_edge.runtime.batching.request import Request
-from stem_edge.serving.bodies import unix_time
 
 FINGERPRINT = f"b{stem_edge.__version__}"
 DONE = b"data: [DONE]\n\n"
@@ -39,3 +39,8 @@ def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
         "total_tokens": prompt + new,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+
+
+def unix_time() -> int:
+    """Return the date as seconds since 1970. It may jump, so no duration is taken from it."""
+    return int(datetime.now(UTC).timestamp())

@@ -1,4 +1,4 @@
-"""Anthropic's messages and tools in the form that templates of chats take."""
+"""Requests of Anthropic's Messages interface as turns, with messages and tools in the form that templates take."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from stem_edge.serving.anthropic.body import (
+from stem_edge.answers.anthropic.body import (
     Block,
+    Body,
     Conversation,
     Document,
     Image,
@@ -19,7 +20,52 @@ from stem_edge.serving.anthropic.body import (
     ToolResult,
     ToolUse,
 )
-from stem_edge.serving.refusals import RefusalError
+from stem_edge.answers.refusals import RefusalError
+from stem_edge.answers.turn import ToolChoice, Turn, grammar_of, params_of
+from stem_edge.runtime.grammars.grammar import Grammar
+from stem_edge.runtime.sampling_params import SamplingParams
+
+CHOICES: dict[str, ToolChoice] = {
+    "auto": "auto",
+    "any": "required",
+    "tool": "required",
+    "none": "none",
+}
+NAMES = {"max_new_tokens": "max_tokens", "stop": "stop_sequences"}
+FORMAT = "output_config.format"
+
+
+def turn_of(asked: Conversation, params: SamplingParams) -> Turn:
+    """Return the turn that a conversation asks for. Raises RefusalError, InputError."""
+    choice = asked.tool_choice
+    if choice is not None and (choice.type == "tool") != (choice.name is not None):
+        raise RefusalError("tool_choice has a name if its type is 'tool'", "tool_choice.name")
+    return Turn(
+        messages_of(asked),
+        params,
+        grammar_field=FORMAT,
+        tools=tools_of(asked.tools),
+        tool_choice="auto" if choice is None else CHOICES[choice.type],
+        tool_name=None if choice is None else choice.name,
+        parallel=choice is None or not choice.disable_parallel_tool_use,
+    )
+
+
+def sampling_of(body: Body, most: int) -> SamplingParams:
+    """Return how the answer's tokens are chosen, at most so many. Raises RefusalError."""
+    if body.mcp_servers:
+        raise RefusalError("mcp_servers is not supported: give tools that the client runs")
+    form = body.output_config.format if body.output_config is not None else None
+    return params_of(
+        NAMES,
+        max_new_tokens=min(body.max_tokens, most),
+        temperature=body.temperature,
+        top_k=body.top_k or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        stop=body.stop_sequences,
+        grammar=None if form is None else grammar_of(FORMAT, Grammar.of_schema, form.schema),
+    )
+
 
 ERROR = "Error: "  # before what a tool returned that failed; templates have no other place for it
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from stem_edge.serving.refusals import RefusalError
+from stem_edge.answers.refusals import RefusalError
 
 
 class Part(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""A request of completions, from its prompts to its answers as one object."""
+"""Completions: requests, and answers as one object."""
 
 from __future__ import annotations
 
@@ -6,16 +6,61 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stem_edge.answers.events import Whole
+from stem_edge.answers.openai.options import MOST_LOGPROBS, Options
+from stem_edge.answers.openai.shapes import head, usage
+from stem_edge.answers.refusals import RefusalError
+from stem_edge.answers.token_texts import TokenTexts
+from stem_edge.answers.turn import check_grammar, seeded
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.serving.answers import Whole
-from stem_edge.serving.openai.completion_body import CompletionBody
-from stem_edge.serving.openai.shapes import head, usage
-from stem_edge.serving.params import check_grammar
-from stem_edge.serving.token_texts import TokenTexts
-from stem_edge.serving.turn import seeded
+
+DEFAULT_TOKENS = 16  # as OpenAI's
+
+
+class CompletionBody(Options, kw_only=True):
+    """A request of a completion: of one prompt, or of a list of them."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts. Raises RefusalError."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [each for each in self.prompt if isinstance(each, int)]
+        others = [each for each in self.prompt if not isinstance(each, int)]
+        if not self.prompt or (ids and others):
+            raise RefusalError(
+                "prompt is empty, or mixes token ids with others; give a text, a list of texts, token "
+                "ids, or a list of lists of them",
+                "prompt",
+            )
+        return [ids] if ids else others
+
+    def sampling(self, model: Model) -> SamplingParams | None:
+        """Return what to sample by; None for no new tokens. Raises RefusalError."""
+        if self.suffix:
+            raise RefusalError("suffix is not supported: this model continues texts", "suffix")
+        if self.best_of is not None and self.best_of > max(1, self.count):
+            raise RefusalError("best_of is not supported; give n", "best_of")
+        most = DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
+        if most < 0:
+            raise RefusalError(f"max_tokens is {most}; expected at least 0", "max_tokens")
+        held = model.plan.context_length
+        params = self.params(min(max(most, 1), held), self._top())
+        return params if most else None
+
+    def _top(self) -> int | None:
+        top = self.logprobs
+        if top is not None and not 0 <= top <= MOST_LOGPROBS:
+            raise RefusalError(f"logprobs is {top}; expected 0 to {MOST_LOGPROBS}", "logprobs")
+        return top
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,20 @@
-"""Refusals, with their status in HTTP, and errors in the form of each interface."""
+"""Refusals, with their status in HTTP; JSON of requests, and errors in the form of each interface."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+import re
+from typing import Any, TypeVar
+
+import msgspec
 
 from stem_edge.errors import InputError, StemEdgeError
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+# How messages of msgspec name a field.
+PLACE = re.compile(r" - at `\$\.?(.*)`$")
+MISSING = re.compile(r"missing required field `(.*?)`")
 # Where the two interfaces have other names for the same.
 ANTHROPIC_KINDS = {"server_error": "api_error", "unavailable_error": "overloaded_error"}
 
@@ -127,3 +134,18 @@ def anthropic_error(error: StemEdgeError) -> dict[str, Any]:
     kind = kind_of(error)
     body = {"type": ANTHROPIC_KINDS.get(kind, kind), "message": str(error)}
     return {"type": "error", "error": body}
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """Return JSON as a struct. Raises RefusalError that names the field at fault."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        place = PLACE.search(str(error)) or MISSING.search(str(error))
+        param = place[1] if place is not None else None
+        message = PLACE.sub("", str(error))
+        raise RefusalError(f"{param}: {message}" if param else message, param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusalError(f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise RefusalError("the body is nested too deeply") from None
