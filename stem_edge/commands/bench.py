@@ -14,7 +14,7 @@ from stem_edge.measuring.bench.bench import LOADS, ROUNDS, bench
 from stem_edge.measuring.bench.case_bench import bench_cases
 from stem_edge.measuring.bench.case_tables import case_table
 from stem_edge.measuring.bench.report import report_table
-from stem_edge.measuring.run.subjects import AGAINST
+from stem_edge.measuring.bench.subjects import AGAINST
 from stem_edge.progress import show_status
 
 DESCRIPTION = """\

@@ -24,7 +24,7 @@ from stem_edge.measuring.analysis.cost import (
     model_cost,
     usage_curve,
 )
-from stem_edge.measuring.run.workload import read_ids
+from stem_edge.measuring.workload import read_ids
 from stem_edge.text_table import table, wrapped
 from stem_edge.units import format_size
 

@@ -26,7 +26,7 @@ from stem_edge.measuring.analysis.geometry_rows import (
     spread,
     stream,
 )
-from stem_edge.measuring.run.workload import one_token
+from stem_edge.measuring.workload import one_token
 from stem_edge.numerics.quantize import F32, I64
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from stem_edge.measuring.bench.figures import (
     token_nbytes,
 )
 from stem_edge.measuring.bench.rounds import Results, Turns, check_limit
+from stem_edge.measuring.bench.subjects import Common, load_options, make_subjects
+from stem_edge.measuring.bench.workers import Subject
 from stem_edge.measuring.memory.page_cache import drop_pages
-from stem_edge.measuring.run.subjects import Common, load_options, make_subjects
-from stem_edge.measuring.run.workers import Subject
-from stem_edge.measuring.run.workload import DEFAULT_TEXT, make_workload, read_ids
+from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
@@ -61,7 +61,7 @@ def bench(
 
     text: a text in UTF-8, or token ids (.npy, .int32), which decide what rows are read, how often.
         Default: the text inside this package.
-    against: words of stem_edge.measuring.run.subjects.AGAINST.
+    against: words of stem_edge.measuring.bench.subjects.AGAINST.
     prompt_tokens, new_tokens: of a round. Default: 512 and 128, or what context and text hold.
     rounds, loads: how often each subject decodes, and loads in a new process.
     cold: also load with no file in the page cache, and decode with no tables in it (Linux).

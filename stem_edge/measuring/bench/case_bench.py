@@ -17,7 +17,7 @@ from stem_edge.measuring.bench.figures import Settings, peaks_of
 from stem_edge.measuring.bench.rounds import SAMPLE_SECONDS
 from stem_edge.measuring.bench.sequences import sequences
 from stem_edge.measuring.bench.speculation import speculation
-from stem_edge.measuring.run.workers import Subject, WorkerProcess
+from stem_edge.measuring.bench.workers import Subject, WorkerProcess
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 

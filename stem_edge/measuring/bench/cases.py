@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
 from stem_edge.measuring.bench.figures import PhasePeak, Settings
-from stem_edge.measuring.run.workers import Subject, WorkerProcess
+from stem_edge.measuring.bench.workers import Subject, WorkerProcess
 
 # Names of figures and ratios.
 RATE, FIRST, ALLOWED = "tokens_per_second", "first_token_seconds", "allowed_gain"

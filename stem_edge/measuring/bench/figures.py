@@ -10,8 +10,8 @@ from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import KvChoice
+from stem_edge.measuring.bench.workers import Answer
 from stem_edge.measuring.memory.sampler import Sampler
-from stem_edge.measuring.run.workers import Answer
 
 
 @dataclass(frozen=True)

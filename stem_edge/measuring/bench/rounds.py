@@ -11,12 +11,12 @@ from pathlib import Path
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.measuring.bench.figures import Measured, Round, Settings, peaks_of
+from stem_edge.measuring.bench.subjects import on_device
+from stem_edge.measuring.bench.workers import Subject, WorkerProcess
 from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limits
 from stem_edge.measuring.memory.page_cache import drop_pages, files_in, make_cold
 from stem_edge.measuring.planning.bandwidth import measured as measured_bandwidth
-from stem_edge.measuring.run.subjects import on_device
-from stem_edge.measuring.run.workers import Subject, WorkerProcess
 
 SHORT_PROMPT = 16  # tokens, for the time from nothing to a first token
 SAMPLE_SECONDS = 0.1  # no shorter, because an engine that uses every core would be slowed down

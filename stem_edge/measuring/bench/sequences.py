@@ -28,9 +28,9 @@ from stem_edge.measuring.bench.cases import (
     medians,
     quotients,
 )
-from stem_edge.measuring.run.together import lengths, texts_of
-from stem_edge.measuring.run.workers import Subject, WorkerProcess, together_phase
-from stem_edge.measuring.run.workload import DEFAULT_TEXT, read_ids, source_of
+from stem_edge.measuring.bench.together import lengths, texts_of
+from stem_edge.measuring.bench.workers import Subject, WorkerProcess, together_phase
+from stem_edge.measuring.workload import DEFAULT_TEXT, read_ids, source_of
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
 

@@ -1,6 +1,6 @@
 """Speculation on four kinds of text: how much faster than without, and how many guesses were right.
 
-The model follows the answers of stem_edge.measuring.run.texts, and computes and guesses as it would if
+The model follows the answers of stem_edge.measuring.bench.texts, and computes and guesses as it would if
 they were its own. So acceptance is that of these texts, and times are those of the model's shape.
 """
 
@@ -26,10 +26,10 @@ from stem_edge.measuring.bench.cases import (
     medians,
     quotients,
 )
-from stem_edge.measuring.run.texts import Task, read_tasks
-from stem_edge.measuring.run.together import Text
-from stem_edge.measuring.run.workers import WorkerProcess
-from stem_edge.measuring.run.workload import source_of
+from stem_edge.measuring.bench.texts import Task, read_tasks
+from stem_edge.measuring.bench.together import Text
+from stem_edge.measuring.bench.workers import WorkerProcess
+from stem_edge.measuring.workload import source_of
 
 # Kind of subject -> ways of decoding, and how many tokens are guessed at a time. Bundles guess as they
 # were loaded; 2 tokens are what llama-cpp-python advises on processors, 10 its default.

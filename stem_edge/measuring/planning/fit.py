@@ -30,7 +30,7 @@ from stem_edge.measuring.planning.hit_rates import (
 )
 from stem_edge.measuring.planning.network import parse_network
 from stem_edge.measuring.planning.target import Fit, Target
-from stem_edge.measuring.run.workload import read_ids
+from stem_edge.measuring.workload import read_ids
 from stem_edge.runtime.backends.engines import choose_backbone
 from stem_edge.runtime.backends.options import SMALL_KV, check_sequences
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, contexts

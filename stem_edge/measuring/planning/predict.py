@@ -25,7 +25,7 @@ from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.process import worker_nbytes
-from stem_edge.measuring.run.workload import Workload
+from stem_edge.measuring.workload import Workload
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.planner import plan_memory

@@ -13,7 +13,7 @@ IMPORTS: dict[EngineName, str] = {
     "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loader",
     "ggml": "stem_edge.runtime.backends.ggml.loader",
 }
-WORKER = "stem_edge.measuring.run.worker"
+WORKER = "stem_edge.measuring.bench.worker"
 GENERATE = "psutil, stem_edge.commands.generate, stem_edge.runtime.loading"
 MEASURE = "import {}\nfrom stem_edge.system.memory import own_memory\nprint(own_memory())"
 SECONDS = 60.0

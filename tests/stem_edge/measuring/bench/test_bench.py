@@ -17,6 +17,7 @@ from installed import DEMO
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError, StemEdgeError
+from stem_edge.measuring.bench import subjects
 from stem_edge.measuring.bench.bench import bench, machine
 from stem_edge.measuring.bench.figures import (
     BenchReport,
@@ -28,9 +29,8 @@ from stem_edge.measuring.bench.figures import (
 )
 from stem_edge.measuring.bench.report import report_table
 from stem_edge.measuring.bench.rounds import Turns
+from stem_edge.measuring.bench.workers import Answer, Subject
 from stem_edge.measuring.memory.limits import Limit, Limits
-from stem_edge.measuring.run import subjects
-from stem_edge.measuring.run.workers import Answer, Subject
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ["--rounds", "1", "--loads", "0", "--prompt-tokens", "8", "--new-tokens", "2"]
@@ -279,7 +279,7 @@ def test_a_bundle_that_is_killed_in_a_later_round_keeps_the_figures_of_earlier_o
 def test_a_bundle_that_does_not_fit_a_limit_is_an_error(
     confined: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.measuring.run.workers.COMMAND", "")  # ends at once
+    monkeypatch.setattr("stem_edge.measuring.bench.workers.COMMAND", "")  # ends at once
     with pytest.raises(StemEdgeError, match="bundle ended while it was measured"):
         bench(DEMO, limit="1GB", prompt_tokens=8, new_tokens=2)
     assert list(confined.values()) == [10**9]  # of the process that tries if it can be confined

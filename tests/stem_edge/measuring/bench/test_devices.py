@@ -16,8 +16,8 @@ from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.measuring.bench.bench import bench
 from stem_edge.measuring.bench.figures import BenchReport
 from stem_edge.measuring.bench.report import report_table
+from stem_edge.measuring.bench.subjects import UNLIMITED, Common, load_options, make_subjects
 from stem_edge.measuring.memory import gpu
-from stem_edge.measuring.run.subjects import UNLIMITED, Common, load_options, make_subjects
 from stem_edge.runtime.backends.options import LoadOptions
 
 BUNDLE = open_bundle(DEMO)

@@ -16,7 +16,7 @@ from stem_edge.measuring.bench.case_bench import bench_cases
 from stem_edge.measuring.bench.case_tables import case_table
 from stem_edge.measuring.bench.cases import CaseReport, Key, Seen, Spread
 from stem_edge.measuring.bench.figures import PhasePeak
-from stem_edge.measuring.run.workers import Subject
+from stem_edge.measuring.bench.workers import Subject
 
 QUICK: dict[str, Any] = {"prompt_tokens": 8, "new_tokens": 4, "rounds": 1, "threads": 1}
 FIGURES = {

@@ -14,7 +14,7 @@ from stem_edge.measuring.bench import speculation
 from stem_edge.measuring.bench.case_bench import bench_cases
 from stem_edge.measuring.bench.case_tables import case_table
 from stem_edge.measuring.bench.cases import CaseReport, Key, Seen, Spread
-from stem_edge.measuring.run.texts import KINDS
+from stem_edge.measuring.bench.texts import KINDS
 
 QUICK: dict[str, Any] = {"prompt_tokens": 24, "new_tokens": 12, "rounds": 1, "threads": 1}
 

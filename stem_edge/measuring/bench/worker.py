@@ -2,7 +2,7 @@
 
 Every engine has its own process, so that the memory is that engine's, from the first import on.
 Several may be alive at once, so that measurements can take turns. The other end is
-stem_edge.measuring.run.workers.
+stem_edge.measuring.bench.workers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from importlib import import_module
 from typing import Any, Protocol
 
-from stem_edge.measuring.run.together import Guessed, Text, Together
+from stem_edge.measuring.bench.together import Guessed, Text, Together
 
 # Kind of subject -> module and class of its engine. The module is imported before loading, so that
 # both are measured apart; for stem-edge, it is one of LOADERS instead.
 ENGINES = {
-    "stem-edge": ("stem_edge.measuring.run.worker", "StemEdge"),
-    "llama.cpp": ("stem_edge.measuring.run.engine_llama", "LlamaModel"),
+    "stem-edge": ("stem_edge.measuring.bench.worker", "StemEdge"),
+    "llama.cpp": ("stem_edge.measuring.bench.engine_llama", "LlamaModel"),
 }
 LOADERS = {
     "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loader",
@@ -46,7 +46,7 @@ class MeasuredEngine(Protocol):
         return {}
 
     def together(self, texts: list[Text], count: int) -> Together:
-        """Follow texts with `count` sequences at a time; see stem_edge.measuring.run.together."""
+        """Follow texts with `count` sequences at a time; see stem_edge.measuring.bench.together."""
 
     def guess(self, text: Text, drafts: int) -> Guessed:
         """Follow a text with speculation. drafts: guesses of a step, where loading did not say."""
@@ -80,12 +80,12 @@ class StemEdge(MeasuredEngine):
         return best
 
     def together(self, texts: list[Text], count: int) -> Together:
-        from stem_edge.measuring.run.stem_steps import decode_together
+        from stem_edge.measuring.bench.stem_steps import decode_together
 
         return decode_together(self._model, texts, count)
 
     def guess(self, text: Text, drafts: int) -> Guessed:
-        from stem_edge.measuring.run.stem_steps import decode_guessing
+        from stem_edge.measuring.bench.stem_steps import decode_guessing
 
         return decode_guessing(self._model, text, drafts)
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from stem_edge.measuring.run.following import Following
-from stem_edge.measuring.run.together import Guessed, Text, Together
+from stem_edge.measuring.bench.following import Following
+from stem_edge.measuring.bench.together import Guessed, Text, Together
 
 if TYPE_CHECKING:
     from stem_edge.runtime import Model
 
 
 def decode_together(model: Model, texts: list[Text], count: int) -> Together:
-    """Run `count` sequences, and one that joins them, as stem_edge.measuring.run.together says."""
+    """Run `count` sequences, and one that joins them, as stem_edge.measuring.bench.together says."""
     model.forget_prefixes()  # so that no prompt is computed before
     run = Together(count, model.engine.rows.counters, step_costs(model))
     params = [_following(text, _note(run, number)) for number, text in enumerate(texts)]

@@ -17,17 +17,17 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import StemEdgeError
+from stem_edge.measuring.bench.together import Text
 from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 from stem_edge.measuring.memory.page_cache import files_in
 from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
-from stem_edge.measuring.run.together import Text
 from stem_edge.system.child import code_command
 
 # Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
 # something; it also ends them.
 COMMAND = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "from stem_edge.measuring.run.worker import main; main()"
+    "from stem_edge.measuring.bench.worker import main; main()"
 )
 END_SECONDS = 10.0
 KILLED = getattr(signal, "SIGKILL", 9)  # Windows has no such signal
@@ -38,7 +38,7 @@ class Subject:
     """An engine that is measured, the file or folder that it loads, and the options."""
 
     name: str
-    kind: str  # key of stem_edge.measuring.run.worker.ENGINES
+    kind: str  # key of stem_edge.measuring.bench.worker.ENGINES
     path: str
     options: dict[str, Any] = field(default_factory=dict)  # of stem_edge.load
 

@@ -17,9 +17,9 @@ from installed import DEMO
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanError, StemEdgeError
-from stem_edge.measuring.run import workers
-from stem_edge.measuring.run.worker import Worker
-from stem_edge.measuring.run.workers import Subject, WorkerProcess
+from stem_edge.measuring.bench import workers
+from stem_edge.measuring.bench.worker import Worker
+from stem_edge.measuring.bench.workers import Subject, WorkerProcess
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import find_or_make
 
