@@ -16,15 +16,10 @@ from typing import Any, Protocol
 
 from stem_edge.measuring.bench.together import Guessed, Text, Together
 
-# Kind of subject -> module and class of its engine. The module is imported before loading, so that
-# both are measured apart; for stem-edge, it is one of LOADERS instead.
-ENGINES = {
-    "stem-edge": ("stem_edge.measuring.bench.worker", "StemEdge"),
+# Kind of subject -> module and class of its engine.
+KINDS = {
+    "stem-edge": ("stem_edge.measuring.bench.stem", "StemEdge"),
     "llama.cpp": ("stem_edge.measuring.bench.engine_llama", "LlamaModel"),
-}
-LOADERS = {
-    "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loader",
-    "ggml": "stem_edge.runtime.backends.ggml.loader",
 }
 
 
@@ -52,126 +47,64 @@ class MeasuredEngine(Protocol):
         """Follow a text with speculation. drafts: guesses of a step, where loading did not say."""
 
 
-class StemEdge(MeasuredEngine):
-    """stem-edge itself, fed with tokens of a real text: its own could repeat the same few rows."""
-
-    def __init__(self, bundle: str, context: int, threads: int, **options: Any) -> None:
-        import numpy as np
-
-        import stem_edge
-
-        self._array = np.array
-        self._model = stem_edge.load(bundle, context_length=context, threads=threads, **options)
-        self._engine, self._length, self._options = self._model.engine, context, options
-        self._context = self._engine.open_context(1)
-
-    def clear(self) -> None:
-        self._context = self._engine.open_context(self._length)
-
-    def choose(self, token_ids: list[int]) -> int:
-        """Process a prompt in chunks, or a single token as generating does."""
-        if len(token_ids) == 1:
-            ids = self._array(token_ids)
-            self._engine.expect(ids)
-            return int(self._engine.step(self._context, ids, top=1)[0].argmax())
-        best = -1
-        for logits in self._engine.process(self._context, token_ids, top=1):
-            best = int(logits[0].argmax())
-        return best
-
-    def together(self, texts: list[Text], count: int) -> Together:
-        from stem_edge.measuring.bench.stem_steps import decode_together
-
-        return decode_together(self._model, texts, count)
-
-    def guess(self, text: Text, drafts: int) -> Guessed:
-        from stem_edge.measuring.bench.stem_steps import decode_guessing
-
-        return decode_guessing(self._model, text, drafts)
-
-    def counters(self) -> dict[str, float]:
-        """Return the counters of the rows, and the sizes of plan and caches in bytes."""
-        plan, rows = self._model.plan, self._engine.rows
-        cache = getattr(rows, "cache", None)
-        filled, slot_nbytes = (0, 0) if cache is None else (cache.filled, cache.slot_nbytes)
-        found = {
-            **vars(rows.counters()),
-            "planned": plan.total,
-            "slots": plan.slots,
-            "chunk_tokens": plan.chunk_tokens,
-            "filled_slots": filled,
-            "row_cache_nbytes": filled * slot_nbytes,
-            "kv_nbytes": self._context.backend.nbytes,
-        }
-        if plan.device is not None:
-            loaded = getattr(self._engine.backend, "loaded", None)  # portable graphs have none
-            found |= {
-                "device_planned": plan.device.total,
-                "device_row_cache_planned": plan.device.row_cache,
-                "device_allocated": 0 if loaded is None else loaded.memory.nbytes,
-                "host_slots": plan.host_slots,
-            }
-        return found
-
-    def about(self) -> dict[str, str]:
-        from stem_edge.measuring.memory.gpu import about_accelerator
-
-        device, providers = self._model.plan.device, self._options.get("providers")
-        if device is None and providers is None:
-            return {}
-        found = about_accelerator(providers, self._options.get("provider_libraries"))
-        if device is not None:
-            found["variant"] = str(device.variant)
-        elif found["provider"] != "cpu":
-            found["variant"] = "portable"  # it has no device plan, because its memory is the host's
-        return found
-
-
 class Worker:
-    """Carries out requests, one after the other."""
+    """Carries out requests, one after the other: `do` names a method, which takes the rest."""
 
     def __init__(self) -> None:
         self._engine: MeasuredEngine | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out a request and return its times and the counters."""
-        started = time.perf_counter()
-        done = self._do(request)
-        seconds = time.perf_counter() - started
-        engine, answer = self._engine, {"seconds": seconds, "steps": [], "counters": {}} | done
-        if engine is not None:
-            answer["counters"] = engine.counters()
-            answer["about"] = engine.about() if request["do"] == "load" else {}
+        do, started = request.pop("do"), time.perf_counter()
+        done = getattr(self, do)(**request) or {}
+        answer = {"seconds": time.perf_counter() - started} | done
+        if self._engine is not None:
+            answer["counters"] = self._engine.counters()
+            answer["about"] = self._engine.about() if do == "load" else {}
         return answer
 
-    def _do(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a request; return what was measured beside its time."""
-        match request["do"], self._engine:
-            case "import", _:
-                import_module(LOADERS.get(request["engine"], ENGINES[request["kind"]][0]))
-            case "load", _:
-                module, name = ENGINES[request["kind"]]
-                load, options = getattr(import_module(module), name), request["options"]
-                path, context, threads = (request[key] for key in ("path", "context", "threads"))
-                self._engine = load(path, context, threads, **options)
-            case "prefill", engine if engine is not None:
-                engine.clear()
-                engine.choose(request["ids"])
-            case "decode", engine if engine is not None:
-                return {"steps": [_timed(engine, token) for token in request["ids"]]}
-            case "together", engine if engine is not None:
-                texts = [Text(*text) for text in request["texts"]]
-                return {"figures": engine.together(texts, request["count"]).figures()}
-            case "guess", engine if engine is not None:
-                found = engine.guess(Text(*request["text"]), request["drafts"])
-                return {"own": found.own, "figures": found.figures()}
-        return {}
+    def start(self) -> None:
+        """Do nothing, with no engine imported."""
 
+    def bring(self, module: str) -> None:
+        """Import a module before loading, so that both are measured apart."""
+        import_module(module)
 
-def _timed(engine: MeasuredEngine, token: int) -> float:
-    started = time.perf_counter()
-    engine.choose([token])
-    return time.perf_counter() - started
+    def load(self, kind: str, path: str, options: dict[str, Any], **sizes: int) -> None:
+        """Load an engine."""
+        module, name = KINDS[kind]
+        self._engine = getattr(import_module(module), name)(path, **sizes, **options)
+
+    def prefill(self, ids: list[int]) -> None:
+        """Process a prompt in an empty context."""
+        self.engine.clear()
+        self.engine.choose(ids)
+
+    def decode(self, ids: list[int]) -> dict[str, Any]:
+        """Process more tokens, one by one."""
+        return {"steps": [self._timed(token) for token in ids]}
+
+    def together(self, texts: list[tuple[list[int], list[int]]], count: int) -> dict[str, Any]:
+        """Follow texts with several sequences at a time."""
+        found = self.engine.together([Text(*text) for text in texts], count)
+        return {"figures": found.figures()}
+
+    def guess(self, text: tuple[list[int], list[int]], drafts: int) -> dict[str, Any]:
+        """Follow a text with speculation."""
+        found = self.engine.guess(Text(*text), drafts)
+        return {"own": found.own, "figures": found.figures()}
+
+    @property
+    def engine(self) -> MeasuredEngine:
+        """The engine that was loaded."""
+        if self._engine is None:
+            raise RuntimeError("nothing is loaded")
+        return self._engine
+
+    def _timed(self, token: int) -> float:
+        started = time.perf_counter()
+        self.engine.choose([token])
+        return time.perf_counter() - started
 
 
 def main() -> None:

@@ -11,8 +11,7 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.errors import InputError
-from stem_edge.measuring.bench.following import Following
-from stem_edge.measuring.bench.stem_steps import decode_guessing, decode_together, step_costs
+from stem_edge.measuring.bench.stem import Following, decode_guessing, decode_together, step_costs
 from stem_edge.measuring.bench.together import Arrival, Text, Together, lengths, texts_of
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import StepCosts

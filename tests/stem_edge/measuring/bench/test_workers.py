@@ -257,9 +257,10 @@ def test_ctrl_c_in_a_terminal_does_not_reach_the_worker() -> None:
 
 def test_nothing_runs_before_the_engine_is_loaded() -> None:
     worker = Worker()
-    for do in ("start", "prefill", "decode"):
-        answer = worker.answer({"do": do, "ids": [1]})
-        assert (answer["steps"], answer["counters"]) == ([], {})
+    assert set(worker.answer({"do": "start"})) == {"seconds"}
+    for do in ("prefill", "decode"):
+        with pytest.raises(RuntimeError, match="nothing is loaded"):
+            worker.answer({"do": do, "ids": [1]})
 
 
 def test_folders_of_a_prepared_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
