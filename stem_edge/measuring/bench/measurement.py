@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import BACKBONES, GGUF, TABLES
+from stem_edge.bundle.manifest import BACKBONES, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.measuring.bench.figures import Figures, Measured, Round, figures_of
+from stem_edge.measuring.bench.cases import Watched
+from stem_edge.measuring.bench.figures import Figures, Round, figures_of
 from stem_edge.measuring.bench.subjects import bundle_subject, load_options
 from stem_edge.measuring.bench.workers import Answer, WorkerProcess
 from stem_edge.measuring.memory.device_profiles import Device, find_device
@@ -82,7 +83,7 @@ class Measurement:
     @property
     def speed(self) -> Figures:
         """Speed, flash and hit rate."""
-        return figures_of(Measured([self.round]))
+        return figures_of([self.round], Watched())
 
     @property
     def steps(self) -> list[float]:
@@ -243,10 +244,9 @@ class _Run:
 
     def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:
         """Run all phases in order, and append them to `phases`."""
-        # By the suffix, too, because names of prepared graphs are not in BACKBONES.
-        suffix = ".onnx" if self.engine == "onnxruntime" else GGUF
         files, own = worker.subject.files(), BACKBONES[self.engine].files
-        backbone = [path for path in files if path.name in own or suffix in path.name]
+        made = worker.subject.prepared_folders()
+        backbone = [path for path in files if path.name in own or path.parent in made]
         tables = [path for path in files if TABLES in path.parts]
 
         def add(name: str, answer: Answer, tokens: int = 0) -> Answer:

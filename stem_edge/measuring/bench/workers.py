@@ -101,7 +101,8 @@ class WorkerProcess:
     ) -> None:
         """Start the process. `confine` is called with its pid before any work."""
         self.subject, self._began = subject, time.perf_counter()
-        self.about: dict[str, str] = {}
+        self.answers: dict[str, Answer] = {}  # the last one in each phase
+        self.counters: dict[str, float] = {}  # of the last answer
         self._process = subprocess.Popen(
             code_command(COMMAND),
             stdin=subprocess.PIPE,
@@ -123,6 +124,11 @@ class WorkerProcess:
         """Process id of the worker."""
         return self._process.pid
 
+    @property
+    def about(self) -> dict[str, str]:
+        """The accelerator, if it has loaded onto one."""
+        return self.answers["load"].about
+
     def start(self) -> Answer:
         """Wait until the interpreter runs, with no engine imported."""
         answer = self._ask("start", "start")
@@ -133,9 +139,8 @@ class WorkerProcess:
         of = self.subject
         imported = self._ask("import", "bring", module=of.module)
         sizes = {"context": context, "threads": threads}
-        loaded = self._ask("load", "load", kind=of.kind, path=of.path, options=of.options, **sizes)
-        self.about = loaded.about
-        return imported, loaded
+        what = {"kind": of.kind, "path": of.path, "options": of.options}
+        return imported, self._ask("load", "load", **what, **sizes)
 
     def prefill(self, ids: list[int], phase: str = "prefill") -> Answer:
         """Process a prompt in an empty context."""
@@ -164,7 +169,9 @@ class WorkerProcess:
         answer = json.loads(line)
         if "error" in answer:
             raise self._error(answer["type"], answer["error"], phase)
-        return Answer(**answer)
+        found = self.answers[phase] = Answer(**answer)
+        self.counters = found.counters
+        return found
 
     def _error(self, kind: str, words: str, phase: str) -> StemEdgeError:
         known = getattr(errors, kind, None)
