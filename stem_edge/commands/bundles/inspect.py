@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--providers", nargs="?", const="", metavar="NAME,...", help=providers)
     add_loading(parser, "provider_libraries", "tables")
-    text = "with --cost: count the rows that this text uses; with --geometry: what FFNs make of it"
+    text = "with --cost: count the rows that this text uses"
     parser.add_argument("--text", metavar="FILE", help=text)
     context = "with --memory and --cost: tokens of prompt and answer together"
     parser.add_argument("--context-length", type=int, metavar="N", help=context)
@@ -104,12 +104,9 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InputError(
             "--geometry reads all rows; copy the tables into the bundle, leave out --tables"
         )
-    if args.text is not None and not (args.cost or args.geometry):
-        raise InputError(
-            f"--text {args.text} belongs to --cost or --geometry, and neither is given; add --cost "
-            "or --geometry"
-        )
     check_options(args)
+    if args.text is not None and not args.cost:
+        raise InputError(f"--text {args.text} belongs to --cost, which is not given; add --cost")
     if args.memory is None and (args.repack or args.engine != "auto"):
         raise InputError(
             "--engine and --repack belong to --memory, which is not given; add --memory"
