@@ -32,10 +32,10 @@ from stem_edge.measuring.run.workload import read_ids
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.engines import check_installed
+from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
-from stem_edge.runtime.backends.onnxruntime.rope_arrays import padded_ropes
 from stem_edge.system.memory import return_freed_memory, usable_cpus
 
 POSITIONS = 4096  # most tokens of the text that are run

@@ -27,7 +27,8 @@ from stem_edge.measuring.planning.target import fit_on_device
 from stem_edge.measuring.run.subjects import bundle_subject, load_options
 from stem_edge.measuring.run.workers import Answer, WorkerProcess
 from stem_edge.measuring.run.workload import Workload, make_workload
-from stem_edge.runtime.backends.engines import EngineLoader, choose_backbone, loaders
+from stem_edge.runtime.backends.engine import EngineLoader
+from stem_edge.runtime.backends.engines import choose_backbone, loaders
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.options import LoadOptions
