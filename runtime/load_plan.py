@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Unpack
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, loaders
+from stem_edge.runtime.backends.engine import EngineLoader
+from stem_edge.runtime.backends.engines import choose_engine, loaders
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, allowed, choose_plan, plan_memory

@@ -16,12 +16,8 @@ from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import QUANTIZED
-from stem_edge.runtime.backends.engines import (
-    ENGINES,
-    EngineLoader,
-    choose_engine,
-    first_that_runs,
-)
+from stem_edge.runtime.backends.engine import EngineLoader, first_that_runs
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
@@ -212,8 +208,7 @@ def _assemble(
     with ExitStack() as opened:
         tables = _open_tables(bundle, format, options)
         opened.callback(tables.close)
-        storage = loader.make_slots(format.tables, plan.slots)
-        cache = RowCache(storage)
+        cache = RowCache(storage := loader.make_slots(format.tables, plan.slots))
         caches = Caches(cache, tables, _host_tier(tables, plan))
         rows = Prefetcher(caches.host or tables, cache, overlap=overlap)
         opened.callback(rows.close)

@@ -27,8 +27,8 @@ from stem_edge.measuring.bench.together import Text, texts_of
 from stem_edge.measuring.planning.candidates import GGUF_CHOICES
 from stem_edge.measuring.quality.quality import evaluate
 from stem_edge.numerics.matrix import ArrayMatrix
-from stem_edge.runtime import consistency as runs
-from stem_edge.runtime.backends.ggml.ways import kernels
+from stem_edge.runtime.backends.ggml.engine import Ggml
+from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
 from stem_edge.runtime.consistency import verify_runs
 
 Capture = pytest.CaptureFixture[str]
@@ -71,7 +71,7 @@ def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
 
 
 def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
-    names = kernels(open_bundle(alone), None)
+    names = Ggml().ways.kernels(open_bundle(alone), None)
     assert names["ggml"] == {}
     if "ggml repacked" not in names:
         pytest.skip("this build of ggml cannot repack weights")
@@ -83,7 +83,7 @@ def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
 def test_a_missing_engine_is_named(
     both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(runs, "is_installed", lambda engine: engine == "onnxruntime")
+    monkeypatch.setattr(Ggml, "installed", False)
     assert main(["verify", str(both), "--runs"]) == 0
     assert "not run: ggml is not installed" in capsys.readouterr().out
     assert main(["verify", str(both), "--runs", "--json"]) == 0
@@ -92,8 +92,8 @@ def test_a_missing_engine_is_named(
 
 
 def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("consistency", "backends.engines"):
-        monkeypatch.setattr(f"stem_edge.runtime.{module}.is_installed", lambda engine: False)
+    for engine in (OnnxRuntime, Ggml):
+        monkeypatch.setattr(engine, "installed", False)
     with pytest.raises(BackendError, match="ggml is not installed"):
         verify_runs(alone)
 
@@ -329,8 +329,6 @@ import importlib.util, sys
 sys.modules["onnxruntime"] = None  # importing it raises
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "onnxruntime" else real(name, *rest)
-import stem_edge.runtime.backends.engines as engines
-engines.find_spec = importlib.util.find_spec
 """
 USES = {
     "load": "model = stem_edge.load({0!r}); model.generate_text('The', max_new_tokens=2)",
