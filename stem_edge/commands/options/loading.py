@@ -36,7 +36,7 @@ LOADING: dict[str, dict[str, Any]] = {
     "threads": _COUNT,
     "context_length": _COUNT,
     "sequences": _COUNT,
-    "engine": {"type": engine_name, "choices": engine_names()},
+    "engine": {"type": engine_name},
     "repack": _FLAG,
     "kv": {"choices": KV_CHOICES},
     "providers": {
@@ -94,6 +94,7 @@ def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
     """Declare options that are keywords of load: these, or all; loading_options reads them."""
     defaults = {field.name: field.default for field in fields(LoadOptions)}
     known = LOADING | PROMPT_CACHE
+    known["engine"] = known["engine"] | {"choices": engine_names()}
     chosen = {name: known[name] for name in names or LOADING}
     add_described(group, load, chosen, defaults)
 
