@@ -27,7 +27,7 @@ from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.shown import shown
-from stem_edge.text.tool_calls.parser import CallParser
+from stem_edge.text.tool_calls.family import CallParser
 
 # Makes the result of the answers to all requests of a row, which have so many tokens.
 Finish: TypeAlias = Callable[[Sequence[Whole], int], Result]
