@@ -156,7 +156,7 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 59_345, 47_000),
+    "package, lines": Budget(package_lines, 59_346, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_600, 5_000),
     "tests, lines": Budget(lambda: lines_in("tests"), 59_100, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 7_610, 4_800),
