@@ -12,7 +12,7 @@ from stem_edge.runtime.batching.pump import Pump
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.lookups.row_ids import StemId
+from stem_edge.runtime.lookups.lookups import StemId
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 
 Prompt: TypeAlias = str | Sequence[int]

@@ -28,7 +28,7 @@ from stem_edge import __version__
 from stem_edge.bundle.fetched import CHECKED, read_checked
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import PLACES, TRIALS, Verdicts, read_verdict
-from stem_edge.commands.options.loading import add_cache_dir
+from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
@@ -71,7 +71,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("--remove", choices=("old", "all"), help="remove old entries, or all")
-    add_cache_dir(parser)
+    add_loading(parser, "cache_dir")
     parser.add_argument("--json", action="store_true", help="print the entries as JSON")
 
 

@@ -6,6 +6,7 @@ import argparse
 import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 from stem_edge.bundle.absent import WORKING
 from stem_edge.bundle.manifest import TOKEN_COUNTS
@@ -13,20 +14,18 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.cluster.exports import ray_shards
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.commands.options.arguments import BACKBONE_FOR, add_ray, own_command
-from stem_edge.commands.options.loading import add_threads
+from stem_edge.commands.options.described import add_described
 from stem_edge.errors import ExportError
 from stem_edge.export.dense_gguf import export_dense_gguf
-from stem_edge.export.exporter import export_with
+from stem_edge.export.exporter import export_bundle, export_with
 from stem_edge.export.job.options import (
     BACKBONES,
-    BLOCK_SIZES,
-    CALIBRATION_TOKENS,
+    ONNX_ONLY,
     QUANTIZERS,
-    USUAL,
     ExportOptions,
 )
-from stem_edge.export.job.recipe import BOUNDS, QUALITIES
-from stem_edge.export.job.table_plan import EXPORT_TABLES, FREQUENT
+from stem_edge.export.job.recipe import QUALITIES
+from stem_edge.export.job.table_plan import EXPORT_TABLES
 from stem_edge.graph.formats import MATRIX_KINDS, WEIGHT_BITS
 from stem_edge.tables.token_counts import read_counts
 from stem_edge.units import format_size
@@ -69,6 +68,65 @@ nearly exact, f16 and f32 are not quantized; without one, a GGUF file keeps its 
 tables."""
 
 
+def _bits(text: str) -> dict[str, int]:
+    """Parse KIND=BITS,... into a mapping; export_bundle checks the kinds and bits."""
+    try:
+        return {kind: int(bits) for kind, bits in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like head=8,down=8") from None
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "calibration": {"metavar": "FILE"},
+    "calibration_tokens": {"type": int, "metavar": "COUNT"},
+    "lora": {"metavar": "DIR"},
+    "tokenizer": {"metavar": "FILE"},
+    "ignore_keys": {
+        "flags": ("--ignore-key",),
+        "action": "append",
+        "default": [],
+        "metavar": "KEY",
+        "help": "key of config.json that you know to change nothing, where the export asks; once for "
+        "each key",
+    },
+    "engine": {
+        "type": lambda name: BACKBONE_FOR.get(name, name),
+        "choices": [*BACKBONES, LLAMA],
+        "help": f"what runs the backbone (default: what --backbone is for, else onnx); {LLAMA}: "
+        "write no bundle, but an ordinary GGUF file of a dense checkpoint, which llama.cpp runs",
+    },
+    "backbone": {
+        "type": str.lower,  # because llama.cpp writes Q4_K_M
+        "choices": [name for types, _ in BACKBONES.values() for name in types],
+        "metavar": "TYPE",
+        "help": "; ".join(
+            f"{engine}: {', '.join(types)} (default: {'by --quality' if engine == 'onnx' else usual})"
+            for engine, (types, usual) in BACKBONES.items()
+        ),
+    },
+    "add": {"action": "store_true"},
+    "quality": {"choices": QUALITIES},
+    "size": {"metavar": "SIZE"},
+    "head": {"choices": list(WEIGHT_BITS)},
+    "bits": {
+        "type": _bits,
+        "metavar": "KIND=BITS,...",
+        "help": f"4, 8 or 32 bits for some kinds of matrices ({', '.join(MATRIX_KINDS)}), like "
+        "head=8,down=8",
+    },
+    "block_size": {"type": int, "metavar": "N"},
+    "asymmetric": {"action": argparse.BooleanOptionalAction},
+    "quantizer": {"choices": QUANTIZERS},
+    "prefill_graph": {"action": argparse.BooleanOptionalAction},
+    "tables": {"choices": EXPORT_TABLES},
+    "frequent": {"type": float, "metavar": "SHARE"},
+    "group_size": {"type": int, "metavar": "N"},
+    "max_kl": {"type": float, "metavar": "NATS"},
+    "threads": {"type": int, "metavar": "N"},
+    "force": {"action": "store_true"},
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument(
@@ -77,158 +135,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder or file of the checkpoint, hf:org/name, or hf:org/name:FILE.gguf",
     )
     parser.add_argument("out", metavar="OUT", help="folder of the new bundle")
-    _add_source(parser)
-    _add_backbone(parser)
-    _add_onnx(parser)
-    _add_tables(parser)
-    parser.add_argument(
-        "--max-kl",
-        type=float,
-        metavar="NATS",
-        help="choose types that diverge less from the checkpoint, unless --quality, --size or "
-        "--backbone says others; fail, and leave OUT as it was, if the mean divergence on the last "
-        "256 tokens of the calibration text is greater",
-    )
-    add_threads(parser)
+    _add(parser, "calibration", "calibration_tokens", "lora", "tokenizer", "ignore_keys")
+    _add(parser.add_argument_group("backbone", BACKBONE_HELP), "engine", "backbone", "add")
+    _add(parser.add_argument_group("backbone, --engine onnx only"), *ONNX_ONLY)
+    _add(parser.add_argument_group("tables"), "tables", "frequent", "group_size")
+    _add(parser, "max_kl", "threads", "force")
     shards = (
         "write the tables on all machines of a cluster, which share the disk of CHECKPOINT and OUT"
     )
     add_ray(parser, shards)
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is a bundle")
 
 
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--calibration",
-        metavar="FILE",
-        help="text, or token ids as .npy or .int32, like what the model will see: it decides "
-        "types, guides the quantizer and warms the row cache (default: a mixed text of 50 kB, which "
-        "warms nothing)",
-    )
-    parser.add_argument(
-        "--calibration-tokens",
-        type=int,
-        metavar="COUNT",
-        help=f"most of its tokens that guide the quantizer (default: {CALIBRATION_TOKENS})",
-    )
-    parser.add_argument(
-        "--lora", metavar="DIR", help="PEFT adapter to merge into the weights as they are read"
-    )
-    parser.add_argument(
-        "--tokenizer", metavar="FILE", help="tokenizer.json to use instead of the checkpoint's"
-    )
-    parser.add_argument(
-        "--ignore-key",
-        action="append",
-        default=[],
-        dest="ignore_keys",
-        metavar="KEY",
-        help="key of config.json that you know to change nothing, where the export asks; once for "
-        "each key",
-    )
-
-
-def _add_backbone(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("backbone", BACKBONE_HELP)
-    group.add_argument(
-        "--engine",
-        type=lambda name: BACKBONE_FOR.get(name, name),
-        choices=[*BACKBONES, LLAMA],
-        help=f"what runs the backbone (default: what --backbone is for, else onnx); {LLAMA}: "
-        "write no bundle, but an ordinary GGUF file of a dense checkpoint, which llama.cpp runs",
-    )
-    group.add_argument(
-        "--backbone",
-        type=str.lower,  # because llama.cpp writes Q4_K_M
-        choices=[name for types, _ in BACKBONES.values() for name in types],
-        metavar="TYPE",
-        help="; ".join(
-            f"{engine}: {', '.join(types)} (default: {'by --quality' if engine == 'onnx' else usual})"
-            for engine, (types, usual) in BACKBONES.items()
-        ),
-    )
-    group.add_argument(
-        "--add",
-        action="store_true",
-        help="put the backbone into the bundle OUT, beside that of the other engine or in place of "
-        "an older one; its tables and all else stay as they are, and must be from this checkpoint",
-    )
-
-
-def _add_onnx(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("backbone, --engine onnx only")
-    bounds = ", ".join(f"{name} {nats:g}" for name, nats in BOUNDS.items())
-    group.add_argument(
-        "--quality",
-        choices=QUALITIES,
-        help="how close to the checkpoint: 8 bits where 4 cost most, so that they cost about so many "
-        f"nats: {bounds}; near-lossless: 8 bits everywhere (default: {USUAL})",
-    )
-    group.add_argument(
-        "--size",
-        metavar="SIZE",
-        help="instead of a quality: what the backbone's weights may take, like 700MB",
-    )
-    group.add_argument(
-        "--head",
-        choices=list(WEIGHT_BITS),
-        help="type of embedding and head (default: as --backbone, or by --quality)",
-    )
-    group.add_argument(
-        "--bits",
-        type=_bits,
-        metavar="KIND=BITS,...",
-        help=f"4, 8 or 32 bits for some kinds of matrices ({', '.join(MATRIX_KINDS)}), like "
-        "head=8,down=8",
-    )
-    group.add_argument(
-        "--block-size",
-        type=int,
-        metavar="N",
-        help="values of the backbone that share a scale (default: "
-        f"{BLOCK_SIZES['int4']}, {BLOCK_SIZES['int8']} if all have 8 bits)",
-    )
-    group.add_argument(
-        "--asymmetric",
-        action=argparse.BooleanOptionalAction,
-        help="give each block of the backbone a zero point (default: if there are 4 bits that were "
-        "not trained)",
-    )
-    group.add_argument(
-        "--quantizer",
-        choices=QUANTIZERS,
-        help="of 4 bits: rtn rounds to nearest, gptq lets later weights make up for earlier ones "
-        "(default: gptq)",
-    )
-    group.add_argument(
-        "--prefill-graph",
-        action=argparse.BooleanOptionalAction,
-        help="add int8 matrices for prompts (default: if the backbone is quantized and they are as "
-        "exact)",
-    )
-
-
-def _add_tables(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("tables")
-    group.add_argument(
-        "--tables",
-        choices=EXPORT_TABLES,
-        help="type of the rows on flash; mixed: int8 for frequent tokens, int4 for the others "
-        "(default: int8)",
-    )
-    group.add_argument(
-        "--frequent",
-        type=float,
-        metavar="SHARE",
-        help="share of the records that mixed tables keep at 8 bits: those that the calibration "
-        f"text uses most (default: {FREQUENT:g})",
-    )
-    group.add_argument(
-        "--group-size",
-        type=int,
-        metavar="N",
-        help="values of a row that share a scale (default: 32 for int4, else 128)",
-    )
+def _add(group: argparse._ActionsContainer, *names: str) -> None:
+    add_described(group, export_bundle, {name: SETTINGS[name] for name in names})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -285,11 +204,3 @@ def _run_dense(args: argparse.Namespace) -> int:
     out = export_dense_gguf(**given)
     print(f"{out}: {format_size(out.stat().st_size)}; run it with llama.cpp: llama-cli -m {out}")
     return 0
-
-
-def _bits(text: str) -> dict[str, int]:
-    """Parse KIND=BITS,... into a mapping; export_bundle checks the kinds and bits."""
-    try:
-        return {kind: int(bits) for kind, bits in (part.split("=") for part in text.split(","))}
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not like head=8,down=8") from None

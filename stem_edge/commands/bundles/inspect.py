@@ -14,12 +14,7 @@ import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_figures, bundle_table
 from stem_edge.commands.options.arguments import engine_name
-from stem_edge.commands.options.loading import (
-    add_provider_library,
-    add_tables,
-    parse_libraries,
-    parse_providers,
-)
+from stem_edge.commands.options.loading import add_loading, parse_libraries, parse_providers
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.analysis.cost_report import cost_figures, cost_report, cost_table
@@ -68,9 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "install others; with names, and with --memory: plan for these, as generate takes them"
     )
     parser.add_argument("--providers", nargs="?", const="", metavar="NAME,...", help=providers)
-    add_provider_library(parser)
-    add_tables(parser)
-    text = "with --cost: count the rows that this text uses; with --geometry: what FFNs make of it"
+    add_loading(parser, "provider_libraries", "tables")
+    text = "with --cost: count the rows that this text uses"
     parser.add_argument("--text", metavar="FILE", help=text)
     context = "with --memory and --cost: tokens of prompt and answer together"
     parser.add_argument("--context-length", type=int, metavar="N", help=context)
@@ -110,12 +104,9 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InputError(
             "--geometry reads all rows; copy the tables into the bundle, leave out --tables"
         )
-    if args.text is not None and not (args.cost or args.geometry):
-        raise InputError(
-            f"--text {args.text} belongs to --cost or --geometry, and neither is given; add --cost "
-            "or --geometry"
-        )
     check_options(args)
+    if args.text is not None and not args.cost:
+        raise InputError(f"--text {args.text} belongs to --cost, which is not given; add --cost")
     if args.memory is None and (args.repack or args.engine != "auto"):
         raise InputError(
             "--engine and --repack belong to --memory, which is not given; add --memory"
@@ -184,7 +175,7 @@ def _report(args: argparse.Namespace) -> object:
     plan = stem_edge.memory_plan(
         args.bundle,
         args.memory or None,
-        args.context_length,
+        context_length=args.context_length,
         engine=args.engine,
         repack=args.repack,
         providers=parse_providers(args.providers),

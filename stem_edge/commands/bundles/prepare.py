@@ -9,7 +9,7 @@ import msgspec
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.commands.options.loading import add_cache_dir, add_kv, add_tables, add_threads
+from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import InputError
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
@@ -35,10 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
     )
-    add_tables(parser)
-    add_cache_dir(parser)
-    add_threads(parser)
-    add_kv(parser)
+    add_loading(parser, "tables", "cache_dir", "threads", "kv")
     memory = "most RAM that both processes may take, like 300MB (default: what is free)"
     parser.add_argument("--memory", metavar="SIZE", help=memory)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from stem_edge.commands.options.loading import add_cache_dir, add_tables
+from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.progress import show_status
 from stem_edge.runtime.consistency import verify_runs
@@ -36,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare the tokens of all ways of running the bundle instead",
     )
-    add_tables(parser)
-    add_cache_dir(parser)
+    add_loading(parser, "tables", "cache_dir")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from stem_edge.commands.measuring.measure import add_work
 from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench.bench import LOADS, ROUNDS, bench
-from stem_edge.measuring.bench.case_bench import bench_cases
-from stem_edge.measuring.bench.case_tables import case_table
 from stem_edge.measuring.bench.report import report_table
-from stem_edge.measuring.run.subjects import AGAINST
+from stem_edge.measuring.bench.subjects import AGAINST
 from stem_edge.progress import show_status
 
 DESCRIPTION = """\
@@ -79,9 +77,23 @@ def run(args: argparse.Namespace) -> int:
     words = args.against if args.bundle is None else [*args.against, args.bundle]
     if not words:
         raise InputError("bench needs the folder of a BUNDLE")
-    found, shown = _measured(args, words)
-    printed = json.dumps(found, indent=1)
-    print(printed if args.json else shown, flush=True)
+    found = bench(
+        words[-1],
+        args.text,
+        cases=args.cases,
+        against=words[:-1],
+        prompt_tokens=args.prompt_tokens,
+        new_tokens=args.new_tokens,
+        rounds=args.rounds,
+        loads=args.loads,
+        cold=args.cold,
+        limit=args.limit,
+        work=args.work,
+        notify=show_status,
+        **loading_options(args),
+    )
+    printed = json.dumps(asdict(found), indent=1)
+    print(printed if args.json else report_table(found), flush=True)
     if output is not None:
         try:
             output.write_text(printed + "\n")
@@ -104,29 +116,8 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_cases(args: argparse.Namespace) -> None:
-    """Raise InputError for options that are gone, or do not go together."""
+    """Raise InputError for options that are gone."""
     if args.batches is not None:
         raise InputError("--batches is --cases now; write for example --cases 1,2,4")
     if args.speculation is not None:
         raise InputError("--speculation is --cases now; write --cases speculation")
-    if args.cases is not None and (args.cold or args.limit is not None):
-        raise InputError("--cold and --limit are for one token at a time; leave them out")
-
-
-def _measured(args: argparse.Namespace, words: list[str]) -> tuple[dict[str, Any], str]:
-    """Measure what is asked for; return the results for JSON and for people. Raises InputError."""
-    what = {
-        "text": args.text,
-        "against": words[:-1],
-        "prompt_tokens": args.prompt_tokens,
-        "new_tokens": args.new_tokens,
-        "rounds": args.rounds,
-        "work": args.work,
-        "notify": show_status,
-        **loading_options(args),
-    }
-    if args.cases is None:
-        report = bench(words[-1], loads=args.loads, cold=args.cold, limit=args.limit, **what)
-        return report.to_dict(), report_table(report)
-    cases = bench_cases(words[-1], args.cases, **what)
-    return cases.to_dict(), case_table(cases)

@@ -7,17 +7,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.cluster.evaluation import ray_scores
 from stem_edge.commands.options.arguments import add_ray
-from stem_edge.commands.options.loading import (
-    add_engine,
-    add_kv,
-    add_providers,
-    add_threads,
-    device_options,
-)
+from stem_edge.commands.options.described import add_described
+from stem_edge.commands.options.loading import DEVICE, add_loading, device_options
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
@@ -54,6 +50,19 @@ read again for every window."""
 SNIPPET = 24  # characters of text on either side, in the table of worst tokens
 
 
+SCORING: dict[str, dict[str, Any]] = {
+    "text": {"type": Path, "required": True, "metavar": "FILE"},
+    "lines": {"action": "store_true"},
+    "window": {"type": int, "metavar": "N"},
+    "stride": {"type": int, "metavar": "N"},
+    "against": {"metavar": "PATH"},
+    "worst": {"type": int, "metavar": "N"},
+    "against_engine": {"choices": ENGINES},
+    "prefill_graph": {"action": "store_true"},
+    "memory": {"metavar": "SIZE"},
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
@@ -63,32 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="folder that stem-edge export wrote, or hf:org/name",
     )
-    add("--text", type=Path, required=True, metavar="FILE", help="text to predict, in UTF-8")
-    document = "take every line as a document: begin with an empty context, end with end-of-text"
-    add("--lines", action="store_true", help=document)
-    window = "tokens that the model sees at once (default: the context, up to 2048)"
-    add("--window", type=int, metavar="N", help=window)
-    stride = (
-        "tokens between the starts of two windows: every token has at least window - stride + 1 "
-        "tokens of context, so small is exact and slow (default: half the window)"
-    )
-    add("--stride", type=int, metavar="N", help=stride)
-    add("--against", metavar="PATH", help="reference: a bundle or a checkpoint")
-    worst = "how many of the tokens that diverge most to show (default: 10)"
-    add("--worst", type=int, metavar="N", default=10, help=worst)
+    add_described(parser, evaluate, SCORING)
     edit = "an edit of the bundle with scope everywhere (see stem-edge edit); may be repeated"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
-    add_engine(parser)
-    add_kv(parser)
-    add_providers(parser)
-    other = "what runs the reference, if it is a bundle, which may be BUNDLE itself (default: auto)"
-    add("--against-engine", choices=ENGINES, default="auto", help=other)
-    prefill = "measure the int8 graph for prompts instead of the graph that decodes"
-    add("--prefill-graph", action="store_true", help=prefill)
+    add_loading(parser, "engine", "repack", "kv", *DEVICE, "threads")
     add("--kinds", action="store_true", help=argparse.SUPPRESS)
-    memory = "RAM limit, reference included, like 600MB (default: half of the free RAM)"
-    add("--memory", metavar="SIZE", help=memory)
-    add_threads(parser)
     add_ray(parser, "score on all machines of a cluster, which share the disk of BUNDLE")
     add("--json", action="store_true", help="print a JSON list with an object for each")
 

@@ -6,13 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from stem_edge.commands.options.loading import (
-    add_engine,
-    add_kv,
-    add_sequences,
-    add_tables,
-    add_threads,
-)
+from stem_edge.commands.options.loading import add_loading
 from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder
@@ -62,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--network", metavar="LATENCY,BANDWIDTH", help=network)
     tier = "with --network: what flash keeps of such tables, or 0 (default: 1GB)"
     add("--disk-tier", metavar="SIZE", help=tier)
-    add_tables(parser)
+    add_loading(parser, "tables")
     bandwidth = (
         "bytes that the processor reads from memory in a second, like 17GB (default: the device's, "
         "or measured here)"
@@ -72,10 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--context-length", type=int, metavar="N", help=context)
     text = "text like those to come, to estimate the hit rate of the row cache"
     add("--text", metavar="FILE", help=text)
-    add_threads(parser)
-    add_sequences(parser)
-    add_engine(parser)
-    add_kv(parser)
+    add_loading(parser, "threads", "sequences", "engine", "repack", "kv")
     add("--json", action="store_true", help="print all figures as JSON")
 
 

@@ -12,7 +12,7 @@ from stem_edge.measuring.bench.measurement import measure
 from stem_edge.measuring.bench.plots import check_plot, draw, plot
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS
-from stem_edge.measuring.run.workload import NEW_TOKENS, PROMPT_TOKENS
+from stem_edge.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.progress import show_status
 
 DESCRIPTION = """\

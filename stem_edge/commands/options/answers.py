@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from stem_edge.commands.options.arguments import read_text
+from stem_edge.commands.options.described import add_described, option_of
 from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
@@ -22,46 +24,23 @@ from stem_edge.text_table import shown_lines
 
 MAX_DIGITS = 1000  # a limit, because the time of int() grows faster than the text
 
-TEMPERATURE = (
-    "0: the most probable token, 1: as trained (default: 0, but 1 with --top-k, --top-p or --min-p)"
-)
-MIN_P = "choose among those at least P times as probable as the best (default: 0, all)"
-PRESENCE = "above 0, tokens that the answer has are less probable; below, more (default: 0)"
-
-# Field of SamplingParams -> its short option, metavar and help.
-SAMPLING = {
-    "max_new_tokens": ("-n", "N", "stop after N tokens (default: %(default)s)"),
-    "temperature": ("-t", "T", TEMPERATURE),
-    "top_k": ("", "K", "choose among the K most probable (default: 0, all)"),
-    "top_p": ("", "P", "choose among the most probable that add up to P (default: 1, all)"),
-    "min_p": ("", "P", MIN_P),
-    "repetition_penalty": ("", "R", "above 1, tokens seen before are less probable (default: 1)"),
-    "presence_penalty": ("", "P", PRESENCE),
-    "frequency_penalty": ("", "P", "like that, for each time that the answer has it (default: 0)"),
-    "seed": ("", "S", "the same seed gives the same text"),
-    "logprobs": ("", "N", "with JSON: print log probabilities of the N best"),
-}
+SHORT = {"max_new_tokens": "-n", "temperature": "-t"}
 
 
 def add_sampling(group: argparse._ArgumentGroup) -> None:
     """Declare the fields of SamplingParams; sampling_params reads them."""
-    defaults = {field.name: field.default for field in fields(SamplingParams)}
-    for name, (short, metavar, text) in SAMPLING.items():
-        group.add_argument(
-            *([short] if short else []),
-            f"--{name.replace('_', '-')}",
-            type=whole_number if isinstance(RANGES[name][1], int) else float,
-            metavar=metavar,
-            default=defaults[name],
-            help=text,
-        )
-    group.add_argument(
-        "--stop",
-        action="append",
-        metavar="TEXT",
-        default=[],
-        help="end before this text; may be repeated",
-    )
+    settings: dict[str, dict[str, Any]] = {
+        name: {
+            "flags": (*filter(None, [SHORT.get(name)]), option_of(name)),
+            "type": whole_number if isinstance(most, int) else float,
+            "metavar": "N" if isinstance(most, int) else "X",
+        }
+        for name, (_, most) in RANGES.items()
+    }
+    settings["logprobs"]["help"] = "with JSON: print log probabilities of the N best"
+    settings["stop"] = {"action": "append", "metavar": "TEXT", "default": []}
+    settings["stop"]["help"] = "end before this text; may be repeated"
+    add_described(group, SamplingParams, settings)
     bias = (
         "add B, from -100 (never) to 100, to the logits of the token with this id; may be repeated"
     )

@@ -17,7 +17,7 @@ from stem_edge.commands.options.answers import (
     write_text,
 )
 from stem_edge.commands.options.arguments import read_text
-from stem_edge.commands.options.loading import add_loading, add_prompt_cache, loading_options
+from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser.add_argument_group("choosing tokens"))
     loading = parser.add_argument_group("how to load")
     add_loading(loading)
-    add_prompt_cache(loading)
+    add_loading(loading, "prompt_cache")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.options.arguments import read_text
-from stem_edge.commands.options.loading import add_loading, add_prompt_cache, loading_options
+from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
 from stem_edge.progress import show_status
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     much("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
     loading = parser.add_argument_group("how to load")
     add_loading(loading)
-    add_prompt_cache(loading)
+    add_loading(loading, "prompt_cache")
     parser.set_defaults(sequences=None)
 
 

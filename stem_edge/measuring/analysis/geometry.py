@@ -1,8 +1,7 @@
 """Geometry of the rows of tables, for `stem-edge inspect --geometry`: lengths and cosines.
 
 By the STEM paper (section 5.1, figure 6), rows that are nearly orthogonal hardly disturb each other,
-so that there is room for many facts. Dense layers have no rows; their counterpart is the output of
-the up projection on a text.
+so that there is room for many facts.
 """
 
 from __future__ import annotations
@@ -27,17 +26,15 @@ from stem_edge.measuring.analysis.geometry_rows import (
     spread,
     stream,
 )
-from stem_edge.measuring.run.workload import one_token
+from stem_edge.measuring.workload import one_token
 from stem_edge.numerics.quantize import F32, I64
 
 if TYPE_CHECKING:
-    from stem_edge.measuring.analysis.geometry_text import TextGeometry
     from stem_edge.runtime.text.codec import TextCodec
 
 SAMPLE, NEIGHBOURS = 2048, 8
 # No more, because these are 34 million cosines, all of which are kept in memory.
 LARGEST_SAMPLE = 8192
-MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,6 @@ class Geometry:
     random_nearest: float  # cosine of the nearest of as many random directions
     layers: tuple[LayerGeometry, ...]
     nearest: tuple[Nearest, ...]
-    text: TextGeometry | None
 
 
 def geometry(
@@ -100,22 +96,18 @@ def geometry(
     layers: Sequence[int] | None = None,
     sample: int = SAMPLE,
     seed: int = 0,
-    text: str | Path | None = None,
     tokens: Sequence[str | int] = (),
     neighbours: int = NEIGHBOURS,
-    threads: int | None = None,
     progress: bool | None = None,
 ) -> Geometry:
     """Measure how the rows of a bundle spread over directions. The tables are read once, as a whole.
 
     layers: STEM layers (all); sample: rows of a layer whose cosines are taken, pair by pair;
-    tokens: texts of a single token, or ids, for which the `neighbours` nearest rows are searched;
-    text: also compare the activations in the FFNs of dense and of STEM layers on this file (UTF-8),
-        which is run on onnxruntime with `threads` (all processors); see geometry_text.
+    tokens: texts of a single token, or ids, for which the `neighbours` nearest rows are searched.
     progress: a bar on stderr (on a terminal).
 
     Raises InputError for a model without rows of tokens, a layer without a table, a text that is
-    not a single token, numbers out of range, a text too short; BundleError, BackendError.
+    not a single token, numbers out of range; BundleError.
     """
     from stem_edge.runtime.text.codec import TextCodec
 
@@ -124,18 +116,11 @@ def geometry(
     chosen = _layers(bundle, layers)
     _check_range("sample", sample, LARGEST_SAMPLE)
     _check_range("neighbours", neighbours, count, least=1)
-    _check_range("threads", 1 if threads is None else threads, MOST_THREADS, least=1)
     if seed < 0:
         raise InputError(f"seed is {seed}; expected 0 or more")
     tokens = [tokens] if isinstance(tokens, str) else tokens
     codec = TextCodec(bundle.file(TOKENIZER)) if tokens else None
     queries = [one_token(bundle, codec, each) for each in tokens] if codec else []
-    of_text = None
-    # First, so that its errors come before all rows are read, which takes long.
-    if text is not None:
-        from stem_edge.measuring.analysis.geometry_text import text_geometry
-
-        of_text = text_geometry(bundle, Path(text), chosen, sample, seed, threads, progress)
     norms, best = stream(root, count, chosen, queries, neighbours, progress)
     with open_tables(root) as tables:
         width, row_type = tables.layout.row_width, tables.layout.row_type
@@ -151,7 +136,6 @@ def geometry(
         random_nearest=random_nearest(width, count),
         layers=tuple(_of_layer(root, n, norms[n], order, sample) for n in chosen),
         nearest=tuple(_nearest(codec, best, n, q) for n, q in enumerate(queries)) if codec else (),
-        text=of_text,
     )
 
 

@@ -14,10 +14,11 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stem_edge.bundle.footprint import FLOAT
+from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import PREFILL_FROM
+from stem_edge.errors import InputError
 from stem_edge.ggml.gguf_schema import repacked_nbytes
 from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
 from stem_edge.graph.linear import SPLIT_VALUES
@@ -25,7 +26,7 @@ from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.process import worker_nbytes
-from stem_edge.measuring.run.workload import Workload
+from stem_edge.measuring.workload import Workload
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.planner import plan_memory
@@ -209,6 +210,15 @@ def warm_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:
 def tokenizer_memory(root: Path) -> TokenizerMemory:
     """Return the memory of a bundle's tokenizer; 0 for a checkpoint, whose tokenizer is unknown."""
     return check_tokenizer(root / TOKENIZER).memory if is_bundle(root) else NO_TOKENIZER
+
+
+def check_repack(footprint: Footprint, *, on: bool) -> None:
+    """Raise InputError if an engine cannot rearrange weights, and is told to."""
+    if on and not footprint.repacked_nbytes:
+        raise InputError(
+            f"repack is for 4-bit matrices on ggml, and this backbone, for {footprint.engine}, has "
+            "none; leave it out or choose ggml"
+        )
 
 
 def read_in_place(needs: Needs) -> int:

@@ -90,7 +90,7 @@ def open_reference(
     model = load(
         path,
         None if limit is None else limit // 2,
-        threads,
+        threads=threads,
         context_length=window,
         engine=engine,
         prefill_graph=False,

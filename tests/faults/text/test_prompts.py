@@ -19,7 +19,7 @@ from installed import DEMO
 import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
-from stem_edge.runtime.lookups.row_ids import checked_ids
+from stem_edge.runtime.lookups.lookups import checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import Sampler
 from stem_edge.runtime.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ import sys
 
 from stem_edge.commands.options.answers import add_sampling, check_grammar, sampling_params
 from stem_edge.commands.options.arguments import Parser, with_options
-from stem_edge.commands.options.loading import add_loading, add_prompt_cache, loading_options
+from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.commands.running.chat.input import Typed, TypedLines
 from stem_edge.commands.running.chat.session import Session
 from stem_edge.commands.running.chat.typed_commands import EXIT, obey
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser.add_argument_group("choosing tokens"))
     loading = parser.add_argument_group("how to load")
     add_loading(loading)
-    add_prompt_cache(loading)
+    add_loading(loading, "prompt_cache")
     parser.set_defaults(max_new_tokens=MAX_NEW_TOKENS)
 
 

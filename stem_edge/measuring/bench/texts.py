@@ -15,7 +15,7 @@ from typing import NamedTuple
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.run.workload import DEFAULT_TEXT, NEW_TOKENS, make_workload
+from stem_edge.measuring.workload import DEFAULT_TEXT, NEW_TOKENS, make_workload
 from stem_edge.runtime.text.codec import TextCodec
 
 FOLDER = Path(__file__).with_name("texts")

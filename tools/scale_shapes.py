@@ -1,15 +1,17 @@
-"""Shapes of published models, given tables as the STEM paper places them, and their sizes.
+"""Compute what models of 1B to 70B take, with tables as the STEM paper places them.
+
+    python tools/scale_shapes.py
 
 Sizes come from the code that exports and loads: the same weight plan, record layout and footprint.
+Prints Markdown; docs/scale.md says what it means.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable
 from functools import cache
 from typing import Literal, get_args
-
-from scale_tables import Table
 
 from stem_edge.bundle.expected import expected_footprint
 from stem_edge.bundle.footprint import Footprint
@@ -19,12 +21,12 @@ from stem_edge.graph.formats import BackboneFormat
 from stem_edge.tables.rows import make_layout
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.store import TableFormat
+from stem_edge.units import format_rate
 
 Share = Literal["1/3", "1/2", "full"]
 KINDS: tuple[ExportTables, ...] = ("int8", "mixed", "fp16")  # of rows
 SHARES: tuple[Share, ...] = get_args(Share)
-# Values that share a scale, in rows and in matrices: the exporter's defaults.
-GROUP, INT4_GROUP = 128, 32
+GROUP = 128  # values that share a scale, in rows and in matrices
 VOCABULARY = 128_256  # of Llama 3, in whose ids the texts are
 # From the published config.json of Llama 3.1 and 3.2 and Qwen2.5, whose shapes the paper takes. Heads
 # are untied, as in the paper. Name: vocabulary, d, layers, query heads, key heads, head, d_ff.
@@ -71,19 +73,13 @@ def sizes_of(name: str, share: Share | None, rows: ExportTables = "int8") -> Foo
 
 def tables_of(model: ModelConfig, rows: ExportTables) -> TableFormat:
     """Format of the table store of a model, with rows as `stem-edge export --tables` names them."""
-    mixed = rows == "mixed"
-    layout = make_layout(
-        model.records,
-        model.stem_layers,
-        model.row_parts(),
-        "int8" if rows == "mixed" else rows,
-        INT4_GROUP if rows == "int4" else GROUP,
-        MIXED_SCALES if mixed else "fp32",
-    )
-    if not mixed:
+    records, parts = model.records, model.row_parts()
+    if rows != "mixed":
+        layout = make_layout(records, model.stem_layers, parts, rows, GROUP, "fp32")
         return TableFormat(tokens=model.vocab_size, tables=layout)
-    rare = round((1 - FREQUENT) * model.records)
-    narrow = make_layout(rare, model.stem_layers, model.row_parts(), "int4", GROUP, MIXED_SCALES)
+    layout = make_layout(records, model.stem_layers, parts, "int8", GROUP, MIXED_SCALES)
+    rare = round((1 - FREQUENT) * records)
+    narrow = make_layout(rare, model.stem_layers, parts, "int4", GROUP, MIXED_SCALES)
     return TableFormat(tokens=model.vocab_size, tables=layout, rare_tables=narrow, indexed=True)
 
 
@@ -94,21 +90,22 @@ def read_nbytes(footprint: Footprint) -> int:
     return footprint.table_format.mean_record_nbytes + CRC_NBYTES
 
 
-def shapes(names: Iterable[str] = SHAPES) -> Table:
+HEADINGS = (
+    "model", "layers with rows", "parameters, B", "in tables, B", "a step reads, GB", "dense, GB",
+    "tables int8, GB", "mixed, GB", "fp16, GB", "record int8, kB", "record / step, %",
+)  # fmt: skip
+
+
+def shapes(names: Iterable[str] = SHAPES) -> list[tuple[str, str, *tuple[float, ...]]]:
     """Sizes of each shape, with tables in a share of its layers."""
-    table = Table(
-        "model", "layers with rows", "parameters, B", "in tables, B", "a step reads, GB", "dense, GB",
-        "tables int8, GB", "mixed, GB", "fp16, GB", "record int8, kB", "record / step, %",
-    )  # fmt: skip
+    rows = list[tuple[str, str, *tuple[float, ...]]]()
     for name in names:
         dense = sizes_of(name, None)
         for share in SHARES:
             model, sizes = model_of(name, share), sizes_of(name, share)
             stored = [tables_of(model, rows).nbytes() for rows in KINDS]
             record = read_nbytes(sizes)
-            table.add(
-                name,
-                f"{len(model.stem_layers)} ({share})",
+            figures = (
                 (model.backbone_parameters + model.table_parameters) / 1e9,
                 model.table_parameters / 1e9,
                 sizes.step_nbytes / 1e9,
@@ -117,4 +114,19 @@ def shapes(names: Iterable[str] = SHAPES) -> Table:
                 record / 1e3,
                 100 * record / sizes.step_nbytes,
             )
-    return table
+            rows.append((name, f"{len(model.stem_layers)} ({share})", *figures))
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the table."""
+    style = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=style).parse_args(arguments)
+    lines = [HEADINGS, ("---", "---", *["---:"] * (len(HEADINGS) - 2))]
+    for name, layers, *figures in shapes():
+        lines.append((name, layers, *map(format_rate, figures)))
+    print("\n".join(f"| {' | '.join(line)} |" for line in lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.measuring.run.workers import Subject
+from stem_edge.measuring.bench.workers import Subject
 from stem_edge.runtime.backends.engines import check_installed, choose_engine
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.emulated_flash import open_flash
@@ -219,7 +219,7 @@ def _dense_models(common: Common, kind: str) -> dict[str, Path]:
     """Make models of a type, or of the usual ones, in the work folder; return type -> file."""
     for package in ("llama_cpp", "gguf"):
         _need(package)
-    from stem_edge.measuring.run.engine_llama import TYPES, USUAL, make_model
+    from stem_edge.measuring.bench.engine_llama import TYPES, USUAL, make_model
 
     if kind and kind not in TYPES:
         raise InputError(

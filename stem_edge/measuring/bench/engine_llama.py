@@ -22,8 +22,8 @@ from stem_edge.errors import BackendError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufType
-from stem_edge.measuring.run.together import Guessed, Text, Together
-from stem_edge.measuring.run.worker import MeasuredEngine
+from stem_edge.measuring.bench.together import Guessed, Text, Together
+from stem_edge.measuring.bench.worker import MeasuredEngine
 from stem_edge.numerics.matrix import ArrayMatrix
 
 if TYPE_CHECKING:
@@ -164,12 +164,12 @@ class LlamaModel(MeasuredEngine):
         llama_cpp.llama_memory_seq_rm(memory, sequence, last + 1, -1)
 
     def together(self, texts: list[Text], count: int) -> Together:
-        from stem_edge.measuring.run.llama_steps import decode_together
+        from stem_edge.measuring.bench.llama_steps import decode_together
 
         return decode_together(self, texts, count)
 
     def guess(self, text: Text, drafts: int) -> Guessed:
-        from stem_edge.measuring.run.llama_steps import decode_guessing
+        from stem_edge.measuring.bench.llama_steps import decode_guessing
 
         return decode_guessing(self, text, drafts)
 

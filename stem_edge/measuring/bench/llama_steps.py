@@ -14,11 +14,11 @@ import llama_cpp
 import numpy as np
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from stem_edge.measuring.run.together import Guessed, Text, Together
+from stem_edge.measuring.bench.together import Guessed, Text, Together
 from stem_edge.runtime.text.codec import same_start
 
 if TYPE_CHECKING:
-    from stem_edge.measuring.run.engine_llama import LlamaModel
+    from stem_edge.measuring.bench.engine_llama import LlamaModel
 
 
 class Input(NamedTuple):
@@ -61,7 +61,7 @@ def prompt_inputs(prompt: Sequence[int], sequence: int = 0) -> list[Input]:
 
 
 def decode_together(model: LlamaModel, texts: list[Text], count: int) -> Together:
-    """Run `count` sequences, and one that joins them, as stem_edge.measuring.run.together says.
+    """Run `count` sequences, and one that joins them, as stem_edge.measuring.bench.together says.
 
     A prompt is computed in one step with the tokens of the others, as llama.cpp's server does.
     """

@@ -17,9 +17,9 @@ from installed import DEMO
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanError, StemEdgeError
-from stem_edge.measuring.run import workers
-from stem_edge.measuring.run.worker import Worker
-from stem_edge.measuring.run.workers import Subject, WorkerProcess
+from stem_edge.measuring.bench import workers
+from stem_edge.measuring.bench.worker import Worker
+from stem_edge.measuring.bench.workers import Subject, WorkerProcess
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import find_or_make
 
@@ -257,9 +257,10 @@ def test_ctrl_c_in_a_terminal_does_not_reach_the_worker() -> None:
 
 def test_nothing_runs_before_the_engine_is_loaded() -> None:
     worker = Worker()
-    for do in ("start", "prefill", "decode"):
-        answer = worker.answer({"do": do, "ids": [1]})
-        assert (answer["steps"], answer["counters"]) == ([], {})
+    assert set(worker.answer({"do": "start"})) == {"seconds"}
+    for do in ("prefill", "decode"):
+        with pytest.raises(RuntimeError, match="nothing is loaded"):
+            worker.answer({"do": do, "ids": [1]})
 
 
 def test_folders_of_a_prepared_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,21 +13,23 @@ from pathlib import Path
 from typing import Any, Self
 
 from stem_edge import errors
-from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import StemEdgeError
+from stem_edge.measuring.bench.together import Text
+from stem_edge.measuring.bench.worker import KINDS
 from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 from stem_edge.measuring.memory.page_cache import files_in
 from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
-from stem_edge.measuring.run.together import Text
+from stem_edge.measuring.planning.expected import expected
+from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.system.child import code_command
 
 # Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
 # something; it also ends them.
 COMMAND = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "from stem_edge.measuring.run.worker import main; main()"
+    "from stem_edge.measuring.bench.worker import main; main()"
 )
 END_SECONDS = 10.0
 KILLED = getattr(signal, "SIGKILL", 9)  # Windows has no such signal
@@ -38,22 +40,27 @@ class Subject:
     """An engine that is measured, the file or folder that it loads, and the options."""
 
     name: str
-    kind: str  # key of stem_edge.measuring.run.worker.ENGINES
+    kind: str  # key of KINDS
     path: str
     options: dict[str, Any] = field(default_factory=dict)  # of stem_edge.load
 
+    @property
+    def module(self) -> str:
+        """Name of what is imported before loading."""
+        engine = ENGINES.get(self.options.get("engine", ""))
+        return KINDS[self.kind][0] if engine is None else engine.module
+
     def prepared_folders(self) -> tuple[Path, ...]:
         """Return the folder of the prepared backbone, if any, from which files are mapped, too."""
-        if self.kind != "stem-edge" or self.options.get("engine") != "onnxruntime":
+        given = self.options
+        if "engine" not in given:
             return ()
-        from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
-
-        given, kv = self.options, self.options.get("kv", "auto")
         later = given.get("tables_later", False)
         bundle = open_bundle(self.path, given.get("tables"), tables_later=later)
-        kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(kv).kv
-        found = place(bundle, self.options.get("cache_dir"), kv).prepared
-        return () if found is None else (found[0],)
+        found = expected(given["engine"]).prepared_folder(
+            bundle, given.get("cache_dir"), given.get("kv", "auto")
+        )
+        return () if found is None else (found,)
 
     def files(self) -> list[Path]:
         """Return all files that loading may read."""
@@ -67,8 +74,8 @@ class Answer:
     """Answer of a worker to one request."""
 
     seconds: float
-    steps: list[float]  # seconds of each decode step
-    counters: dict[str, float]
+    steps: list[float] = field(default_factory=list)  # seconds of each decode step
+    counters: dict[str, float] = field(default_factory=dict)
     about: dict[str, str] = field(default_factory=dict)  # after loading: the accelerator
     figures: dict[str, float] = field(default_factory=dict)  # of `together` and `guess`
     own: list[int] = field(default_factory=list)  # of `guess`
@@ -94,7 +101,8 @@ class WorkerProcess:
     ) -> None:
         """Start the process. `confine` is called with its pid before any work."""
         self.subject, self._began = subject, time.perf_counter()
-        self.about: dict[str, str] = {}
+        self.answers: dict[str, Answer] = {}  # the last one in each phase
+        self.counters: dict[str, float] = {}  # of the last answer
         self._process = subprocess.Popen(
             code_command(COMMAND),
             stdin=subprocess.PIPE,
@@ -116,42 +124,44 @@ class WorkerProcess:
         """Process id of the worker."""
         return self._process.pid
 
+    @property
+    def about(self) -> dict[str, str]:
+        """The accelerator, if it has loaded onto one."""
+        return self.answers["load"].about
+
     def start(self) -> Answer:
         """Wait until the interpreter runs, with no engine imported."""
-        answer = self._ask("start", {"do": "start"})
+        answer = self._ask("start", "start")
         return replace(answer, seconds=time.perf_counter() - self._began)
 
     def load(self, context: int, threads: int) -> tuple[Answer, Answer]:
         """Import the engine, then load; return both answers."""
-        kind, options = self.subject.kind, self.subject.options
-        importing = {"do": "import", "kind": kind, "engine": options.get("engine", "")}
-        imported = self._ask("import", importing)
-        loading = {"do": "load", "kind": kind, "path": self.subject.path, "options": options}
-        loaded = self._ask("load", loading | {"context": context, "threads": threads})
-        self.about = loaded.about
-        return imported, loaded
+        of = self.subject
+        imported = self._ask("import", "bring", module=of.module)
+        sizes = {"context": context, "threads": threads}
+        what = {"kind": of.kind, "path": of.path, "options": of.options}
+        return imported, self._ask("load", "load", **what, **sizes)
 
     def prefill(self, ids: list[int], phase: str = "prefill") -> Answer:
         """Process a prompt in an empty context."""
-        return self._ask(phase, {"do": "prefill", "ids": ids})
+        return self._ask(phase, "prefill", ids=ids)
 
     def decode(self, ids: list[int]) -> Answer:
         """Process more tokens, one by one."""
-        return self._ask("decode", {"do": "decode", "ids": ids})
+        return self._ask("decode", "decode", ids=ids)
 
     def together(self, texts: list[Text], count: int) -> Answer:
         """Follow texts with several sequences at a time."""
-        request = {"do": "together", "texts": texts, "count": count}
-        return self._ask(together_phase(count), request)
+        return self._ask(together_phase(count), "together", texts=texts, count=count)
 
     def guess(self, text: Text, drafts: int) -> Answer:
         """Follow a text with speculation."""
-        return self._ask("guess", {"do": "guess", "text": text, "drafts": drafts})
+        return self._ask("guess", "guess", text=text, drafts=drafts)
 
-    def _ask(self, phase: str, request: dict[str, Any]) -> Answer:
+    def _ask(self, phase: str, do: str, **what: Any) -> Answer:
         try:
             with self.sampler.phase(phase):
-                line = self._send(json.dumps(request))
+                line = self._send(json.dumps({"do": do, **what}))
         except OSError:  # the process has ended
             line = ""
         if not line.endswith("\n"):  # no answer, or only a part because it ended meanwhile
@@ -159,7 +169,9 @@ class WorkerProcess:
         answer = json.loads(line)
         if "error" in answer:
             raise self._error(answer["type"], answer["error"], phase)
-        return Answer(**answer)
+        found = self.answers[phase] = Answer(**answer)
+        self.counters = found.counters
+        return found
 
     def _error(self, kind: str, words: str, phase: str) -> StemEdgeError:
         known = getattr(errors, kind, None)

@@ -11,9 +11,8 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.errors import InputError
-from stem_edge.measuring.run.following import Following
-from stem_edge.measuring.run.stem_steps import decode_guessing, decode_together, step_costs
-from stem_edge.measuring.run.together import Arrival, Text, Together, lengths, texts_of
+from stem_edge.measuring.bench.stem import Following, decode_guessing, decode_together, step_costs
+from stem_edge.measuring.bench.together import Arrival, Text, Together, lengths, texts_of
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.rows.records import RowCounters

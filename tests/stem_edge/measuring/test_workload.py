@@ -12,7 +12,7 @@ from installed import DEMO
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.run.workload import DEFAULT_TEXT, make_workload, read_ids
+from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.text.codec import TextCodec
 
 IDS = list(range(900))

@@ -19,16 +19,16 @@ from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.bench.bench import bench
-from stem_edge.measuring.bench.case_bench import bench_cases
-from stem_edge.measuring.bench.case_tables import case_table
-from stem_edge.measuring.bench.figures import token_nbytes
-from stem_edge.measuring.bench.measure_report import report_table, to_dict
+from stem_edge.measuring.bench.measure_report import report_table as measure_table
+from stem_edge.measuring.bench.measure_report import to_dict
+from stem_edge.measuring.bench.plain import token_nbytes
+from stem_edge.measuring.bench.report import report_table
+from stem_edge.measuring.bench.together import Text, texts_of
 from stem_edge.measuring.planning.candidates import GGUF_CHOICES
 from stem_edge.measuring.quality.quality import evaluate
-from stem_edge.measuring.run.together import Text, texts_of
 from stem_edge.numerics.matrix import ArrayMatrix
-from stem_edge.runtime import consistency as runs
-from stem_edge.runtime.backends.ggml.ways import kernels
+from stem_edge.runtime.backends.ggml.engine import Ggml
+from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
 from stem_edge.runtime.consistency import verify_runs
 
 Capture = pytest.CaptureFixture[str]
@@ -71,7 +71,7 @@ def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
 
 
 def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
-    names = kernels(open_bundle(alone), None)
+    names = Ggml().ways.kernels(open_bundle(alone), None)
     assert names["ggml"] == {}
     if "ggml repacked" not in names:
         pytest.skip("this build of ggml cannot repack weights")
@@ -83,7 +83,7 @@ def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
 def test_a_missing_engine_is_named(
     both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(runs, "is_installed", lambda engine: engine == "onnxruntime")
+    monkeypatch.setattr(Ggml, "installed", False)
     assert main(["verify", str(both), "--runs"]) == 0
     assert "not run: ggml is not installed" in capsys.readouterr().out
     assert main(["verify", str(both), "--runs", "--json"]) == 0
@@ -92,8 +92,8 @@ def test_a_missing_engine_is_named(
 
 
 def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("consistency", "backends.engines"):
-        monkeypatch.setattr(f"stem_edge.runtime.{module}.is_installed", lambda engine: False)
+    for engine in (OnnxRuntime, Ggml):
+        monkeypatch.setattr(engine, "installed", False)
     with pytest.raises(BackendError, match="ggml is not installed"):
         verify_runs(alone)
 
@@ -112,7 +112,7 @@ def test_measure_counts_the_file_as_mapped(both: Path) -> None:
     assert (expected.kv_cache, expected.row_cache) == (decode.kv_cache, decode.row_cache)
     assert expected.anonymous == pytest.approx(found.peak, rel=0.25)
     assert expected.hit_rate == found.hit_rate
-    assert max(map(len, report_table(found).splitlines())) <= 80
+    assert max(map(len, measure_table(found).splitlines())) <= 80
 
 
 def test_fit_plans_for_the_engine_that_runs_it(both: Path, alone: Path, capsys: Capture) -> None:
@@ -129,7 +129,7 @@ def test_fit_plans_for_the_engine_that_runs_it(both: Path, alone: Path, capsys: 
     assert main(["fit", str(alone), "--memory", "100MB", *arguments]) == 0
     out = capsys.readouterr().out
     assert "backbone q4_0 for ggml" in out and "--engine ggml --repack" in out
-    with pytest.raises(InputError, match="repack is for ggml"):
+    with pytest.raises(InputError, match="repack is for 4-bit matrices on ggml"):
         stem_edge.fit(both, "100MB", bandwidth="10GB", repack=True)
 
 
@@ -155,12 +155,12 @@ def test_bench_takes_engines_against_each_other(
     assert found.token_nbytes == token_nbytes(open_bundle(both), "ggml", 9)
     with pytest.raises(InputError, match="nothing is prepared on ggml"):
         bench(both, engine="ggml", against=["unprepared"])
-    with pytest.raises(InputError, match="repack is for ggml"):
+    with pytest.raises(InputError, match="repack is for 4-bit matrices on ggml"):
         bench(both, repack=True)
 
 
 def test_llama_takes_prompts_longer_than_its_usual_batch(tmp_path: Path) -> None:
-    from stem_edge.measuring.run.engine_llama import LlamaModel, make_model
+    from stem_edge.measuring.bench.engine_llama import LlamaModel, make_model
 
     path = make_model(tmp_path, open_bundle(DEMO).manifest.model, "Q8_0", 1)
     model = LlamaModel(path, 700, 1)
@@ -180,7 +180,7 @@ def test_modes_of_llama(
 ) -> None:
     import llama_cpp
 
-    from stem_edge.measuring.run.engine_llama import LlamaModel
+    from stem_edge.measuring.bench.engine_llama import LlamaModel
 
     seen: list[tuple[int, bool]] = []
 
@@ -196,7 +196,7 @@ def test_modes_of_llama(
 def test_bench_takes_a_file_that_llama_runs(
     both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stem_edge.measuring.run.engine_llama import LlamaModel, make_model
+    from stem_edge.measuring.bench.engine_llama import LlamaModel, make_model
 
     monkeypatch.setattr("stem_edge.measuring.planning.bandwidth.READ_NBYTES", 1 << 20)
     path = make_model(tmp_path, open_bundle(both).manifest.model, "Q8_0", 1)
@@ -220,7 +220,7 @@ def test_bench_takes_a_file_that_llama_runs(
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dense model whose rows differ, so that its tokens do."""
-    from stem_edge.measuring.run import engine_llama
+    from stem_edge.measuring.bench import engine_llama
 
     random, noise = engine_llama._random, np.random.default_rng(0)
 
@@ -242,8 +242,8 @@ class _Noise(ArrayMatrix):
 
 @pytest.mark.parametrize("unified", [True, False])
 def test_sequences_of_llama_are_computed_as_alone(gguf: Path, unified: bool) -> None:
-    from stem_edge.measuring.run import llama_steps
-    from stem_edge.measuring.run.engine_llama import LlamaModel
+    from stem_edge.measuring.bench import llama_steps
+    from stem_edge.measuring.bench.engine_llama import LlamaModel
 
     texts = texts_of(list(range(5, 400)), 3, 20, 5)
     model = LlamaModel(gguf, 60, 1, exact=True, sequences=3, each=True, unified=unified)
@@ -271,7 +271,7 @@ def test_sequences_of_llama_are_computed_as_alone(gguf: Path, unified: bool) -> 
 
 @pytest.mark.parametrize("drafts", [1, 2, 10])
 def test_guesses_of_llama(gguf: Path, drafts: int) -> None:
-    from stem_edge.measuring.run.engine_llama import LlamaModel
+    from stem_edge.measuring.bench.engine_llama import LlamaModel
 
     words = list(range(10, 30))
     text = Text([*words, 5, 6], [7, *words[:15], 8, 10, 50, 12, 51])
@@ -288,12 +288,12 @@ def test_guesses_of_llama(gguf: Path, drafts: int) -> None:
 def test_bench_takes_batches_and_guesses_of_llama(both: Path, tmp_path: Path) -> None:
     few: dict[str, Any] = {"prompt_tokens": 8, "new_tokens": 4, "rounds": 1, "threads": 1}
     few |= {"against": ["llama.cpp=Q8_0", "ggml"], "work": tmp_path}
-    found = bench_cases(both, "2", **few)
+    found = bench(both, cases="2", **few)
     assert [(one.subject, one.case) for one in found.results] == [
         (name, count) for name in ("bundle", "llama.cpp Q8_0", "ggml") for count in "12"
     ]
-    assert "bundle / llama.cpp Q8_0, 2 sequences: " in case_table(found)
-    ways = {(one.subject, one.way) for one in bench_cases(both, "speculation", **few).results}
+    assert "bundle / llama.cpp Q8_0, 2 sequences: " in report_table(found)
+    ways = {(one.subject, one.way) for one in bench(both, cases="speculation", **few).results}
     llama = {("llama.cpp Q8_0", way) for way in ("plain", "2 guesses", "10 guesses")}
     assert llama < ways and ("ggml", "speculation") in ways
 
@@ -329,8 +329,6 @@ import importlib.util, sys
 sys.modules["onnxruntime"] = None  # importing it raises
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "onnxruntime" else real(name, *rest)
-import stem_edge.runtime.backends.engines as engines
-engines.find_spec = importlib.util.find_spec
 """
 USES = {
     "load": "model = stem_edge.load({0!r}); model.generate_text('The', max_new_tokens=2)",

@@ -11,8 +11,8 @@ from installed import DEMO
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.run.texts import FIRST_WORD, KINDS, PIECE, Ids, _texts, read_tasks
-from stem_edge.measuring.run.workload import DEFAULT_TEXT
+from stem_edge.measuring.bench.texts import FIRST_WORD, KINDS, PIECE, Ids, _texts, read_tasks
+from stem_edge.measuring.workload import DEFAULT_TEXT
 from stem_edge.runtime.text.codec import TextCodec
 
 LARGE = 128_256
