@@ -13,8 +13,7 @@ from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.text.messages import checked_messages, checked_tools
-from stem_edge.text.tool_calls.family import Family
-from stem_edge.text.tool_calls.parser import CallParser
+from stem_edge.text.tool_calls.family import CallParser, Family
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 

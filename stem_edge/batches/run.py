@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 
-from stem_edge.batches.results import Result
-from stem_edge.batches.rows import Row
+from stem_edge.batches.rows import Result, Row
 from stem_edge.batches.settings import Settings
 from stem_edge.batches.tasks import Task, Tasks
 from stem_edge.errors import DeviceLostError

@@ -17,8 +17,7 @@ from stem_edge.answers.openai.shapes import usage
 from stem_edge.answers.refusals import MethodRefusedError, NotFoundError, RefusalError, decoded
 from stem_edge.answers.token_texts import TokenTexts
 from stem_edge.answers.turn import Turn, prepare, prompt_ids
-from stem_edge.batches.results import Result, failed, plain, responded
-from stem_edge.batches.rows import Row
+from stem_edge.batches.rows import Result, Row, failed, plain, responded
 from stem_edge.batches.settings import Settings
 from stem_edge.errors import StemEdgeError
 from stem_edge.hub.names import shown_name
@@ -27,7 +26,7 @@ from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.shown import shown
-from stem_edge.text.tool_calls.parser import CallParser
+from stem_edge.text.tool_calls.family import CallParser
 
 # Makes the result of the answers to all requests of a row, which have so many tokens.
 Finish: TypeAlias = Callable[[Sequence[Whole], int], Result]

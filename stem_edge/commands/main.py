@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(f"stem-edge {known}")
     try:
         command = _import(known)
-        parser.description = command.DESCRIPTION
+        parser.description, parser.epilog = command.DESCRIPTION, getattr(command, "EPILOG", None)
         command.add_arguments(parser)
         # Let options stand between positional arguments, but not those of lm-eval, which must reach
         # the harness as they are.

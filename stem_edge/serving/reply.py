@@ -12,7 +12,7 @@ from stem_edge.answers.events import AnswerEvent, AnswerEvents, Whole
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk, FinishReason
 from stem_edge.runtime.rows.records import RowCounters
-from stem_edge.text.tool_calls.parser import CallParser
+from stem_edge.text.tool_calls.family import CallParser
 
 
 class Reply:

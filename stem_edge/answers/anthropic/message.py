@@ -7,93 +7,74 @@ from typing import Any
 
 import msgspec
 
-Event = dict[str, Any]
+from stem_edge.answers.events import AnswerEvent, End
+from stem_edge.answers.growing import Growing, Told
+from stem_edge.answers.refusals import anthropic_error
+from stem_edge.errors import StemEdgeError
+from stem_edge.runtime.batching.request import Request
+from stem_edge.text.tool_calls.pieces import CallBegin
+
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class AnswerMessage:
-    """A message that grows by pieces of an answer; each gives the events that tell of it.
-
-    `whole` is the message without streaming, once the answer has ended.
-    """
+class AnswerMessage(Growing):
+    """A message that grows. model: its name."""
 
     def __init__(self, model: str) -> None:
-        self._model, self.id = model, f"msg_{secrets.token_hex(12)}"
-        self._blocks = list[dict[str, Any]]()
-        self._texts = list[list[str]]()  # of each block: its text, or the JSON of its input
-        self._open = False  # whether the last block can grow
+        super().__init__()
+        self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
+        self._head["model"] = model
+        self._started = False
 
-    def start(self, usage: dict[str, int]) -> Event:
-        """Return the first event."""
-        return {"type": "message_start", "message": self._message([], None, None, usage)}
+    def add(self, event: AnswerEvent, request: Request) -> list[Told]:
+        """Take the next event; the first one tells of the prompt, too."""
+        start = [] if self._started else self._start(request)
+        self._started = True
+        return [*start, *super().add(event, request)]
 
-    def text(self, text: str) -> list[Event]:
-        """Take text."""
-        begin = list[Event]()
-        if not self._open or self._blocks[-1]["type"] != "text":
-            begin = self._begin({"type": "text", "text": ""})
-        return [*begin, self._grow({"type": "text_delta", "text": text}, text)]
+    def failed(self, error: StemEdgeError) -> Told:
+        """Return an event of an error."""
+        return anthropic_error(error)
 
-    def call(self, call_id: str, name: str) -> list[Event]:
-        """Take the beginning of a call of a tool."""
-        return self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
+    def _start(self, request: Request) -> list[Told]:
+        message = self._message([], None, None, usage_of(request))
+        return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
-    def arguments(self, text: str) -> list[Event]:
-        """Take a piece of the arguments of the call begun last."""
-        return [self._grow({"type": "input_json_delta", "partial_json": text}, text)]
+    def _new(self, call: CallBegin | None) -> Told:
+        if call is None:
+            return {"type": "text", "text": ""}
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
 
-    def stop(self) -> list[Event]:
-        """End the block that is open, if one is."""
-        if not self._open:
-            return []
-        self._open = False
-        return [{"type": "content_block_stop", "index": len(self._blocks) - 1}]
+    def _begun(self, part: Told) -> list[Told]:
+        return [self._of_block("start", content_block=dict(part))]
 
-    def end(self, reason: str, stop: str | None, usage: dict[str, int]) -> list[Event]:
-        """Return the last events."""
-        begin = [] if self._blocks else self._begin({"type": "text", "text": ""})
-        delta = {"stop_reason": _reason(reason, stop), "stop_sequence": stop}
+    def _more(self, text: str) -> Told:
+        delta = {"type": "input_json_delta", "partial_json": text}
+        return self._of_block(
+            "delta", delta={"type": "text_delta", "text": text} if self._in_text else delta
+        )
+
+    def _stopped(self, part: Told, text: str) -> list[Told]:
+        part |= {"text": text} if self._in_text else {"input": _input(text)}
+        return [self._of_block("stop")]
+
+    def _end(self, end: End, request: Request) -> list[Told]:
+        begin = [] if self._parts else self._begin()
+        events, usage = [*begin, *self._stop()], usage_of(request)
+        reason = "stop_sequence" if end.stop is not None else STOP_REASONS[end.reason]
+        self.whole = self._message(self._parts, reason, end.stop, usage)
+        delta = {"stop_reason": reason, "stop_sequence": end.stop}
         last = {"type": "message_delta", "delta": delta, "usage": usage}
-        return [*begin, *self.stop(), last, {"type": "message_stop"}]
-
-    def whole(self, reason: str, stop: str | None, usage: dict[str, int]) -> dict[str, Any]:
-        """Return the message of an answer that has ended."""
-        content = [
-            block | ({"text": text} if block["type"] == "text" else {"input": _input(text)})
-            for block, text in zip(self._blocks, map("".join, self._texts), strict=True)
-        ]
-        content = content or [{"type": "text", "text": ""}]
-        return self._message(content, _reason(reason, stop), stop, usage)
+        return [*events, last, {"type": "message_stop"}]
 
     def _message(
-        self, content: list[Any], reason: str | None, stop: str | None, usage: dict[str, int]
-    ) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._model,
-            "content": content,
-            "stop_reason": reason,
-            "stop_sequence": stop,
-            "usage": usage,
-        }
+        self, content: list[Told], reason: str | None, stop: str | None, usage: dict[str, int]
+    ) -> Told:
+        ended = {"stop_reason": reason, "stop_sequence": stop, "usage": usage}
+        return {**self._head, "content": content, **ended}
 
-    def _begin(self, block: dict[str, Any]) -> list[Event]:
-        events = self.stop()
-        self._blocks.append(block)
-        self._texts.append([])
-        self._open = True
-        index = len(self._blocks) - 1
-        return [*events, {"type": "content_block_start", "index": index, "content_block": block}]
-
-    def _grow(self, delta: dict[str, str], text: str) -> Event:
-        self._texts[-1].append(text)
-        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
-
-
-def _reason(reason: str, stop: str | None) -> str:
-    return "stop_sequence" if stop is not None else STOP_REASONS[reason]
+    def _of_block(self, kind: str, **told: Any) -> Told:
+        return {"type": f"content_block_{kind}", "index": self._index, **told}
 
 
 def _input(text: str) -> dict[str, Any]:
@@ -104,11 +85,11 @@ def _input(text: str) -> dict[str, Any]:
         return {"INVALID_JSON": text}
 
 
-def usage_of(prompt: int, cached: int, answer: int) -> dict[str, int]:
+def usage_of(request: Request) -> dict[str, int]:
     """Return counts of tokens; those of the prompt that were kept are not among input_tokens."""
     return {
-        "input_tokens": prompt - cached,
+        "input_tokens": request.prompt_tokens - request.cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": answer,
+        "cache_read_input_tokens": request.cached_tokens,
+        "output_tokens": request.new_tokens,
     }

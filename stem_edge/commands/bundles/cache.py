@@ -69,7 +69,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
     parser.add_argument("--remove", choices=("old", "all"), help="remove old entries, or all")
     add_loading(parser, "cache_dir")
     parser.add_argument("--json", action="store_true", help="print the entries as JSON")

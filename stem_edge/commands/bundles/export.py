@@ -128,7 +128,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",

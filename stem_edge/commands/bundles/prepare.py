@@ -31,7 +31,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
     parser.add_argument(
         "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
     )

@@ -23,7 +23,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote")
     add("name", metavar="ORG/NAME", help="name of the model on the hub, made if there is none")

@@ -51,7 +51,6 @@ It ends with status 0 if all rows of OUT are answers, and with 1 if some are err
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("input", metavar="IN", help="JSON lines or parquet; - for lines of stdin")
     add("output", metavar="OUT", help="file that results are appended to, as JSON lines")

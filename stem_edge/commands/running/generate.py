@@ -42,7 +42,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
     add("text", metavar="PROMPT", nargs="?", help="text to continue")

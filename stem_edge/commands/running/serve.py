@@ -48,7 +48,6 @@ room for N full contexts."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
     add("--name", help="name of the model for clients (default: that of the folder)")

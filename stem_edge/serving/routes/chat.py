@@ -12,12 +12,11 @@ from starlette.routing import Route
 from stem_edge.answers.events import AnswerEvent, End, Text
 from stem_edge.answers.openai.chat import ChatBody, completion
 from stem_edge.answers.openai.shapes import DONE, head, usage
-from stem_edge.answers.refusals import openai_error
-from stem_edge.serving.http import json_response, read
+from stem_edge.serving.http import read, respond
 from stem_edge.serving.metrics import timings
 from stem_edge.serving.reply import Answers, merged
 from stem_edge.serving.service import Service, service_of
-from stem_edge.serving.streams import EventStream, event, until_disconnected
+from stem_edge.serving.streams import event
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin
 
 
@@ -27,12 +26,10 @@ async def chat(request: Request) -> Response:
     body = await read(request, ChatBody)
     turn, with_usage = body.turn(service.model), body.with_usage
     answers = await service.begin(turn, body.count)
-    if body.stream:
-        each = bool(body.timings_per_token)
-        events = _Stream(service, answers, with_usage=with_usage, each=each).events()
-        return EventStream(events, answers, lambda error: event(openai_error(error)))
-    with answers:
-        return json_response(await until_disconnected(request, _whole(service, answers)))
+    each = bool(body.timings_per_token)
+    stream = _Stream(service, answers, with_usage=with_usage, each=each)
+    events = stream.events() if body.stream else None
+    return await respond(request, answers, events, lambda: _whole(service, answers))
 
 
 async def _whole(service: Service, answers: Answers) -> dict[str, Any]:

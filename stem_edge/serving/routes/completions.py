@@ -12,14 +12,14 @@ from starlette.routing import Route
 from stem_edge.answers.events import AnswerEvent, End, Text
 from stem_edge.answers.openai.completion import Asked, CompletionBody, prepare
 from stem_edge.answers.openai.shapes import DONE, head, usage
-from stem_edge.answers.refusals import RefusalError, openai_error
+from stem_edge.answers.refusals import RefusalError
 from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.runtime.scoring import Scorer
-from stem_edge.serving.http import json_response, read
+from stem_edge.serving.http import read, respond
 from stem_edge.serving.metrics import timings
 from stem_edge.serving.reply import Answering, Answers, merged
 from stem_edge.serving.service import Service, service_of
-from stem_edge.serving.streams import EventStream, event, until_disconnected
+from stem_edge.serving.streams import event, until_disconnected
 
 MOST_SCORED = 2048  # texts whose scores are one piece of work, which hold memory while they wait
 
@@ -34,11 +34,8 @@ async def completions(request: Request) -> Response:
         await until_disconnected(request, _score(service, asked))
     submitted = service.compute.submit(asked.requests) if asked.generates else []
     answers = Answers([Answering(reply, None) for reply in submitted])
-    if body.stream:
-        events = _events(service, asked, answers, with_usage=with_usage)
-        return EventStream(events, answers, lambda error: event(openai_error(error)))
-    with answers:
-        return json_response(await until_disconnected(request, _whole(service, asked, answers)))
+    events = _events(service, asked, answers, with_usage=with_usage) if body.stream else None
+    return await respond(request, answers, events, lambda: _whole(service, asked, answers))
 
 
 async def _score(service: Service, asked: Asked) -> None:

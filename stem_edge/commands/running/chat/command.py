@@ -30,7 +30,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
     add("--system", metavar="TEXT", help="system message, which comes before all others")
