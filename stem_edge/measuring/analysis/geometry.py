@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,9 +27,7 @@ from stem_edge.measuring.analysis.geometry_rows import (
 )
 from stem_edge.measuring.workload import one_token
 from stem_edge.numerics.quantize import F32, I64
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.codec import TextCodec
 
 SAMPLE, NEIGHBOURS = 2048, 8
 # No more, because these are 34 million cosines, all of which are kept in memory.
@@ -109,8 +106,6 @@ def geometry(
     Raises InputError for a model without rows of tokens, a layer without a table, a text that is
     not a single token, numbers out of range; BundleError.
     """
-    from stem_edge.runtime.text.codec import TextCodec
-
     bundle = open_bundle(path)
     root, count = bundle.file(TABLES), bundle.manifest.model.vocab_size
     chosen = _layers(bundle, layers)
@@ -142,13 +137,12 @@ def geometry(
 def _of_layer(root: Path, layer: int, norms: F32, order: I64, sample: int) -> LayerGeometry:
     """Measure a layer. The sample is the first rows that are not zero, in `order` of tokens."""
     present = norms[norms > 0]
+    zeros = len(norms) - len(present)
+    if not len(present):
+        return LayerGeometry(layer, zeros, None, None)
+    lengths = Norms(*np.percentile(present, (0, 50, 100)).tolist())
     ids = np.sort(order[norms[order] > 0][:sample])
-    cosines = spread(read_rows(root, ids, layer)) if len(ids) else None
-    lengths = None
-    if len(present):
-        least, median, greatest = present.min(), np.median(present), present.max()
-        lengths = Norms(float(least), float(median), float(greatest))
-    return LayerGeometry(layer, len(norms) - len(present), lengths, cosines)
+    return LayerGeometry(layer, zeros, lengths, spread(read_rows(root, ids, layer)))
 
 
 def _nearest(codec: TextCodec, best: dict[int, Best], number: int, token: int) -> Nearest:
