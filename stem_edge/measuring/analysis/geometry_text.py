@@ -25,8 +25,8 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError
+from stem_edge.export.backbone.whole import whole
 from stem_edge.graph import names as io
-from stem_edge.graph.whole import whole
 from stem_edge.measuring.analysis.geometry_rows import Spread, random_p95, spread
 from stem_edge.measuring.run.workload import read_ids
 from stem_edge.numerics.quantize import F32, I64
