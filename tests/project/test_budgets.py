@@ -156,7 +156,7 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 58_743, 47_000),
+    "package, lines": Budget(package_lines, 58_700, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_200, 5_000),
     "tests, lines": Budget(lambda: lines_in("tests"), 58_790, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 7_150, 4_800),
