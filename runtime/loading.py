@@ -21,6 +21,7 @@ from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.decoding import open_stepping
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
     FAR_BATCH,
@@ -40,7 +41,6 @@ from stem_edge.runtime.rows.records import Records
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import Caches, bundle_key, expected_records, fill, keep_counts
-from stem_edge.runtime.stepping import open_stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder
@@ -157,7 +157,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         loader.prepare(verdict)
         plan = plan_load(bundle, chosen, loader.needs, options, drafting)
         if plan.kv in QUANTIZED:
-            from stem_edge.runtime.lossy import tell_of_loss
+            from stem_edge.runtime.backends.lossy import tell_of_loss
 
             tell_of_loss(plan.kv, chosen, options)
         text.room = text_room(plan, options)

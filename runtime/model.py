@@ -14,7 +14,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.decoding import sample_tokens
+from stem_edge.runtime.decoding import Stepping, sample_tokens
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled, join_chunks
 from stem_edge.runtime.lookups.lookups import Lookups, StemId
@@ -23,7 +23,6 @@ from stem_edge.runtime.model_text import ModelText, Prompts
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.stats import GenerationStats, Recorder
-from stem_edge.runtime.stepping import Stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 

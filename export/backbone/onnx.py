@@ -9,6 +9,7 @@ import msgspec
 
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, FileEntry
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile, worth_balancing
+from stem_edge.export.backbone.whole import whole
 from stem_edge.export.job.files import BundleFile, write_file
 from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
 from stem_edge.export.quantization.calibration import sequences
@@ -20,7 +21,6 @@ from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.weight_plan import WeightPlan
-from stem_edge.graph.whole import whole
 from stem_edge.numerics.quantize import F32
 
 PREFILL_STEP = "prefill"

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from stem_edge.bundle.opening import Bundle
+from stem_edge.graph.kv import KvType
 
 CacheDir: TypeAlias = str | Path | None
 Ways: TypeAlias = dict[str, dict[str, Any]]  # name of a way to run a bundle -> options of `load`
 
 
 class EngineWays(ABC):
-    """What runtime/consistency.py compares of an engine."""
+    """What runtime/consistency.py compares of an engine, and what keys and values of few bits cost."""
 
     tile = 0  # tokens of a chunk from which other kernels round it otherwise
     few_slots: tuple[int, int]  # the fewest slots to try, and some more
+    # Divergence in nats that types of keys and values cause in a real model (docs/models.md).
+    kv_nats: ClassVar[Mapping[KvType, float]]
 
     def missing(self, cache_dir: CacheDir) -> str:
         """Return why the library cannot run here; empty if it can."""

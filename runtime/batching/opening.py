@@ -10,10 +10,10 @@ from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.batching.scheduler import Scheduler
+from stem_edge.runtime.decoding import Stepping
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.stats import Recorder
-from stem_edge.runtime.stepping import Stepping
 
 
 def open_scheduler(

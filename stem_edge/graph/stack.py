@@ -39,7 +39,7 @@ def layers_in_order(
     graph, context, inputs = products.graph, dict[int, str](), (start.slot_ids, start.positions)
     _declare_layers(graph, config, layout, layers, start.positions)
     if config.ple_width:
-        from stem_edge.graph.ple import contexts, ple  # for models with them alone
+        from stem_edge.graph.ffn import contexts, ple  # for models with them alone
 
         embedded = start.embedded
         if config.streams > 1:  # the first stream is what all others were made of

@@ -211,7 +211,7 @@ def test_the_name_of_a_placeholder_in_a_prompt_is_text(multimodal: Path) -> None
 COMMANDS: list[list[str]] = [
     ["inspect", "OUT"],
     ["inspect", "OUT", "--memory", "2GB"],
-    ["inspect", "OUT", "--geometry", "--token", " Paris"],
+    ["inspect", "OUT", "--geometry"],
     ["fit", "OUT", "--memory", "400MB", "--text", "TEXT"],
     ["fit", "CHECKPOINT", "--memory", "400MB"],
     ["eval", "OUT", "--text", "TEXT", "--against", "CHECKPOINT"],

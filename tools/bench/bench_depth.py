@@ -22,7 +22,7 @@ import numpy as np
 
 import stem_edge
 from stem_edge.graph import names as io
-from stem_edge.runtime.backends.ggml.context import GgmlContext
+from stem_edge.runtime.backends.ggml.backend import GgmlContext
 from stem_edge.runtime.backends.ggml.kv_cache import rounded
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.kv_arrays import _Shift

@@ -12,8 +12,8 @@ from stem_edge.ggml.gguf_schema import KV_TENSORS
 from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.graph.names import kv_capacity
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
-from stem_edge.runtime.backends.ggml.model import GgmlModel
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
+from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.runtime.backends.memory_plan import Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.ggml.check import checked_ggml
+from stem_edge.graph.kv import KvType
 from stem_edge.runtime.backends.ggml.weights import can_repack
 from stem_edge.runtime.backends.ways import CacheDir, EngineWays, Ways
 
@@ -15,6 +19,7 @@ class GgmlWays(EngineWays):
 
     # It uses other attention kernels from `tile` tokens on, and other products for a few tokens.
     tile, few_slots = 64, (16, 48)
+    kv_nats: ClassVar[Mapping[KvType, float]] = {"int8": 0.0005, "int4": 0.09}
 
     def missing(self, cache_dir: CacheDir) -> str:
         try:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from stem_edge.bundle.opening import Bundle
+from stem_edge.graph.kv import KvType
 from stem_edge.runtime.backends.interface import LEAST_CHUNK
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
 from stem_edge.runtime.backends.ways import CacheDir, EngineWays, Ways
@@ -12,6 +16,7 @@ class OnnxRuntimeWays(EngineWays):
     """See EngineWays."""
 
     few_slots = LEAST_CHUNK, 64
+    kv_nats: ClassVar[Mapping[KvType, float]] = {"int8": 0.0025, "int4": 0.22}
 
     def kernels(self, bundle: Bundle, cache_dir: CacheDir) -> Ways:
         decoding: Ways = {"": {"prefill_graph": False}}

@@ -136,8 +136,7 @@ def _text(found: Sequence[Quality]) -> list[str]:
             window = (
                 f"one window for each document, of at most {each.window:,} tokens: it has no more"
             )
-        graph = "the prefill graph" if each.prefill_graph else "the graphs that decode"
-        graph = each.engine if each.engine != "onnxruntime" else graph
+        graph = each.engine + ", the graph for prompts" * each.prefill_graph
         several = "s" if each.edits > 1 else ""
         edits = f"; with {each.edits} edit{several}" if each.edits else ""
         lines.append(f"{documents} of {length}; {window}; computed by {graph}{edits}")

@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict
 
 from stem_edge.commands.options.loading import add_loading
-from stem_edge.graph.formats import GgufFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder
+from stem_edge.measuring.planning.expected import expected
 from stem_edge.measuring.planning.fit import fit
 from stem_edge.measuring.planning.target import Fit
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT
@@ -87,7 +87,7 @@ def to_dict(one: Fit) -> dict[str, object]:
     """Return the figures of a plan as plain JSON values: bytes, seconds, tokens."""
     return {
         "backbone": one.types.weights,
-        "block_size": None if isinstance(one.types, GgufFormat) else one.types.block_size,
+        "block_size": getattr(one.types, "block_size", None),
         "engine": one.plan.engine,
         "tables": one.tables,
         "flash_nbytes": one.footprint.flash_nbytes,
@@ -189,12 +189,7 @@ def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit += " --no-prefill-graph" * (one.footprint.prefill_nbytes > 0 and not one.needs.prefill)
     if bundle:
         return ["run it with:", f"  stem-edge generate {path} {limit}"]
-    if isinstance(one.types, GgufFormat):
-        types = f"--engine gguf --backbone {one.types.weights}"
-    elif one.types.weights == "int8":
-        types = "--quality near-lossless"
-    else:  # which of its matrices have 8 bits is for the export to measure
-        types = f"--size {-(-one.footprint.backbone_nbytes // 10**6)}MB"
+    _, types = expected(one.footprint.engine).types(one.footprint)
     tables = f" --tables {one.tables}" if one.tables else ""
     return [
         "make it and run it with:",
@@ -205,10 +200,8 @@ def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
 
 def _types(one: Fit) -> str:
     rows = f", tables {one.tables}" if one.tables else ", a dense model"
-    if isinstance(one.types, GgufFormat):
-        return f"backbone {one.types.name} for ggml{rows}"
-    blocks = f" in blocks of {one.types.block_size}" if one.types.weights != "fp32" else ""
-    return f"backbone {one.types.weights}{blocks}{rows}"
+    shown, _ = expected(one.footprint.engine).types(one.footprint)
+    return shown + rows
 
 
 def _short(one: Fit) -> str:

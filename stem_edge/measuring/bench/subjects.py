@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, cast
 
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
-from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.bench.workers import Subject
-from stem_edge.runtime.backends.engines import check_installed, choose_engine
+from stem_edge.measuring.planning.expected import expected
+from stem_edge.runtime.backends.engines import ENGINES, check_installed, choose_engine
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.emulated_flash import open_flash
 from stem_edge.runtime.rows.shards import FlashName
@@ -31,7 +31,7 @@ class Alternative(NamedTuple):
     what: str
     options: Mapping[str, object] = {}  # added to those of the bundle
     without: tuple[str, ...] = ()  # names of options that are dropped
-    engine: EngineName | None = None
+    engine: str | None = None
 
 
 ALTERNATIVES = {
@@ -46,10 +46,10 @@ ALTERNATIVES = {
     "cpu": Alternative(
         "the same bundle on the CPU, if it runs on another provider", without=DEVICE
     ),
-    "onnxruntime": Alternative(
-        "the same bundle on onnxruntime", without=("repack",), engine="onnxruntime"
-    ),
-    "ggml": Alternative("the same bundle on ggml", without=("repack", *DEVICE), engine="ggml"),
+    **{
+        name: Alternative(f"the same bundle on {name}", without=("repack", *DEVICE), engine=name)
+        for name in ENGINES
+    },
     "repacked": Alternative(
         "the same bundle on ggml, matrices rearranged in memory",
         {"repack": True},
@@ -86,7 +86,7 @@ class Common:
     """Settings that all subjects share."""
 
     bundle: Bundle
-    engine: EngineName
+    engine: str
     options: dict[str, Any]  # the other options of stem_edge.load
     threads: int
     work: Path  # folder for GGUF files
@@ -164,9 +164,7 @@ def _compared(wanted: str, common: Common) -> list[Subject]:
     return [bundle_subject(wanted, bundle, engine, options)]
 
 
-def _alternative(
-    name: str, engine: EngineName, options: dict[str, Any]
-) -> tuple[EngineName, dict[str, Any]]:
+def _alternative(name: str, engine: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return engine and options of an alternative. Raises InputError if it would change nothing."""
     alternative, device = ALTERNATIVES[name], on_device(options)
     if name == "cpu" and not device:
@@ -174,12 +172,10 @@ def _alternative(
             "--against cpu: the bundle runs on the CPU itself; leave out this comparison, or name "
             "another provider with --providers"
         )
-    if name == "unprepared" and (engine != "onnxruntime" or device):
-        accelerated = engine == "onnxruntime"
+    if name == "unprepared" and (device or not expected(engine).PREPARES):
         raise InputError(
-            "--against unprepared: nothing is prepared on "
-            f"{'accelerators' if accelerated else engine}; leave out this comparison, or "
-            f"{'run on the CPU' if accelerated else 'add --engine onnxruntime'}"
+            f"--against unprepared: nothing is prepared on {'accelerators' if device else engine}; "
+            "leave out this comparison, or run on the CPU with onnxruntime"
         )
     options = _without(options, *alternative.without) | dict(alternative.options)
     if name == "resident" and device:

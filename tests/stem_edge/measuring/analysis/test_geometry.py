@@ -24,10 +24,10 @@ from stem_edge.measuring.analysis.geometry import geometry
 from stem_edge.measuring.analysis.geometry_rows import (
     THRESHOLDS,
     Spread,
+    all_norms,
     pair_cosines,
     row_norms,
     spread,
-    stream,
 )
 from stem_edge.numerics.quantize import F32
 from stem_edge.tables.packing import pack_records
@@ -111,11 +111,6 @@ def test_random_directions_are_as_the_yardsticks_say() -> None:
     found = spread(vectors)
     assert found is not None
     assert abs(found.p95_abs / geometry_rows.random_p95(width) - 1) < 0.02
-    cosines = pair_cosines(vectors)
-    full = np.zeros((count, count))
-    full[np.triu_indices(count, 1)] = cosines
-    nearest = float(np.median((full + full.T).max(axis=1)))
-    assert abs(nearest / geometry_rows.random_nearest(width, count - 1) - 1) < 0.05
 
 
 # ---------------------------------------------------------------- the table, streamed
@@ -137,32 +132,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[i
 
 
 def test_streaming_gives_the_norms_of_all_rows(store: tuple[Path, dict[int, F32]]) -> None:
-    norms, _ = stream(store[0], TOKENS, [1, 4], [], 3, show=False)
+    norms = all_norms(store[0], TOKENS, [1, 4], show=False)
     for layer, rows in store[1].items():
         assert np.allclose(norms[layer], np.linalg.norm(rows, axis=1), rtol=1e-6)
     assert norms[1][5] == 0
-
-
-@pytest.mark.parametrize("count", [1, 3, 200])
-def test_neighbours_are_the_nearest_of_the_whole_table(
-    store: tuple[Path, dict[int, F32]], count: int
-) -> None:
-    queries = [2, 99, 5]
-    _, best = stream(store[0], TOKENS, [1, 4], queries, count, show=False)
-    for layer, rows in store[1].items():
-        lengths = np.linalg.norm(rows, axis=1)
-        for number, query in enumerate(queries):
-            found = best[layer]
-            ids = found.token_ids[number]
-            if not lengths[query]:
-                assert set(ids.tolist()) == {-1}
-                continue
-            cosines = rows @ rows[query] / np.maximum(lengths * lengths[query], 1e-30)
-            cosines[(lengths == 0) | (np.arange(TOKENS) == query)] = -np.inf
-            expected = np.argsort(-cosines, kind="stable")[: min(count, np.isfinite(cosines).sum())]
-            assert ids[: len(expected)].tolist() == expected.tolist()
-            assert set(ids[len(expected) :].tolist()) <= {-1}
-            assert np.allclose(found.cosines[number, : len(expected)], cosines[expected], atol=1e-6)
 
 
 def test_norms_whose_squares_overflow_and_values_that_are_not_finite() -> None:
@@ -180,7 +153,7 @@ def test_norms_whose_squares_overflow_and_values_that_are_not_finite() -> None:
 def test_a_bundle_of_quantized_rows(tiny_bundle: Path, sample: int) -> None:
     found = geometry(tiny_bundle, sample=sample, seed=3)
     assert (found.tokens, found.width, found.row_type) == (300, 64, "int8")
-    assert (found.sample, found.seed, found.nearest) == (sample, 3, ())
+    assert (found.sample, found.seed) == (sample, 3)
     assert [each.layer for each in found.layers] == [1, 2]
     chosen = np.sort(np.random.default_rng(3).permutation(300)[:sample])
     with stem_edge.open_tables(tiny_bundle) as tables:
@@ -199,34 +172,26 @@ def test_a_bundle_of_mixed_tables(tiny_checkpoint: Path, tmp_path: Path) -> None
     (tmp_path / "text").write_text(TEXT * 5)
     options: Any = {"tables": "mixed", "frequent": 0.1, "calibration": tmp_path / "text"}
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", backbone="fp32", **options)
-    found = geometry(tmp_path / "out", tokens=["t"])
+    found = geometry(tmp_path / "out")
     assert found.row_type == "mixed"
     with stem_edge.open_tables(tmp_path / "out") as tables:
         rows = tables[:, 1]
     assert agrees(found.layers[0].cosines, rows)
-    cosines = rows @ rows[ord("t")] / np.linalg.norm(rows, axis=1)
-    cosines[ord("t")] = -np.inf
-    assert found.nearest[0].layers[1][0].token_id == int(cosines.argmax())
 
 
 def test_rows_of_zeros_are_counted_and_left_out(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = with_rows(tiny_bundle, tmp_path, zero=[0, 7, 299])
-    first, second = geometry(bundle, tokens=[7], neighbours=299).layers
+    first, second = geometry(bundle).layers
     assert (first.zero_rows, second.zero_rows) == (3, 0)
     assert first.cosines is not None and second.cosines is not None
     assert (first.cosines.vectors, second.cosines.vectors) == (297, 300)
     assert first.norms is not None and first.norms.least > 0
-    (nearest,) = geometry(bundle, tokens=[7], neighbours=299).nearest
-    assert (len(nearest.layers[1]), len(nearest.layers[2])) == (0, 299)
-    (other,) = geometry(bundle, tokens=[8], neighbours=299).nearest
-    assert len(other.layers[1]) == 296
 
 
 def test_a_table_of_zeros(tiny_bundle: Path, tmp_path: Path, capsys: Capture) -> None:
     bundle = with_rows(tiny_bundle, tmp_path, zero=list(range(300)))
-    assert main(["inspect", str(bundle), "--geometry", "--token", "t"]) == 0
+    assert main(["inspect", str(bundle), "--geometry"]) == 0
     out = capsys.readouterr().out
-    assert "none, the row is zero" in out
     (line,) = (line for line in out.splitlines() if line.startswith("    1") and "-" in line)
     assert line.split() == ["1", *"-----", "0", "0", "0", "300"]
 
@@ -267,11 +232,6 @@ def with_rows(source: Path, tmp_path: Path, zero: list[int]) -> Path:
         ({"sample": 1}, "sample is 1; expected 2 to 8192"),
         ({"sample": 8193}, "sample is 8193; expected 2 to 8192"),
         ({"seed": -1}, "seed is -1"),
-        ({"neighbours": 0}, "neighbours is 0; expected 1 to 1756"),
-        ({"tokens": [1756]}, "token id 1756 is out of range; this model has 0 to 1755"),
-        ({"tokens": ["France"]}, r"2 tokens, expected one: 'F', 'rance'; did you mean ' France'\\?"),
-        ({"tokens": ["Mississippi"]}, r"tokens, expected one: .*; give one of its tokens, or try it with"),
-        ({"tokens": [""]}, "is 0 tokens, expected one: nothing"),
     ],
     ids=str,
 )  # fmt: skip
@@ -303,12 +263,11 @@ def run(capsys: Capture, *options: str) -> str:
 
 
 def test_the_table_fits_a_terminal_and_says_what_it_is(capsys: Capture) -> None:
-    out = run(capsys, "--sample", "500", "--seed", "9", "--token", " France")
+    out = run(capsys, "--sample", "500", "--seed", "9")
     assert max(map(len, out.splitlines())) <= 80
     words = " ".join(out.split())
     assert "all pairs of up to 500 rows of a layer (seed 9)" in words
     assert "lengths of all 1,756 rows" in words
-    assert "to ' France', token 704" in out
     rows = [line.split() for line in out.splitlines() if line[:5].strip() in set("135")]
     assert [row[0] for row in rows[:3]] == ["1", "3", "5"]
     first = geometry(DEMO, sample=500, seed=9).layers[0]
@@ -318,9 +277,8 @@ def test_the_table_fits_a_terminal_and_says_what_it_is(capsys: Capture) -> None:
 
 
 def test_json_has_all_figures(capsys: Capture) -> None:
-    options = ["--layers", "5, 1", "--token", "rance", "--token", " France"]
-    figures = json.loads(run(capsys, *options, "--json"))
-    found = geometry(DEMO, layers=[1, 5], tokens=["rance", " France"])
+    figures = json.loads(run(capsys, "--layers", "5, 1", "--json"))
+    found = geometry(DEMO, layers=[1, 5])
     assert set(figures) == set(vars(found))
     layer, expected = figures["layers"][1], found.layers[1].cosines
     assert expected is not None
@@ -328,8 +286,6 @@ def test_json_has_all_figures(capsys: Capture) -> None:
     assert layer["cosines"]["p95_abs"] == expected.p95_abs
     assert layer["cosines"]["histogram"] == list(expected.histogram)
     assert layer["cosines"]["share_above"]["0.1"] == expected.share_above[0.1]
-    assert [each["text"] for each in figures["nearest"]] == ["rance", " France"]
-    assert len(figures["nearest"][0]["layers"]["5"]) == 8
     assert figures["random_p95_abs"] == pytest.approx(0.1, abs=1e-3)
 
 
@@ -337,9 +293,9 @@ def test_json_has_all_figures(capsys: Capture) -> None:
     ("options", "message"),
     [
         (["--sample", "9"], "--sample: only for --geometry; add --geometry"),
-        (["--seed", "0", "--token", "x"], "--seed and --token: only for --geometry"),
+        (["--seed", "0", "--sample", "9"], "--sample and --seed: only for --geometry"),
         (["--cost", "--layers", "1"], "--layers: only for --geometry"),
-        (["--token", "x"], "--token: only for --geometry"),
+        (["--geometry", "--token", "x"], "--token is gone; read rows with stem_edge.open_tables"),
         (["--geometry", "--layers", "1;3"], "--layers '1;3': not numbers"),
         (["--geometry", "--layers", ""], "--layers '': not numbers"),
         (["--geometry", "--layers", "0"], "layer 0 has no table"),

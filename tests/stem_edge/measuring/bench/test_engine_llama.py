@@ -24,10 +24,10 @@ from stem_edge.measuring.bench.measure_report import to_dict
 from stem_edge.measuring.bench.plain import token_nbytes
 from stem_edge.measuring.bench.report import report_table
 from stem_edge.measuring.bench.together import Text, texts_of
-from stem_edge.measuring.planning.candidates import GGUF_CHOICES
 from stem_edge.measuring.quality.quality import evaluate
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.runtime.backends.ggml.engine import Ggml
+from stem_edge.runtime.backends.ggml.expected import CHOICES
 from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
 from stem_edge.runtime.consistency import verify_runs
 
@@ -135,7 +135,7 @@ def test_fit_plans_for_the_engine_that_runs_it(both: Path, alone: Path, capsys: 
 
 def test_fit_names_mixtures_for_a_checkpoint(tiny_checkpoint: Path, capsys: Capture) -> None:
     found = stem_edge.fit(tiny_checkpoint, device="pi5", engine="ggml")
-    assert [(one.types.weights, one.tables) for one in found] == list(GGUF_CHOICES)
+    assert [(one.types.weights, one.tables) for one in found] == list(CHOICES)
     assert main(["fit", str(tiny_checkpoint), "--device", "pi5", "--engine", "ggml"]) == 0
     assert "OUT --engine gguf --backbone q8_0 --tables int8" in capsys.readouterr().out
     with pytest.raises(InputError, match="engine is 'torch'"):

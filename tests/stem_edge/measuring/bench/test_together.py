@@ -15,9 +15,9 @@ from stem_edge.measuring.bench.stem import Following, decode_guessing, decode_to
 from stem_edge.measuring.bench.together import Arrival, Text, Together, lengths, texts_of
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.decoding import Stepping
 from stem_edge.runtime.rows.records import RowCounters
 from stem_edge.runtime.speculation.speculation import Speculation
-from stem_edge.runtime.stepping import Stepping
 
 PROMPT = "The capital of France is"
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 import warnings
 
 from stem_edge.graph.kv import KvType
+from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.options import LoadOptions
 
-# Divergence in nats that types of keys and values cause in a real model (docs/models.md).
-KV_NATS: dict[tuple[str, KvType], float] = {
-    ("onnxruntime", "int8"): 0.0025,
-    ("onnxruntime", "int4"): 0.22,
-    ("ggml", "int8"): 0.0005,
-    ("ggml", "int4"): 0.09,
-}
 NOTICEABLE = 0.001
 
 
@@ -26,7 +20,7 @@ def tell_of_loss(kv: KvType, engine: str, options: LoadOptions) -> None:
 
     That of 4 bits is warned of even then.
     """
-    nats = KV_NATS.get((engine, kv), 0.0)
+    nats = ENGINES[engine].ways.kv_nats.get(kv, 0.0)
     if nats > NOTICEABLE and (options.kv == "auto" or kv == "int4"):
         warnings.warn(
             LossyCache(
