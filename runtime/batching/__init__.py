@@ -14,7 +14,8 @@ known one ahead: they are read while this one computes. A sequence that runs alo
 | queue.py | what waits to begin |
 | opening.py | the scheduler of a loaded model |
 | scheduler.py | places, turns, memory and failures |
-| prompts.py | many prompts, taken as places become free |
+| pump.py | requests taken as places become free, and their chunks handed out; Ctrl-C between steps |
+| prompts.py | many prompts through a pump |
 
 A prompt is computed in a context of its own, as `generate` computes it, so kept prefixes serve it and
 its keys and values have the same bits. They are copied into the batch, or their context joins, once

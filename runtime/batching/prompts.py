@@ -8,10 +8,11 @@ from itertools import repeat
 from typing import TypeAlias
 
 from stem_edge.errors import InputError
+from stem_edge.runtime.batching.pump import Pump
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.lookups.row_ids import StemId
+from stem_edge.runtime.lookups.lookups import StemId
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -75,27 +76,17 @@ def _made(
 def run(
     scheduler: Scheduler, found: Iterable[Request | InputError]
 ) -> Generator[tuple[int, Chunk]]:
-    """Yield (number, chunk) of requests, which begin in their order; close the scheduler at the end."""
-    numbers, left = dict[Request, int](), enumerate(found)
-    more = True
-    try:
-        while more or scheduler.busy:
-            while more and scheduler.free > 0 and not scheduler.waiting:
-                number, request = next(left, (-1, None))
-                if request is None:
-                    more = False
-                elif isinstance(request, InputError):
-                    scheduler.check_usable()  # otherwise every prompt would be refused
-                    yield number, Chunk("", [], None, "error", request)
-                else:
-                    numbers[request] = number
-                    scheduler.submit(request)
-            for request, chunk in scheduler.step():
-                yield numbers[request], chunk
-                if chunk.finish_reason is not None:
-                    del numbers[request]
-    finally:
-        scheduler.close()
+    """Return (number, chunk) of requests, which begin in their order; closes the scheduler at the end."""
+    pump = Pump[int](scheduler)
+
+    def begin(item: tuple[int, Request | InputError]) -> tuple[int, Chunk] | None:
+        number, request = item
+        if isinstance(request, InputError):
+            return number, Chunk("", [], None, "error", request)
+        pump.submit(request, number)
+        return None
+
+    return pump.run(enumerate(found), begin, lambda number, chunk: (number, chunk))
 
 
 def texts(many: Generator[tuple[int, Chunk]]) -> list[str]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.row_ids import StemId, checked_ids
-from stem_edge.tables.lookup import RowLookup, plain, tokens_of
+from stem_edge.runtime.lookups.lookups import StemId, checked_ids
+from stem_edge.tables.rows import RowLookup, plain, tokens_of
 
 
 def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[RowLookup]:

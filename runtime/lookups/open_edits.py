@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stem_edge.config import ModelConfig
-from stem_edge.runtime.lookups.lookups import Changes, Lookups
-from stem_edge.runtime.lookups.row_ids import StemId
+from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
 from stem_edge.runtime.text.codec import TextCodec
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from stem_edge.runtime.lookups.spans import (
     tokens_after,
 )
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.tables.lookup import Row, RowLookup
+from stem_edge.tables.rows import Row, RowLookup
 
 # Texts to tokenize a source after, since no prompt says what precedes it. Where they disagree about a
 # token, the first one wins.

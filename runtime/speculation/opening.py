@@ -10,6 +10,7 @@ from stem_edge.runtime.backends.interface import MOST, StepCosts
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.speculation.draft_bundle import DraftBundle
 from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.model_drafts import Drafter
@@ -44,13 +45,28 @@ def open_speculation(
     if costs is None or (options.exact and not costs.same_bits):
         return None
     most = options.speculate if type(options.speculate) is int else MOST - 1
-    return Speculation(costs, most, None if draft is None else _drafter(draft, load))
+    return Speculation(costs, most, None if draft is None else _load_drafter(draft, load))
 
 
-def _drafter(draft: DraftBundle, load: Callable[..., Smaller]) -> Drafter | None:
+def drafter(
+    engine: Engine,
+    prefixes: Prefixes,
+    plan: MemoryPlan,
+    costs: StepCosts | None,
+    vocab_size: int,
+    close: Callable[[], None],
+) -> Drafter | None:
+    """Return a loaded model as one that drafts for another; None if its context is too short."""
+    costs = costs or measured(engine, plan, vocab_size)
+    if costs is None:
+        return None
+    return Drafter(engine, prefixes, plan.context_length, costs.seconds, close)
+
+
+def _load_drafter(draft: DraftBundle, load: Callable[..., Smaller]) -> Drafter | None:
     smaller = load(draft.bundle.path, **draft.keywords)
     with ExitStack() as unused:
         unused.callback(smaller.close)
-        if (drafter := smaller.drafter()) is not None:
+        if (loaded := smaller.drafter()) is not None:
             unused.pop_all()
-    return drafter
+    return loaded

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from stem_edge.answers.refusals import openai_error, status_of
 from stem_edge.batches.rows import Row, key_of
 from stem_edge.errors import StemEdgeError
-from stem_edge.serving.refusals import openai_error, status_of
 
 OK = 200
 

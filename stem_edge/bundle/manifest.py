@@ -37,8 +37,7 @@ from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.system.user_folder import KEY_CHARS
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat
-from stem_edge.tables.token_index import INDEX
+from stem_edge.tables.store import INDEX, RARE_RECORDS, RECORDS, TableFormat
 from stem_edge.units import MAX_SIZE
 
 FORMAT_VERSION = 4

@@ -16,7 +16,7 @@ import numpy as np
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.row_ids import check_text
+from stem_edge.runtime.lookups.lookups import check_text
 
 if TYPE_CHECKING:
     from stem_edge.runtime.text.codec import TextCodec

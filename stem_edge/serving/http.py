@@ -10,19 +10,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from stem_edge.errors import StemEdgeError
-from stem_edge.serving.bodies import decoded
-from stem_edge.serving.budget import Share
-from stem_edge.serving.refusals import (
+from stem_edge.answers.refusals import (
     FailedError,
     MethodRefusedError,
     NotFoundError,
     RefusalError,
     anthropic_error,
+    decoded,
     openai_error,
     public,
     status_of,
 )
+from stem_edge.errors import StemEdgeError
+from stem_edge.serving.budget import Share
 from stem_edge.serving.streams import ClientLeftError
 
 T = TypeVar("T")

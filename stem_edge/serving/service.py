@@ -10,16 +10,16 @@ from typing import TypeVar, cast
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import HTTPConnection
 
+from stem_edge.answers.openai.shapes import unix_time
+from stem_edge.answers.refusals import BusyError
+from stem_edge.answers.token_texts import TokenTexts
+from stem_edge.answers.turn import Turn, prepare
 from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
-from stem_edge.serving.answers import Answering, Answers
-from stem_edge.serving.bodies import unix_time
 from stem_edge.serving.budget import give_back
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.metrics import Metrics
-from stem_edge.serving.refusals import BusyError
-from stem_edge.serving.token_texts import TokenTexts
-from stem_edge.serving.turn import Turn, prepare
+from stem_edge.serving.reply import Answering, Answers
 
 T = TypeVar("T")
 # Most that are worked on at a time, and most that wait: texts for their own sake, and prompts.

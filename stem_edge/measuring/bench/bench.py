@@ -18,7 +18,6 @@ from typing import Any, Generic, Unpack
 import psutil
 
 import stem_edge
-from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.measuring.bench.cases import Cases, Results, Run, T, Watched, peaks_of
@@ -32,8 +31,7 @@ from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limits
 from stem_edge.measuring.memory.page_cache import drop_pages, make_cold
 from stem_edge.measuring.planning.bandwidth import measured as measured_bandwidth
-from stem_edge.measuring.planning.predict import check_repack
-from stem_edge.runtime.backends.engines import choose_backbone
+from stem_edge.runtime.backends.engines import ENGINES, choose_backbone
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.user_folder import cache_folder, cpu_info
@@ -87,7 +85,7 @@ def bench(
     given = LoadOptions(**options)
     opened = given.open(bundle)
     engine = choose_backbone(opened, given.engine)
-    check_repack(footprint_of(opened.manifest, engine), on=given.repack)
+    ENGINES[engine].check_lacks(vars(given))
     sizes = text, prompt_tokens, new_tokens, given.context_length
     made: Cases[Any]
     if cases is None:

@@ -28,7 +28,8 @@ from stem_edge.measuring.planning.bandwidth import measured
 from stem_edge.measuring.planning.predict import Prediction, expect_run
 from stem_edge.measuring.planning.target import fit_on_device
 from stem_edge.measuring.workload import Workload, make_workload
-from stem_edge.runtime.backends.engines import EngineLoader, choose_backbone, loaders
+from stem_edge.runtime.backends.engine import EngineLoader
+from stem_edge.runtime.backends.engines import choose_backbone, loaders
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.options import LoadOptions

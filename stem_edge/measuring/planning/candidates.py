@@ -16,7 +16,8 @@ from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import keep_ref, open_snapshot
 from stem_edge.hub.names import hub_name
 from stem_edge.measuring.planning.expected import expected
-from stem_edge.runtime.backends.engines import AUTO, ENGINES, engine_names
+from stem_edge.runtime.backends.engines import ENGINES, engine_names
+from stem_edge.runtime.backends.options import AUTO
 from stem_edge.tables.rows import RowType, make_layout
 from stem_edge.tables.store import TableFormat
 

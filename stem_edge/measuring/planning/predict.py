@@ -13,10 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import InputError
 from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.expected import NeedsAt, expected
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
@@ -189,15 +187,6 @@ def warm_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:
 def tokenizer_memory(root: Path) -> TokenizerMemory:
     """Return the memory of a bundle's tokenizer; 0 for a checkpoint, whose tokenizer is unknown."""
     return check_tokenizer(root / TOKENIZER).memory if is_bundle(root) else NO_TOKENIZER
-
-
-def check_repack(footprint: Footprint, *, on: bool) -> None:
-    """Raise InputError if an engine cannot rearrange weights, and is told to."""
-    if on and not footprint.repacked_nbytes:
-        raise InputError(
-            f"repack is for 4-bit matrices on ggml, and this backbone, for {footprint.engine}, has "
-            "none; leave it out or choose ggml"
-        )
 
 
 def _peak(needs_at: NeedsAt, plan: MemoryPlan, usage: Usage) -> int:

@@ -11,7 +11,7 @@ from stem_edge.system.child import code_command
 from stem_edge.system.memory import TYPICAL_PROCESS_NBYTES
 
 WORKER = "stem_edge.measuring.bench.worker"
-GENERATE = "psutil, stem_edge.commands.generate, stem_edge.runtime.loading"
+GENERATE = "psutil, stem_edge.commands.running.generate, stem_edge.runtime.loading"
 MEASURE = "import {}\nfrom stem_edge.system.memory import own_memory\nprint(own_memory())"
 SECONDS = 60.0
 # By which processes differ, and what a load opens before it plans: advice on --memory must suffice.

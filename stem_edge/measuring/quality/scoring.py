@@ -68,7 +68,7 @@ class Scoring:
         model = load(
             path,
             None if limit is None else limit // 2,
-            self.keywords.get("threads"),
+            threads=self.keywords.get("threads"),
             context_length=self.window,
             engine=self.against_engine,
             prefill_graph=False,

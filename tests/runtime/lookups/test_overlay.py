@@ -14,7 +14,7 @@ from stem_edge.runtime.lookups.given import check_lookup
 from stem_edge.runtime.lookups.overlay import Overlay
 from stem_edge.runtime.lookups.spans import tokens_after
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.rows import RowLookup
 
 LAYERS = (1, 2)
 

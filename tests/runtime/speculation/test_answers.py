@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from architectures import SIZES, write
 from constraints import constrain
 from edit_oracle import swap
+from exact_models import exact_stem
 from guessing import CHEAP, ToldSpeculation, answer_of, answered
-from installed import add_ggml
 from prefix_bits import after_prompt
+from toy_engine import ToyEngine, ToyLoader
 
 import stem_edge
-from stem_edge.config import ModelConfig
 from stem_edge.errors import RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.engines import ENGINES, Engine
+from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.decoding import sample_tokens
 from stem_edge.runtime.generation import Answer, Chunk
@@ -46,14 +45,8 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("guessed")
-    sizes = SIZES | {"max_context": 1024} | MODELS[request.param]
-    write(folder / "checkpoint", ModelConfig(**sizes), tokens=4)
-    stem_edge.export_bundle(
-        folder / "checkpoint", folder / "bundle", backbone="fp32", tables="fp32"
-    )
-    add_ggml(folder / "checkpoint", folder / "bundle")
-    return folder / "bundle"
+    changes = {"max_context": 1024} | MODELS[request.param]
+    return exact_stem(tmp_path_factory.mktemp("guessed"), changes, tokens=4).path
 
 
 @pytest.fixture
@@ -77,8 +70,7 @@ def test_tokens_are_those_of_plain_decoding(model: Model, sampling: str, wrong: 
 
 
 def test_guesses_from_the_text_itself(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = Engine("onnxruntime", "toy_engine", lambda: True, "pip install toy")
-    monkeypatch.setitem(ENGINES, "toy", toy)
+    monkeypatch.setitem(ENGINES, "toy", ToyEngine(ToyLoader))
     # Its tokens follow from the token before alone, so they repeat soon.
     with stem_edge.load(tiny_bundle, engine="toy", threads=1) as model:
         plain = answered(model, PROMPT[:30], max_new_tokens=90)

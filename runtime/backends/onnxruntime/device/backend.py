@@ -18,11 +18,10 @@ from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.device.batch import DeviceBatch
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
-from stem_edge.runtime.backends.onnxruntime.loaded import CANNOT_READ, Loaded, open_sessions
+from stem_edge.runtime.backends.onnxruntime.loaded import CANNOT_READ, Loaded, Ropes, open_sessions
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
-from stem_edge.runtime.backends.onnxruntime.rope_arrays import Ropes
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.slots import Slots
 

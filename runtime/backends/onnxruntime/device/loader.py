@@ -24,7 +24,7 @@ from stem_edge.graph.device.variants import obstacle
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import ROWS, Variant
 from stem_edge.numerics.quantize import F32, I32
-from stem_edge.runtime.backends.engines import NotRunnableError
+from stem_edge.runtime.backends.engine import NotRunnableError
 from stem_edge.runtime.backends.interface import Backend, NotFiniteError
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBackend

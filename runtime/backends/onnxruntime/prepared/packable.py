@@ -5,13 +5,15 @@ from __future__ import annotations
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import PROBE_TOKENS
+from stem_edge.config import ModelConfig
 from stem_edge.graph.float_blocks import BLOCK_NBYTES, in_blocks
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import EMBED
+from stem_edge.graph.linear import SPLIT_VALUES
+from stem_edge.graph.names import EMBED, head_width
 from stem_edge.runtime.backends.interface import BEFORE, MOST
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Preparing
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, largest_product
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_parts
 
 # Preparing: files hold every matrix plain and packed, and packing pads a little. A matrix is in memory
@@ -44,3 +46,10 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
         memory=WORKER_NBYTES + max(COPIES_OF_MATRIX * matrix, steps),
         seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),
     )
+
+
+def largest_product(config: ModelConfig) -> int:
+    """Return the values of the largest matrix that is multiplied at once."""
+    layer = config.layer(0)
+    wide = max((config.n_heads + 2 * layer.n_kv_heads) * head_width(layer), layer.d_ff)
+    return max(config.dim * wide, min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))

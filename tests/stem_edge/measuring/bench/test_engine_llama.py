@@ -26,9 +26,9 @@ from stem_edge.measuring.bench.report import report_table
 from stem_edge.measuring.bench.together import Text, texts_of
 from stem_edge.measuring.quality.quality import evaluate
 from stem_edge.numerics.matrix import ArrayMatrix
-from stem_edge.runtime import consistency as runs
+from stem_edge.runtime.backends.ggml.engine import Ggml
 from stem_edge.runtime.backends.ggml.expected import CHOICES
-from stem_edge.runtime.backends.ggml.ways import kernels
+from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
 from stem_edge.runtime.consistency import verify_runs
 
 Capture = pytest.CaptureFixture[str]
@@ -71,7 +71,7 @@ def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
 
 
 def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
-    names = kernels(open_bundle(alone), None)
+    names = Ggml().ways.kernels(open_bundle(alone), None)
     assert names["ggml"] == {}
     if "ggml repacked" not in names:
         pytest.skip("this build of ggml cannot repack weights")
@@ -83,7 +83,7 @@ def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
 def test_a_missing_engine_is_named(
     both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(runs, "is_installed", lambda engine: engine == "onnxruntime")
+    monkeypatch.setattr(Ggml, "installed", False)
     assert main(["verify", str(both), "--runs"]) == 0
     assert "not run: ggml is not installed" in capsys.readouterr().out
     assert main(["verify", str(both), "--runs", "--json"]) == 0
@@ -92,8 +92,8 @@ def test_a_missing_engine_is_named(
 
 
 def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("consistency", "backends.engines"):
-        monkeypatch.setattr(f"stem_edge.runtime.{module}.is_installed", lambda engine: False)
+    for engine in (OnnxRuntime, Ggml):
+        monkeypatch.setattr(engine, "installed", False)
     with pytest.raises(BackendError, match="ggml is not installed"):
         verify_runs(alone)
 
@@ -129,7 +129,7 @@ def test_fit_plans_for_the_engine_that_runs_it(both: Path, alone: Path, capsys: 
     assert main(["fit", str(alone), "--memory", "100MB", *arguments]) == 0
     out = capsys.readouterr().out
     assert "backbone q4_0 for ggml" in out and "--engine ggml --repack" in out
-    with pytest.raises(InputError, match="repack is for 4-bit matrices on ggml"):
+    with pytest.raises(InputError, match="repack: not supported by the engine in use"):
         stem_edge.fit(both, "100MB", bandwidth="10GB", repack=True)
 
 
@@ -155,7 +155,7 @@ def test_bench_takes_engines_against_each_other(
     assert found.token_nbytes == token_nbytes(open_bundle(both), "ggml", 9)
     with pytest.raises(InputError, match="nothing is prepared on ggml"):
         bench(both, engine="ggml", against=["unprepared"])
-    with pytest.raises(InputError, match="repack is for 4-bit matrices on ggml"):
+    with pytest.raises(InputError, match="repack: not supported by the engine in use"):
         bench(both, repack=True)
 
 
@@ -329,8 +329,6 @@ import importlib.util, sys
 sys.modules["onnxruntime"] = None  # importing it raises
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "onnxruntime" else real(name, *rest)
-import stem_edge.runtime.backends.engines as engines
-engines.find_spec = importlib.util.find_spec
 """
 USES = {
     "load": "model = stem_edge.load({0!r}); model.generate_text('The', max_new_tokens=2)",

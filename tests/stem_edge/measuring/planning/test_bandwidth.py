@@ -46,8 +46,7 @@ def test_a_process_is_measured_with_its_imports() -> None:
 
 
 def test_a_process_whose_engine_is_missing_is_typical(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = ENGINES["ggml"]._replace(module="no_such_module")
-    monkeypatch.setitem(ENGINES, "ggml", missing)
+    monkeypatch.setattr(ENGINES["ggml"], "module", "no_such_module")
     assert process.worker_nbytes("ggml") == TYPICAL_PROCESS_NBYTES
 
 

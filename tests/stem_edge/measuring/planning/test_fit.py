@@ -15,8 +15,8 @@ import pytest
 from installed import DEMO
 
 import stem_edge
-from stem_edge.commands import fit as fit_cli
 from stem_edge.commands.main import main
+from stem_edge.commands.measuring import fit as fit_cli
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.measuring.memory.device_profiles import DEVICES

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from stem_edge.serving.openai.responses_answer import AnswerItems, usage_of
+from stem_edge.answers.openai.responses_answer import AnswerItems, usage_of
 
 SCHEMA = {
     "type": "object",
