@@ -215,7 +215,7 @@ def _dense_models(common: Common, kind: str) -> dict[str, Path]:
     """Make models of a type, or of the usual ones, in the work folder; return type -> file."""
     for package in ("llama_cpp", "gguf"):
         _need(package)
-    from stem_edge.measuring.bench.engine_llama import TYPES, USUAL, make_model
+    from stem_edge.export.random_dense import TYPES, USUAL, random_dense
 
     if kind and kind not in TYPES:
         raise InputError(
@@ -225,7 +225,7 @@ def _dense_models(common: Common, kind: str) -> dict[str, Path]:
     try:
         common.work.mkdir(parents=True, exist_ok=True)
         return {
-            each: make_model(common.work, config, each, common.threads)
+            each: random_dense(common.work, config, each, common.threads)
             for each in ([kind] if kind else USUAL)
         }
     except OSError as error:

@@ -160,9 +160,10 @@ def test_bench_takes_engines_against_each_other(
 
 
 def test_llama_takes_prompts_longer_than_its_usual_batch(tmp_path: Path) -> None:
-    from stem_edge.measuring.bench.engine_llama import LlamaModel, make_model
+    from stem_edge.export.random_dense import random_dense
+    from stem_edge.measuring.bench.engine_llama import LlamaModel
 
-    path = make_model(tmp_path, open_bundle(DEMO).manifest.model, "Q8_0", 1)
+    path = random_dense(tmp_path, open_bundle(DEMO).manifest.model, "Q8_0", 1)
     model = LlamaModel(path, 700, 1)
     assert 0 <= model.choose([index % 300 for index in range(600)]) < model.vocab_size
 
@@ -196,10 +197,11 @@ def test_modes_of_llama(
 def test_bench_takes_a_file_that_llama_runs(
     both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stem_edge.measuring.bench.engine_llama import LlamaModel, make_model
+    from stem_edge.export.random_dense import random_dense
+    from stem_edge.measuring.bench.engine_llama import LlamaModel
 
     monkeypatch.setattr("stem_edge.measuring.planning.bandwidth.READ_NBYTES", 1 << 20)
-    path = make_model(tmp_path, open_bundle(both).manifest.model, "Q8_0", 1)
+    path = random_dense(tmp_path, open_bundle(both).manifest.model, "Q8_0", 1)
     few: dict[str, Any] = {
         "prompt_tokens": 8,
         "new_tokens": 2,
@@ -220,9 +222,9 @@ def test_bench_takes_a_file_that_llama_runs(
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dense model whose rows differ, so that its tokens do."""
-    from stem_edge.measuring.bench import engine_llama
+    from stem_edge.export import random_dense
 
-    random, noise = engine_llama._random, np.random.default_rng(0)
+    random, noise = random_dense._random, np.random.default_rng(0)
 
     def noisy(config: ModelConfig) -> Any:
         found = random(config)
@@ -231,9 +233,9 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return replace(found, backbone={n: _Noise(0.2 * array) for n, array in drawn.items()})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_llama, "_random", noisy)
+        patch.setattr(random_dense, "_random", noisy)
         folder = tmp_path_factory.mktemp("gguf")
-        return engine_llama.make_model(folder, open_bundle(DEMO).manifest.model, "F16", 1)
+        return random_dense.random_dense(folder, open_bundle(DEMO).manifest.model, "F16", 1)
 
 
 class _Noise(ArrayMatrix):
