@@ -27,13 +27,13 @@ from stem_edge.measuring.bench.sequences import sequences
 from stem_edge.measuring.bench.speculation import speculation
 from stem_edge.measuring.bench.subjects import Common, load_options, make_subjects
 from stem_edge.measuring.bench.workers import Subject, WorkerProcess
-from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limits
-from stem_edge.measuring.memory.page_cache import drop_pages, make_cold
 from stem_edge.measuring.planning.bandwidth import measured as measured_bandwidth
 from stem_edge.runtime.backends.engines import ENGINES, choose_backbone
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.system.nvidia import nbytes_on_nvidia
+from stem_edge.system.page_cache import drop_pages, make_cold
 from stem_edge.system.user_folder import cache_folder, cpu_info
 from stem_edge.units import parse_size
 
@@ -211,7 +211,7 @@ class Turns(Generic[T]):
                 watched = results.watched[name]
                 watched.peaks, watched.about = peaks_of(worker.sampler), worker.about
                 if worker.about:
-                    watched.driver_says = device_nbytes(worker.pid, "cuda") or None
+                    watched.driver_says = nbytes_on_nvidia(worker.pid) or None
 
     def _limited(self, subjects: list[Subject], results: Results[T], limit: int) -> None:
         """Run one subject after the other, because pages count for who reads them first.
