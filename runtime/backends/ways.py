@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from stem_edge.bundle.opening import Bundle
+from stem_edge.runtime.backends.expected import Expected
 
 CacheDir: TypeAlias = str | Path | None
 Ways: TypeAlias = dict[str, dict[str, Any]]  # name of a way to run a bundle -> options of `load`
 
 
 class EngineWays(ABC):
-    """What runtime/consistency.py compares of an engine."""
+    """What checking, planning and measuring know of an engine."""
 
     tile = 0  # tokens of a chunk from which other kernels round it otherwise
     few_slots: tuple[int, int]  # the fewest slots to try, and some more
+
+    @property
+    @abstractmethod
+    def expected(self) -> Expected:
+        """What it takes of memory, as expected before it runs a bundle."""
 
     def missing(self, cache_dir: CacheDir) -> str:
         """Return why the library cannot run here; empty if it can."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stem_edge.bundle.opening import Bundle
+from stem_edge.runtime.backends.expected import Expected
 from stem_edge.runtime.backends.interface import LEAST_CHUNK
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
 from stem_edge.runtime.backends.ways import CacheDir, EngineWays, Ways
@@ -12,6 +13,12 @@ class OnnxRuntimeWays(EngineWays):
     """See EngineWays."""
 
     few_slots = LEAST_CHUNK, 64
+
+    @property
+    def expected(self) -> Expected:
+        from stem_edge.runtime.backends.onnxruntime import expected
+
+        return expected
 
     def kernels(self, bundle: Bundle, cache_dir: CacheDir) -> Ways:
         decoding: Ways = {"": {"prefill_graph": False}}

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.bench.workers import Subject
-from stem_edge.measuring.planning.expected import expected
 from stem_edge.runtime.backends.engines import ENGINES, check_installed, choose_engine
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.emulated_flash import open_flash
@@ -172,7 +171,7 @@ def _alternative(name: str, engine: str, options: dict[str, Any]) -> tuple[str, 
             "--against cpu: the bundle runs on the CPU itself; leave out this comparison, or name "
             "another provider with --providers"
         )
-    if name == "unprepared" and (device or not expected(engine).PREPARES):
+    if name == "unprepared" and (device or not ENGINES[engine].ways.expected.PREPARES):
         raise InputError(
             f"--against unprepared: nothing is prepared on {'accelerators' if device else engine}; "
             "leave out this comparison, or run on the CPU with onnxruntime"
