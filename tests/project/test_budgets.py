@@ -159,7 +159,7 @@ BUDGETS = {
     "package, lines": Budget(package_lines, 58_750, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_200, 5_000),
     "tests, lines": Budget(lambda: lines_in("tests"), 58_800, 48_000),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_240, 4_800),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_180, 4_800),
     "files in a room": Budget(fullest_room, 19, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
     "places that ask which engine it is": Budget(places_that_ask_for_engine, 16, 8),

@@ -114,7 +114,8 @@ def bench(
         found = Turns(settings, made, notify).run(subjects)
     finally:
         notify("")
-    return Report(str(opened.path), machine(), versions(), settings, **made.sum_up(found))
+    versions = {"stem-edge": stem_edge.__version__, "python": platform.python_version()}
+    return Report(str(opened.path), machine(), versions, settings, **made.sum_up(found))
 
 
 def _cases(
@@ -268,11 +269,6 @@ def _confined(subject: Subject, limit: int) -> Iterator[WorkerProcess]:
 
     with Limits(None) as limits, _open(subject, confine) as worker:
         yield worker
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a report names."""
-    return {"stem-edge": stem_edge.__version__, "python": platform.python_version()}
 
 
 def machine() -> str:

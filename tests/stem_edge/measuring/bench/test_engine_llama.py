@@ -244,20 +244,19 @@ class _Noise(ArrayMatrix):
 
 @pytest.mark.parametrize("unified", [True, False])
 def test_sequences_of_llama_are_computed_as_alone(gguf: Path, unified: bool) -> None:
-    from stem_edge.measuring.bench import llama_steps
-    from stem_edge.measuring.bench.engine_llama import LlamaModel
+    from stem_edge.measuring.bench.engine_llama import Input, LlamaModel, Steps
 
     texts = texts_of(list(range(5, 400)), 3, 20, 5)
     model = LlamaModel(gguf, 60, 1, exact=True, sequences=3, each=True, unified=unified)
     found: list[list[int]] = []
-    ran = llama_steps.Steps.run
+    ran = Steps.run
 
-    def run(steps: llama_steps.Steps, inputs: Any) -> list[int]:
+    def run(steps: Steps, inputs: list[Input]) -> list[int]:
         found.append(ran(steps, inputs))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llama_steps.Steps, "run", run)
+        patch.setattr(Steps, "run", run)
         together = model.together(texts, 3)
     assert [len(step) for step in found] == [1, 2, 3, *[3] * 4, 3]
     assert together.figures()["distinct_rows_per_step"] == 3
