@@ -162,8 +162,7 @@ def _quality(manifest: Manifest) -> Rows:
         if len(manifest.engines) > 1:
             yield "on " + engine, ""
         yield from _report(manifest.reports[engine])
-        gptq = manifest.backbone is not None and manifest.backbone.quantizer == "gptq"
-        if gptq and engine == "onnxruntime":
+        if (format := manifest.format(engine)) is not None and format.quantizer == "gptq":
             yield "", "GPTQ accepts larger weight errors for smaller output errors"
         yield from (("note", printable(note)) for note in manifest.reports[engine].notes)
 
