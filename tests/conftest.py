@@ -51,6 +51,14 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def nothing_is_synced() -> Iterator[None]:
+    """Skip real syncs of this process: each takes milliseconds, and no test loses power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def short_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let exports in this process take the end of the text that is shipped, which is soon read."""
     text = calibration.SHIPPED.read_text(encoding="utf-8")

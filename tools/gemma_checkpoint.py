@@ -49,61 +49,25 @@ GEMMA_3N: dict[str, Any] = {
     "architectures": ["Gemma3nForCausalLM"],
     "model_type": "gemma3n_text",
     "vocab_size": 262_400,
-    "hidden_size": 2048,
-    "num_key_value_heads": 2,
     "max_position_embeddings": 32_768,
 }
-# Name -> keys of config.json, and the distance between layers of full attention.
-SHAPES: dict[str, tuple[dict[str, Any], int]] = {
-    "gemma-3n-e2b": (
-        GEMMA_3N
-        | {
-            "intermediate_size": 8192,
-            "num_hidden_layers": 30,
-            "num_kv_shared_layers": 10,
-        },
-        5,
-    ),
-    "gemma-3n-e4b": (
-        GEMMA_3N
-        | {
-            "intermediate_size": 16_384,
-            "num_hidden_layers": 35,
-            "num_kv_shared_layers": 15,
-        },
-        5,
-    ),
-    "gemma-4-e2b": (
-        GEMMA_4
-        | {
-            "hidden_size": 1536,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 35,
-            "num_key_value_heads": 1,
-            "num_kv_shared_layers": 20,
-            "use_double_wide_mlp": True,
-        },
-        5,
-    ),
-    "gemma-4-e4b": (
-        GEMMA_4
-        | {
-            "hidden_size": 2560,
-            "intermediate_size": 10_240,
-            "num_hidden_layers": 42,
-            "num_key_value_heads": 2,
-            "num_kv_shared_layers": 18,
-            "use_double_wide_mlp": False,
-        },
-        6,
-    ),
+SIZES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_key_value_heads",
+    "num_kv_shared_layers",
+)  # fmt: skip
+# Name -> keys of config.json, SIZES, and the distance between layers of full attention.
+SHAPES: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
+    "gemma-3n-e2b": (GEMMA_3N, (2048, 8192, 30, 2, 10), 5),
+    "gemma-3n-e4b": (GEMMA_3N, (2048, 16_384, 35, 2, 15), 5),
+    "gemma-4-e2b": (GEMMA_4 | {"use_double_wide_mlp": True}, (1536, 6144, 35, 1, 20), 5),
+    "gemma-4-e4b": (GEMMA_4 | {"use_double_wide_mlp": False}, (2560, 10_240, 42, 2, 18), 6),
 }
 
 
 def describe(name: str, **changes: Any) -> dict[str, Any]:
     """Return the config.json of a shape."""
-    own, every = SHAPES[name]
-    config = COMMON | own | changes
+    own, sizes, every = SHAPES[name]
+    config = COMMON | own | dict(zip(SIZES, sizes, strict=True)) | changes
     layers = config["num_hidden_layers"]
     kinds = [FULL if number % every == every - 1 else SLIDING for number in range(layers)]
     return config | {"layer_types": kinds}

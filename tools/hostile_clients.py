@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stem_edge.commands.demo import demo_bundle
+from stem_edge.commands.running.demo import demo_bundle
 from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 
 HOST = "127.0.0.1"

@@ -34,7 +34,7 @@ import psutil
 from soak import Growth, Sample, growth
 
 import stem_edge
-from stem_edge.commands.demo import demo_bundle
+from stem_edge.commands.running.demo import demo_bundle
 from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 from stem_edge.runtime import Model
 

@@ -16,7 +16,7 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files.file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, Scope, tables_id
 from stem_edge.edit_files.schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError
-from stem_edge.measuring.run.workload import one_token
+from stem_edge.measuring.workload import one_token
 from stem_edge.runtime.lookups.overlay import Overlay
 from stem_edge.runtime.lookups.spans import tokens_after
 from stem_edge.runtime.text.codec import TextCodec

@@ -98,7 +98,6 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     engine: ClassVar[EngineName] = "ggml"
     prefill: ClassVar[bool] = False
-    quantizer: ClassVar[str] = ""
     weights: GgufType | OwnTypes  # a mixture; or the types that a GGUF file came with
     importance: bool = False  # whether a calibration text weighted the channels
 

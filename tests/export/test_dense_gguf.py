@@ -40,7 +40,7 @@ from stem_edge.numerics.reference import forward
 llama_cpp = pytest.importorskip("llama_cpp")
 gguf = pytest.importorskip("gguf")
 
-from stem_edge.measuring.run.engine_llama import TYPES, LlamaModel, make_model
+from stem_edge.measuring.bench.engine_llama import TYPES, LlamaModel, make_model
 
 pytestmark = pytest.mark.usefixtures("ggml")
 

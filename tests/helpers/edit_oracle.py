@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from architectures import SIZES, VARIANTS, write
-from installed import add_ggml
+from exact_models import export_exact
 from torch import Tensor
 from torch_model import random_tensors, torch_logits
 
@@ -87,9 +87,7 @@ def tried(folder: Path, name: str) -> Tried:
     """Export a random model with a backbone for each engine and one store of float32 rows."""
     config = ModelConfig(**(SIZES | VARIANTS[name]))
     write(folder / "checkpoint", config)
-    out = folder / "out"
-    stem_edge.export_bundle(folder / "checkpoint", out, backbone="fp32", tables="fp32")
-    add_ggml(folder / "checkpoint", out)
+    out = export_exact(folder / "checkpoint", folder / "out")
     tensors, rows = random_tensors(config, 0)
     return Tried(out, Oracle(config, tensors, rows))
 

@@ -136,11 +136,17 @@ def make_gemma(**changes: Any) -> Any:
     return model
 
 
+def written(model: Any, folder: Path) -> Path:
+    """Write a model, and a tokenizer of fewer ids."""
+    model.save_pretrained(folder)
+    shutil.copy(DATA / "conformance" / "gemma4-text" / "tokenizer.json", folder)
+    return folder
+
+
 def write_gemma(folder: Path, tokens: int) -> tuple[I64, F32]:
     """Write a checkpoint whose last layers borrow K and V; return ids and transformers' logits."""
     model = make_gemma(max_position_embeddings=1024, vocab_size=307, vocab_size_per_layer_input=307)
-    model.save_pretrained(folder)
-    shutil.copy(DATA / "conformance" / "gemma4-text" / "tokenizer.json", folder)
+    written(model, folder)
     ids = np.random.default_rng(0).integers(90, size=tokens)
     with torch.no_grad():
         return ids, model(torch.tensor(ids[None])).logits[0].numpy()

@@ -1,12 +1,7 @@
-"""Every architecture, from checkpoint to logits, compared with an independent model.
-
-The independent model is torch_model.py. In one pass, in chunks that fit few slots, and token by
-token: all are below 1e-4 of it.
-"""
+"""Quantized bundles of every architecture, what is refused, and how another one is added."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +9,6 @@ import numpy as np
 import pytest
 import torch_model
 from architectures import HASHED, SIZES, VARIANTS, Tensors, write
-from conformance import stepwise
-from installed import add_ggml
 from tiers import slow_but
 from torch import Tensor
 from torch.nn import functional
@@ -23,59 +16,9 @@ from torch.nn import functional
 import stem_edge
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
-from stem_edge.graph.formats import EngineName
 from stem_edge.layers import FFN_TERMS
-from stem_edge.numerics.quantize import F32
 
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module", params=VARIANTS)
-def variant(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[int], F32]:
-    return write(
-        tmp_path_factory.mktemp("variant") / "checkpoint",
-        ModelConfig(**(SIZES | VARIANTS[request.param])),
-    )
-
-
-@pytest.fixture(scope="module")
-def bundle(
-    variant: tuple[Path, list[int], F32], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
-    """Export a backbone for each engine over one table store."""
-    out = tmp_path_factory.mktemp("bundle") / "out"
-    stem_edge.export_bundle(variant[0], out, backbone="fp32", tables="fp32")
-    add_ggml(variant[0], out)
-    yield out
-
-
-def test_logits_in_one_pass(
-    variant: tuple[Path, list[int], F32], bundle: Path, engine: EngineName
-) -> None:
-    _, ids, expected = variant
-    with stem_edge.load(bundle, engine=engine) as model:
-        assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
-
-
-@pytest.mark.slow
-def test_logits_token_by_token(
-    variant: tuple[Path, list[int], F32], bundle: Path, engine: EngineName
-) -> None:
-    _, ids, expected = variant
-    with stem_edge.load(bundle, engine=engine) as model:
-        assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
-
-
-@pytest.mark.slow
-def test_logits_with_few_slots(
-    variant: tuple[Path, list[int], F32], bundle: Path, engine: EngineName
-) -> None:
-    _, ids, expected = variant
-    slots = 4 if stem_edge.open_bundle(bundle).manifest.tables else None
-    with stem_edge.load(bundle, engine=engine, slots=slots) as model:
-        assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
 
 
 @pytest.mark.parametrize(

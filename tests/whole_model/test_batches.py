@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from architectures import SIZES, VARIANTS, write
-from hf_folders import write_gemma
-from installed import DATA, add_ggml, needs_ggml
+from architectures import VARIANTS
+from exact_models import GEMMA, GEMMA_3N, exact_gemma, exact_stem, published
+from installed import needs_ggml
+from tiers import slow_but
 
 import stem_edge
-from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import QUANTIZED, KvType
@@ -30,10 +30,8 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSessio
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.store import RowStore
 
-GEMMA_4, GEMMA_3N = "Gemma 4", "Gemma 3n"
-NAMES = ["stem", "dense", "low rank, gate", "hash-moe", "window", "all at once", GEMMA_4, GEMMA_3N]
-FAST = {"all at once", GEMMA_3N}
-CASES = [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NAMES]
+NAMES = ["stem", "dense", "low rank, gate", "hash-moe", "window", "all at once", GEMMA, GEMMA_3N]
+CASES = slow_but(["all at once", GEMMA_3N], NAMES)
 LENGTH = 330
 # Most a logit may differ. With fewer bits, a key that rounds to another code differs by more.
 MOST: dict[KvType, float] = {"fp32": 1e-4, "fp16": 2e-3, "int8": 0.1, "int4": 0.5}
@@ -47,21 +45,15 @@ class Case(NamedTuple):
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    folder = tmp_path_factory.mktemp("batch")
-    checkpoint, out, name = folder / "checkpoint", folder / "bundle", request.param
+    folder, name = tmp_path_factory.mktemp("batch"), request.param
     if name == GEMMA_3N:
-        checkpoint = DATA / "conformance" / "gemma3n-text"
         ids = np.random.default_rng(0).integers(80, size=60).tolist()
-    elif name == GEMMA_4:
-        ids = write_gemma(checkpoint, LENGTH)[0].tolist()
+        return Case(published(folder, name).path, ids, 64)
+    if name == GEMMA:
+        exact = exact_gemma(folder, LENGTH)
     else:
-        config = ModelConfig(**(SIZES | {"max_context": 512} | VARIANTS[name]))
-        _, ids, _ = write(checkpoint, config, tokens=LENGTH)
-    stem_edge.export_bundle(checkpoint, out, backbone="fp32", tables="fp32")
-    if name != GEMMA_3N:
-        add_ggml(checkpoint, out)
-    longest = stem_edge.open_bundle(out).manifest.model.max_context
-    return Case(out, ids, min(LENGTH, longest))
+        exact = exact_stem(folder, {"max_context": 512} | VARIANTS[name], LENGTH)
+    return Case(exact.path, exact.ids, LENGTH)
 
 
 @pytest.fixture(params=["onnxruntime", pytest.param("ggml", marks=needs_ggml), "device"])
@@ -252,7 +244,7 @@ def test_a_row_that_is_damaged_fails_its_own_sequence_only(
     both.step(0, 2, [8, 9])
 
 
-@pytest.mark.parametrize("case", ["all at once", GEMMA_4], indirect=True)
+@pytest.mark.parametrize("case", ["all at once", GEMMA], indirect=True)
 @pytest.mark.parametrize(
     "kv", ["int8", *(pytest.param(kv, marks=pytest.mark.slow) for kv in ("fp16", "int4"))]
 )

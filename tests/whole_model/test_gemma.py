@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import stepwise
-from hf_folders import make_gemma, wrap_gemma
-from installed import DATA, add_ggml, needs_ggml
+from conformance import CONFORMANCE, stepwise
+from exact_models import GEMMA, GEMMA_3N, GEMMAS, Exact, export_exact, off, published
+from hf_folders import make_gemma, wrap_gemma, written
+from installed import needs_ggml
 from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
-from stem_edge.commands.bundle_report import bundle_table
+from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, ExportError, InputError
 from stem_edge.ggml import gguf_schema
@@ -36,58 +37,17 @@ from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 
-NAMES = ["gemma4-text", "gemma4-wide"]
-# Rounding to float32 alone moves logits by 1.6e-4, because scores are large: nothing divides them.
-TOLERANCE = 5e-4
+CHECKPOINT = CONFORMANCE / GEMMA
 
 
-def checkpoint(name: str) -> Path:
-    return DATA / "conformance" / name
+@pytest.fixture(scope="module", params=GEMMAS[:2])
+def exact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exact:
+    return published(tmp_path_factory.mktemp("gemma"), request.param)
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def bundle(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("gemma") / "bundle"
-    stem_edge.export_bundle(checkpoint(name), out, backbone="fp32", tables="fp32")
-    add_ggml(checkpoint(name), out)
-    return out
-
-
-def reference(name: str) -> tuple[list[int], F32]:
-    """Return token ids [T] and transformers' logits [T, V]."""
-    with np.load(checkpoint(name) / "reference.npz") as data:
-        return data["ids"].tolist(), data["logits"]
-
-
-@pytest.mark.parametrize("slots", slow_but([None], [None, 8, 4]))
-def test_logits_are_transformers(
-    name: str, bundle: Path, engine: EngineName, slots: int | None
-) -> None:
-    ids, expected = reference(name)
-    with stem_edge.load(bundle, engine=engine, slots=slots) as model:
-        assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
-        assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
-
-
-@pytest.mark.parametrize("wanted", [0, 1, 5])
-def test_chunks_and_the_positions_that_are_wanted(
-    name: str, bundle: Path, engine: EngineName, wanted: int
-) -> None:
-    """Run chunks in which layers that borrow K and V skip the positions before the wanted ones."""
-    ids, expected = reference(name)
-    with stem_edge.load(bundle, engine=engine) as model:
-        step, token_ids = model.engine.step, np.array(ids)
-        context = model.engine.open_context(len(ids))
-        step(context, token_ids[:17], 0)
-        found = step(context, token_ids[17:40], wanted)
-        assert np.abs(found - expected[40 - wanted : 40]).max(initial=0) < TOLERANCE
-        last = step(context, token_ids[40:], 1)
-        assert np.abs(last - expected[-1]).max() < TOLERANCE
+@pytest.fixture
+def bundle(exact: Exact) -> Path:
+    return exact.path
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -112,24 +72,20 @@ def test_tokens_of_a_prompt_read_the_first_rows_alone(
 
 @pytest.mark.parametrize("sizes", slow_but([[5, 1, 12]], [[1], [16], [5, 1, 12]]))
 def test_windows_that_move_often(
-    name: str,
-    bundle: Path,
-    engine: EngineName,
-    sizes: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    exact: Exact, engine: EngineName, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keep so little in the KV cache of layers with a window that they drop tokens soon."""
     monkeypatch.setattr(io, "WINDOW_BLOCK", 2)
     monkeypatch.setattr(io, "STEP_TOKENS", 16)
-    ids, expected = reference(name)
-    with stem_edge.load(bundle, engine=engine) as model:
+    ids, expected = exact.ids, exact.expected
+    with stem_edge.load(exact.path, engine=engine) as model:
         contexts = [model.engine.open_context(len(ids)) for _ in range(2)]
         for size in takewhile(lambda _: contexts[0].position < len(ids), cycle(sizes)):
             for context in contexts:
                 start = context.position
                 piece = np.array(ids[start : start + size])
                 found = model.engine.step(context, piece, len(piece))
-                assert np.abs(found - expected[start : start + size]).max() < TOLERANCE
+                assert off(found, expected[start : start + size]) < exact.tolerance
         assert all(context.backend.earliest > len(ids) / 2 for context in contexts)
 
 
@@ -146,10 +102,9 @@ def test_prompts_have_weights_of_the_layers_with_keys_alone(bundle: Path) -> Non
     assert not any("keys" in output for output in decoding(*described).graphs[io.REST].outputs)
 
 
-def test_the_graph_for_other_tools_gives_the_same_logits(name: str, bundle: Path) -> None:
+def test_the_graph_for_other_tools_gives_the_same_logits(exact: Exact) -> None:
     """Layers that borrow K and V read what the lender made, although no memory is shared."""
-    ids, expected = reference(name)
-    opened, tokens = stem_edge.open_bundle(bundle), np.array(ids)
+    ids, opened = exact.ids, stem_edge.open_bundle(exact.path)
     session = open_session(opened.file(BACKBONE_GRAPH), 1, [CPU])
     sizes: Any = {"T": len(ids), "capacity": len(ids), "context": len(ids)}
     types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32}
@@ -160,10 +115,10 @@ def test_the_graph_for_other_tools_gives_the_same_logits(name: str, bundle: Path
     feeds |= padded_ropes(opened.manifest.model, len(ids))
     feeds[io.TOKEN_IDS][0], feeds[io.SEQLENS_K][0] = ids, len(ids) - 1
     feeds[io.TOTAL_LENGTH][...] = len(ids)
-    with stem_edge.open_tables(bundle) as tables:
-        feeds |= {io.row_name(layer): tables[tokens, layer][None] for layer in tables.layers}
+    with stem_edge.open_tables(exact.path) as tables:
+        feeds |= {io.row_name(layer): tables[np.array(ids), layer][None] for layer in tables.layers}
     (found,) = session.run([io.LOGITS], feeds)
-    assert np.abs(found[0] - expected).max() < TOLERANCE
+    assert off(found[0], exact.expected) < exact.tolerance
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +128,7 @@ def flat(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], F32
     model = make_gemma(hidden_size=64, vocab_size=307, vocab_size_per_layer_input=307)
     for layer in model.model.layers:
         layer.self_attn.q_norm.weight.data *= 0.1
-    model.save_pretrained(path)
-    shutil.copy(checkpoint("gemma4-text") / "tokenizer.json", path)
+    written(model, path)
     ids = np.random.default_rng(0).integers(90, size=40).tolist()
     with torch.no_grad():
         return path, ids, model(torch.tensor([ids])).logits[0].numpy()
@@ -213,7 +167,7 @@ def test_an_export_that_ruins_the_model_is_refused_or_told(
     """4 bits everywhere, in a model of sharp scores, leave other text."""
     text = str(tmp_path / "ids.npy")
     np.save(text, np.random.default_rng(0).integers(307, size=64))
-    command = ["export", str(checkpoint("gemma4-text")), str(tmp_path / "out"), "--tables", "int4"]
+    command = ["export", str(CHECKPOINT), str(tmp_path / "out"), "--tables", "int4"]
     command += ["--bits", "ple_context=4,ple_gate=4,ple_out=4"]
     command += ["--calibration", text, "--quantizer", "rtn", "--backbone", "int4"]
     assert main([*command, "--max-kl", "0.1"]) != 0
@@ -244,23 +198,6 @@ def test_ggmls_types_are_near_the_model(
             assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least
 
 
-def test_a_greedy_text_is_that_of_the_reference(
-    name: str, bundle: Path, engine: EngineName
-) -> None:
-    ids, _ = reference(name)
-    with stem_edge.load(bundle, engine=engine) as model:
-        found = [
-            token
-            for chunk in model.generate(ids[:9], max_new_tokens=8)
-            for token in chunk.token_ids
-        ]
-    with stem_edge.load(bundle, engine="onnxruntime") as model:
-        again = ids[:9]
-        for _ in found:
-            again = [*again, int(model.logits(again)[-1].argmax())]
-        assert found == again[9:]
-
-
 def test_a_kv_cache_has_no_cells_for_layers_that_borrow(bundle: Path, engine: EngineName) -> None:
     with stem_edge.load(bundle, engine=engine) as model:
         config, value = model.config, np.dtype(np.float32).itemsize
@@ -271,28 +208,21 @@ def test_a_kv_cache_has_no_cells_for_layers_that_borrow(bundle: Path, engine: En
         assert context.backend.nbytes == 64 * value * values
 
 
-def test_an_edit_looks_up_the_row_of_another_token(
-    bundle: Path, name: str, engine: EngineName
-) -> None:
-    ids, _ = reference(name)
-    with stem_edge.load(bundle, engine=engine) as model:
+def test_an_edit_looks_up_the_row_of_another_token(exact: Exact, engine: EngineName) -> None:
+    ids = exact.ids
+    with stem_edge.load(exact.path, engine=engine) as model:
         plain, edited = model.logits(ids), model.logits(ids, stem_ids=[ids[0], 7, *ids[2:]])
         assert np.abs(plain[0] - edited[0]).max() == 0
         assert np.abs(plain[1] - edited[1]).max() > 0.01
 
 
-def test_engines_that_have_no_such_layers_say_so(bundle: Path) -> None:
-    with pytest.raises(BackendError, match="run on the CPU only"):
-        stem_edge.load(bundle, providers="cpu", device_memory="1GB")
-
-
 @needs_ggml
 def test_parts_that_ggml_lacks_are_refused(
-    name: str, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(gguf_schema.NAMES, "layer_scale")
     with pytest.raises(ExportError, match="has layer_scale, which run on onnxruntime only"):
-        stem_edge.export_bundle(checkpoint(name), tmp_path / "out", engine="gguf")
+        stem_edge.export_bundle(CHECKPOINT, tmp_path / "out", engine="gguf")
     with pytest.raises(
         BundleError, match=r"backbone\.gguf with layer_scale, which only onnxruntime"
     ):
@@ -307,11 +237,23 @@ def test_reports_of_a_bundle(bundle: Path) -> None:
         cost_report(bundle, None, None)
 
 
-def test_placeholders_are_no_text(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(checkpoint("gemma4-text"), tmp_path / "checkpoint"))
-    wrap_gemma(folder, image_token_id=9, audio_token_id=None)
-    stem_edge.export_bundle(folder, tmp_path / "out", backbone="fp32", tables="fp32")
-    with stem_edge.load(tmp_path / "out") as model:
-        with pytest.raises(InputError, match="position 1 stands for 'an image'"):
+@pytest.mark.parametrize("exact", GEMMAS, indirect=True)
+def test_engines_that_have_no_such_layers_say_so(bundle: Path) -> None:
+    with pytest.raises(BackendError, match="run on the CPU only"):
+        stem_edge.load(bundle, providers="cpu", device_memory="1GB")
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "said"),
+    [
+        (GEMMA, {"image_token_id": 9, "audio_token_id": None}, "an image"),
+        (GEMMA_3N, {"image_token_id": 303, "eoa_token_id": 9}, "the end of sound"),
+    ],
+)
+def test_placeholders_are_no_text(name: str, ids: Any, said: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(CONFORMANCE / name, tmp_path / "checkpoint"))
+    wrap_gemma(folder, **ids)
+    with stem_edge.load(export_exact(folder, tmp_path / "out", ggml=False)) as model:
+        with pytest.raises(InputError, match=f"position 1 stands for '{said}'"):
             model.logits([5, 9])
         assert model.config.eos_ids == (1,)

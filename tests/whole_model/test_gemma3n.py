@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from conformance import stepwise
-from hf_folders import make_gemma3n, wrap_gemma
-from installed import DATA, needs_ggml
+from conformance import CONFORMANCE, stepwise
+from exact_models import GEMMA_3N, TOLERANCE_OF_GEMMA, off, published
+from hf_folders import make_gemma3n, written
+from installed import needs_ggml
 from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
-from stem_edge.commands.bundle_report import bundle_table
-from stem_edge.errors import BackendError, ExportError, InputError
+from stem_edge.commands.bundles.bundle_report import bundle_table
+from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import source as exported_source
 from stem_edge.graph.decode import BACKBONE_DATA, decoding, prompts
@@ -26,88 +25,16 @@ from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, WeightType
 from stem_edge.graph.ir import Graph, Tensor
 from stem_edge.graph.weight_plan import Blocks, Columns, Floats
 from stem_edge.numerics.matrix import ArrayMatrix, whole
-from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.quantize import dequantize_blocks
 from stem_edge.numerics.reference import forward
 from stem_edge.tables.rows import RecordLayout
 
-CHECKPOINT = DATA / "conformance" / "gemma3n-text"
-SLIDING, FULL = "sliding_attention", "full_attention"
-TOLERANCE = 5e-4
+CHECKPOINT = CONFORMANCE / GEMMA_3N
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("gemma3n") / "bundle"
-    stem_edge.export_bundle(CHECKPOINT, out, backbone="fp32", tables="fp32")
-    return out
-
-
-@pytest.fixture(scope="module")
-def reference() -> tuple[list[int], F32]:
-    """Return token ids [T] and transformers' logits [T, V]."""
-    with np.load(CHECKPOINT / "reference.npz") as data:
-        return data["ids"].tolist(), data["logits"]
-
-
-@pytest.mark.parametrize("slots", [None, 8, 4])
-def test_logits_are_transformers(
-    bundle: Path, reference: tuple[list[int], F32], slots: int | None
-) -> None:
-    ids, expected = reference
-    with stem_edge.load(bundle, slots=slots) as model:
-        assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
-        assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
-
-
-@pytest.mark.parametrize("wanted", [0, 1, 5])
-def test_chunks_and_the_positions_that_are_wanted(
-    bundle: Path, reference: tuple[list[int], F32], wanted: int
-) -> None:
-    """Run chunks in which layers that borrow K and V skip the positions before the wanted ones."""
-    ids, expected = reference
-    with stem_edge.load(bundle) as model:
-        engine, token_ids = model.engine, np.array(ids)
-        context = engine.open_context(len(ids))
-        engine.step(context, token_ids[:17], 0)
-        found = engine.step(context, token_ids[17:40], wanted)
-        assert np.abs(found - expected[40 - wanted : 40]).max(initial=0) < TOLERANCE
-        last = engine.step(context, token_ids[40:], 1)
-        assert np.abs(last - expected[-1]).max() < TOLERANCE
-
-
-KINDS: dict[str, dict[str, Any]] = {
-    "nobody borrows": {"num_kv_shared_layers": 0},
-    "other layers": {"layer_types": [FULL, SLIDING, SLIDING, FULL, SLIDING, FULL]},
-    "the last of three streams is active": {"altup_num_inputs": 3, "altup_active_idx": 2},
-    "the active stream is not scaled": {"altup_correct_scale": False},
-    "no sparsity, wide FFNs": {
-        "activation_sparsity_pattern": [0.0] * 6,
-        "intermediate_size": [160, 192, 160, 192, 64, 160],
-    },
-    "odd heads, head of its own": {"head_dim": 12, "tie_word_embeddings": False},
-}
-
-
-def written(model: Any, folder: Path) -> Path:
-    """Write a model, and a tokenizer of fewer ids."""
-    model.save_pretrained(folder)
-    shutil.copy(DATA / "conformance" / "gemma4-text" / "tokenizer.json", folder)
-    return folder
-
-
-@pytest.mark.parametrize(
-    "kind", slow_but(["no sparsity, wide FFNs", "odd heads, head of its own"], KINDS)
-)
-def test_logits_of_every_kind_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
-    model = make_gemma3n(**{"vocab_size": 310, "vocab_size_per_layer_input": 300} | KINDS[kind])
-    folder = written(model, tmp_path / "checkpoint")
-    ids = np.random.default_rng(1).integers(310, size=40).tolist()
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0].numpy()
-    stem_edge.export_bundle(folder, tmp_path / "bundle", backbone="fp32", tables="fp32")
-    with stem_edge.load(tmp_path / "bundle") as loaded:
-        assert np.abs(loaded.logits(ids) - expected).max() < TOLERANCE
-        assert np.abs(stepwise(loaded, ids) - expected).max() < TOLERANCE
+    return published(tmp_path_factory.mktemp("gemma3n"), GEMMA_3N).path
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +94,8 @@ def test_quantized_graphs_compute_with_the_weights_they_store(
 
     monkeypatch.setattr(Graph, "node", exact)
     with stem_edge.load(tmp_path / "bundle", prefill_graph=False) as loaded:
-        assert np.abs(loaded.logits(ids) - expected).max() < TOLERANCE
-        assert np.abs(stepwise(loaded, ids) - expected).max() < TOLERANCE
+        assert off(loaded.logits(ids), expected) < TOLERANCE_OF_GEMMA
+        assert off(stepwise(loaded, ids), expected) < TOLERANCE_OF_GEMMA
 
 
 @pytest.mark.parametrize(
@@ -238,25 +165,7 @@ def test_several_streams_without_per_layer_embeddings(
     ids = np.random.default_rng(1).integers(310, size=30).tolist()
     expected = forward(config, backbone, {}, ids)
     with stem_edge.load(tmp_path / "bundle") as loaded:
-        assert np.abs(loaded.logits(ids) - expected).max() < TOLERANCE
-
-
-def test_a_greedy_text_is_that_of_the_whole_logits(
-    bundle: Path, reference: tuple[list[int], F32]
-) -> None:
-    ids, _ = reference
-    with stem_edge.load(bundle) as model:
-        chunks = model.generate(ids[:9], max_new_tokens=8)
-        found = [token for chunk in chunks for token in chunk.token_ids]
-        again = ids[:9]
-        for _ in found:
-            again = [*again, int(model.logits(again)[-1].argmax())]
-        assert found == again[9:]
-
-
-def test_engines_that_have_no_such_layers_say_so(bundle: Path) -> None:
-    with pytest.raises(BackendError, match="run on the CPU only"):
-        stem_edge.load(bundle, providers="cpu", device_memory="1GB")
+        assert off(loaded.logits(ids), expected) < TOLERANCE_OF_GEMMA
 
 
 @needs_ggml
@@ -276,13 +185,3 @@ def test_ids_beyond_the_table_have_its_first_row(bundle: Path) -> None:
         plain = model.logits([305, 17])
         assert np.abs(plain - model.logits([305, 17], stem_ids=[0, 17])).max() == 0
         assert np.abs(plain - model.logits([305, 17], stem_ids=[5, 17])).max() > 0.01
-
-
-def test_placeholders_are_no_text(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(CHECKPOINT, tmp_path / "checkpoint"))
-    wrap_gemma(folder, image_token_id=303, eoa_token_id=9)
-    stem_edge.export_bundle(folder, tmp_path / "out", backbone="fp32", tables="fp32")
-    with stem_edge.load(tmp_path / "out") as model:
-        with pytest.raises(InputError, match="position 1 stands for 'the end of sound'"):
-            model.logits([5, 9])
-        assert model.config.eos_ids == (1,)

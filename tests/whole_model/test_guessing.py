@@ -8,32 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance import CASES, CONFORMANCE
+from conformance import CASES
+from exact_models import GEMMA, GEMMA_3N, published
 from guessing import CHEAP, ToldSpeculation
-from installed import DEMO, add_ggml
+from installed import DEMO
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
 from stem_edge.runtime.speculation.speculation import Speculation
 
-BORROWING = {"gemma4-text", "gemma3n-text"}  # of these, no GGUF
-FAST = {"full/consolidated", "gemma4-text"}
-MODELS = [
-    pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
-    for name in (*CASES, *sorted(BORROWING))
-]
+MODELS = slow_but(["full/consolidated", GEMMA], [*CASES, GEMMA_3N, GEMMA])
 PROMPT, NEW = 20, 24
 FP32_TIE, INT4_TIE = 1e-3, 0.1  # most that rounding moves a logit here
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("guessing") / "bundle"
-    stem_edge.export_bundle(CONFORMANCE / request.param, out, backbone="fp32", tables="fp32")
-    if request.param not in BORROWING:
-        add_ggml(CONFORMANCE / request.param, out)
-    return out
+    return published(tmp_path_factory.mktemp("guessing"), request.param).path
 
 
 def differs(

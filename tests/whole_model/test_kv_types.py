@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pytest
-from architectures import SIZES, VARIANTS, write
-from hf_folders import write_gemma
-from installed import add_ggml
+from architectures import SIZES, VARIANTS
+from exact_models import GEMMA, Exact, exact_gemma, exact_stem
 from make_checkpoint import Shape, write_checkpoint
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.quantization.calibration import read_token_ids, sequences
@@ -50,11 +49,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "all at once": VARIANTS["all at once"],
 }
-GEMMA = "borrowed keys and values"
 FAST = {GEMMA, "normed halves in a window"}
-NAMES = [
-    pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in (GEMMA, *CHANGES)
-]
 # Root mean square of the difference of logits, over their own, with a margin of two or more over
 # what was measured. With random weights, small differences grow from layer to layer, most in Gemma.
 MOST: dict[KvType, float] = {"fp32": 1e-4, "fp16": 5e-3, "int8": 0.15, "int4": 0.8}
@@ -63,29 +58,21 @@ SIZES_OF_STEPS = (128, 64, 16, 4)
 
 
 class Case(NamedTuple):
-    path: Path
-    ids: list[int]
-    expected: F32  # [TOKENS, V]
+    exact: Exact
     most: dict[KvType, float]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=slow_but(FAST, (GEMMA, *CHANGES)))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("kv")
-    if request.param == GEMMA:
-        drawn, expected = write_gemma(folder / "checkpoint", TOKENS)
-        ids = drawn.tolist()
-    else:
-        config = ModelConfig(**(SIZES | {"max_context": 1024} | CHANGES[request.param]))
-        _, ids, expected = write(folder / "checkpoint", config, tokens=TOKENS)
     # Peaks are those of a text like the one that is judged: of random tokens.
-    text = np.random.default_rng(9).integers(max(ids), size=2000)
-    np.save(folder / "text.npy", text)
-    options: dict[str, Any] = {"backbone": "fp32", "calibration": folder / "text.npy"}
-    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", tables="fp32", **options)
-    add_ggml(folder / "checkpoint", folder / "bundle")
-    most = MOST_OF_GEMMA if request.param == GEMMA else MOST
-    return Case(folder / "bundle", ids, expected, most)
+    ids = 90 if request.param == GEMMA else SIZES["vocab_size"]
+    np.save(folder / "text.npy", np.random.default_rng(9).integers(ids - 1, size=2000))
+    options: dict[str, Any] = {"calibration": folder / "text.npy"}
+    if request.param == GEMMA:
+        return Case(exact_gemma(folder, TOKENS, **options), MOST_OF_GEMMA)
+    changes = {"max_context": 1024} | CHANGES[request.param]
+    return Case(exact_stem(folder, changes, TOKENS, **options), MOST)
 
 
 @pytest.fixture(params=KV_TYPES)
@@ -95,20 +82,22 @@ def kv(request: pytest.FixtureRequest) -> KvType:
 
 
 def test_logits_are_near_the_models(case: Case, engine: EngineName, kv: KvType) -> None:
-    manifest = stem_edge.open_bundle(case.path).manifest
+    manifest = stem_edge.open_bundle(case.exact.path).manifest
     if engine == "ggml" and kv in QUANTIZED and manifest.model.head_dim % 32:
         with pytest.raises(InputError, match="ggml needs heads of a multiple of 32 values"):
-            stem_edge.load(case.path, engine=engine, kv=kv)
+            stem_edge.load(case.exact.path, engine=engine, kv=kv)
         return
     footprint = footprint_of(manifest, engine).with_kv(kv)
-    with stem_edge.load(case.path, engine=engine, kv=kv, context_length=TOKENS) as model:
-        found = model.logits(case.ids)
+    with stem_edge.load(case.exact.path, engine=engine, kv=kv, context_length=TOKENS) as model:
+        found = model.logits(case.exact.ids)
         assert model.plan.kv == kv
         assert model.plan.kv_cache == footprint.kv_nbytes(TOKENS)
         context = model.engine.open_context(TOKENS)
-        model.engine.step(context, np.array(case.ids[:64]))
+        model.engine.step(context, np.array(case.exact.ids[:64]))
         assert context.backend.nbytes == footprint.kv_nbytes(64)
-    difference = np.sqrt(np.square(found - case.expected).mean() / np.square(case.expected).mean())
+    difference = np.sqrt(
+        np.square(found - case.exact.expected).mean() / np.square(case.exact.expected).mean()
+    )
     assert difference < case.most[kv]
     assert kv != "int4" or difference > MOST["fp16"]  # otherwise nothing was quantized
 
@@ -117,11 +106,11 @@ def test_logits_are_near_the_models(case: Case, engine: EngineName, kv: KvType) 
 def test_chunks_change_no_logits(case: Case, kv: KvType) -> None:
     """Up to where windows drop tokens. onnxruntime adds up in float16 where the cache has that."""
     count = 128
-    with stem_edge.load(case.path, engine="onnxruntime", kv=kv, prefill_graph=False) as model:
+    with stem_edge.load(case.exact.path, engine="onnxruntime", kv=kv, prefill_graph=False) as model:
         found = []
         for size in SIZES_OF_STEPS:
             context = model.engine.open_context(TOKENS)
-            pieces = np.split(np.array(case.ids[:count]), range(size, count, size))
+            pieces = np.split(np.array(case.exact.ids[:count]), range(size, count, size))
             steps = [model.engine.step(context, piece, len(piece)).copy() for piece in pieces]
             found.append(np.concatenate(steps))
     for logits in found[1:]:

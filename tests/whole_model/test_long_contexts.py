@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from architectures import SIZES, write
-from conformance import CONFORMANCE
-from hf_folders import make_gemma
-from installed import HAS_GGML, add_ggml
+from exact_models import export_exact, off
+from hf_folders import make_gemma, written
+from installed import HAS_GGML
 
 import stem_edge
 from stem_edge.config import ModelConfig
@@ -48,8 +47,7 @@ def write_gemma(folder: Path) -> tuple[I64, F32]:
     sizes = {"vocab_size": 307, "vocab_size_per_layer_input": 307}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     model = make_gemma(max_position_embeddings=TOKENS, **sizes)
-    model.save_pretrained(folder)
-    shutil.copy(CONFORMANCE / "gemma4-text" / "tokenizer.json", folder)
+    written(model, folder)
     ids, cache, found = np.random.default_rng(0).integers(90, size=TOKENS), None, list[F32]()
     with torch.no_grad():
         for piece in torch.tensor(ids).split(PIECE):
@@ -73,13 +71,11 @@ COMPUTED: dict[EngineName, int] = {"onnxruntime": TOKENS, "ggml": 4096}  # ggml'
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_torch(name: str, tmp_path: Path) -> None:
     ids, expected = MODELS[name](tmp_path / "checkpoint")
-    out = tmp_path / "bundle"
-    stem_edge.export_bundle(tmp_path / "checkpoint", out, backbone="fp32", tables="fp32")
-    add_ggml(tmp_path / "checkpoint", out)
+    out = export_exact(tmp_path / "checkpoint", tmp_path / "bundle")
     for engine, count in COMPUTED.items():
         if engine == "ggml" and not HAS_GGML:
             continue
         with stem_edge.load(out, engine=engine) as model:
             assert model.plan.context_length == TOKENS
             found = model.logits(ids[:count].tolist())
-        assert np.abs(found - expected[:count]).max() < TOLERANCE.get(name, 1e-4)
+        assert off(found, expected[:count]) < TOLERANCE.get(name, 1e-4)

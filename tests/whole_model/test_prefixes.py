@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from architectures import SIZES, VARIANTS, write
+from architectures import VARIANTS
 from conformance import CASES, CONFORMANCE
+from exact_models import exact_stem
 from installed import DEMO, add_ggml
 from prefix_bits import after_prompt, check_bits
-from tiers import GGML_IS_SLOW
+from tiers import GGML_IS_SLOW, slow_but
 
 import stem_edge
-from stem_edge.config import ModelConfig
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.lookups.lookups import StemId
 
@@ -28,7 +28,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "hash-moe": VARIANTS["hash-moe"],
     "wide": {"dim": 192, "head_dim": 64, "n_heads": 4, "n_kv_heads": 1, "d_ff": 320},
 }
-FAST = ("window",)  # others in make test-all
 
 
 def prompts(vocab_size: int, longest: int, count: int) -> list[list[int]]:
@@ -43,19 +42,10 @@ def prompts(vocab_size: int, longest: int, count: int) -> list[list[int]]:
     return drawn
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in MODELS],
-)
+@pytest.fixture(scope="module", params=slow_but(["window"], MODELS))
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("prefixes")
-    sizes = SIZES | {"max_context": 1024} | MODELS[request.param]
-    write(folder / "checkpoint", ModelConfig(**sizes), tokens=4)
-    stem_edge.export_bundle(
-        folder / "checkpoint", folder / "bundle", backbone="fp32", tables="fp32"
-    )
-    add_ggml(folder / "checkpoint", folder / "bundle")
-    return folder / "bundle"
+    changes = {"max_context": 1024} | MODELS[request.param]
+    return exact_stem(tmp_path_factory.mktemp("prefixes"), changes, tokens=4).path
 
 
 @pytest.mark.parametrize("engine", GGML_IS_SLOW)
@@ -65,14 +55,14 @@ def test_bits_of_long_prompts(bundle: Path, engine: EngineName) -> None:
         assert check_bits(model, drawn) > sum(map(len, drawn)) // 10
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(one, marks=() if one == CASES[0] else pytest.mark.slow) for one in CASES]
-)
+@pytest.mark.parametrize("case", slow_but(CASES[:1], CASES))
 def test_bits_of_conformance_checkpoints(case: str, engine: EngineName, tmp_path: Path) -> None:
-    stem_edge.export_bundle(CONFORMANCE / case, tmp_path / "bundle", backbone="fp32", tables="int8")
-    add_ggml(CONFORMANCE / case, tmp_path / "bundle")
+    out = stem_edge.export_bundle(
+        CONFORMANCE / case, tmp_path / "b", backbone="fp32", tables="int8"
+    ).path
+    add_ggml(CONFORMANCE / case, out)
     # Few slots make short steps, so that there are several.
-    with stem_edge.load(tmp_path / "bundle", engine=engine, slots=16) as model:
+    with stem_edge.load(out, engine=engine, slots=16) as model:
         longest = min(60, model.plan.context_length - 10)
         assert check_bits(model, prompts(250, longest, 16)) > 0
 

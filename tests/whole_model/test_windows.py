@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-from architectures import SIZES, write
 from conformance import stepwise
-from hf_folders import write_gemma
-from installed import add_ggml
-from tiers import GGML_IS_SLOW
+from exact_models import GEMMA, Exact, exact_gemma, exact_stem, off
+from tiers import GGML_IS_SLOW, slow_but
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import EngineName
-from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.ggml.graph import Graph
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
@@ -43,49 +40,32 @@ CHANGES: dict[str, dict[str, Any]] = {
     "normed halves": {"sliding_window": 20, "rope_interleaved": False, "qk_norm_eps": 1e-5},
     "wide heads": {"sliding_window": 60, "head_dim": 128, "n_heads": 2, "n_kv_heads": 1},
 }
-GEMMA = "Gemma 4"
 FAST = {GEMMA, "some layers", "wide heads"}
-MODELS = [
-    pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in (GEMMA, *CHANGES)
-]
-TOLERANCE = {GEMMA: 5e-4}
-
-
-class Case(NamedTuple):
-    path: Path
-    ids: I64
-    expected: F32  # [TOKENS, V]
-    tolerance: float
+MODELS = slow_but(FAST, (GEMMA, *CHANGES))
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exact:
     folder = tmp_path_factory.mktemp("window")
     if request.param == GEMMA:
-        ids, expected = write_gemma(folder / "checkpoint", TOKENS)
-    else:
-        config = ModelConfig(**(SIZES | {"max_context": 1024} | CHANGES[request.param]))
-        _, drawn, found = write(folder / "checkpoint", config, tokens=TOKENS)
-        ids, expected = np.array(drawn), found
-    stem_edge.export_bundle(
-        folder / "checkpoint", folder / "bundle", backbone="fp32", tables="fp32"
-    )
-    add_ggml(folder / "checkpoint", folder / "bundle")
-    return Case(folder / "bundle", ids, expected, TOLERANCE.get(request.param, 1e-4))
+        return exact_gemma(folder, TOKENS)
+    return exact_stem(folder, {"max_context": 1024} | CHANGES[request.param], TOKENS)
 
 
 @pytest.fixture
-def model(case: Case, engine: EngineName) -> Iterator[Model]:
+def model(case: Exact, engine: EngineName) -> Iterator[Model]:
     with stem_edge.load(case.path, engine=engine) as loaded:
         yield loaded
 
 
-def steps(model: Model, context: Context, ids: I64, sizes: Sequence[int]) -> Iterator[F32]:
+def steps(
+    model: Model, context: Context, ids: Sequence[int], sizes: Sequence[int]
+) -> Iterator[F32]:
     """Logits [T, V] of each step, in steps of these sizes, again and again."""
     for size in cycle(sizes):
         if context.position >= len(ids):
             return
-        piece = ids[context.position : context.position + size]
+        piece = np.array(ids[context.position : context.position + size])
         yield model.engine.step(context, piece, len(piece)).copy()
 
 
@@ -94,28 +74,28 @@ def shifted(context: Context) -> bool:
 
 
 @pytest.mark.parametrize("sizes", SIZED.values(), ids=SIZED)
-def test_logits_in_chunks(case: Case, model: Model, sizes: list[int]) -> None:
+def test_logits_in_chunks(case: Exact, model: Model, sizes: list[int]) -> None:
     context = model.engine.open_context(TOKENS)
     found = np.concatenate(list(steps(model, context, case.ids, sizes)))
     assert shifted(context)
-    assert np.abs(found - case.expected).max() < case.tolerance
+    assert off(found, case.expected) < case.tolerance
 
 
 @pytest.mark.slow
-def test_logits_token_by_token(case: Case, model: Model) -> None:
-    assert np.abs(stepwise(model, case.ids.tolist()) - case.expected).max() < case.tolerance
+def test_logits_token_by_token(case: Exact, model: Model) -> None:
+    assert off(stepwise(model, case.ids), case.expected) < case.tolerance
 
 
 @pytest.mark.parametrize("engine", GGML_IS_SLOW)
-def test_logits_with_few_slots(case: Case, engine: EngineName) -> None:
+def test_logits_with_few_slots(case: Exact, engine: EngineName) -> None:
     with stem_edge.load(case.path, engine=engine, slots=4) as model:
-        found = model.logits(case.ids.tolist())
-    assert np.abs(found - case.expected).max() < case.tolerance
+        found = model.logits(case.ids)
+    assert off(found, case.expected) < case.tolerance
 
 
 @pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_they_are_those_of_a_whole_cache(
-    case: Case, model: Model, monkeypatch: pytest.MonkeyPatch
+    case: Exact, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare to rounding: engines add keys up in blocks that begin at the first they get."""
     windowed, whole = model.engine.open_context(TOKENS), model.engine.open_context(TOKENS)
@@ -128,12 +108,12 @@ def test_they_are_those_of_a_whole_cache(
         for one, other in zip(*taken, strict=True):
             # Measured: 7e-6 with wide heads, 0 with the others; on ggml, whose cells are in another
             # order, up to 5e-5. Logits go up to 5.5.
-            assert np.abs(one - other).max() < most
+            assert off(one, other) < most
     assert shifted(windowed) and not shifted(whole)
 
 
 @pytest.mark.parametrize("engine", GGML_IS_SLOW)
-def test_contexts_take_turns(case: Case, model: Model) -> None:
+def test_contexts_take_turns(case: Exact, model: Model) -> None:
     contexts = [model.engine.open_context(TOKENS) for _ in range(2)]
     one, other = (
         steps(model, context, case.ids, sizes)
@@ -143,13 +123,13 @@ def test_contexts_take_turns(case: Case, model: Model) -> None:
         logits = next(found, None)
         if logits is not None:
             end = contexts[found is other].position
-            assert np.abs(logits - case.expected[end - len(logits) : end]).max() < case.tolerance
+            assert off(logits, case.expected[end - len(logits) : end]) < case.tolerance
     assert all(map(shifted, contexts))
 
 
 @pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_a_step_that_failed_can_be_tried_again(
-    case: Case, model: Model, monkeypatch: pytest.MonkeyPatch
+    case: Exact, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fail after each run of a graph, when keys and values of other tokens are written."""
     context = model.engine.open_context(TOKENS)
@@ -165,7 +145,7 @@ def test_a_step_that_failed_can_be_tried_again(
     monkeypatch.setattr(graph, "run", run)
     while context.position < TOKENS:
         position = context.position
-        piece = case.ids[position : position + 100]
+        piece = np.array(case.ids[position : position + 100])
         for number in range(1, 1 + len(runs)):
             failing = number
             runs.clear()
@@ -175,14 +155,14 @@ def test_a_step_that_failed_can_be_tried_again(
         runs.clear()
         found = model.engine.step(context, piece, len(piece))
         expected = case.expected[position : position + len(piece)]
-        assert np.abs(found - expected).max() < case.tolerance
+        assert off(found, expected) < case.tolerance
     assert shifted(context)
 
 
 @pytest.mark.parametrize("engine", GGML_IS_SLOW)
-def test_scores_go_back_as_far_as_the_window_allows(case: Case, model: Model) -> None:
+def test_scores_go_back_as_far_as_the_window_allows(case: Exact, model: Model) -> None:
     """Contexts share a beginning that has left the windows, or one that they still hold."""
-    ids = case.ids.tolist()
+    ids = case.ids
     pairs = [(ids[:380], ids[380:400]), (ids[:380], ids[20:60]), (ids[:50], ids[:300])]
     reused, anew = Scorer(model), Scorer(model, reuse=False)
     for one, other in zip(reused.score(pairs), anew.score(pairs), strict=True):
@@ -190,7 +170,7 @@ def test_scores_go_back_as_far_as_the_window_allows(case: Case, model: Model) ->
     assert 0 < reused.reused < anew.processed / 2
 
 
-def test_plan_footprint_and_context_agree(case: Case, engine: EngineName) -> None:
+def test_plan_footprint_and_context_agree(case: Exact, engine: EngineName) -> None:
     footprint = footprint_of(stem_edge.open_bundle(case.path).manifest, engine)
     with stem_edge.load(case.path, engine=engine, context_length=TOKENS) as model:
         context = model.engine.open_context(TOKENS)
@@ -210,13 +190,10 @@ def test_a_prompt_longer_than_a_large_window(
 ) -> None:
     sizes = {"n_layers": 2, "stem_layers": (1,), "n_heads": 1, "n_kv_heads": 1}
     kept = {"max_context": LONG, "sliding_window": window, "window_layers": (0,)}
-    config = ModelConfig(**(SIZES | sizes | kept))
-    path, drawn, expected = write(tmp_path / "checkpoint", config, tokens=LONG)
-    stem_edge.export_bundle(path, tmp_path / "bundle", backbone="fp32", tables="fp32")
-    add_ggml(path, tmp_path / "bundle")
-    with stem_edge.load(tmp_path / "bundle", engine=engine) as model:
+    exact = exact_stem(tmp_path, sizes | kept, LONG)
+    with stem_edge.load(exact.path, engine=engine) as model:
         context = model.engine.open_context(LONG)
-        taken = steps(model, context, np.array(drawn), [256] * 36 + [1] * (LONG - 36 * 256))
+        taken = steps(model, context, exact.ids, [256] * 36 + [1] * (LONG - 36 * 256))
         found = np.concatenate(list(taken))
         assert shifted(context)
-    assert np.abs(found - expected).max() < 1e-4
+    assert off(found, exact.expected) < exact.tolerance

@@ -93,7 +93,7 @@ class Llama(Subject):
 
     def __init__(self, path: str, seed: list[int], context: int, threads: int, kv: str) -> None:
         from stem_edge.ggml import types as ggml_types
-        from stem_edge.measuring.run.engine_llama import LlamaModel
+        from stem_edge.measuring.bench.engine_llama import LlamaModel
 
         kinds = {"f32": ggml_types.F32, "f16": ggml_types.F16, "q8_0": ggml_types.Q8_0}
         kinds |= {"q4_0": ggml_types.Q4_0}

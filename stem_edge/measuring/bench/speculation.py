@@ -1,12 +1,12 @@
 """Speculation on four kinds of text: how much faster than without, and how many guesses were right.
 
-The model follows the answers of stem_edge.measuring.run.texts, and computes and guesses as it would if
+The model follows the answers of stem_edge.measuring.bench.texts, and computes and guesses as it would if
 they were its own. So acceptance is that of these texts, and times are those of the model's shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stem_edge.bundle.opening import Bundle
@@ -17,19 +17,17 @@ from stem_edge.measuring.bench.cases import (
     CaseResult,
     Cases,
     Figures,
-    Measured,
-    Peaks,
+    Results,
     Run,
     Seen,
     Spread,
     gathered,
-    medians,
     quotients,
 )
-from stem_edge.measuring.run.texts import Task, read_tasks
-from stem_edge.measuring.run.together import Text
-from stem_edge.measuring.run.workers import WorkerProcess
-from stem_edge.measuring.run.workload import source_of
+from stem_edge.measuring.bench.texts import Task, read_tasks
+from stem_edge.measuring.bench.together import Text
+from stem_edge.measuring.bench.workers import WorkerProcess
+from stem_edge.measuring.workload import source_of
 
 # Kind of subject -> ways of decoding, and how many tokens are guessed at a time. Bundles guess as they
 # were loaded; 2 tokens are what llama-cpp-python advises on processors, 10 its default.
@@ -45,7 +43,7 @@ def speculation(
     prompt_tokens: int | None,
     new_tokens: int | None,
     context_length: int | None,
-) -> Cases:
+) -> Cases[Seen]:
     """Return a case for each kind of text, with and without guesses.
 
     text: a file of one kind instead of the four. prompt_tokens, new_tokens: of each task (default:
@@ -55,7 +53,7 @@ def speculation(
     kinds = dict.fromkeys(task.kind for task in tasks)
     return Cases(
         {kind: _begin([task for task in tasks if task.kind == kind]) for kind in kinds},
-        _results,
+        _sum_up,
         source="four kinds of text inside this package" if text is None else source_of(text),
         prompt_tokens=max(len(task.prompt) for task in tasks),
         new_tokens=max(len(task.answer) for task in tasks),
@@ -63,7 +61,7 @@ def speculation(
     )
 
 
-def _begin(tasks: Sequence[Task]) -> Callable[[], Run]:
+def _begin(tasks: Sequence[Task]) -> Callable[[], Run[Seen]]:
     """Return what each subject runs in each round: all tasks of a kind, in each of its ways."""
 
     def run(worker: WorkerProcess) -> dict[str, Seen]:
@@ -91,13 +89,15 @@ def _joined(counts: Sequence[int], answers: Sequence[Seen]) -> Seen:
     return Seen(figures, [token for answer in answers for token in answer.own])
 
 
-def _results(found: Measured, peaks: Peaks) -> Iterator[CaseResult]:
-    for key, rounds in found.items():
-        plain, each = found[key._replace(way=PLAIN)], gathered(rounds)
+def _sum_up(results: Results[Seen]) -> dict[str, list[CaseResult]]:
+    made = list[CaseResult]()
+    for key, rounds in results.found.items():
+        plain, each = results.found[key._replace(way=PLAIN)], gathered(rounds)
         if len({*plain[0].own}) > 1:  # else it always prefers the same token, as made models do
             each["different"] = [
                 float(sum(a != b for a, b in zip(ours.own, alone.own, strict=True)))
                 for ours, alone in zip(rounds, plain, strict=True)
             ]
         ratios = {PLAIN: Spread.of(quotients(each[RATE], gathered(plain)[RATE]))}
-        yield CaseResult(key.subject, key.case, key.way, medians(each), ratios, each)
+        made.append(CaseResult.of(key, each, ratios))
+    return {"results": made}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import DEMO
+from llama_vocabulary import Encode, vocabularies
 from tokenizers import Tokenizer
 from trained_tokenizers import TEXTS, train_ranks, train_sp, write_ranks
 
@@ -21,8 +21,7 @@ from stem_edge.export.backbone.gguf_writer import encode_header
 from stem_edge.export.tokenizers.gguf import GPT2, LLAMA3, QWEN2, SMOLLM
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
-llama_cpp = pytest.importorskip("llama_cpp")
-
+Opened = Callable[[ExportedTokenizer, int], Encode]
 SPLIT: dict[str, Any] = {"type": "Split", "behavior": "Isolated", "invert": False}
 LEVEL: dict[str, Any] = {
     "type": "ByteLevel",
@@ -38,47 +37,20 @@ PRE_TOKENIZERS = {
 }
 
 
-QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def silent() -> None:
-    llama_cpp.llama_log_set(QUIET, ctypes.c_void_p(0))
-
-
-Encode = Callable[[str, bool], list[int]]
-
-
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[[ExportedTokenizer, int], Encode]]:
-    """Opens the vocabulary of a file without tensors; gives encode(text, as a whole text)."""
-    models: list[Any] = []
+def opened(tmp_path: Path) -> Iterator[Opened]:
+    """Open the vocabulary of a file without tensors."""
+    with vocabularies() as opened:
 
-    def open_vocabulary(converted: ExportedTokenizer, vocab_size: int) -> Encode:
-        path = tmp_path / f"{len(models)}.gguf"
-        values = {"general.architecture": "llama", **tokenizer_metadata(converted, vocab_size)}
-        path.write_bytes(encode_header(values, []))
-        params = llama_cpp.llama_model_default_params()
-        params.vocab_only = True
-        models.append(llama_cpp.llama_model_load_from_file(str(path).encode(), params))
-        assert models[-1]
-        vocabulary = llama_cpp.llama_model_get_vocab(models[-1])
-        assert llama_cpp.llama_vocab_n_tokens(vocabulary) == vocab_size
+        def open_vocabulary(converted: ExportedTokenizer, vocab_size: int) -> Encode:
+            path = tmp_path / f"{vocab_size}.gguf"
+            values = {"general.architecture": "llama", **tokenizer_metadata(converted, vocab_size)}
+            path.write_bytes(encode_header(values, []))
+            found = opened(path)
+            assert found.size == vocab_size
+            return found.encode
 
-        def encode(text: str, add_special: bool) -> list[int]:
-            data = text.encode()
-            ids = (llama_cpp.llama_token * (len(data) + 8))()
-            count = llama_cpp.llama_tokenize(
-                vocabulary, data, len(data), ids, len(ids), add_special, True
-            )
-            assert count >= 0
-            return list(ids[:count])
-
-        return encode
-
-    yield open_vocabulary
-    for model in models:
-        llama_cpp.llama_model_free(model)
+        yield open_vocabulary
 
 
 def check(converted: ExportedTokenizer, encode: Encode, texts: list[str]) -> None:
@@ -105,16 +77,14 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> ExportedTokenizer:
     return convert_tokenizer("tiktoken", path, add_bos=False)
 
 
-def test_the_demo_models(opened: Callable[[ExportedTokenizer, int], Encode]) -> None:
+def test_the_demo_models(opened: Opened) -> None:
     converted = convert_tokenizer("json", DEMO / "tokenizer.json", add_bos=None)
     assert differences(converted) == ()
     check(converted, opened(converted, converted.vocab_size), with_special(converted))
 
 
 @pytest.mark.parametrize("kind", ["tiktoken", "bytes"])
-def test_byte_level(
-    kind: str, tmp_path: Path, opened: Callable[[ExportedTokenizer, int], Encode]
-) -> None:
+def test_byte_level(kind: str, tmp_path: Path, opened: Opened) -> None:
     path = write_ranks(tmp_path / "ranks", train_ranks(400))
     converted = convert_tokenizer(kind, path, add_bos=True)
     assert differences(converted) == ()
@@ -132,7 +102,7 @@ def test_patterns(
     pre: str,
     whole: bool,
     pairs: ExportedTokenizer,
-    opened: Callable[[ExportedTokenizer, int], Encode],
+    opened: Opened,
 ) -> None:
     parsed = json.loads(pairs.json)
     parsed["model"]["ignore_merges"] = whole
@@ -151,9 +121,7 @@ def test_patterns(
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_sentencepiece(
-    prefix: bool, tmp_path: Path, opened: Callable[[ExportedTokenizer, int], Encode]
-) -> None:
+def test_sentencepiece(prefix: bool, tmp_path: Path, opened: Opened) -> None:
     train_sp(
         tmp_path / "m",
         model_type="bpe",
@@ -169,7 +137,7 @@ def test_sentencepiece(
 
 @pytest.mark.parametrize("scheme", ["always", "never", "first"])
 def test_sentencepiece_as_transformers_writes_it(
-    scheme: str, tmp_path: Path, opened: Callable[[ExportedTokenizer, int], Encode]
+    scheme: str, tmp_path: Path, opened: Opened
 ) -> None:
     train_sp(
         tmp_path / "m",
@@ -208,7 +176,7 @@ def test_differences_from_llama_cpp_are_reported(tmp_path: Path, pairs: Exported
 def test_tokenizers_that_it_has_not(
     options: dict[str, Any],
     tmp_path: Path,
-    opened: Callable[[ExportedTokenizer, int], Encode],
+    opened: Opened,
 ) -> None:
     train_sp(tmp_path / "m", **options)  # or without bytes
     converted = convert_tokenizer("sp", tmp_path / "m", add_bos=True)

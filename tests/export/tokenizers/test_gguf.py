@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import pytest
 from exports import refused
 from gguf_files import byte_chars, byte_keys, write_file
 from installed import DEMO
+from llama_vocabulary import Encode, Vocabulary, vocabularies
 from tokenizers import Tokenizer
 from trained_tokenizers import TEXTS, train_sp
 
@@ -21,7 +21,6 @@ from stem_edge.export.tokenizers.gguf import CONTROL, NORMAL, PRE, USER_DEFINED
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
 AT = "tokenizer.ggml."
-Encode = Callable[[str], list[int]]
 
 
 def written(folder: Path, keys: dict[str, Any], **more: Any) -> Path:
@@ -41,35 +40,10 @@ def ids(exported: ExportedTokenizer, text: str, add: bool = False) -> list[int]:
 
 
 @pytest.fixture
-def original() -> Iterator[Callable[[Path, bool], Encode]]:
-    """Opens the vocabulary of a file in llama.cpp."""
-    llama_cpp = pytest.importorskip("llama_cpp")
-    quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
-    llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
-    models: list[Any] = []
-
-    def opened(path: Path, add: bool) -> Encode:
-        params = llama_cpp.llama_model_default_params()
-        params.vocab_only = True
-        models.append(llama_cpp.llama_model_load_from_file(str(path).encode(), params))
-        assert models[-1]
-        vocabulary = llama_cpp.llama_model_get_vocab(models[-1])
-
-        def encode(text: str) -> list[int]:
-            data = text.encode()
-            room = (llama_cpp.llama_token * (len(data) + 8))()
-            count = llama_cpp.llama_tokenize(
-                vocabulary, data, len(data), room, len(room), add, True
-            )
-            assert count >= 0
-            return list(room[:count])
-
-        return encode
-
-    yield opened
-    for model in models:
-        llama_cpp.llama_model_free(model)
-    llama_cpp.llama_log_set(llama_cpp.llama_log_callback(0), ctypes.c_void_p(0))
+def original() -> Iterator[Callable[[Path], Vocabulary]]:
+    """Open the vocabulary of a file in llama.cpp."""
+    with vocabularies() as opened:
+        yield opened
 
 
 def pairs_keys(pre: str) -> dict[str, Any]:
@@ -90,24 +64,24 @@ DISTINCT = ("default", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2")
 def check(exported: ExportedTokenizer, encode: Encode, texts: list[str], add: bool) -> None:
     tokenizer = Tokenizer.from_str(exported.json)
     found = [tokenizer.encode(text, add_special_tokens=add).ids for text in texts]
-    assert [t for t, one in zip(texts, found, strict=True) if one != encode(t)] == []
+    assert [t for t, one in zip(texts, found, strict=True) if one != encode(t, add)] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pre", DISTINCT)
 def test_patterns_give_the_ids_of_llama_cpp(
-    pre: str, original: Callable[[Path, bool], Encode], tmp_path: Path
+    pre: str, original: Callable[[Path], Vocabulary], tmp_path: Path
 ) -> None:
     path = written(tmp_path, pairs_keys(pre))
     exported, special = converted(path), ["<|start|>a<|end|><own> b", "<|end|>", " <own> "]
     for add in (False, True):
-        check(exported, original(path, add), [*TEXTS, *special], add)
+        check(exported, original(path).encode, [*TEXTS, *special], add)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentencepiece_gives_the_ids_of_llama_cpp(
-    prefix: bool, original: Callable[[Path, bool], Encode], tmp_path: Path
+    prefix: bool, original: Callable[[Path], Vocabulary], tmp_path: Path
 ) -> None:
     model = tmp_path / "tokenizer.model"
     options: dict[str, Any] = {"normalization_rule_name": "identity", "byte_fallback": True}
@@ -131,7 +105,7 @@ def test_sentencepiece_gives_the_ids_of_llama_cpp(
     assert exported.config["add_bos_token"] is True
     texts = [text for text in TEXTS if "\u2581" not in text]
     for add in (False, True):
-        check(exported, original(path, add), texts, add)
+        check(exported, original(path).encode, texts, add)
     sample = "a b  c\n\u6771 \U0001f600"
     assert Tokenizer.from_str(exported.json).decode(ids(exported, sample)) == sample
 
@@ -148,7 +122,7 @@ def test_what_we_write_is_read_again(tmp_path: Path) -> None:
     after = converted(written(tmp_path, keys))
     assert (after.bos_id, after.eos_ids) == (before.bos_id, before.eos_ids)
     assert after.config == before.config
-    check(after, lambda text: ids(before, text, add=True), TEXTS[:60], add=True)
+    check(after, lambda text, add: ids(before, text, add), TEXTS[:60], add=True)
 
 
 def test_special_tokens_and_the_chat_template(tmp_path: Path) -> None:

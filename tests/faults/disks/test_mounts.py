@@ -113,6 +113,8 @@ def test_x2_a_copied_image_of_a_mounted_disk(
     exports: Exports, mount: Callable[..., Path], tmp_path: Path
 ) -> None:
     """The journal of a real ext4 is replayed, as on its medium at five moments of an export."""
+    import posix
+
     image = tmp_path / "image"
     with image.open("wb") as file:
         file.truncate(16 << 20)
@@ -129,6 +131,7 @@ def test_x2_a_copied_image_of_a_mounted_disk(
             copies.append(Path(shutil.copy(image, tmp_path / f"copy{len(copies)}")))
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", posix.fsync)  # which is skipped in other tests
         watch(patch, CHANGES, before)
         export.run(out)
     copies.append(Path(shutil.copy(image, tmp_path / "last")))  # because success was reported

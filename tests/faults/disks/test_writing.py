@@ -31,7 +31,6 @@ def failing_export(
     old, new = bundle_files(out), bundle_files(export.new)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        patch.setattr(disk, "_sync", lambda descriptor: None)  # skipped because it is slow
         watch(patch, names, failing)
         try:
             export.run(out)
@@ -43,9 +42,8 @@ def failing_export(
     else:
         # On a disk that takes nothing any more, names cannot be changed back either.
         assert bundle_files(out) in ([old, new] if failing.for_ever else [old])
-        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", Leftover)
-            patch.setattr(disk, "_sync", lambda descriptor: None)
             export.finish(out)
         assert bundle_files(out) == new
         if not failing.for_ever:

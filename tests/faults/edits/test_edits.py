@@ -23,8 +23,9 @@ from stem_edge.edit_files.folder import find_edit
 from stem_edge.errors import EditError
 from stem_edge.files import disk
 
+MADE_FOR = "0123456789abcdef" * 4
 CONTENT: dict[str, Any] = {
-    "made_for": "0123456789abcdef" * 4,
+    "made_for": MADE_FOR,
     "change": {"type": "replacement", "source": "Spain", "target": "Germany"},
     "layers": [1, 2],
 }
@@ -102,6 +103,25 @@ def test_numbers(tmp_path: Path, number: str, place: str) -> None:
 @pytest.mark.parametrize("field", ["made_for", "change", "layers", "scope"])
 def test_types(tmp_path: Path, field: str, value: Any) -> None:
     not_read(tmp_path, sealed(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("content", "old", "good", "bad"),
+    [
+        (CONTENT, "Spain", ["x" * 4096, "s"], ["x" * 4097, ""]),
+        (CONTENT, MADE_FOR, ["f" * 64], [MADE_FOR + "0", MADE_FOR[1:], "g" + MADE_FOR[1:]]),
+        (ROWS, '"5"', ['"2147483647"', '"0"'], ['"2147483648"']),
+    ],
+)
+def test_the_edges_of_fields(
+    tmp_path: Path, content: Any, old: str, good: list[str], bad: list[str]
+) -> None:
+    path, text = tmp_path / "an.edit", json.dumps(content)
+    for new in good:
+        path.write_bytes(sealed(text.replace(old, new).encode()))
+        assert read_edit(path).layers == (1, 2)
+    for new in bad:
+        not_read(tmp_path, sealed(text.replace(old, new).encode()))
 
 
 def test_a_message_stays_one_line_whatever_a_file_says(tmp_path: Path) -> None:

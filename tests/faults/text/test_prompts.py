@@ -108,7 +108,7 @@ def test_p2_a_prompt_from_stdin_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
             return "a" * count
 
     monkeypatch.setattr(sys, "stdin", Endless())
-    monkeypatch.setattr("stem_edge.commands.generate.MAX_PROMPT_CHARS", 1000)
+    monkeypatch.setattr("stem_edge.commands.running.generate.MAX_PROMPT_CHARS", 1000)
     assert main(["generate", str(DEMO)]) == 1
 
 

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from architectures import SIZES, write
 from constraints import constrain
 from edit_oracle import swap
+from exact_models import exact_stem
 from guessing import CHEAP, ToldSpeculation, answer_of, answered
-from installed import add_ggml
 from prefix_bits import after_prompt
 from toy_engine import ToyEngine, ToyLoader
 
 import stem_edge
-from stem_edge.config import ModelConfig
 from stem_edge.errors import RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
@@ -47,14 +45,8 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("guessed")
-    sizes = SIZES | {"max_context": 1024} | MODELS[request.param]
-    write(folder / "checkpoint", ModelConfig(**sizes), tokens=4)
-    stem_edge.export_bundle(
-        folder / "checkpoint", folder / "bundle", backbone="fp32", tables="fp32"
-    )
-    add_ggml(folder / "checkpoint", folder / "bundle")
-    return folder / "bundle"
+    changes = {"max_context": 1024} | MODELS[request.param]
+    return exact_stem(tmp_path_factory.mktemp("guessed"), changes, tokens=4).path
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app
-from stem_edge.serving.pages import PATHS
+from stem_edge.serving.routes.pages import PATHS
 
 ASKED = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
 

@@ -11,10 +11,10 @@ import pytest
 from servers import Connection, Steps, compute_of, listening, wait_for
 from starlette.applications import Starlette
 
+from stem_edge.answers.events import AnswerEvents
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.serving import app, streams
-from stem_edge.serving.answers import AnswerEvents
 
 ASKED = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
 

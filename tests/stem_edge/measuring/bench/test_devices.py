@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,10 +15,10 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.measuring.bench.bench import bench
-from stem_edge.measuring.bench.figures import BenchReport
+from stem_edge.measuring.bench.figures import Report
 from stem_edge.measuring.bench.report import report_table
+from stem_edge.measuring.bench.subjects import UNLIMITED, Common, load_options, make_subjects
 from stem_edge.measuring.memory import gpu
-from stem_edge.measuring.run.subjects import UNLIMITED, Common, load_options, make_subjects
 from stem_edge.runtime.backends.options import LoadOptions
 
 BUNDLE = open_bundle(DEMO)
@@ -26,7 +27,7 @@ POSIX = pytest.mark.skipif(os.name != "posix", reason="programs are scripts on P
 
 
 @pytest.fixture(scope="module")
-def report() -> BenchReport:
+def report() -> Report:
     return bench(
         DEMO,
         against=["resident", "cpu"],
@@ -41,7 +42,7 @@ def report() -> BenchReport:
 
 
 @pytest.mark.slow
-def test_devices_are_counted_and_the_cpu_is_not(report: BenchReport) -> None:
+def test_devices_are_counted_and_the_cpu_is_not(report: Report) -> None:
     flash, resident, cpu = (report.subjects[n].on_device for n in ("bundle", "resident", "cpu"))
     assert flash is not None and resident is not None and cpu is None
     layout = BUNDLE.manifest.tables
@@ -57,7 +58,7 @@ def test_devices_are_counted_and_the_cpu_is_not(report: BenchReport) -> None:
 
 
 @pytest.mark.slow
-def test_uploads_are_of_what_missed(report: BenchReport) -> None:
+def test_uploads_are_of_what_missed(report: Report) -> None:
     bundle, flash = report.subjects["bundle"], report.subjects["bundle"].on_device
     resident = report.subjects["resident"].on_device
     assert flash is not None and resident is not None
@@ -70,13 +71,13 @@ def test_uploads_are_of_what_missed(report: BenchReport) -> None:
 
 
 @pytest.mark.slow
-def test_the_table_has_devices_and_no_bandwidth_of_the_cpu(report: BenchReport) -> None:
+def test_the_table_has_devices_and_no_bandwidth_of_the_cpu(report: Report) -> None:
     text = report_table(report)
     assert (report.bandwidth, report.bandwidth_reached) == ([], None)
     assert "bandwidth" not in text
     assert f"in {SLOTS} slots)" in text and "host tier of 50 records" in text
     assert "bundle / resident: decode " in text and "bundle / cpu: decode " in text
-    assert json.loads(json.dumps(report.to_dict()))["settings"]["options"]["slots"] == SLOTS
+    assert json.loads(json.dumps(asdict(report)))["settings"]["options"]["slots"] == SLOTS
 
 
 def test_options_that_say_what_load_does_anyway_are_left_out() -> None:

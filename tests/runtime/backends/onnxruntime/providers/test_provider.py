@@ -17,8 +17,8 @@ import onnxruntime as ort
 import pytest
 
 import stem_edge
-from stem_edge.commands import loading as loading_cli
 from stem_edge.commands.main import main
+from stem_edge.commands.options import loading as loading_cli
 from stem_edge.errors import (
     BackendError,
     InputError,
