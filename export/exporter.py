@@ -21,15 +21,12 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import ExportError
 from stem_edge.export.add_backbone import check_base, keep_files, open_base
-from stem_edge.export.backbone.gguf import write_backbone
-from stem_edge.export.backbone.gguf_values import import_gguf
-from stem_edge.export.backbone.onnx import OnnxBackbone
+from stem_edge.export.backbone.forms import FORMS
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.job.files import write_file
-from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
+from stem_edge.export.job.job import Advance, Job, Tell, WriteStep, check_kinds, make_job, subject
 from stem_edge.export.job.journal import Journal
-from stem_edge.export.job.making import check_kinds, make_job, subject
 from stem_edge.export.job.options import ExportEngine, ExportOptions
 from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.job.recipe import Quality
@@ -42,17 +39,11 @@ from stem_edge.export.quantization.calibration import (
     judged_ids,
     observe,
     read_token_ids,
-    sequences,
 )
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
 from stem_edge.export.shards import Elsewhere, Shards, write_elsewhere
 from stem_edge.export.tables import TableWriter
-from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.gguf_schema import foreign_parts
 from stem_edge.graph.formats import (
-    BackboneFormat,
-    GgufFormat,
     GgufType,
     MatrixKind,
     QuantizerName,
@@ -191,23 +182,17 @@ def _export(
     checkpoint = checkpoint_folder(checkpoint, options.progress)
     check_apart(out, [checkpoint, options.lora])
     sources = Sources([checkpoint, *options.files])
-    ggml = None
-    if options.runs_on == "ggml":  # before gigabytes are read, since these may not be installed
-        import_gguf()
-        ggml = checked_ggml()
+    form = FORMS[options.runs_on]
+    library = form.library()  # before gigabytes are read, since it may not be installed
     source, converted = read_source(checkpoint, options)
-    if options.runs_on == "ggml" and (foreign := foreign_parts(source.config)):
-        raise ExportError(
-            f"{source.path}: has {', '.join(foreign)}, which run on onnxruntime only; export it with "
-            "--engine onnx"
-        )
+    form.check(source)
     check_kinds(source, options.bits)
-    options = keep_stored_types(source, options)
+    options = keep_stored_types(source, options, form.stored)
     source, options = keep_trained_grid(with_special_tokens(source, converted), options)
     text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
     with publish(out, force=options.force or options.add) as work:
         folder, base = work.path, open_base(out, source, converted) if options.add else None
-        job = make_job(folder, source, converted, options, text_ids, base, ggml)
+        job = make_job(folder, source, converted, options, text_ids, base, library)
         if missed is not None:
             if job.format == missed.format:  # no matrix is left to get more bits
                 raise missed
@@ -217,7 +202,10 @@ def _export(
         used = sources.used([source.path, options.lora], own)
         journal = Journal(folder, subject(job, used))
         done = sum(entry.nbytes for entry in journal.files().values())
-        work.needed_nbytes = max(0, job.nbytes - done)
+        footprint = form.footprint(job)
+        # Tables of the base are hard links, so they need no room.
+        kept = footprint.tables_nbytes if base is not None else 0
+        work.needed_nbytes = max(0, footprint.flash_nbytes - kept - done)
         check_free(out, work.needed_nbytes)
         with Progress(job.total, "exporting", options.progress) as bar:
             bar.advance(journal.progress)
@@ -239,7 +227,7 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     """Run the steps that are not finished yet, compare, and write the manifest."""
     bar.describe("computing with the checkpoint")
     ids = judged_ids(job.text_ids, job.source.config.max_context)
-    expected, peaks = observe(job.source, ids, _texts_of_peaks(job))
+    expected, peaks = observe(job.source, ids, FORMS[job.options.runs_on].texts_of_peaks(job))
     bar.describe("exporting")
     for name, write in _steps(job, peaks, journal, bar.describe):
         journal.run(name, write, bar.advance)
@@ -267,30 +255,23 @@ def _shards(
     )
 
 
-def _texts_of_peaks(job: Job) -> list[list[int]]:
-    """Return the sequences that peaks of keys and values are taken from, beside the judged one."""
-    if job.options.runs_on == "ggml":
-        return []
-    tokens = min(TEXT_TOKENS, job.options.text_tokens)
-    return sequences(job.text_ids, tokens, job.source.config.max_context)
-
-
 def _steps(
     job: Job, peaks: dict[str, F32], journal: Journal, tell: Tell
 ) -> Iterator[tuple[str, WriteStep]]:
-    """Yield the name and function of each step. peaks: as OnnxBackbone takes them."""
+    """Yield the name and function of each step. peaks: as Form.steps takes them."""
     if job.base is not None:
         yield "kept", partial(keep_files, job.base, job.options.runs_on, job.folder)
     else:
         yield "tokenizer", partial(_write_tokenizer, job)
-    format = job.format
-    if isinstance(format, BackboneFormat):
-        yield from OnnxBackbone(job, peaks, tell).steps()
+    form = FORMS[job.options.runs_on]
+    steps = form.steps(job, peaks, journal.files, tell)
+    if not form.after_tables:
+        yield from steps
     if job.base is None and job.tables is not None:
         root, cpus = job.folder / TABLES, job.options.cpus
         yield from TableWriter(root, job.tables, job.source.tables, cpus).steps()
-    if isinstance(format, GgufFormat):  # last, because the file holds a hash of the tables
-        yield "backbone", partial(write_backbone, job, format, journal.files, tell)
+    if form.after_tables:
+        yield from steps
 
 
 def _write_tokenizer(job: Job, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:

@@ -28,7 +28,7 @@ from stem_edge.system.memory import raise_out_of_memory
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
     from stem_edge.edit_files.file import Edit
-    from stem_edge.runtime.batching.prompts import Prompt, StemIds
+    from stem_edge.runtime.batching.opening import Prompt, StemIds
     from stem_edge.runtime.batching.request import Request
     from stem_edge.runtime.batching.scheduler import Scheduler
     from stem_edge.runtime.conversation import Conversation
@@ -208,7 +208,7 @@ class Model(ModelText):
         others go on. So does a prompt that generate would refuse, but raises InputError at once if all
         are given as a list, as bad options do.
         """
-        from stem_edge.runtime.batching.prompts import params_of_each, requests, run
+        from stem_edge.runtime.batching.opening import params_of_each, requests, run
 
         edits, lookups = self._open_edits.now(), self._open_edits.lookups
 
@@ -233,7 +233,7 @@ class Model(ModelText):
 
         Raises the first error of any of them.
         """
-        from stem_edge.runtime.batching.prompts import texts
+        from stem_edge.runtime.batching.opening import texts
 
         many = self.generate_many(
             prompts, params, sequences=sequences, exact=exact, stem_ids=stem_ids, **options

@@ -57,6 +57,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
 class Backbone(NamedTuple):
     """Facts about the backbone for an engine."""
 
+    engine: EngineName
     field: str  # of the manifest, with its format
     option: str  # of `stem-edge export --engine`, which makes it
     files: tuple[str, ...]  # the weights first
@@ -88,8 +89,9 @@ def _version_of_ggml() -> str:
     return ""
 
 
-BACKBONES: dict[EngineName, Backbone] = {
-    "onnxruntime": Backbone(
+_KINDS = (
+    Backbone(
+        "onnxruntime",
         "backbone",
         "onnx",
         (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA),
@@ -97,8 +99,9 @@ BACKBONES: dict[EngineName, Backbone] = {
         partial(version_of, "onnxruntime"),
         prompts=True,
     ),
-    "ggml": Backbone("gguf", "gguf", (GGUF,), (GGUF,), _version_of_ggml, prompts=False),
-}
+    Backbone("ggml", "gguf", "gguf", (GGUF,), (GGUF,), _version_of_ggml, prompts=False),
+)
+BACKBONES: dict[EngineName, Backbone] = {kind.engine: kind for kind in _KINDS}
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,7 +28,7 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import HubError, InputError
 from stem_edge.files.plain_files import damaged
-from stem_edge.graph.formats import EngineName, GgufFormat
+from stem_edge.graph.formats import EngineName
 from stem_edge.hub import PREFIX
 from stem_edge.hub.asking import LOG_IN, UnreachableError, asking
 from stem_edge.hub.fetch import Snapshot, fetch, hub_api, open_snapshot
@@ -81,8 +81,7 @@ def _sizes(manifest: Manifest) -> str:
     for engine in manifest.engines:
         if (format := manifest.format(engine)) is not None:
             nbytes = format_size(manifest.reports[engine].backbone_nbytes)
-            name = format.name if isinstance(format, GgufFormat) else format.weights
-            rows.append((f"backbone for {engine}", f"{name}, {nbytes}"))
+            rows.append((f"backbone for {engine}", f"{format.name}, {nbytes}"))
     if layout is not None:
         nbytes = format_size(manifest.report.tables_nbytes)
         kind = layout.row_type if manifest.rare_tables is None else "mixed"

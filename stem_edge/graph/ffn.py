@@ -27,7 +27,8 @@ def ffn(layer: LayerGraph, x: str) -> str:
     """Emit the FFN of x [B, T, dim], already normed -> [B, T, dim]."""
     if layer.kind == "hash-moe":
         return _experts(layer, x)
-    row = row_of(layer) if layer.takes_row else ""
+    takes_row = any("row" in terms for terms in FFN_TERMS[layer.kind].values())
+    row = row_of(layer) if takes_row else ""
     gate = _sum(layer, "gate", x, row)
     gate = layer.activated(_cut(layer, gate) if layer.shape.sparsity else gate, "silu")
     up = _sum(layer, "up", x, row)

@@ -168,8 +168,8 @@ def run(args: argparse.Namespace) -> int:
             )
         raise
     print(bundle_table(bundle))
-    second = options.runs_on == "ggml" and len(bundle.manifest.engines) > 1
-    engine = " --engine ggml" if second else ""
+    second = options.runs_on != bundle.manifest.engines[0]
+    engine = f" --engine {options.runs_on}" if second else ""
     print("\n" + "\n".join(_verdict(bundle, options)))
     print(f"try it: {own_command()} generate {args.out}{engine} 'Once upon a time'")
     return 0

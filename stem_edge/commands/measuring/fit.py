@@ -183,7 +183,7 @@ def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit = f"--memory {-(-one.load_memory // 10**6)}MB --context-length {one.plan.context_length}"
     if one.plan.sequences > 1:
         limit += f" --sequences {one.plan.sequences}"
-    if one.footprint.kv != one.footprint.usual_kv:
+    if one.footprint.kv != one.footprint.caches.usual:
         limit += f" --kv {one.plan.kv}"
     limit += (f" --engine {engine}" if bundle and engine else "") + " --repack" * one.needs.repack
     limit += " --no-prefill-graph" * (one.footprint.prefill_nbytes > 0 and not one.needs.prefill)

@@ -25,8 +25,8 @@ from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.expected import NeedsAt
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, Planner, leaves_room
+from stem_edge.runtime.rows.disk_tier import file_slot_nbytes
 from stem_edge.runtime.rows.shards import FlashName
-from stem_edge.runtime.rows.tier_file import file_slot_nbytes
 from stem_edge.text.tokenizer_model import TokenizerMemory
 from stem_edge.units import format_size
 
