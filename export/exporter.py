@@ -21,15 +21,12 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import ExportError
 from stem_edge.export.add_backbone import check_base, keep_files, open_base
-from stem_edge.export.backbone.gguf import write_backbone
-from stem_edge.export.backbone.gguf_values import import_gguf
-from stem_edge.export.backbone.onnx import OnnxBackbone
+from stem_edge.export.backbone.forms import FORMS
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.job.files import write_file
-from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
+from stem_edge.export.job.job import Advance, Job, Tell, WriteStep, check_kinds, make_job, subject
 from stem_edge.export.job.journal import Journal
-from stem_edge.export.job.making import check_kinds, make_job, subject
 from stem_edge.export.job.options import ExportEngine, ExportOptions
 from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.job.recipe import Quality
@@ -42,17 +39,11 @@ from stem_edge.export.quantization.calibration import (
     judged_ids,
     observe,
     read_token_ids,
-    sequences,
 )
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
 from stem_edge.export.shards import Elsewhere, Shards, write_elsewhere
 from stem_edge.export.tables import TableWriter
-from stem_edge.ggml.check import checked_ggml
-from stem_edge.ggml.gguf_schema import foreign_parts
 from stem_edge.graph.formats import (
-    BackboneFormat,
-    GgufFormat,
     GgufType,
     MatrixKind,
     QuantizerName,
@@ -94,54 +85,59 @@ def export_bundle(
 ) -> Bundle:
     """Export a checkpoint of any known trainer (checkpoints/readers.py) to a bundle in `out`.
 
-    engine: what runs the backbone: "onnx" for onnxruntime, or "gguf" for ggml. Default: the engine
-        that has the backbone's type, else onnx.
-    quality: how close to the checkpoint, with onnx: "balanced" (the default) and "small" have 4 bits
-        where they cost least, and 8 elsewhere; "near-lossless" has 8 everywhere. What 4 bits cost
-        is measured, matrix by matrix, on the calibration text.
-    size: instead of a quality: what the backbone's weights may take, in bytes or like "700MB".
-    backbone: instead of a quality: the type of all matrices. With onnx "int4", "int8" or "fp32";
+    The first sentence of each keyword, and its default, are also the help of the command.
+
+    engine: what runs the backbone: "onnx" for onnxruntime, or "gguf" for ggml. Default: what
+        `backbone` is for, else onnx.
+    quality: how close to the checkpoint: "balanced" and "small" have 4 bits where they cost
+        least, and 8 elsewhere; "near-lossless" has 8 everywhere. What 4 bits cost is measured, matrix
+        by matrix, on the calibration text. Default: balanced.
+    size: instead of `quality`: what the backbone's weights may take, in bytes or like 700MB.
+    backbone: instead of `quality`: the type of all matrices. With onnx "int4", "int8" or "fp32";
         with gguf one of llama.cpp's mixtures of types: "q4_k_m" (the default), "q4_0", "q5_k_m",
         "q6_k", "q8_0", "f16" or "f32"; a GGUF file keeps its own types without.
-    tables: "int8" (the default), "int4", "fp16" or "fp32" rows, or "mixed": int8 for the tokens
-        that the calibration text uses most, int4 for the others.
+    tables: type of the rows on flash: "int8", "int4", "fp16" or "fp32", or "mixed": int8 for the
+        tokens that the calibration text uses most, int4 for the others. Default: int8.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
-    ignore_keys: keys of config.json that you know to change nothing, though transformers knows them.
-    head: type of embedding and head. Default: that of the backbone, or by quality. For onnx only,
-        as are bits, block_size, asymmetric, quantizer and prefill_graph.
-    bits: bits (4, 8 or 32) of kinds of matrices that differ from backbone and head: "embedding",
-        "head", "qkv", "v" (the part of qkv that makes values), "wo", "gate", "up", "down";
-        "project" with low-rank tables; "ple_context",
-        "ple_gate" and "ple_out" with per-layer embeddings; "laurel_in", "laurel_out", "altup_in"
-        and "altup_out" in Gemma 3n.
-    block_size, group_size: values that share a scale in the backbone and in the tables. Default:
-        64 in the backbone, 32 if it is int8; 128 in tables, 32 if they are int4. Smaller blocks are
-        more exact and larger. Weights that were trained for 4 bits have the blocks of their
-        training (job/trained_grid.py).
+    ignore_keys: key of config.json that you know to change nothing, though transformers knows it;
+        several of them.
+    head: type of embedding and head. Default: that of `backbone`, or by `quality`.
+    bits: 4, 8 or 32 bits for kinds of matrices that differ from `backbone` and `head`. Kinds are
+        "embedding", "head", "qkv", "v" (the part of qkv that makes values), "wo", "gate", "up", "down";
+        "project" with low-rank tables; "ple_context", "ple_gate" and "ple_out" with per-layer embeddings;
+        "laurel_in", "laurel_out", "altup_in" and "altup_out" in Gemma 3n.
+    block_size: values of the backbone that share a scale. Smaller blocks are more exact and
+        larger. Weights that were trained for 4 bits have the blocks of their training
+        (job/trained_grid.py). Default: 64, or 32 if all have 8 bits.
     asymmetric: give each block of the backbone a zero point, which takes half a byte with int4.
         Default: if there are matrices of 4 bits that were not trained for them.
-    quantizer: how codes of 4 bits are found. "rtn": rounding to the nearest, with scales from the
-        range of each block; "gptq" (the default): later weights make up for the rounding of earlier
-        ones, on the calibration text.
+    quantizer: how codes of 4 bits are found: "rtn" rounds to nearest, "gptq" lets later weights
+        make up for the rounding of earlier ones, on the calibration text. Default: gptq.
+    group_size: values of a row of the tables that share a scale. Default: 32 for int4, else 128.
     prefill_graph: add int8 matrices for prompts, one byte for each parameter of the layers.
         Default: with a quantized backbone, if they are no less exact than it is.
-    calibration: a text, or token ids as .npy or .int32, like those that the model will see: it
-        decides types, guides the quantizer (with gguf, it weights the channels of the quantized
-        matrices by their size), balances the channels of the prefill graph, and warms the row
-        cache. Default: a mixed text of 50 kB, which warms nothing.
+    calibration: text, or token ids as .npy or .int32, like those that the model will see: it
+        decides types, guides the quantizer and warms the row cache. With gguf, it weights the channels of
+        the quantized matrices by their size; it also balances the channels of the prefill graph.
+        Default: a mixed text of 50 kB, which warms nothing.
     calibration_tokens: how many of its tokens, at most, guide the quantizer. Default: 16384.
-    max_kl: fail if the mean divergence from the checkpoint, in nats, on the last 256 tokens of the
-        calibration text is greater, for the decoding graph or the prefill graph. Without quality,
-        size and backbone, types are chosen to stay below it, in up to three exports.
-    frequent: share of the vocabulary that mixed tables keep at 8 bits. Default: a twentieth.
+    max_kl: fail, and leave `out` as it was, if the mean divergence from the checkpoint on the last 256
+        tokens of the calibration text is greater, in nats, for the decoding graph or the prefill graph;
+        types are chosen to stay below it unless `quality`, `size` or `backbone` says others. That takes
+        up to three exports.
+    frequent: share of the records that mixed tables keep at 8 bits: those that the calibration text
+        uses most. Default: a twentieth.
     add: put the backbone into the existing bundle `out`, beside that of the other engine or in
         place of an older one; tables, tokenizer and counts are kept, and must be those of the
         checkpoint.
-    force: replace an existing bundle; it stays whole until the new one is.
+    force: replace `out` if it is a bundle; it stays whole until the new one is.
+    threads: threads that compute. Default: one for each CPU that this process may use.
     progress: show a progress bar on stderr. Default: if that is a terminal.
     elsewhere: has the shards of the tables written by other processes, as stem_edge.cluster.exports.ray_shards does
         on a cluster; the bytes are the same.
+
+    With onnx only: quality, size, head, bits, block_size, asymmetric, quantizer, prefill_graph.
 
     An export that was killed continues where it stopped when it is started again. Raises
     CheckpointError, ExportError, with engine "gguf" BackendError if ggml is not installed, with add
@@ -186,23 +182,17 @@ def _export(
     checkpoint = checkpoint_folder(checkpoint, options.progress)
     check_apart(out, [checkpoint, options.lora])
     sources = Sources([checkpoint, *options.files])
-    ggml = None
-    if options.runs_on == "ggml":  # before gigabytes are read, since these may not be installed
-        import_gguf()
-        ggml = checked_ggml()
+    form = FORMS[options.runs_on]
+    library = form.library()  # before gigabytes are read, since it may not be installed
     source, converted = read_source(checkpoint, options)
-    if options.runs_on == "ggml" and (foreign := foreign_parts(source.config)):
-        raise ExportError(
-            f"{source.path}: has {', '.join(foreign)}, which run on onnxruntime only; export it with "
-            "--engine onnx"
-        )
+    form.check(source)
     check_kinds(source, options.bits)
-    options = keep_stored_types(source, options)
+    options = keep_stored_types(source, options, form.stored)
     source, options = keep_trained_grid(with_special_tokens(source, converted), options)
     text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
     with publish(out, force=options.force or options.add) as work:
         folder, base = work.path, open_base(out, source, converted) if options.add else None
-        job = make_job(folder, source, converted, options, text_ids, base, ggml)
+        job = make_job(folder, source, converted, options, text_ids, base, library)
         if missed is not None:
             if job.format == missed.format:  # no matrix is left to get more bits
                 raise missed
@@ -212,7 +202,10 @@ def _export(
         used = sources.used([source.path, options.lora], own)
         journal = Journal(folder, subject(job, used))
         done = sum(entry.nbytes for entry in journal.files().values())
-        work.needed_nbytes = max(0, job.nbytes - done)
+        footprint = form.footprint(job)
+        # Tables of the base are hard links, so they need no room.
+        kept = footprint.tables_nbytes if base is not None else 0
+        work.needed_nbytes = max(0, footprint.flash_nbytes - kept - done)
         check_free(out, work.needed_nbytes)
         with Progress(job.total, "exporting", options.progress) as bar:
             bar.advance(journal.progress)
@@ -234,7 +227,7 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     """Run the steps that are not finished yet, compare, and write the manifest."""
     bar.describe("computing with the checkpoint")
     ids = judged_ids(job.text_ids, job.source.config.max_context)
-    expected, peaks = observe(job.source, ids, _texts_of_peaks(job))
+    expected, peaks = observe(job.source, ids, FORMS[job.options.runs_on].texts_of_peaks(job))
     bar.describe("exporting")
     for name, write in _steps(job, peaks, journal, bar.describe):
         journal.run(name, write, bar.advance)
@@ -262,30 +255,23 @@ def _shards(
     )
 
 
-def _texts_of_peaks(job: Job) -> list[list[int]]:
-    """Return the sequences that peaks of keys and values are taken from, beside the judged one."""
-    if job.options.runs_on == "ggml":
-        return []
-    tokens = min(TEXT_TOKENS, job.options.text_tokens)
-    return sequences(job.text_ids, tokens, job.source.config.max_context)
-
-
 def _steps(
     job: Job, peaks: dict[str, F32], journal: Journal, tell: Tell
 ) -> Iterator[tuple[str, WriteStep]]:
-    """Yield the name and function of each step. peaks: as OnnxBackbone takes them."""
+    """Yield the name and function of each step. peaks: as Form.steps takes them."""
     if job.base is not None:
         yield "kept", partial(keep_files, job.base, job.options.runs_on, job.folder)
     else:
         yield "tokenizer", partial(_write_tokenizer, job)
-    format = job.format
-    if isinstance(format, BackboneFormat):
-        yield from OnnxBackbone(job, peaks, tell).steps()
+    form = FORMS[job.options.runs_on]
+    steps = form.steps(job, peaks, journal.files, tell)
+    if not form.after_tables:
+        yield from steps
     if job.base is None and job.tables is not None:
         root, cpus = job.folder / TABLES, job.options.cpus
         yield from TableWriter(root, job.tables, job.source.tables, cpus).steps()
-    if isinstance(format, GgufFormat):  # last, because the file holds a hash of the tables
-        yield "backbone", partial(write_backbone, job, format, journal.files, tell)
+    if form.after_tables:
+        yield from steps
 
 
 def _write_tokenizer(job: Job, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:

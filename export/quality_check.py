@@ -24,6 +24,7 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.bundle.prefill_check import mean_divergence
 from stem_edge.errors import ExportError
+from stem_edge.export.backbone.forms import FORMS
 from stem_edge.export.backbone.onnx import PREFILL_STEP, planned_format
 from stem_edge.export.job.files import write_file
 from stem_edge.export.job.job import Job
@@ -34,12 +35,6 @@ from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32
 
-# Engine -> what to try when the result is NaN (nothing is quantized), and when it is not exact.
-EXACT = {"onnxruntime": "--backbone fp32 --tables fp32", "ggml": "--backbone f32 --tables fp32"}
-BETTER = {
-    "onnxruntime": "(--quality near-lossless, --tables int8)",
-    "ggml": "(--backbone q6_k, --tables int8), a text that weights channels (--calibration FILE)",
-}
 # Few digits, so that reports agree across processors, which differ in the last ones of a sum.
 DIGITS = 3
 
@@ -58,7 +53,7 @@ def accept(
     """Compare the new bundle with its checkpoint, and return its manifest.
 
     A prefill graph that is less exact than the decoding graph is dropped, unless it was asked for.
-    peaks: as OnnxBackbone takes them; ids: tokens to compare on; expected: their logits [T, V].
+    peaks: as Form.steps takes them; ids: tokens to compare on; expected: their logits [T, V].
     Raises TooFarError for a bundle that diverges from its checkpoint more than max_kl allows.
     """
     options, format, notes = job.options, job.format, job.source.notes
@@ -97,7 +92,7 @@ def _check_divergence(job: Job, found: float, tokens: int) -> None:
         raise TooFarError(
             f"{job.source.path}: the exported model's mean divergence from the checkpoint is "
             f"{found:g} nats over {tokens} tokens, max_kl allows {limit:g}; take more bits "
-            f"{BETTER[job.options.runs_on]}, or raise max_kl; nothing was exported",
+            f"{FORMS[job.options.runs_on].better}, or raise max_kl; nothing was exported",
             found,
             job.format,
         )
@@ -106,7 +101,7 @@ def _check_divergence(job: Job, found: float, tokens: int) -> None:
 def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
     """Compute logits [T, V] with the bundle. Raises ExportError if they are not finite."""
     path, engine = job.folder / MANIFEST, job.options.runs_on
-    prefill = manifest.backbone is not None and manifest.backbone.prefill
+    format = manifest.format(engine)
     write_file(path, encode_manifest(manifest))
     try:
         with stem_edge.load(
@@ -114,7 +109,7 @@ def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
             threads=job.options.cpus,
             engine=engine,
             context_length=len(ids),
-            prefill_graph=prefill if engine == "onnxruntime" else None,
+            prefill_graph=format is not None and format.prefill,
             prepare=False,
             warm_start=False,
             trial=False,  # not needed, since the exporter itself wrote the bundle
@@ -125,7 +120,7 @@ def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
     if not np.isfinite(found).all():
         raise ExportError(
             f"{job.folder}: the exported model computes NaN or infinite logits; "
-            f"export with {EXACT[engine]} to see whether quantization is the cause"
+            f"export with {FORMS[engine].exact} to see whether quantization is the cause"
         )
     return found
 
@@ -151,12 +146,11 @@ def _manifest(
 ) -> Manifest:
     """Describe the bundle as written so far; measured: fields of the quality report."""
     base = job.base.manifest if job.base else None
-    backbone, gguf = (base.backbone, base.gguf) if base else (None, None)
-    if isinstance(format, GgufFormat):
-        gguf = format
-    else:
-        backbone = format
-    tables = job.tables.format if job.tables else None
+    formats: dict[str, Any] = (
+        {one.field: base.format(one.engine) for one in BACKBONES.values()} if base else {}
+    )
+    formats[BACKBONES[format.engine].field] = format
+    tables = job.table_format
     engine, files = job.options.runs_on, journal.files()
     report = QualityReport(
         checkpoint_nbytes=job.source.nbytes,
@@ -171,8 +165,7 @@ def _manifest(
     return Manifest(
         format_version=FORMAT_VERSION,
         model=job.source.config,
-        backbone=backbone,
-        gguf=gguf,
+        **formats,
         tables=tables.tables if tables else None,
         rare_tables=tables.rare_tables if tables else None,
         indexed=tables is not None and tables.indexed,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
-from stem_edge.graph.formats import EngineName
-from stem_edge.runtime import backends
-from stem_edge.runtime.backends.engines import check_installed, is_installed
+from stem_edge.runtime.backends.engines import ENGINES, check_installed
+from stem_edge.runtime.backends.ways import EngineWays, Ways
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.text.codec import same_start
 from stem_edge.system.memory import available_memory
@@ -23,22 +21,6 @@ NOT_RUN = "not run"
 TEXT = """\
 A memory of words is no memory of things: whoever counts the ships in a harbour at dawn, the masts
 and the ropes, the gulls above them, will remember the cold, and the colour of the water."""
-
-
-class OwnWays(Protocol):
-    """Module of an engine with the ways of running that are its own: name -> options of `load`."""
-
-    TILE: int  # tokens of a chunk from which other kernels round it otherwise
-    FEW_SLOTS: tuple[int, int]  # the fewest slots to try, and some more
-
-    def missing(self, cache_dir: str | Path | None) -> str:
-        """Return why the library cannot run here; empty if it can."""
-
-    def kernels(self, bundle: Bundle, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
-        """Return kernels that round in the same way."""
-
-    def ways(self, bundle: Bundle, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
-        """Return further ways with these kernels."""
 
 
 def verify_runs(
@@ -58,24 +40,25 @@ def verify_runs(
     Raises what `load` raises, and BackendError if no engine could run.
     """
     bundle = open_bundle(path)
-    engines = bundle.manifest.engines
-    if not any(map(is_installed, engines)):
-        check_installed(bundle, engines[0])
+    engines = [ENGINES[name] for name in bundle.manifest.engines]
+    if not any(engine.installed for engine in engines):
+        check_installed(bundle, engines[0].name)
     results: dict[str, str] = {}
     for engine in engines:
-        if reason := _missing(engine, cache_dir):
-            progress(engine)
-            results[engine] = f"{NOT_RUN}: {reason}"
+        absent = "" if engine.installed else f"{engine.name} is not installed"
+        if reason := absent or engine.ways.missing(cache_dir):
+            progress(engine.name)
+            results[engine.name] = f"{NOT_RUN}: {reason}"
             continue
-        own = own_ways(engine)
+        own = engine.ways
         for kernels, choice in own.kernels(bundle, cache_dir).items():
             expected: dict[bool, list[int]] = {}
             for way, options in _ways(bundle, own, cache_dir).items():
                 name = f"{way}, {kernels}" if kernels else way
                 progress(name)
-                options |= choice | {"engine": engine}
+                options |= choice | {"engine": engine.name}
                 tokens = _run(bundle.path, prompt, max_new_tokens, options, cache_dir)
-                tiled = options.get("slots", own.TILE) >= own.TILE
+                tiled = options.get("slots", own.tile) >= own.tile
                 same = same_start(tokens, expected.setdefault(tiled, tokens))
                 differs = tokens != expected[tiled]
                 results[name] = f"other tokens from new token {same + 1} on" if differs else "ok"
@@ -84,28 +67,15 @@ def verify_runs(
     return results
 
 
-def own_ways(engine: EngineName) -> OwnWays:
-    """Return the ways of running that are an engine's own."""
-    found: OwnWays = import_module(f"{backends.__name__}.{engine}.ways")
-    return found
-
-
-def _missing(engine: EngineName, cache_dir: str | Path | None) -> str:
-    """Return why an engine cannot run here; empty if it can."""
-    if not is_installed(engine):
-        return f"{engine} is not installed"
-    return own_ways(engine).missing(cache_dir)
-
-
-def _ways(bundle: Bundle, own: OwnWays, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
+def _ways(bundle: Bundle, own: EngineWays, cache_dir: str | Path | None) -> Ways:
     """Ways to run an engine: name -> options of `load`. The first is what others must agree with."""
     tables = bundle.manifest.tables
     plain = {"overlap": False, "prepare": False, "warm_start": False}
-    ways: dict[str, dict[str, Any]] = {"plain": plain, "overlapped": plain | {"overlap": True}}
+    ways: Ways = {"plain": plain, "overlapped": plain | {"overlap": True}}
     ways |= {name: plain | options for name, options in own.ways(bundle, cache_dir).items()}
     if tables is None:
         return ways
-    fewest, several = own.FEW_SLOTS
+    fewest, several = own.few_slots
     several = min(several, tables.records)
     ways |= {
         "fewest slots": plain | {"slots": min(fewest, tables.records)},

@@ -28,7 +28,7 @@ from stem_edge.runtime.backends.interface import LESS_MEMORY, Backend, BackendCo
 from stem_edge.runtime.rows.prefetch import Rows
 from stem_edge.runtime.steps import Step, split, starts_of
 from stem_edge.system.memory import raise_out_of_memory
-from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.rows import RowLookup
 
 T = TypeVar("T")
 CLOSED = "this model is closed; load it again"

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Unpack
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.runtime.backends.engines import EngineLoader, choose_engine, loaders
+from stem_edge.runtime.backends.engine import EngineLoader
+from stem_edge.runtime.backends.engines import choose_engine, loaders
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, allowed, choose_plan, plan_memory
@@ -20,10 +21,10 @@ from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.units import parse_size
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.backends.keywords import OtherKeywords
+    from stem_edge.runtime.backends.keywords import MoreKeywords
     from stem_edge.runtime.speculation.draft_bundle import DraftBundle
 else:
-    OtherKeywords = dict  # for those who ask for the types of memory_plan
+    MoreKeywords = dict  # for those who ask for the types of memory_plan
 
 # Of tables elsewhere: records that are read at a time to begin with, which is as many as are under way
 # at once; memory of threads, connections and answers (measured); and of a record in the tier's map.
@@ -33,15 +34,14 @@ FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 8_000_000, 32
 def memory_plan(
     path: str | Path,
     memory: int | str | None = None,
-    context_length: int | None = None,
-    **others: Unpack[OtherKeywords],
+    **more: Unpack[MoreKeywords],
 ) -> MemoryPlan:
     """Plan memory as `load` would, here and now, with these keywords; loads nothing.
 
     With `prepare`, the plan is that of a prepared backbone, even if no load has prepared it yet. On
     an accelerator, it is that of the first variant of the graphs that `load` would try.
     """
-    options = LoadOptions(memory=memory, context_length=context_length, **others)
+    options = LoadOptions(memory=memory, **more)
     bundle = options.open(path)
     check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)

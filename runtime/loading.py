@@ -16,15 +16,12 @@ from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import QUANTIZED
-from stem_edge.runtime.backends.engines import (
-    ENGINES,
-    EngineLoader,
-    choose_engine,
-    first_that_runs,
-)
+from stem_edge.runtime.backends.engine import EngineLoader, first_that_runs
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.backends.options import LoadOptions, Providers
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.decoding import open_stepping
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
     FAR_BATCH,
@@ -41,11 +38,9 @@ from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
 from stem_edge.runtime.rows.records import Records
-from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import Caches, bundle_key, expected_records, fill, keep_counts
-from stem_edge.runtime.stepping import open_stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder
@@ -62,91 +57,83 @@ else:
 def load(
     path: str | Path,
     memory: int | str | None = None,
-    threads: int | None = None,
-    providers: Providers = None,
-    context_length: int | None = None,
-    reads: ReadMode = "pread",
     **more: Unpack[MoreKeywords],
 ) -> Model:
     """Load a bundle.
 
-    path: its folder, or its name on a model hub: hf:org/name, or hf:org/name@revision with a branch, a
-        tag or a commit. It is fetched into the hub's own cache, hashed, and loaded from there.
-    memory: limit on the anonymous memory and swap of this process, in bytes or like "600MB"; the row
-        cache gets what everything else leaves. Default: half of what the machine and its cgroups
-        leave free, with a row cache of up to 256 MiB.
-    threads: threads of the backbone. Default: one per CPU that this process may use.
-    providers (onnxruntime): execution provider that runs the backbone: "cpu", "cuda", "webgpu",
-        "coreml", "openvino", or another by its onnxruntime name; with options as
-        [("cuda", {"device_id": 1})]. It must run every operator, or "cpu" must come last in the list
-        to run the others. "auto": the first accelerator found. Default: the CPU.
-    context_length: tokens of prompt and answer together. Default: the model's own, or the next power
-        of two whose KV cache, if it were full, takes at most half of what `memory` leaves beside
-        process and weights; but 4096, if they fit, also where they take more.
-    reads: "pread" turns a failing disk into an error; "mmap" may kill the process instead.
-    engine: "onnxruntime" or "ggml". Default: "auto", the first that is installed and that the bundle
-        has a backbone for; Model.plan.engine names it.
-    device_memory: limit on the memory of the provider's device, in bytes or like "2GB", which then
-        holds weights, KV cache, activations and slots. Default: what an NVIDIA driver reports as
-        free; otherwise no limit, with the slots of a load without a memory limit. With the CPU, a
-        part of its memory stands in for the device.
-    provider_libraries: plug-in providers, name -> path of a library, whose code you trust; those
-        installed as Python packages are found without it.
-    slots: size of the row cache. Default: as many slots as fit.
-    sequences: full contexts that the KV cache has room for, for generate_many and calls in several
-        threads. Default: 1, which sequences that decode together share, as many as fit. On an
-        accelerator, one fewer than this decode together.
-    host_slots: with a device: records kept in host memory, between flash and device. Default: as
-        many as `memory` leaves room for.
+    The first sentence of each keyword, and its default, are also the help of the commands (commands/described.py).
+
+    path: its folder, or its name on a model hub: hf:org/name, or hf:org/name@revision with a branch, a tag or
+        a commit. It is fetched into the hub's own cache, hashed, and loaded from there.
+    memory: limit on the anonymous memory and swap of this process, in bytes or like 600MB; mapped weights do
+        not count. The row cache gets what everything else leaves. Default: half of what the machine and its
+        cgroups leave free, with a row cache of up to 256 MiB.
+    threads: threads that compute. Default: one for each CPU that this process may use.
+    context_length: most tokens of prompt and answer together. Default: the model's own, or the next power of
+        two whose KV cache, if it were full, takes at most half of what `memory` leaves beside process and
+        weights; but 4096, if they fit, also where they take more.
+    sequences: full contexts that the KV cache has room for, for generate_many and calls in several threads.
+        Sequences that decode together share them, as many as fit. On an accelerator, one fewer than this
+        decode together. Default: 1.
+    engine: what runs the backbone, "onnxruntime" or "ggml". Model.plan.engine names it. Default: auto, the
+        first that is installed and that the bundle has a backbone for.
+    repack (ggml): copy matrices that it has faster kernels for into memory in this processor's order. The
+        memory plan counts them ("weights"); the pages of the file that they replace are not read.
+    kv: type of keys and values in the KV cache: "fp32", "fp16", "int8" or "int4". Model.plan.kv names it. On
+        an accelerator, they have the type of the activations. Default: auto, fp32 on onnxruntime and fp16 on
+        ggml (fp32 with f32 weights), or int8 where the context that fits would otherwise be shorter than 4096
+        tokens.
+    providers (onnxruntime): execution provider that runs the backbone: "cpu", "cuda", "webgpu", "coreml",
+        "openvino", or another by its onnxruntime name. With options it is like [("cuda", {"device_id": 1})].
+        It must run every operator, or "cpu" must come last in the list to run the others. "auto" is the first
+        accelerator found. Default: the CPU.
+    provider_libraries: plug-in providers, name -> path of a library, whose code you trust; those installed as
+        Python packages are found without it.
+    device_memory: limit on the memory of the provider's device, in bytes or like 2GB, which then holds
+        weights, KV cache, activations and slots. With the CPU, a part of its memory stands in for the device.
+        Default: what an NVIDIA driver reports as free; otherwise no limit, with the slots of a load without a
+        memory limit.
+    host_slots: with a device: records kept in host memory, between flash and device. Default: as many as
+        `memory` leaves room for.
+    speculate: guess the next tokens from the text so far, and compute several in one step as long as that
+        pays. True, or a number as the most to guess for a step, does so also where kernels round such steps
+        otherwise, which changes answers (docs/python.md), and measures what steps cost if preparing has not.
+        Default: auto, which guesses only where preparing found the bits of plain decoding.
+    draft: a smaller bundle with the same tokenizer, whose guesses are taken where they pay more; it takes
+        part of `memory`. Asks for guesses as speculate=True does.
+    exact: compute several tokens, or sequences, in a step only where preparing found that each gets the bits
+        of a step of its own, so that tokens are those of plain decoding in any case.
+    reads: how records are read: "pread" turns a failing disk into an error, "mmap" may kill the process
+        instead. Default: pread.
+    slots: tokens whose rows the row cache holds. Default: as many as fit.
     resident: read all tables into memory first.
-    overlap: read rows ahead in a thread; without it, the same tokens take longer.
-    kv: type of keys and values in the KV cache: "fp32", "fp16", "int8" or "int4". Default: "auto",
-        fp32 on onnxruntime and fp16 on ggml (fp32 with f32 weights), or int8 where the context
-        that fits would otherwise be shorter than 4096 tokens; Model.plan.kv names it. On an accelerator, they have the type of the activations.
-    prefill_graph (onnxruntime): process prompts with the bundle's int8 graph. Default: if a trial
-        finds it as exact here as the bundle says, and preparing did not find it slower.
-    prepare (onnxruntime): rearrange a large backbone for this processor at the first load, and keep
-        the result.
-    repack (ggml): rearrange matrices that it has faster kernels for, as copies in memory. The memory
-        plan counts them ("weights"); the pages of the file that they replace are not read.
-    warm_start: fill the row cache with the most used tokens, and keep counting them.
-    cache_dir: folder for prepared backbones, token counts and trial results. Default: the user's
-        cache folder.
-    trial: load a bundle that is new on this machine in a limited process first, and remember the
-        result, so that a file that crashes native code raises an error instead.
+    overlap: read rows ahead in a thread; without it, the same tokens take longer. Default: yes.
+    warm_start: fill the row cache with the most used tokens, and keep counting them. Default: yes.
     tables_later: leave the tables of a bundle on a hub there, and read rows of them when they are used.
     emulate_flash: delay reads like slower flash: "nvme", "ufs4", "ufs2", "emmc" or "sdcard".
-    tables: URL of the bundle's folder tables.zarr, as fsspec takes it (https://, s3://, a path), if its
-        shards are there instead of in the bundle.
-    disk_tier: how much of such tables to keep on this machine's disk, in cache_dir, like "1GB"; 0
+    tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
+        instead of in the bundle. fsspec opens it.
+    disk_tier: how much of `tables` elsewhere to keep on this machine's disk, in `cache_dir`, like 1GB; 0
         keeps nothing. Default: 1 GB, or a tenth of the free space if that is less.
-    keep_prefixes: keep what generate computed of its prompts as far as the planned KV cache has room,
-        on the CPU; a later prompt that begins with the same tokens goes on from there. The tokens are
-        the same without.
-    prompt_cache: keep prompts in files, too, from which later runs go on: True for a folder in the
-        user's cache folder, or a folder, which is made for this user alone. They tell what was asked.
-        Not on accelerators.
-    speculate: guess the next tokens from the text so far, and compute several in one step as long as
-        that pays. True, or a number as the most to guess for a step, does so also where kernels round
-        such steps otherwise, which changes answers (docs/python.md), and measures what steps cost if
-        preparing has not. Default: "auto", which guesses only where preparing found the bits of plain
-        decoding.
-    draft: a smaller bundle with the same tokenizer, whose guesses are taken where they pay more; its
-        memory counts within `memory`. Asks for guesses as speculate=True does.
-    exact: compute several tokens, or sequences, in a step only where preparing found that each gets
-        the bits of a step of its own, so that tokens are those of plain decoding in any case.
+    prefill_graph (onnxruntime): process prompts with the bundle's int8 graph. Default: if a trial finds it as
+        exact here as the bundle says, and preparing did not find it slower.
+    prepare (onnxruntime): rearrange a large backbone for this processor at the first load, and keep the
+        result. Default: yes.
+    cache_dir: folder for prepared backbones, token counts and trial results. Default: the user's cache
+        folder.
+    trial: load a bundle that is new on this machine in a limited process first, and remember the result, so
+        that a file that crashes native code raises an error instead. Default: yes.
+    keep_prefixes: keep what generate computed of its prompts as far as the planned KV cache has room, on the
+        CPU; a later prompt that begins with the same tokens goes on from there. The tokens are the same
+        without. Default: yes.
+    prompt_cache: keep prompts in files, too, from which later runs go on: True for a folder in the user's
+        cache folder, or a folder, which is made for this user alone. They tell what was asked. Not on
+        accelerators.
     progress: show a progress bar on stderr while fetching and preparing. Default: if stderr is a terminal.
 
     Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
     """
-    options = LoadOptions(
-        memory=memory,
-        threads=threads,
-        providers=providers,
-        context_length=context_length,
-        reads=reads,
-        **more,
-    )
+    options = LoadOptions(memory=memory, **more)
     try:
         return _load(options.open(path), options)
     except MemoryError as error:
@@ -170,7 +157,7 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         loader.prepare(verdict)
         plan = plan_load(bundle, chosen, loader.needs, options, drafting)
         if plan.kv in QUANTIZED:
-            from stem_edge.runtime.lossy import tell_of_loss
+            from stem_edge.runtime.backends.lossy import tell_of_loss
 
             tell_of_loss(plan.kv, chosen, options)
         text.room = text_room(plan, options)
@@ -221,8 +208,7 @@ def _assemble(
     with ExitStack() as opened:
         tables = _open_tables(bundle, format, options)
         opened.callback(tables.close)
-        storage = loader.make_slots(format.tables, plan.slots)
-        cache = RowCache(storage)
+        cache = RowCache(storage := loader.make_slots(format.tables, plan.slots))
         caches = Caches(cache, tables, _host_tier(tables, plan))
         rows = Prefetcher(caches.host or tables, cache, overlap=overlap)
         opened.callback(rows.close)

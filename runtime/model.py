@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
@@ -11,27 +11,24 @@ from typing import TYPE_CHECKING, Self, Unpack
 import numpy as np
 
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
-from stem_edge.runtime.decoding import sample_tokens
+from stem_edge.runtime.decoding import Stepping, sample_tokens
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled, join_chunks
-from stem_edge.runtime.lookups.lookups import Lookups
+from stem_edge.runtime.lookups.lookups import Lookups, StemId
 from stem_edge.runtime.lookups.open_edits import OpenEdits
-from stem_edge.runtime.lookups.row_ids import StemId
 from stem_edge.runtime.model_text import ModelText, Prompts
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.stats import GenerationStats, Recorder
-from stem_edge.runtime.stepping import Stepping
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 
 if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
     from stem_edge.edit_files.file import Edit
-    from stem_edge.runtime.batching.prompts import Prompt, StemIds
+    from stem_edge.runtime.batching.opening import Prompt, StemIds
     from stem_edge.runtime.batching.request import Request
     from stem_edge.runtime.batching.scheduler import Scheduler
     from stem_edge.runtime.conversation import Conversation
@@ -65,11 +62,10 @@ class Model(ModelText):
         # Figures of the latest generate or logits; calls at the same time count each other's rows.
         self.stats = GenerationStats.planned(plan)
         self.engine = engine  # for callers that measure, or feed tokens themselves
-        self._prefixes, self._on_close = prefixes, on_close
+        self._prefixes, self._on_close, self._closed = prefixes, on_close, False
         self._open_edits = OpenEdits(engine, text, bundle.manifest.model)
         self._prompts = Prompts(text, bundle.manifest.model, plan.context_length)
         self.stepping = stepping
-        self._closed = False
 
     def conversation(self, messages: Messages = ()) -> Conversation:
         """Begin a conversation, or go on with one whose messages are given.
@@ -212,7 +208,7 @@ class Model(ModelText):
         others go on. So does a prompt that generate would refuse, but raises InputError at once if all
         are given as a list, as bad options do.
         """
-        from stem_edge.runtime.batching.prompts import params_of_each, requests, run
+        from stem_edge.runtime.batching.opening import params_of_each, requests, run
 
         edits, lookups = self._open_edits.now(), self._open_edits.lookups
 
@@ -237,7 +233,7 @@ class Model(ModelText):
 
         Raises the first error of any of them.
         """
-        from stem_edge.runtime.batching.prompts import texts
+        from stem_edge.runtime.batching.opening import texts
 
         many = self.generate_many(
             prompts, params, sequences=sequences, exact=exact, stem_ids=stem_ids, **options
@@ -301,9 +297,8 @@ class Model(ModelText):
         exact, lent = self.stepping.exact, self._prefixes.lent(prompt, lookups.places, length)
         guessing, engine = self.stepping.guessing(prompt, length, exact=exact), self.engine
         with self._recorder() as record, lookups, guessing as guesses, lent as context:
-            for token in sample_tokens(
-                engine, context, answer, lookups, record, guesses, exact=exact
-            ):
+            own = engine, context, answer, lookups, record, guesses
+            for token in sample_tokens(*own, exact=exact):
                 self._prefixes.make_room(context, MOST)
                 yield token
 
@@ -315,11 +310,8 @@ class Model(ModelText):
         from stem_edge.runtime.prefixes.conversation_file import save_messages
 
         self.engine.check_usable()
-        ids = list[int]()
-        # Messages that no turn could have are kept all the same.
-        with suppress(InputError):
-            ids = conversation.prompt(conversation.messages)
-        save_messages(self._prefixes, Path(path), ids, conversation.messages)
+        messages = conversation.messages
+        save_messages(self._prefixes, Path(path), lambda: conversation.prompt(messages), messages)
 
     def load_conversation(self, path: str | Path) -> Conversation:
         """Return the conversation of a file; its next turn goes on from where it was, if it can.
@@ -333,19 +325,11 @@ class Model(ModelText):
         return self.conversation(load_messages(self._prefixes, Path(path)))
 
     def drafter(self) -> Drafter | None:
-        """Return this model as one that drafts for another, which then closes it.
+        """Return this model as one that drafts for another, which closes it; None if it cannot."""
+        from stem_edge.runtime.speculation.opening import drafter
 
-        None if its context is too short for that.
-        """
-        from stem_edge.runtime.speculation.measured import measured
-        from stem_edge.runtime.speculation.model_drafts import Drafter
-
-        costs = self.stepping.costs or measured(self.engine, self.plan, self.config.vocab_size)
-        if costs is None:
-            return None
-        return Drafter(
-            self.engine, self._prefixes, self.plan.context_length, costs.seconds, self.close
-        )
+        costs, size = self.stepping.costs, self.config.vocab_size
+        return drafter(self.engine, self._prefixes, self.plan, costs, size, self.close)
 
     def forget_prefixes(self) -> None:
         """Drop what calls of generate have kept of their prompts, so that the next computes all."""

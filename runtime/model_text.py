@@ -10,7 +10,7 @@ from stem_edge.bundle.manifest import TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.row_ids import check_text, checked_ids
+from stem_edge.runtime.lookups.lookups import check_text, checked_ids
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec, shorten
 

@@ -60,24 +60,42 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Options for choosing tokens and for stopping. Raises InputError for values out of range."""
+    """Options for choosing tokens and for stopping. Raises InputError for values out of range.
+
+    max_new_tokens: stop after this many tokens. Default: 128.
+    temperature: 0 takes the most probable token, 1 samples as trained. Default: 0, but 1 with `top_k`,
+        `top_p` or `min_p`.
+    top_k: choose among this many most probable tokens. Default: 0, all.
+    top_p: choose among the most probable tokens that add up to this probability. Default: 1, all.
+    min_p: choose among tokens at least this share as probable as the best. Default: 0, all.
+    repetition_penalty: above 1, tokens seen before are less probable. It divides positive logits and
+        multiplies others. Default: 1.
+    presence_penalty: above 0, tokens that the answer has are less probable; below, more. It is taken
+        off their logits, once; those of the prompt do not count. Default: 0.
+    frequency_penalty: like `presence_penalty`, for each time that the answer has the token. Default: 0.
+    logit_bias: numbers from -100 (never) to 100 by token id, added to logits.
+    stop: one or more texts, before which the answer ends.
+    seed: the same seed gives the same text. Default: another each time.
+    logprobs: report this many of the most probable tokens of each step.
+    skip_special_tokens: leave names of special tokens out of the text; that of the end is never in it.
+        Default: yes.
+    grammar: texts that the answer may be.
+    """
 
     max_new_tokens: int = 128
-    # 0 always takes the most probable token. None: 1 with top_k, top_p or min_p, otherwise 0.
     temperature: float | None = None
-    top_k: int = 0  # keep the k most probable tokens; 0 keeps all
-    top_p: float = 1.0  # keep the fewest tokens, most probable first, that reach this sum
-    min_p: float = 0.0  # keep tokens with at least this share of the highest probability
-    repetition_penalty: float = 1.0  # divides positive logits of tokens seen before; 1 disables it
-    # Taken off the logits of tokens that the answer has (not the prompt): once, or for each time.
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # added to logits
-    stop: Sequence[str] = ()  # one or more texts that end the generation; left out of its text
-    seed: int | None = None  # None: different each time; equal seeds give equal texts
-    logprobs: int | None = None  # report this many of the most probable tokens per step
-    skip_special_tokens: bool = True  # leave their names out of the text; the end has none anyway
-    grammar: Grammar | None = None  # texts that the answer may be
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    stop: Sequence[str] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if self.temperature is None:

@@ -26,7 +26,7 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import DAMAGED
 from stem_edge.runtime.engine import Context
-from stem_edge.runtime.lookups.row_ids import check_text, checked_ids
+from stem_edge.runtime.lookups.lookups import check_text, checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import TokenLogprobs, token_logprobs
 from stem_edge.runtime.steps import Step, cut

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.memory_plan import MemoryPlan
 
 
+# Figures that follow from others.
+DERIVED = ("prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_step", "records_per_step",
+           "flash_bytes_per_token", "hit_rate", "host_hit_rate", "tier_hit_rate")  # fmt: skip
 # Field of RowCounters -> that of GenerationStats, where the names differ.
 STATS_OF = {"hits": "row_hits", "misses": "row_misses", "bytes_read": "flash_bytes"}
 
@@ -110,16 +113,7 @@ class GenerationStats:
 
     def to_dict(self) -> dict[str, float | str]:
         """Return all figures, for JSON."""
-        return asdict(self) | {
-            "prefill_tokens_per_second": self.prefill_tokens_per_second,
-            "decode_tokens_per_second": self.decode_tokens_per_second,
-            "tokens_per_step": self.tokens_per_step,
-            "records_per_step": self.records_per_step,
-            "flash_bytes_per_token": self.flash_bytes_per_token,
-            "hit_rate": self.hit_rate,
-            "host_hit_rate": self.host_hit_rate,
-            "tier_hit_rate": self.tier_hit_rate,
-        }
+        return asdict(self) | {name: getattr(self, name) for name in DERIVED}
 
     def line(self) -> str:
         """Return a summary on one line, for people."""

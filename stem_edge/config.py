@@ -1,169 +1,24 @@
-"""The description of a model that exporter, reference model and runtime share.
-
-It is the one place that says what a model computes; a new architecture is a checkpoint reader that
-fills it in.
-"""
+"""The description of a model with what follows from it: the shapes of its tensors, and their sizes."""
 
 from __future__ import annotations
 
-from functools import cached_property
 from math import prod
 
 import msgspec
 
 from stem_edge.config_check import check_config
-from stem_edge.layers import (
-    FFN_TERMS,
-    LENT,
-    Activation,
-    Layer,
-    LayerKind,
-    Rope,
-    RopeScaling,
-)
+from stem_edge.description import Description
+from stem_edge.layers import FFN_TERMS, LENT
+from stem_edge.limits import MAX_PARAMETERS
 
 
-class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """A decoder-only transformer with RMS norms, RoPE and gated FFNs, some of them STEM layers.
-
-    Raises ValueError when the numbers contradict each other.
-    """
-
-    vocab_size: int
-    dim: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    d_ff: int
-    stem_layers: tuple[int, ...]  # ascending; the layers that take rows
-    norm_eps: float
-    rope_theta: float
-    max_context: int  # tokens the model was built for
-    stem_ffn: str = "stem"  # what the FFNs of STEM layers compute: a key of FFN_TERMS
-    row_rank: int = 0  # low-rank tables: the row is P E[t], E on flash; 0: the row is U[t]
-    n_experts: int = 0  # hash-moe: records, each shared by many tokens
-    tied_head: bool = False
-    rope_interleaved: bool = True  # pairs (0,1), (2,3)... as in the STEM trainer; False: halves
-    rope_scaling: RopeScaling | None = None
-    sliding_window: int = 0  # tokens that attention sees, the current one included; 0: all
-    window_layers: tuple[int, ...] | None = None  # layers with that window; None: all
-    qk_norm_eps: float | None = None  # of the RMS norm of q and k heads before RoPE; None: no norm
-    post_norms: bool = False  # an RMS norm after attention and after the FFN, too
-    biases: tuple[str, ...] = ()  # matrices with a bias, a subset of BIASED
-    logit_softcap: float = 0.0  # logits become cap * tanh(logits / cap); 0: no cap
-    layer_kinds: tuple[LayerKind, ...] = ()  # layers that differ from the rest
-    # Number of layers at the end that borrow K and V, each from the last layer of its kind before.
-    borrowed_kv_layers: int = 0
-    embedding_scale: float = 1.0  # factor of hidden states that come from the embedding
-    activation: Activation = "silu"
-    attention_scale: float = 0.0  # factor of scores; 0: 1 / sqrt(head_dim)
-    v_norm: bool = False  # an RMS norm of v heads, without a weight
-    layer_scale: bool = False  # hidden states after a layer are multiplied by a factor of its own
-    ple_width: int = 0  # per-layer embeddings: values of a row
-    ple_scale: float = 1.0  # per-layer embeddings: factor of rows that come from the tables
-    # Per-layer embeddings: ids with rows of their own, while the others use row 0; 0: all ids.
-    ple_records: int = 0
-    # AltUp (arXiv 2301.13310): a token has several hidden states, of which one goes through
-    # attention and FFN, while the others are predicted from it; per-layer embeddings are added to
-    # all but the first.
-    streams: int = 1
-    active_stream: int = 0  # the one that goes through attention and FFN
-    ple_gate_scale: bool = False  # factors of the active stream before the gate of its row
-    laurel_rank: int = 0  # a product of this rank beside attention; 0: none
-    bos_id: int | None = None
-    eos_ids: tuple[int, ...] = ()
-    placeholders: dict[str, int] = {}  # "an image" or the like -> id of the token in its place
+class ModelConfig(Description, frozen=True):
+    """A model whose numbers do not contradict each other. Raises ValueError if they do."""
 
     def __post_init__(self) -> None:
         check_config(self)
-
-    def ffn_kind(self, layer: int) -> str:
-        """Key of FFN_TERMS for the FFN of a layer."""
-        return self.stem_ffn if layer in self.stem_layers else "dense"
-
-    def window(self, layer: int) -> int:
-        """Tokens that the attention of a layer sees; 0: all."""
-        everywhere = self.window_layers is None or layer in self.window_layers
-        return self.sliding_window if everywhere else 0
-
-    def layer(self, number: int) -> Layer:
-        """Description of a layer."""
-        return self.layers[number]
-
-    @cached_property
-    def layers(self) -> tuple[Layer, ...]:
-        """Descriptions of all layers. Raises ValueError if no layer can lend one K and V."""
-        found, lenders = list[Layer](), dict[tuple[Rope, int, int], int]()
-        for number in range(self.n_layers):
-            layer = self._own_layer(number)
-            kind = layer.rope, layer.window, layer.n_kv_heads
-            if number < self.own_kv_layers:
-                lenders[kind] = number
-            elif kind not in lenders:
-                raise ValueError(
-                    f"layer {number} has no K and V, and no layer before it has its kind"
-                )
-            found.append(msgspec.structs.replace(layer, kv_layer=lenders[kind]))
-        return tuple(found)
-
-    def _own_layer(self, number: int) -> Layer:
-        """Description of a layer as if it had K and V of its own."""
-        kinds = [kind for kind in self.layer_kinds if number in kind.layers]
-
-        def own(field: str) -> int:
-            values: list[int] = [getattr(one, field) for one in (*kinds, self)]
-            return next(filter(None, values))
-
-        theta, scaling = self.rope_theta, self.rope_scaling
-        for kind in kinds:
-            if kind.rope_theta:
-                theta, scaling = kind.rope_theta, kind.rope_scaling
-        rope = Rope(own("head_dim"), theta, scaling)
-        heads, window = own("n_kv_heads"), self.window(number)
-        sparsity = next((kind.sparsity for kind in kinds if kind.sparsity), 0.0)
-        return Layer(rope.width, heads, own("d_ff"), rope, window, number, sparsity)
-
-    @property
-    def plain(self) -> bool:
-        """Return whether all layers have the model's sizes, SiLU, and K and V of their own.
-
-        Everything runs such models; only ggml and onnxruntime's CPU graphs run the others.
-        """
-        scales = (self.embedding_scale, self.attention_scale)
-        unusual = self.layer_kinds or self.borrowed_kv_layers or self.ple_width
-        unusual = unusual or self.v_norm or self.layer_scale or self.activation != "silu"
-        unusual = unusual or self.streams > 1 or self.laurel_rank
-        return not unusual and scales == (1.0, 0.0)
-
-    @property
-    def hidden_width(self) -> int:
-        """Values of a token's hidden states between layers: dim values of each stream."""
-        return self.streams * self.dim
-
-    @property
-    def own_kv_layers(self) -> int:
-        """Number of the first layers that compute K and V of their own."""
-        return self.n_layers - self.borrowed_kv_layers
-
-    @property
-    def prompt_rows(self) -> int:
-        """Rows of a record that every token of a prompt needs.
-
-        Those of layers that borrow K and V are only for tokens whose logits are wanted.
-        """
-        return sum(layer < self.own_kv_layers for layer in self.stem_layers)
-
-    @property
-    def lenders(self) -> frozenset[int]:
-        """Layers whose K and V later layers read."""
-        borrowing = range(self.own_kv_layers, self.n_layers)
-        return frozenset(self.layer(number).kv_layer for number in borrowing)
-
-    @cached_property
-    def ropes(self) -> tuple[Rope, ...]:
-        """Rotations of all layers, each once, in the order of the layers that first use them."""
-        return tuple(dict.fromkeys(self.layer(number).rope for number in range(self.n_layers)))
+        if (count := self.backbone_parameters) > MAX_PARAMETERS:
+            raise ValueError(f"a backbone of {count} parameters; expected at most {MAX_PARAMETERS}")
 
     def layer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         """Name -> shape of a layer's tensors in the backbone, matrices as [outputs, inputs]."""

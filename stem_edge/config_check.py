@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
+from stem_edge.description import Description
 from stem_edge.layers import (
     BIASED,
     FFN_TERMS,
@@ -19,18 +20,14 @@ from stem_edge.limits import (
     MAX_CONTEXT,
     MAX_FACTOR,
     MAX_KINDS,
-    MAX_PARAMETERS,
     MAX_SOFTCAP,
     MAX_STREAMS,
     MAX_THETA,
     MAX_WIDTH,
 )
 
-if TYPE_CHECKING:
-    from stem_edge.config import ModelConfig
 
-
-def check_config(config: ModelConfig) -> None:
+def check_config(config: Description) -> None:
     """Raise ValueError if the numbers of a description contradict each other."""
     for field, largest in LARGEST.items():
         if not 0 < (value := getattr(config, field)) <= largest:
@@ -57,8 +54,6 @@ def check_config(config: ModelConfig) -> None:
     _check_rows(config)
     _check_extras(config)
     _check_altup(config)
-    if (count := config.backbone_parameters) > MAX_PARAMETERS:
-        raise ValueError(f"a backbone of {count} parameters; expected at most {MAX_PARAMETERS}")
     special = (*config.eos_ids, *config.placeholders.values())
     for token in (*special, *([] if config.bos_id is None else [config.bos_id])):
         if not 0 <= token < config.vocab_size:
@@ -67,7 +62,7 @@ def check_config(config: ModelConfig) -> None:
             )
 
 
-def _check_layer(config: ModelConfig, layer: Layer) -> None:
+def _check_layer(config: Description, layer: Layer) -> None:
     if not (layer.head_dim > 0 and 0 < layer.d_ff <= MAX_WIDTH and layer.n_kv_heads > 0):
         raise ValueError(f"layer_kinds has a size out of range: {layer}")
     if config.n_heads % layer.n_kv_heads:
@@ -91,14 +86,14 @@ def _check_layer(config: ModelConfig, layer: Layer) -> None:
         _check_scaling(layer.rope.scaling)
 
 
-def _check_layers(config: ModelConfig, field: str, layers: tuple[int, ...]) -> None:
+def _check_layers(config: Description, field: str, layers: tuple[int, ...]) -> None:
     if list(layers) != sorted(set(layers)):
         raise ValueError(f"{field} {layers} is not ascending without repeats")
     if layers and not 0 <= layers[0] <= layers[-1] < config.n_layers:
         raise ValueError(f"{field} {layers} is outside the {config.n_layers} layers")
 
 
-def _check_rows(config: ModelConfig) -> None:
+def _check_rows(config: Description) -> None:
     known = [kind for kind in FFN_TERMS if kind != "dense"]
     if config.stem_ffn not in known:
         raise ValueError(f"stem_ffn is {config.stem_ffn!r}; expected one of {', '.join(known)}")
@@ -128,7 +123,7 @@ def _check_rows(config: ModelConfig) -> None:
         raise ValueError(f"ple_records is {config.ple_records} of {config.vocab_size} tokens")
 
 
-def _check_extras(config: ModelConfig) -> None:
+def _check_extras(config: Description) -> None:
     unknown = [name for name in config.biases if name not in BIASED]
     if unknown or len(set(config.biases)) < len(config.biases):
         raise ValueError(f"biases {config.biases}; expected some of {', '.join(BIASED)}, once each")
@@ -153,7 +148,7 @@ def _check_extras(config: ModelConfig) -> None:
         raise ValueError("v_norm needs the epsilon of qk_norm_eps")
 
 
-def _check_altup(config: ModelConfig) -> None:
+def _check_altup(config: Description) -> None:
     if not 0 <= config.active_stream < config.streams <= MAX_STREAMS:
         raise ValueError(
             f"active_stream is {config.active_stream} and streams {config.streams}; expected one of "

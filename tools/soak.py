@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 import stem_edge
-from stem_edge.commands.demo import demo_bundle
+from stem_edge.commands.running.demo import demo_bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime import Chunk, Model
 from stem_edge.system.memory import own_memory, return_freed_memory

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 from stem_edge.bundle.checksums import tables_hash
+from stem_edge.bundle.footprint import Footprint, gguf_footprint
 from stem_edge.bundle.manifest import GGUF, FileEntry
+from stem_edge.config import ModelConfig
+from stem_edge.errors import ExportError
+from stem_edge.export.backbone.form import Form, Written
 from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
-from stem_edge.export.backbone.gguf_values import TensorSource
+from stem_edge.export.backbone.gguf_values import TensorSource, import_gguf
 from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.job import Advance, Job, Tell
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
+from stem_edge.export.job.options import ExportOptions, Stored
+from stem_edge.export.job.stored_types import in_gguf
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import importance_vectors
 from stem_edge.ggml import gguf_schema
+from stem_edge.ggml.check import checked_ggml
+from stem_edge.ggml.library import Ggml
+from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufFormat, GgufType, OwnTypes
 from stem_edge.hub.names import shown_name
 from stem_edge.numerics.quantize import F32, I64
@@ -35,21 +44,45 @@ MIXED = 1024  # llama.cpp's number for a guess from the tensors themselves
 KINDS = {"wq": "qkv", "wk": "qkv", "wv": "qkv"}  # names in the quality report
 
 
-def write_backbone(
-    job: Job,
-    format: GgufFormat,
-    written: Callable[[], Mapping[str, FileEntry]],
-    tell: Tell,
-    meter: ErrorMeter,
-    advance: Advance,
+class GgufForm(Form):
+    """One GGUF file, which ggml runs."""
+
+    exact = "--backbone f32 --tables fp32"
+    better = "(--backbone q6_k, --tables int8), a text that weights channels (--calibration FILE)"
+    after_tables = True  # because the file holds a hash of them
+
+    def library(self) -> Ggml:
+        import_gguf()
+        return checked_ggml()
+
+    def check(self, source: Checkpoint) -> None:
+        if foreign := gguf_schema.foreign_parts(source.config):
+            raise ExportError(
+                f"{source.path}: has {', '.join(foreign)}, which run on onnxruntime only; export it "
+                "with --engine onnx"
+            )
+
+    def footprint(self, job: Job) -> Footprint:
+        return gguf_footprint(job.source.config, cast(GgufFormat, job.format), job.table_format)
+
+    def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> Stored:
+        return in_gguf(config, types)
+
+    def steps(
+        self, job: Job, peaks: dict[str, F32], written: Written, tell: Tell
+    ) -> list[tuple[str, WriteStep]]:
+        return [("backbone", partial(_write_backbone, job, written, tell))]
+
+
+def _write_backbone(
+    job: Job, written: Written, tell: Tell, meter: ErrorMeter, advance: Advance
 ) -> dict[Path, FileEntry]:
     """Write backbone.gguf; written: returns the files of earlier steps, as the table store's."""
     if job.ggml is None:
         raise ValueError("an export for ggml needs the library")
-    source, config, weights = job.source, job.source.config, format.weights
-    importance: Mapping[str, F32] = {}
-    if format.importance:
-        importance = importance_by_text(source, job.text_ids, job.options, tell)
+    source, config = job.source, job.source.config
+    weights = cast(GgufFormat, job.format).weights
+    importance = importance_by_text(source, job.text_ids, job.options, tell)
     types = gguf_schema.tensor_types(config, weights)
     tensors = [
         TensorSource(
@@ -84,7 +117,7 @@ def importance_by_text(
     source: Checkpoint, text_ids: I64, options: ExportOptions, tell: Tell
 ) -> dict[str, F32]:
     """Return importance_vectors of a calibration text; none if the types ignore them."""
-    if not (isinstance(options.format, GgufFormat) and options.format.importance):
+    if not options.format.importance:
         return {}
     ids = sequences(text_ids, options.text_tokens, source.config.max_context)
     vectors = importance_vectors(source, ids, tell)

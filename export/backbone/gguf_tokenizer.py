@@ -32,13 +32,16 @@ from stem_edge.export.tokenizers.gguf import (
     BYTE,
     BYTE_LEVEL,
     CONTROL,
+    GPT2,
+    LLAMA3,
     NORMAL,
+    QWEN2,
     SENTENCEPIECE,
+    SMOLLM,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
 )
-from stem_edge.export.tokenizers.gguf_patterns import GPT2, LLAMA3, QWEN2, SMOLLM
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.numerics.quantize import F32, I32
 

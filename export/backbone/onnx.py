@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from stem_edge.bundle.expected import expected_footprint
+from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, FileEntry
+from stem_edge.config import ModelConfig
+from stem_edge.export.backbone.form import Form, Written
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile, worth_balancing
+from stem_edge.export.backbone.whole import whole
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.files import BundleFile, write_file
 from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
+from stem_edge.export.job.options import Stored
+from stem_edge.export.job.stored_types import in_blocks
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import HiddenStates
+from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
 from stem_edge.export.quantization.quantizers import Calibrated, Quantizer
 from stem_edge.export.quantization.streams import Weights
+from stem_edge.ggml.types import TensorType
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.weight_plan import WeightPlan
-from stem_edge.graph.whole import whole
 from stem_edge.numerics.quantize import F32
 
 PREFILL_STEP = "prefill"
@@ -28,9 +38,7 @@ PREFILL_STEP = "prefill"
 
 def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
     """Return the format with what the peaks decide (OnnxBackbone). Raises ExportError."""
-    format = job.format
-    if not isinstance(format, BackboneFormat):
-        raise TypeError(f"{format} is not for onnxruntime")
+    format = _onnx(job)
     described = job.source.config, job.layout
     decoding(*described, format)
     if not job.options.prefill:
@@ -39,11 +47,40 @@ def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
     return msgspec.structs.replace(format, prefill=True, balanced=worth_balancing(peaks, plain))
 
 
-class OnnxBackbone:
-    """Writer of one export's backbone.
+def _onnx(job: Job) -> BackboneFormat:
+    if not isinstance(job.format, BackboneFormat):
+        raise TypeError(f"{job.format} is not for onnxruntime")
+    return job.format
 
-    peaks: input -> greatest magnitude of each of its channels [K], as calibration.observe returns.
-    """
+
+class OnnxForm(Form):
+    """Weights and graphs, which onnxruntime runs."""
+
+    exact = "--backbone fp32 --tables fp32"
+    better = "(--quality near-lossless, --tables int8)"
+
+    def check(self, source: Checkpoint) -> None:
+        """Accept all: each layer has its graph nodes."""
+
+    def footprint(self, job: Job) -> Footprint:
+        format = msgspec.structs.replace(_onnx(job), prefill=job.options.prefill)
+        return expected_footprint(job.source.config, format, job.table_format)
+
+    def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> Stored:
+        return in_blocks(config, types)
+
+    def texts_of_peaks(self, job: Job) -> Sequence[list[int]]:
+        tokens = min(TEXT_TOKENS, job.options.text_tokens)
+        return sequences(job.text_ids, tokens, job.source.config.max_context)
+
+    def steps(
+        self, job: Job, peaks: dict[str, F32], written: Written, tell: Tell
+    ) -> list[tuple[str, WriteStep]]:
+        return OnnxBackbone(job, peaks, tell).steps()
+
+
+class OnnxBackbone:
+    """Writer of one export's backbone. peaks: as Form.steps takes them."""
 
     def __init__(self, job: Job, peaks: dict[str, F32], tell: Tell) -> None:
         self._job, self._peaks, self._tell = job, peaks, tell

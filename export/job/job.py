@@ -1,28 +1,32 @@
-"""An export as its steps see it: the source, the options, and the folder to write."""
+"""An export as its steps see it: the source, the options, and the folder to write; and its making."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle.expected import expected_footprint
-from stem_edge.bundle.footprint import gguf_footprint
-from stem_edge.bundle.manifest import FileEntry
+from stem_edge import __version__
+from stem_edge.bundle.expected import kinds_of
+from stem_edge.bundle.manifest import FileEntry, encode_manifest
 from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
-from stem_edge.export.job.table_plan import TablePlan
+from stem_edge.export.job.recipe import choose_types, stored_once
+from stem_edge.export.job.table_plan import TablePlan, plan_tables
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.ggml.library import Ggml
-from stem_edge.graph.formats import BackboneFormat, GgufFormat
+from stem_edge.graph.formats import BackboneFormat, GgufFormat, MatrixKind
+from stem_edge.progress import Progress
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.token_counts import Counts
+from stem_edge.tables.store import TableFormat
+from stem_edge.tables.token_counts import Counts, count_tokens
 
 Advance = Callable[[int], object]
 Tell = Callable[[str], object]
@@ -47,23 +51,14 @@ class Job:
     ggml: Ggml | None = None  # None unless the backbone is for ggml
 
     @property
+    def table_format(self) -> TableFormat | None:
+        """Format of the tables; None for a dense model."""
+        return self.tables.format if self.tables else None
+
+    @property
     def layout(self) -> RecordLayout | None:
         """Layout of rows in their slots; None for a dense model."""
         return self.tables.format.tables if self.tables else None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes to be written, without the tokenizer and descriptions."""
-        config, format = self.source.config, self.format
-        tables = self.tables.format if self.tables else None
-        if isinstance(format, GgufFormat):
-            found = gguf_footprint(config, format, tables)
-        else:
-            format = msgspec.structs.replace(format, prefill=self.options.prefill)
-            found = expected_footprint(config, format, tables)
-        # Tables of the base are hard links, so they need no room.
-        kept = found.tables_nbytes if self.base is not None else 0
-        return found.flash_nbytes - kept
 
     @property
     def total(self) -> int:
@@ -77,3 +72,67 @@ class Job:
             layers = [s for name, s in shapes if name.startswith("layers.") and len(s) == 2]
             parameters += sum(rows * width for rows, width in layers)
         return 4 * parameters
+
+
+def make_job(
+    folder: Path,
+    source: Checkpoint,
+    converted: ExportedTokenizer,
+    options: ExportOptions,
+    text_ids: npt.NDArray[np.int64],
+    base: Bundle | None,
+    ggml: Ggml | None,
+) -> Job:
+    """Plan the tables, and choose types by measuring unless the options say them."""
+    given = text_ids if options.calibration is not None else text_ids[:0]
+    counts, plan = count_tokens(given, source.config.vocab_size), None
+    if (tables := options.stored_tables) is not None:
+        plan = plan_tables(source, tables.kind, tables.group_size, tables.frequent, counts)
+    elif base is not None and (format := base.manifest.table_format) is not None:
+        plan = TablePlan(format)
+    layout = plan.format.tables if plan else None
+    chosen = _chosen_format(source, options, layout, text_ids)
+    return Job(folder, source, converted, options, chosen, text_ids, counts, plan, base, ggml)
+
+
+def _chosen_format(
+    source: Checkpoint,
+    options: ExportOptions,
+    layout: RecordLayout | None,
+    text_ids: npt.NDArray[np.int64],
+) -> BackboneFormat | GgufFormat:
+    """Return the backbone's format, with types that are measured unless the options say them."""
+    format, target = options.format, options.target
+    if not isinstance(format, BackboneFormat):
+        return format
+    format = stored_once(source.config, format)
+    if target is not None:
+        parameters = 4 * source.config.backbone_parameters
+        with Progress(parameters, "choosing types", options.progress) as bar:
+            part = parameters // source.config.n_layers
+            format = choose_types(
+                source, layout, format, options.fixed, target, text_ids, lambda: bar.advance(part)
+            )
+    return stored_once(source.config, format)
+
+
+def check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int] | None) -> None:
+    """Raise ExportError for kinds of matrices that the checkpoint does not have."""
+    known = kinds_of(source.config)
+    if absent := sorted((bits or {}).keys() - known):
+        raise ExportError(
+            f"{source.path}: has no matrix of the kind {absent[0]!r} named in bits; expected some of "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+def subject(job: Job, files: object) -> str:
+    """Return a digest of all that changes the bundle's bytes; files: as Sources.used returns."""
+    text_hash = hashlib.sha256(job.text_ids.tobytes()).hexdigest()
+    base = encode_manifest(job.base.manifest) if job.base else None
+    ggml = job.ggml.version if job.ggml else None
+    options = job.options.described()
+    described = repr(
+        (__version__, options, job.format, job.converted, text_hash, base, ggml, files)
+    )
+    return hashlib.sha256(described.encode()).hexdigest()

@@ -57,6 +57,7 @@ LOSSLESS: Quality = "near-lossless"
 # Share of what is left to max_kl that a second try aims for.
 MARGIN = 0.7
 File: TypeAlias = str | Path | None
+Stored: TypeAlias = GgufType | OwnTypes | BackboneFormat | None
 
 
 class StoredTables(NamedTuple):
@@ -98,7 +99,7 @@ class ExportOptions:
     threads: int | None = None
     progress: bool | None = None
     # Types that a GGUF file came with, set by keep_stored_types.
-    stored: GgufType | OwnTypes | BackboneFormat | None = None
+    stored: Stored = None
     # Share of max_kl that is expected of the types, because estimates are low where little is
     # rounded (0.051 for 0.02 nats in SmolLM2-135M-Instruct).
     aim: float = 0.5
@@ -149,7 +150,7 @@ class ExportOptions:
     @property
     def runs_on(self) -> EngineName:
         """Name of the engine in a bundle."""
-        return "ggml" if isinstance(self.format, GgufFormat) else "onnxruntime"
+        return self.format.engine
 
     @property
     def files(self) -> tuple[File, File, File]:

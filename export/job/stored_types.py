@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.options import ExportOptions, Stored
 from stem_edge.export.tensor_files.gguf_tensor import Coded
 from stem_edge.ggml.gguf_schema import short_types, tensor_types
+from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import (
     GGUF_TYPES,
     BackboneFormat,
-    GgufFormat,
+    GgufType,
     OwnTypes,
     WeightType,
 )
@@ -30,7 +32,11 @@ CHOICES = ("quality", "size", "max_kl", "backbone", "head", "bits", "block_size"
            "quantizer")  # fmt: skip
 
 
-def keep_stored_types(source: Checkpoint, options: ExportOptions) -> ExportOptions:
+# Returns what keeps the types of matrices, by their names, in a form of backbone.
+Keep: TypeAlias = Callable[[ModelConfig, dict[str, TensorType]], Stored]
+
+
+def keep_stored_types(source: Checkpoint, options: ExportOptions, keep: Keep) -> ExportOptions:
     """Choose the types of the checkpoint's own matrices, if no others are asked for.
 
     Matrices that an adapter changed have none, so such a model is quantized as others are.
@@ -38,24 +44,24 @@ def keep_stored_types(source: Checkpoint, options: ExportOptions) -> ExportOptio
     if any(getattr(options, name) is not None for name in CHOICES):
         return options
     matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
-    found = {name: m.type for name, m in matrices.items() if isinstance(m, Coded)}
-    if not found or len(found) < len(matrices):
+    types = {name: m.type for name, m in matrices.items() if isinstance(m, Coded)}
+    if not types or len(types) < len(matrices):
         return options
-    if not isinstance(options.format, GgufFormat):
-        names = {name: kind.name for name, kind in found.items()}
-        return replace(options, stored=_in_blocks(source.config, names))
+    return replace(options, stored=keep(source.config, types))
+
+
+def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufType | OwnTypes:
+    """Return the mixture that has these types; the types themselves if none has."""
     for mixture in GGUF_TYPES:
-        planned = tensor_types(source.config, mixture)
-        if all(planned[name] == kind for name, kind in found.items()):
-            return replace(options, stored=mixture)
-    return replace(options, stored=short_types(found))
+        planned = tensor_types(config, mixture)
+        if all(planned[name] == kind for name, kind in types.items()):
+            return mixture
+    return short_types(types)
 
 
-def _in_blocks(config: ModelConfig, types: OwnTypes) -> BackboneFormat | None:
-    """Return the format for onnxruntime that keeps these types; None if none comes near.
-
-    types: name of a matrix -> ggml's name of its type.
-    """
+def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat | None:
+    """Return the format for onnxruntime that keeps these types; None if none comes near."""
+    types = {name: kind.name for name, kind in own.items()}
     if not {*types.values()} & {*FOUR_BITS, *EIGHT_BITS}:
         return None  # nothing was quantized yet
     if {*types.values()} - {*FOUR_BITS, *EIGHT_BITS, *FLOATS}:

@@ -11,55 +11,46 @@ from stem_edge.runtime.backends.options import Folder, Providers, Speculate
 from stem_edge.runtime.rows.shards import FlashName, ReadMode
 
 
-class _DeviceLimits(TypedDict, total=False):
+class DeviceKeywords(TypedDict, total=False):
+    """Keywords of stem_edge.load that choose what the backbone runs on."""
+
+    providers: Providers
     provider_libraries: Mapping[str, str | Path] | None
     device_memory: int | str | None
     host_slots: int | None
 
 
-class DeviceKeywords(_DeviceLimits, total=False):
-    """Keywords of stem_edge.load that choose what the backbone runs on."""
-
-    providers: Providers
-
-
-class MoreKeywords(_DeviceLimits, total=False):
+class MoreKeywords(DeviceKeywords, total=False):
     """Keywords of stem_edge.load that cannot be given by position."""
 
-    engine: str
-    slots: int | None
+    threads: int | None
+    context_length: int | None
     sequences: int
+    engine: str
+    repack: bool
+    kv: KvChoice
+    speculate: Speculate
+    draft: str | Path | None
+    exact: bool
+    reads: ReadMode
+    slots: int | None
     resident: bool
     overlap: bool
-    kv: KvChoice
-    prefill_graph: bool | None
-    prepare: bool
-    repack: bool
     warm_start: bool
-    cache_dir: Folder
-    trial: bool
     tables_later: bool
     emulate_flash: FlashName | None
     tables: str | None
     disk_tier: int | str | None
+    prefill_graph: bool | None
+    prepare: bool
+    cache_dir: Folder
+    trial: bool
     keep_prefixes: bool
     prompt_cache: Literal[True] | Folder
-    speculate: Speculate
-    draft: str | Path | None
-    exact: bool
     progress: bool | None
 
 
-class OtherKeywords(MoreKeywords, total=False):
-    """Keywords of stem_edge.load except memory and context_length."""
-
-    threads: int | None
-    providers: Providers
-    reads: ReadMode
-
-
-class LoadKeywords(OtherKeywords, total=False):
+class LoadKeywords(MoreKeywords, total=False):
     """Keywords of stem_edge.load, complete, for functions that pass them on."""
 
     memory: int | str | None
-    context_length: int | None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
 SMALL_KV: KvType = "int8"
+AUTO = "auto"  # the first engine, or accelerator, that is there
 # A provider, or several by preference; each may have options, as in
 # stem_edge.runtime.backends.onnxruntime.providers.names.
 Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
@@ -40,7 +41,7 @@ class LoadOptions:
     providers: Providers = None
     context_length: int | None = None
     reads: ReadMode = "pread"
-    engine: str = "auto"  # or a key of stem_edge.runtime.backends.engines.ENGINES
+    engine: str = AUTO  # or a key of stem_edge.runtime.backends.engines.ENGINES
     device_memory: int | str | None = None
     provider_libraries: Mapping[str, str | Path] | None = None
     slots: int | None = None

@@ -12,9 +12,9 @@ known one ahead: they are read while this one computes. A sequence that runs alo
 | request.py | a prompt and its answer: what it holds from its first chunk to its last |
 | lone.py | a sequence that runs alone, and what sequences take in memory |
 | queue.py | what waits to begin |
-| opening.py | the scheduler of a loaded model |
+| opening.py | the scheduler of a loaded model, and many prompts through a pump |
 | scheduler.py | places, turns, memory and failures |
-| prompts.py | many prompts, taken as places become free |
+| pump.py | requests taken as places become free, and their chunks handed out; Ctrl-C between steps |
 
 A prompt is computed in a context of its own, as `generate` computes it, so kept prefixes serve it and
 its keys and values have the same bits. They are copied into the batch, or their context joins, once

@@ -27,11 +27,11 @@ from stem_edge.bundle.manifest import (
     open_manifest,
 )
 from stem_edge.bundle.opening import Bundle, bundle_folder, open_bundle
-from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.files import disk
 from stem_edge.progress import Progress
-from stem_edge.runtime.backends.engines import is_installed
+from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.runtime.first_load.table_check import check_tables
 from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.rows.remote import printable_url
 from stem_edge.text.chat_template import ChatTemplate, has_template
@@ -128,7 +128,7 @@ def _parts(bundle: Bundle, advance: Callable[[int], object]) -> Iterator[Part]:
 def _trials(bundle: Bundle, cache_dir: str | Path | None) -> Iterator[Part]:
     """Yield a trial in a child process for each backbone."""
     for engine in bundle.manifest.engines:
-        if is_installed(engine):
+        if ENGINES[engine].installed:
             run = partial(try_first, bundle, engine, cache_dir, anew=True)
             yield f"tried on {engine} in a process of its own", run
         else:

@@ -12,9 +12,8 @@ import numpy as np
 
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.grammars.gbnf_lark import lark_of
+from stem_edge.runtime.grammars.gbnf import lark_of
 from stem_edge.runtime.grammars.grammar import Grammar
-from stem_edge.runtime.grammars.lark import prepared_lark
 from stem_edge.runtime.grammars.library import (
     MAX_REGEX,
     PanicsRefused,
@@ -22,7 +21,7 @@ from stem_edge.runtime.grammars.library import (
     library,
     one_reason,
 )
-from stem_edge.runtime.grammars.schema import OPTIONS, place_named, prepared
+from stem_edge.runtime.grammars.schema import OPTIONS, place_named, prepared, prepared_lark
 from stem_edge.runtime.grammars.vocabulary import Vocabulary, vocabulary_of
 from stem_edge.runtime.text.codec import TextCodec
 

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stem_edge.config import ModelConfig
-from stem_edge.runtime.lookups.lookups import Changes, Lookups
-from stem_edge.runtime.lookups.row_ids import StemId
+from stem_edge.runtime.lookups.lookups import Changes, Lookups, StemId
 from stem_edge.runtime.text.codec import TextCodec
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class OpenEdits:
         """Return the lookups of a call; default: one that begins now. Raises InputError."""
         given = None
         if stem_ids is not None:
-            from stem_edge.runtime.lookups.given import given_lookups
+            from stem_edge.runtime.lookups.overlay import given_lookups
 
             given = given_lookups(self._config, stem_ids, len(prompt))
         return Lookups(self._engine, changes or self.now(), prompt, given)

@@ -2,7 +2,7 @@
 
 Edits are stacked in their order. The rows that an edit looks up are always the bundle's own, whatever
 other edits do to them, so that two edits can exchange two tokens. Where two edits change the same row
-(the same place or token, in the same layer), the later one wins.
+(the same place or token, in the same layer), the later one wins. Lookups given by callers ignore edits.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from stem_edge.config import ModelConfig
 from stem_edge.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.edit_files.schemes import Lookup, align, fits
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.given import check_lookup
-from stem_edge.runtime.lookups.lookups import Changes
+from stem_edge.runtime.lookups.lookups import Changes, StemId, checked_ids
 from stem_edge.runtime.lookups.spans import (
     AbsentError,
     TokenText,
@@ -24,7 +25,43 @@ from stem_edge.runtime.lookups.spans import (
     tokens_after,
 )
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.tables.lookup import Row, RowLookup
+from stem_edge.tables.rows import Row, RowLookup, plain, tokens_of
+
+
+def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[RowLookup]:
+    """Lookups that given stem ids of `length` tokens stand for. Raises InputError."""
+    if not isinstance(stem_ids, Sequence | np.ndarray):
+        raise InputError("stem_ids must be a sequence; give one id, or several, for each token")
+    if len(stem_ids) != length:
+        raise InputError(f"{len(stem_ids)} stem_ids for {length} tokens; give one for each")
+    layers = len(config.stem_layers)
+    lookups = []
+    for position, stem_id in enumerate(stem_ids):
+        several = stem_id if isinstance(stem_id, Sequence | np.ndarray) else [stem_id]
+        ids = checked_ids(several, config.vocab_size, f"stem_ids[{position}]: ")
+        if not ids:
+            raise InputError(f"stem_ids: none at position {position}; give at least one id")
+        lookups.append(plain(tuple(ids), layers))
+        if layers:
+            check_lookup(config, lookups[-1])
+    return lookups
+
+
+def check_lookup(config: ModelConfig, lookup: RowLookup) -> None:
+    """Raise InputError for a token without a record and for a mean of experts."""
+    greatest = max(tokens_of(lookup), default=0)
+    if greatest >= config.vocab_size:
+        raise InputError(
+            f"token {greatest} has no row, because the tokenizer has tokens that the model lacks; "
+            f"expected 0 to {config.vocab_size - 1}: use another text"
+        )
+    means = any(isinstance(row, tuple) and len(set(row)) > 1 for row in lookup)
+    if config.n_experts and means:
+        raise InputError(
+            "the rows of this model are experts, and a mean of experts is not an expert; let each "
+            "token look up a single row (a scheme other than average)"
+        )
+
 
 # Texts to tokenize a source after, since no prompt says what precedes it. Where they disagree about a
 # token, the first one wins.

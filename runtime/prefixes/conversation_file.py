@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,13 @@ from stem_edge.runtime.prefixes.prefix import Prompt
 from stem_edge.runtime.text.chat import Messages
 
 
-def save_messages(prefixes: Prefixes, path: Path, ids: Sequence[int], messages: Messages) -> None:
-    """Write messages, whose prompt has these ids. Raises InputError if that fails."""
+def save_messages(
+    prefixes: Prefixes, path: Path, prompt: Callable[[], list[int]], messages: Messages
+) -> None:
+    """Write messages. prompt: makes token ids of them. Raises InputError if writing fails."""
+    ids = list[int]()
+    with suppress(InputError):  # messages that no turn could have are kept all the same
+        ids = prompt()
     try:
         save(prefixes, path, ids, json.dumps(messages))
     except OSError as error:

@@ -24,7 +24,7 @@ from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.prefixes.prefix import Prefix, Prompt, Reservation
-from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.rows import RowLookup
 
 if TYPE_CHECKING:
     from stem_edge.runtime.prefixes.folder import PrefixFolder

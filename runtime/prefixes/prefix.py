@@ -10,7 +10,7 @@ from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.interface import Resumes
 from stem_edge.runtime.engine import Context
 from stem_edge.runtime.text.codec import same_start
-from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.rows import RowLookup
 
 LEAST_COMPUTED = 2
 # onnxruntime's attention takes the tokens of a step in blocks of a multiple of so many, and rounds a

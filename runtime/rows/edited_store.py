@@ -16,7 +16,7 @@ from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters, records_of
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.composing import compose
-from stem_edge.tables.lookup import RowLookup, token_of, tokens_of
+from stem_edge.tables.rows import RowLookup, token_of, tokens_of
 
 
 class EditedStore(Records):

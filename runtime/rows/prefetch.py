@@ -30,7 +30,7 @@ from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.cache import RowCache, needed_whole
 from stem_edge.runtime.rows.records import Flags, Records, RowCounters, records_of
 from stem_edge.runtime.rows.slots import Staged
-from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.rows import RowLookup
 
 if TYPE_CHECKING:
     from stem_edge.runtime.rows.edited_store import EditedStore

@@ -1,4 +1,4 @@
-"""What a model that is being loaded speculates with."""
+"""What a model that is being loaded speculates with, and what its steps cost if that is not known."""
 
 from __future__ import annotations
 
@@ -6,14 +6,36 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
 
+import numpy as np
+
 from stem_edge.runtime.backends.interface import MOST, StepCosts
-from stem_edge.runtime.backends.memory_plan import MemoryPlan
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.step_measure import Probe, measure_steps
 from stem_edge.runtime.engine import Engine
+from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.speculation.draft_bundle import DraftBundle
-from stem_edge.runtime.speculation.measured import measured
 from stem_edge.runtime.speculation.model_drafts import Drafter
 from stem_edge.runtime.speculation.speculation import Speculation
+
+
+def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | None:
+    """Measure steps over the first tokens of the vocabulary, before anybody uses the engine.
+
+    None if context, slots or planned memory hold no such step. Raises what a step raises.
+    """
+    most = MOST
+    before = min(CHUNK_TOKENS, engine.chunk_tokens, plan.context_length - most)
+    if before < 1 or engine.logit_tokens < most:
+        return None
+    context = engine.backend.open_context(before + most)
+    ids = np.arange(before + most, dtype=np.int64) % vocab_size
+    # Fetched once, because the row cache counts how often each is used.
+    slots = np.resize(engine.rows.fetch(ids[:most]), before + most)
+
+    probe = Probe(engine.backend, context, ids, slots, before)
+    probe.step(0, before)
+    return measure_steps(probe)
 
 
 class Smaller(Protocol):
@@ -44,13 +66,28 @@ def open_speculation(
     if costs is None or (options.exact and not costs.same_bits):
         return None
     most = options.speculate if type(options.speculate) is int else MOST - 1
-    return Speculation(costs, most, None if draft is None else _drafter(draft, load))
+    return Speculation(costs, most, None if draft is None else _load_drafter(draft, load))
 
 
-def _drafter(draft: DraftBundle, load: Callable[..., Smaller]) -> Drafter | None:
+def drafter(
+    engine: Engine,
+    prefixes: Prefixes,
+    plan: MemoryPlan,
+    costs: StepCosts | None,
+    vocab_size: int,
+    close: Callable[[], None],
+) -> Drafter | None:
+    """Return a loaded model as one that drafts for another; None if its context is too short."""
+    costs = costs or measured(engine, plan, vocab_size)
+    if costs is None:
+        return None
+    return Drafter(engine, prefixes, plan.context_length, costs.seconds, close)
+
+
+def _load_drafter(draft: DraftBundle, load: Callable[..., Smaller]) -> Drafter | None:
     smaller = load(draft.bundle.path, **draft.keywords)
     with ExitStack() as unused:
         unused.callback(smaller.close)
-        if (drafter := smaller.drafter()) is not None:
+        if (loaded := smaller.drafter()) is not None:
             unused.pop_all()
-    return drafter
+    return loaded

@@ -1,11 +1,81 @@
-"""Guesses from the text so far, and how sure they are."""
+"""Guesses from the text so far: what followed where its last tokens stood before, and how sure that is.
+
+Each pair of neighbouring tokens leads to the place where it last stood, and each place to the one
+before with the same pair. Of the latest such places, the one with the longest common past wins.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from stem_edge.runtime.speculation.gate import Chances
-from stem_edge.runtime.speculation.ngrams import LONGEST, Match, TextIndex
+
+LONGEST = 16  # tokens of a match that are compared
+TRIES = 8  # places that are compared for a token
+SHIFT = 32  # bits of a token id in a key
+
+
+class Match(NamedTuple):
+    """An earlier place whose last `length` tokens are also the last of the text."""
+
+    place: int
+    length: int
+
+
+class TextIndex:
+    """Token ids of a text that grows, and where its pairs of neighbours have stood."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._last: dict[int, int] = {}  # pair -> latest place of its second token
+        self._before: list[int] = []  # place -> the one before with the same pair, or -1
+        self._followed = -1  # place of the latest match
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Add tokens to the end of the text."""
+        first = len(self.ids)
+        self.ids += ids
+        if self._followed >= 0:
+            self._followed += len(ids)
+        if not first and len(ids):
+            self._before.append(-1)
+            first = 1
+        # At once for a whole prompt, which may have a hundred thousand tokens.
+        pairs = np.array(self.ids[first - 1 :], np.int64)
+        last, before = self._last, self._before
+        for place, key in enumerate((pairs[:-1] << SHIFT | pairs[1:]).tolist(), first):
+            before.append(last.get(key, -1))
+            last[key] = place
+
+    def find(self) -> Match | None:
+        """Return the longest match, the latest of equal ones; None if no pair stood before."""
+        end, best = len(self.ids) - 1, Match(-1, 1)
+        # Where the text is a copy of an earlier part, keep to that part.
+        places = [self._followed] if 0 <= self._followed < end else []
+        place = self._before[end] if end > 0 else -1
+        while place >= 0 and len(places) < TRIES:
+            places.append(place)
+            place = self._before[place]
+        for place in places:
+            if (length := self._length(place, end)) > best.length:
+                best = Match(place, length)
+            if length == LONGEST:
+                break
+        self._followed = best.place
+        return best if best.place >= 0 else None
+
+    def _length(self, place: int, end: int) -> int:
+        ids, most = self.ids, min(LONGEST, place + 1)
+        return next((n for n in range(most) if ids[place - n] != ids[end - n]), most)
+
+    def after(self, match: Match, count: int) -> list[int]:
+        """Return the `count` tokens after a match, which a repetition goes on with."""
+        found = self.ids[match.place + 1 : match.place + 1 + count]
+        return (found * count)[:count]
+
 
 # Class of a match by its length, and how often its next token is right before anything is known.
 CLASSES = [0, 0, 0, 1, 2, 3, 3, 4, 4, 4, *[5] * (LONGEST - 10), 6]

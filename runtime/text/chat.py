@@ -46,7 +46,7 @@ class Chat:
         """
         if not self.has_template:
             return None
-        from stem_edge.text.tool_calls.family import family_of  # half a megabyte, which few need
+        from stem_edge.text.tool_calls.families import family_of  # half a megabyte, which few need
 
         return family_of(read_template(self._path, tools=True)[0], self._codec.special_tokens)
 

@@ -3,11 +3,10 @@
 | file | has |
 |---|---|
 | batch.py | `batch`: a file to a file |
-| rows.py, reading.py, parquet.py | `Row`, and the rows of a file |
-| results.py, output.py | `Result`, and the file of results, which is the only state |
+| rows.py, reading.py | `Row` and `Result`, and the rows of a file |
+| output.py | the file of results, which is the only state |
 | keys.py | the ids that are done, in few bytes |
-| run.py, tasks.py, task.py | `answer`: rows to results on one machine, by the runtime's batching |
-| interrupts.py | Ctrl-C between its steps |
+| run.py, tasks.py | `answer`: rows to results on one machine, by the runtime's batching |
 | settings.py | what holds for all rows; `Answers`, what computes them |
 | meter.py | progress |
 

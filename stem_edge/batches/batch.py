@@ -13,8 +13,7 @@ from typing import Any, Unpack, cast
 from stem_edge.batches.meter import Meter
 from stem_edge.batches.output import Output
 from stem_edge.batches.reading import count_rows, is_parquet, read_rows
-from stem_edge.batches.results import Result
-from stem_edge.batches.rows import Row
+from stem_edge.batches.rows import Result, Row
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import SEQUENCES, Answers, Settings
 from stem_edge.bundle.opening import Bundle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from stem_edge.batches.results import Result
+from stem_edge.batches.rows import Result
 from stem_edge.progress import show_status
 from stem_edge.units import format_rate
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from stem_edge.batches.keys import Keys
-from stem_edge.batches.results import Result, known
+from stem_edge.batches.rows import Result, known
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.lock import lock

@@ -1,4 +1,4 @@
-"""The rows of a file, as they are read."""
+"""The rows of a file, as they are read: lines of JSON, or a table of parquet."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from stem_edge.batches import parquet
+import msgspec
+
 from stem_edge.batches.keys import Keys
 from stem_edge.batches.rows import Row, named
 from stem_edge.errors import InputError
@@ -19,6 +20,7 @@ from stem_edge.shown import shown
 MAX_ROW_NBYTES = 16 << 20  # as requests of the server
 PIECE = 1 << 20  # bytes that are looked at at once for ends of lines
 PARQUET = ".parquet"
+AT_ONCE = 256  # rows of a table
 
 
 def is_parquet(path: Path) -> bool:
@@ -31,7 +33,8 @@ def count_rows(path: Path | None, column: str | None = None) -> int | None:
     if path is None or path.is_fifo() or path.is_char_device():  # which can be read only once
         return None
     if is_parquet(path):
-        return parquet.count_rows(path, column)
+        with _table(path, column) as table:
+            return int(table.metadata.num_rows)
     with _opened(path) as file:
         count, last = 0, b"\n"
         while piece := file.read(PIECE):
@@ -45,10 +48,8 @@ def read_rows(path: Path | None, column: str | None = None) -> Iterator[Row]:
     path: a file of JSON lines, or of parquet with the column of prompts; None: lines of stdin. Empty
     lines are no rows. An id that an earlier row has is wrong. Raises InputError, also for no rows.
     """
-    if path is not None and is_parquet(path):
-        found = parquet.read_rows(path, column)
-    else:
-        found = _lines(path)
+    table = path if path is not None and is_parquet(path) else None
+    found = _lines(path) if table is None else _table_rows(table, column)
     seen, row = Keys(), None
     for row in found:
         if seen.add(row.key):
@@ -82,3 +83,49 @@ def _opened(path: Path) -> BinaryIO:
         raise InputError(
             f"{path}: cannot read the rows ({error.strerror}); give another file"
         ) from None
+
+
+def _table_rows(path: Path, column: str | None) -> Iterator[Row]:
+    """Yield the rows of a table: the prompt or the messages in a column, and the id if there is one.
+
+    column: of texts, of lists of token ids, or of lists of messages. Raises InputError.
+    """
+    with _table(path, column) as file:
+        columns, number = [column, *({"id"} & set(file.schema_arrow.names) - {column})], 0
+        for piece in file.iter_batches(batch_size=AT_ONCE, columns=columns):
+            for found in piece.to_pylist():
+                number += 1
+                yield _row(found[column], found.get("id") if column != "id" else None, number)
+
+
+def _row(given: Any, id: Any, number: int) -> Row:
+    is_messages = isinstance(given, list) and given and isinstance(given[0], dict)
+    field = "messages" if is_messages else "prompt"
+    if given is None:
+        return Row(None, number, b"", "the column has no value in this row")
+    if is_messages:  # a column of structs has all fields in each
+        given = [{k: v for k, v in message.items() if v is not None} for message in given]
+    try:
+        return named(msgspec.json.encode({"id": id, field: given}), number)
+    except (TypeError, ValueError) as error:
+        return Row(None, number, b"", f"no prompt: {error}")
+
+
+def _table(path: Path, column: str | None) -> Any:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise InputError(
+            f"{path}: parquet needs the package pyarrow; install it with: "
+            "pip install 'stem-edge[parquet]'"
+        ) from None
+    try:
+        file = ParquetFile(path)
+    except (OSError, ArrowException) as error:
+        raise InputError(f"{path}: cannot read the rows ({error}); give another file") from None
+    if column not in (names := file.schema_arrow.names):
+        file.close()
+        given = "no column is given" if column is None else f"there is no column {shown(column)}"
+        raise InputError(f"{path}: {given}; take one of {', '.join(names)} with --column")
+    return file

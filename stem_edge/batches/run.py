@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 
-from stem_edge.batches.interrupts import interrupts_held
-from stem_edge.batches.results import Result
-from stem_edge.batches.rows import Row
-from stem_edge.batches.settings import Answers, Settings
-from stem_edge.batches.task import Task
-from stem_edge.batches.tasks import Tasks
+from stem_edge.batches.rows import Result, Row
+from stem_edge.batches.settings import Settings
+from stem_edge.batches.tasks import Task, Tasks
 from stem_edge.errors import DeviceLostError
+from stem_edge.runtime.batching.pump import Pump
 from stem_edge.runtime.batching.request import Request
-from stem_edge.runtime.batching.scheduler import Scheduler
+from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
-
-END = Row(None, 0, b"")  # after the last one
-__all__ = ["Answers", "Settings", "answer"]
 
 
 def answer(
@@ -32,67 +28,30 @@ def answer(
     """
     settings = settings or Settings()
     tasks = Tasks(model, settings)
-    return _Run(model.scheduler(settings.sequences, steady=True), tasks).results(iter(rows))
+    pump = Pump[tuple[Task, Request]](model.scheduler(settings.sequences, steady=True))
 
-
-class _Run:
-    """Rows in the places of a scheduler."""
-
-    def __init__(self, scheduler: Scheduler, tasks: Tasks) -> None:
-        self._scheduler, self._tasks = scheduler, tasks
-        self._running = dict[Request, Task]()
-        self._lost: DeviceLostError | None = None
-
-    def results(self, rows: Iterator[Row | None]) -> Iterator[Result]:
-        """Yield the results; close the scheduler at the end."""
-        scheduler, more = self._scheduler, True
-        try:
-            while more or scheduler.busy:
-                while more and scheduler.free > 0:
-                    row = next(rows, END)
-                    if row is None:
-                        break
-                    if row is END:
-                        more = False
-                    elif (result := self._begin(row)) is not None:
-                        yield result
-                with interrupts_held():
-                    done = self._step()
-                yield from done
-                if self._lost is not None:
-                    raise self._lost
-        finally:
-            scheduler.close()
-
-    def _begin(self, row: Row) -> Result | None:
-        """Queue the requests of a row; return its result if it has none."""
-        task = self._tasks.task(row)
-        if isinstance(task, Result):
-            self._scheduler.check_usable()  # otherwise every row would be refused
-            return task
+    def begin(row: Row) -> Result | None:
+        task = tasks.task(row)
         for request in task.requests:
-            self._running[request] = task
-            self._scheduler.submit(request)
+            pump.submit(request, (task, request))
         return None if task.requests else task.result()
 
-    def _step(self) -> list[Result]:
-        """Do a unit of work; return the results that it completes."""
-        done = list[Result]()
-        for request, chunk in self._scheduler.step():
-            task = self._running.get(request)
-            if isinstance(chunk.error, DeviceLostError):
-                self._lost = chunk.error
-                break
-            result = None if task is None else task.push(request, chunk)
-            if chunk.finish_reason is not None:
-                self._running.pop(request, None)
-            if result is not None and task is not None:
-                self._forget(task)
-                done.append(result)
-        return done
+    def push(owner: tuple[Task, Request], chunk: Chunk) -> Result | DeviceLostError | None:
+        task, request = owner
+        if isinstance(chunk.error, DeviceLostError):
+            return chunk.error
+        result = task.push(request, chunk)
+        if result is not None:
+            for each in task.requests:  # some may not have ended, as after an error of one
+                pump.cancel(each)
+        return result
 
-    def _forget(self, task: Task) -> None:
-        """End the requests of a task that have not ended, as after an error of one."""
-        for request in task.requests:
-            if self._running.pop(request, None) is not None:
-                self._scheduler.cancel(request)
+    return _until_lost(pump.run(iter(rows), begin, push))
+
+
+def _until_lost(results: Generator[Result | DeviceLostError]) -> Iterator[Result]:
+    with closing(results):
+        for result in results:
+            if isinstance(result, DeviceLostError):
+                raise result
+            yield result

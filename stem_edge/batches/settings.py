@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TypeAlias
 
-from stem_edge.batches.results import Result
-from stem_edge.batches.rows import Row
+from stem_edge.batches.rows import Result, Row
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.sampling_params import SamplingOptions, params_of
 

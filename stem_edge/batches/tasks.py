@@ -2,32 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from stem_edge.batches.results import Result, failed, plain, responded
-from stem_edge.batches.rows import Row
+from stem_edge.answers.events import AnswerEvents, Whole
+from stem_edge.answers.openai.chat import ChatBody, completion
+from stem_edge.answers.openai.completion import CompletionBody
+from stem_edge.answers.openai.completion import prepare as prepare_completion
+from stem_edge.answers.openai.options import Options, biases
+from stem_edge.answers.openai.shapes import usage
+from stem_edge.answers.refusals import MethodRefusedError, NotFoundError, RefusalError, decoded
+from stem_edge.answers.token_texts import TokenTexts
+from stem_edge.answers.turn import Turn, prepare, prompt_ids
+from stem_edge.batches.rows import Result, Row, failed, plain, responded
 from stem_edge.batches.settings import Settings
-from stem_edge.batches.task import Task
 from stem_edge.errors import StemEdgeError
 from stem_edge.hub.names import shown_name
+from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
-from stem_edge.serving.answers import Whole
-from stem_edge.serving.bodies import decoded
-from stem_edge.serving.openai.chat_answer import completion
-from stem_edge.serving.openai.chat_body import ChatBody
-from stem_edge.serving.openai.completion_answer import prepare as prepare_completion
-from stem_edge.serving.openai.completion_body import CompletionBody
-from stem_edge.serving.openai.options import Options, biases
-from stem_edge.serving.openai.shapes import usage
-from stem_edge.serving.refusals import MethodRefusedError, NotFoundError, RefusalError
-from stem_edge.serving.token_texts import TokenTexts
-from stem_edge.serving.turn import Turn, prepare, prompt_ids
 from stem_edge.shown import shown
+from stem_edge.text.tool_calls.family import CallParser
+
+# Makes the result of the answers to all requests of a row, which have so many tokens.
+Finish: TypeAlias = Callable[[Sequence[Whole], int], Result]
+
+
+@dataclass
+class _Part:
+    """One of the answers to a row."""
+
+    events: AnswerEvents
+    whole: Whole
+
+
+class Task:
+    """The requests of a row, and what has come of their answers.
+
+    parser: makes what reads calls of tools in one of them. openai: whether the row is of OpenAI's form.
+    """
+
+    def __init__(
+        self,
+        row: Row,
+        requests: Sequence[Request],
+        finish: Finish,
+        parser: Callable[[], CallParser | None] = lambda: None,
+        *,
+        openai: bool = True,
+    ) -> None:
+        self.requests = requests
+        self._row, self._finish, self._openai = row, finish, openai
+        self._parts = {each: _Part(AnswerEvents(parser()), Whole()) for each in requests}
+        self._left = len(requests)
+
+    def push(self, request: Request, chunk: Chunk) -> Result | None:
+        """Take a piece of an answer; return the result with the last one, or at the first error."""
+        if chunk.error is not None:
+            return self.failed(chunk.error)
+        part = self._parts[request]
+        for event in part.events.push(chunk):
+            part.whole.add(event)
+        if chunk.finish_reason is not None:
+            self._left -= 1
+        return None if self._left else self.result()
+
+    def result(self) -> Result:
+        """Return the result of answers that have ended."""
+        tokens = sum(request.new_tokens for request in self.requests)
+        return self._finish([part.whole for part in self._parts.values()], tokens)
+
+    def failed(self, error: StemEdgeError) -> Result:
+        """Return the result of an error."""
+        return failed(self._row, error, openai=self._openai)
+
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 GRAMMARS = ("grammar", "schema", "regex")
@@ -50,17 +102,18 @@ class Tasks:
         self._texts = TokenTexts(model)
         self._name = settings.name or shown_name(model.bundle.path)
 
-    def task(self, row: Row) -> Task | Result:
-        """Return a row as a task, or what is wrong with it."""
-        if row.wrong is not None:
-            return failed(row, RefusalError(row.wrong))
+    def task(self, row: Row) -> Task:
+        """Return a row as a task, without requests if something is wrong with it."""
         openai = False
         try:
+            if row.wrong is not None:
+                raise RefusalError(row.wrong)
             given = decoded(row.data, dict[str, Any])
             openai = "custom_id" in given
             return self._of_openai(row) if openai else self._of_plain(row, given)
         except StemEdgeError as error:
-            return failed(row, error, openai=openai)
+            result = failed(row, error, openai=openai)
+            return Task(row, [], lambda *_: result)
 
     def _of_plain(self, row: Row, given: dict[str, Any]) -> Task:
         given.pop("id", None)

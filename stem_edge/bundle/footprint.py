@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import singledispatch
 
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.config import ModelConfig
@@ -81,18 +82,13 @@ class Footprint:
         """Footprint of an engine whose KV cache keeps all tokens in every layer."""
         return replace(self, windows=False)
 
-    @property
-    def usual_kv(self) -> KvType:
-        """Type of keys and values that the engine has unless asked for another."""
-        return self.caches.usual
-
     def with_kv(self, kv: KvChoice) -> Footprint:
         """Footprint with keys and values of this type; "auto" is the engine's usual one.
 
         Raises InputError for a type that the backbone cannot have.
         """
         if kv == "auto":
-            kv = self.usual_kv
+            kv = self.caches.usual
         if reason := self.caches.obstacle(kv):
             raise InputError(f"kv is {kv!r}: {reason}")
         return replace(self, kv=kv)
@@ -103,14 +99,24 @@ class Footprint:
 
 def footprint_of(manifest: Manifest, engine: EngineName | None = None) -> Footprint:
     """Footprint of a bundle that exists, on one of its engines. Default: the first."""
-    tables, model = manifest.table_format, manifest.model
-    if (engine or manifest.engines[0]) == "ggml" and manifest.gguf is not None:
-        return gguf_footprint(model, manifest.gguf, tables)
-    if manifest.backbone is None:
-        raise ValueError(f"the bundle has no backbone for {engine}")
+    return _stored(manifest.format(engine or manifest.engines[0]), manifest)
+
+
+@singledispatch
+def _stored(format: object, manifest: Manifest) -> Footprint:
+    raise ValueError(f"the bundle has no such backbone; it has those of {manifest.engines}")
+
+
+@_stored.register
+def _(format: BackboneFormat, manifest: Manifest) -> Footprint:
     prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
     data = manifest.files[BACKBONE_DATA].nbytes
-    return onnx_footprint(model, manifest.backbone, tables, data, prefill)
+    return onnx_footprint(manifest.model, format, manifest.table_format, data, prefill)
+
+
+@_stored.register
+def _(format: GgufFormat, manifest: Manifest) -> Footprint:
+    return gguf_footprint(manifest.model, format, manifest.table_format)
 
 
 def onnx_footprint(

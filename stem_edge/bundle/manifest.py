@@ -37,8 +37,7 @@ from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.system.user_folder import KEY_CHARS
 from stem_edge.tables.rows import RecordLayout
-from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat
-from stem_edge.tables.token_index import INDEX
+from stem_edge.tables.store import INDEX, RARE_RECORDS, RECORDS, TableFormat
 from stem_edge.units import MAX_SIZE
 
 FORMAT_VERSION = 4
@@ -58,6 +57,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VOCAB)]
 class Backbone(NamedTuple):
     """Facts about the backbone for an engine."""
 
+    engine: EngineName
     field: str  # of the manifest, with its format
     option: str  # of `stem-edge export --engine`, which makes it
     files: tuple[str, ...]  # the weights first
@@ -89,8 +89,9 @@ def _version_of_ggml() -> str:
     return ""
 
 
-BACKBONES: dict[EngineName, Backbone] = {
-    "onnxruntime": Backbone(
+_KINDS = (
+    Backbone(
+        "onnxruntime",
         "backbone",
         "onnx",
         (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA),
@@ -98,8 +99,9 @@ BACKBONES: dict[EngineName, Backbone] = {
         partial(version_of, "onnxruntime"),
         prompts=True,
     ),
-    "ggml": Backbone("gguf", "gguf", (GGUF,), (GGUF,), _version_of_ggml, prompts=False),
-}
+    Backbone("ggml", "gguf", "gguf", (GGUF,), (GGUF,), _version_of_ggml, prompts=False),
+)
+BACKBONES: dict[EngineName, Backbone] = {kind.engine: kind for kind in _KINDS}
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,8 +28,7 @@ from zarr.storage import LocalStore
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged, open_plain
-from stem_edge.tables.store import TableStore, open_table_store
-from stem_edge.tables.token_index import INDEX
+from stem_edge.tables.store import INDEX, TableStore, open_table_store
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest

@@ -11,8 +11,7 @@ from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from stem_edge.batches.results import Result
-from stem_edge.batches.rows import Row
+from stem_edge.batches.rows import Result, Row
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import Answers, Settings
 from stem_edge.cluster.memory import on_machine, planned_nbytes

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Protocol, TextIO, cast
 
 import stem_edge
-from stem_edge.commands.arguments import Parser, with_options
+from stem_edge.commands.options.arguments import Parser, with_options
 from stem_edge.errors import StemEdgeError
 
 
@@ -30,25 +30,31 @@ class Command(Protocol):
         """Do the work and return the exit status. Raises StemEdgeError."""
 
 
-# Command, which is also the name of its module -> its line in --help.
+# Command, which is also the name of its module -> the module's room, and the line in --help.
 COMMANDS = {
-    "demo": "see it work on the small model inside this package",
-    "export": "turn a trained checkpoint into a bundle",
-    "generate": "continue a text with a bundle",
-    "chat": "talk with a bundle, or send it a message a line",
-    "serve": "serve a bundle to programs by OpenAI's interface, and to people by a page",
-    "batch": "answer the prompts of a file into another, each once",
-    "inspect": "show what a bundle is made of",
-    "verify": "check that a bundle is safe to load, or that all ways of running it agree",
-    "edit": "change what a model knows: let tokens look up other tokens' rows",
-    "fit": "plan how to run a model on a device, without running it",
-    "measure": "measure time and memory of a run, phase by phase",
-    "bench": "compare speed and memory of ways to run a model",
-    "eval": "measure perplexity, and divergence from another bundle or a checkpoint",
-    "lm-eval": "run EleutherAI's lm-evaluation-harness on a bundle",
-    "push": "push a bundle to a model hub, with a model card",
-    "prepare": "make later loads faster: rearrange a backbone for this processor",
-    "cache": "list or remove what is kept for faster loads",
+    "demo": ("running", "see it work on the small model inside this package"),
+    "export": ("bundles", "turn a trained checkpoint into a bundle"),
+    "generate": ("running", "continue a text with a bundle"),
+    "chat": ("running", "talk with a bundle, or send it a message a line"),
+    "serve": (
+        "running",
+        "serve a bundle to programs by OpenAI's interface, and to people by a page",
+    ),
+    "batch": ("running", "answer the prompts of a file into another, each once"),
+    "inspect": ("bundles", "show what a bundle is made of"),
+    "verify": (
+        "bundles",
+        "check that a bundle is safe to load, or that all ways of running it agree",
+    ),
+    "edit": ("bundles", "change what a model knows: let tokens look up other tokens' rows"),
+    "fit": ("measuring", "plan how to run a model on a device, without running it"),
+    "measure": ("measuring", "measure time and memory of a run, phase by phase"),
+    "bench": ("measuring", "compare speed and memory of ways to run a model"),
+    "eval": ("measuring", "measure perplexity, and divergence from another bundle or a checkpoint"),
+    "lm-eval": ("measuring", "run EleutherAI's lm-evaluation-harness on a bundle"),
+    "push": ("bundles", "push a bundle to a model hub, with a model card"),
+    "prepare": ("bundles", "make later loads faster: rearrange a backbone for this processor"),
+    "cache": ("bundles", "list or remove what is kept for faster loads"),
 }
 # Command -> extra of the package that it needs.
 EXTRAS = {"lm-eval": "lm-eval", "serve": "server"}
@@ -79,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(f"stem-edge {known}")
     try:
         command = _import(known)
-        parser.description = command.DESCRIPTION
+        parser.description, parser.epilog = command.DESCRIPTION, getattr(command, "EPILOG", None)
         command.add_arguments(parser)
         # Let options stand between positional arguments, but not those of lm-eval, which must reach
         # the harness as they are.
@@ -164,8 +170,8 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
     )
     parser.add_argument("--version", action="version", version=stem_edge.__version__)
     names = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for name, what in COMMANDS.items():
-        names.add_parser(name, help=what, add_help=False)
+    for name, (_, line) in COMMANDS.items():
+        names.add_parser(name, help=line, add_help=False)
     if not arguments:
         parser.print_help()
         raise SystemExit(2)
@@ -174,8 +180,9 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _import(name: str) -> Command:
+    module = f"stem_edge.commands.{COMMANDS[name][0]}.{name.replace('-', '_')}"
     try:
-        return cast(Command, import_module(f"stem_edge.commands.{name.replace('-', '_')}"))
+        return cast(Command, import_module(module))
     except ImportError as error:
         if error.name is None or error.name.startswith("stem_edge") or name not in EXTRAS:
             raise

@@ -4,12 +4,10 @@
 |---|---|
 | stack.py | the layers in their order |
 | layer.py | what all parts of a layer share: products, biases, norms |
-| attention.py, ffn.py | the two parts of a layer |
-| ple.py | per-layer embeddings after them |
+| attention.py, ffn.py | the two parts of a layer, and per-layer embeddings after them |
 | altup.py | several hidden states of a token, around each layer and at both ends |
 | linear.py | matrix products, in float32 or quantized |
 | device.py, portable.py | variants of these graphs for accelerators |
-| whole.py | one graph for other tools |
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""FFN of one layer as graph nodes, for every kind that ModelConfig knows.
+"""FFN of one layer as graph nodes, for every kind that ModelConfig knows, and per-layer embeddings after it.
 
-stem_edge.numerics.reference has the mathematics. A new kind of FFN is an entry in config.FFN_TERMS,
+stem_edge.numerics.reference has the mathematics. A new kind of FFN is an entry in layers.FFN_TERMS,
 or a function here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
+from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.ir import CONTRIB, Attribute, GraphError
-from stem_edge.graph.layer import LayerGraph
-from stem_edge.graph.linear import gather_blocks
+from stem_edge.graph.layer import LayerGraph, norm
+from stem_edge.graph.linear import Products, gather_blocks, vector
 from stem_edge.layers import FFN_TERMS
 from stem_edge.tables.rows import RecordLayout
 
@@ -25,7 +27,8 @@ def ffn(layer: LayerGraph, x: str) -> str:
     """Emit the FFN of x [B, T, dim], already normed -> [B, T, dim]."""
     if layer.kind == "hash-moe":
         return _experts(layer, x)
-    row = row_of(layer) if layer.takes_row else ""
+    takes_row = any("row" in terms for terms in FFN_TERMS[layer.kind].values())
+    row = row_of(layer) if takes_row else ""
     gate = _sum(layer, "gate", x, row)
     gate = layer.activated(_cut(layer, gate) if layer.shape.sparsity else gate, "silu")
     up = _sum(layer, "up", x, row)
@@ -122,3 +125,40 @@ def _layout(layer: LayerGraph) -> RecordLayout:
     if layer.layout is None:
         raise ValueError(f"layer {layer.number} takes rows, but there is no layout of rows")
     return layer.layout
+
+
+def contexts(
+    products: Products, config: ModelConfig, embedded: str, layers: Sequence[int]
+) -> dict[int, str]:
+    """Emit layer -> its context [B, T, ple_width], to which its rows are added.
+
+    All contexts come from one product of embedded [B, T, dim], and are divided by sqrt(2) already.
+    """
+    graph, width = products.graph, config.ple_width
+    at, names = f"layers.{layers[0]}.", [f"layers.{number}.ple_context" for number in layers]
+    shape = (len(layers) * width, config.dim)
+    x = products.product(at + "ple_context", "ple_context", embedded, tuple(names), shape)
+    x = graph.reshape(x, [0, 0, len(layers), width], at + "context.cut")
+    weight = vector(graph, products.plan, at + "ple_norm", width, ("ple_norm",))
+    # The product is not divided by sqrt(dim), which the norm undoes, so eps must be dim times as
+    # large.
+    x = norm(graph, x, weight, config.norm_eps * config.dim)
+    x = graph.add("Mul", [x, graph.float(0.5**0.5)], at + "context.half")
+    x = graph.reshape(x, [0, 0, len(layers) * width], at + "context")
+    parts = [f"layers.{number}.context.part" for number in layers]
+    # By number instead of sizes, because prepared graphs keep constants in a file that Split
+    # cannot read.
+    graph.node("Split", [x], parts, axis=-1, num_outputs=len(layers))
+    return dict(zip(layers, parts, strict=True))
+
+
+def ple(layer: LayerGraph, x: str, context: str) -> str:
+    """Emit what per-layer embeddings add to x [B, T, dim] -> [B, T, dim]."""
+    graph, config, at = layer.graph, layer.config, layer.at + "ple"
+    scale = graph.float(float(np.float32(config.ple_scale * 0.5**0.5)))
+    row = graph.add("Mul", [row_of(layer), scale], at + ".row")
+    mixed = graph.add("Add", [context, row], at + ".mixed")
+    gate = layer.activated(layer.product("ple_gate", "ple_gate", x, ("ple_gate",)), "ple.gelu")
+    product = graph.add("Mul", [gate, mixed], at + ".product")
+    added = layer.product("ple_out", "ple_out", product, ("ple_out",))
+    return layer.rms_norm(at + "_post_norm", added, "ple_post_norm", config.norm_eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import msgspec
 
@@ -38,6 +38,8 @@ OwnTypes = dict[str, str]
 class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Storage format of a backbone for onnxruntime."""
 
+    engine: ClassVar[EngineName] = "onnxruntime"
+    importance: ClassVar[bool] = False
     weights: WeightType  # matrices of the layers
     head: WeightType  # embedding and head, the two matrices of V rows
     # Most inputs that share a scale; blocks are smaller where the width of a matrix needs it.
@@ -55,6 +57,11 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     # the balance needs a multiplication of its own.
     balanced: tuple[str, ...] = ()
     kv_peaks: bool = False  # whether there are peaks of keys and values (stem_edge.graph.kv)
+
+    @property
+    def name(self) -> str:
+        """Name of the type of most matrices, for people."""
+        return self.weights
 
     def type_of(self, kind: MatrixKind, name: str = "") -> WeightType:
         """Return the type of the matrices of a kind, or of the product with this name."""
@@ -89,6 +96,8 @@ def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> Weigh
 class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Storage format of a backbone for ggml."""
 
+    engine: ClassVar[EngineName] = "ggml"
+    prefill: ClassVar[bool] = False
     weights: GgufType | OwnTypes  # a mixture; or the types that a GGUF file came with
     importance: bool = False  # whether a calibration text weighted the channels
 

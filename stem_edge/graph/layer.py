@@ -14,7 +14,7 @@ from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.kv import KvFormat
 from stem_edge.graph.linear import Products, matrix, vector
 from stem_edge.graph.names import SLOT_IDS, head_width
-from stem_edge.layers import FFN_TERMS, Layer
+from stem_edge.layers import Layer
 from stem_edge.tables.rows import RecordLayout
 
 Shapes = dict[str, tuple[int, ...]]
@@ -50,16 +50,6 @@ class LayerGraph:
     def values_apart(self) -> bool:
         """Return whether values have a product of their own instead of a part of qkv's."""
         return self._products.values_apart(self.number)
-
-    @property
-    def takes_row(self) -> bool:
-        """Return whether the token's row is a term of the FFN's gate or up."""
-        return any("row" in terms for terms in FFN_TERMS[self.kind].values())
-
-    @property
-    def has_ffn_matrices(self) -> bool:
-        """Return whether a matrix of the gate or up multiplies the input of the FFN."""
-        return any("matrix" in terms for terms in FFN_TERMS[self.kind].values())
 
     def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[str]) -> str:
         """Emit x [B, T, K] times the transpose of the stacked matrices, plus their biases."""

@@ -14,6 +14,7 @@ from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvFormat
 from stem_edge.graph.layer import LayerGraph
 from stem_edge.graph.linear import Products
+from stem_edge.layers import FFN_TERMS
 from stem_edge.tables.rows import RecordLayout
 
 
@@ -39,7 +40,7 @@ def layers_in_order(
     graph, context, inputs = products.graph, dict[int, str](), (start.slot_ids, start.positions)
     _declare_layers(graph, config, layout, layers, start.positions)
     if config.ple_width:
-        from stem_edge.graph.ple import contexts, ple  # for models with them alone
+        from stem_edge.graph.ffn import contexts, ple  # for models with them alone
 
         embedded = start.embedded
         if config.streams > 1:  # the first stream is what all others were made of
@@ -78,9 +79,8 @@ def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
         from stem_edge.graph.altup import laurel
 
         residual, delta = laurel(layer, x, residual, delta), ""
-    x, residual = layer.add_norm(
-        "ffn_norm", residual, delta, "gate" if layer.has_ffn_matrices else ""
-    )
+    multiplies = any("matrix" in terms for terms in FFN_TERMS[layer.kind].values())
+    x, residual = layer.add_norm("ffn_norm", residual, delta, "gate" if multiplies else "")
     return residual, layer.post_norm("ffn_post_norm", ffn(layer, x))
 
 

@@ -80,7 +80,8 @@ class Tokens:
         self.ids = token_ids
         self.ropes = {rope: rope_tables(rope, len(token_ids)) for rope in config.ropes}
         # What is kept here stays for all layers, so it is only what later layers read again.
-        self.lenders = config.lenders
+        borrowing = config.layers[config.own_kv_layers :]
+        self.lenders = frozenset(layer.kv_layer for layer in borrowing)
         self.kv: dict[int, tuple[F32, F32]] = {}  # lender -> K and V [T, heads, head_dim]
         self.ple: tuple[F32, Matrix] | None = None  # of per-layer embeddings: embedded, norm
         if config.ple_width:

@@ -12,15 +12,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stem_edge.serving import pages
-from stem_edge.serving.budget import BODIES, Held, Share
-from stem_edge.serving.http import error_response, path_in
-from stem_edge.serving.refusals import (
+from stem_edge.answers.refusals import (
     HostRefusedError,
     KeyRefusedError,
     RefusalError,
     TooLargeError,
 )
+from stem_edge.serving.budget import BODIES, Held, Share
+from stem_edge.serving.http import error_response, path_in
+from stem_edge.serving.routes import pages
 from stem_edge.serving.service import Service
 
 # Paths that need no key: programs watch the first, and people type theirs into the page.

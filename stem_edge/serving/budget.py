@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stem_edge.answers.refusals import BusyError, RefusalError
 from stem_edge.errors import InputError
 from stem_edge.runtime.model import Model
-from stem_edge.serving.refusals import BusyError, RefusalError
 from stem_edge.system.memory import own_memory, return_freed_memory
 from stem_edge.units import format_size, parse_size
 

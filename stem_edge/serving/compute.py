@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TypeVar
 
-from stem_edge.errors import DeviceLostError, StemEdgeError
-from stem_edge.runtime.batching.request import Request
-from stem_edge.runtime.batching.scheduler import Scheduler
-from stem_edge.runtime.generation import Chunk
-from stem_edge.runtime.model import Model
-from stem_edge.serving.budget import give_back, memory_limit
-from stem_edge.serving.jobs import Job
-from stem_edge.serving.refusals import (
+from stem_edge.answers.refusals import (
     BusyError,
     EndingError,
     FailedError,
@@ -27,6 +20,13 @@ from stem_edge.serving.refusals import (
     RefusalError,
     public,
 )
+from stem_edge.errors import DeviceLostError, StemEdgeError
+from stem_edge.runtime.batching.pump import Pump
+from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.model import Model
+from stem_edge.serving.budget import give_back, memory_limit
+from stem_edge.serving.jobs import Job
 from stem_edge.serving.reply import Reply
 
 T = TypeVar("T")
@@ -54,9 +54,8 @@ class Compute:
     ) -> None:
         self.sequences, self._waiting = sequences, waiting
         self._open_model, self._closes, self._ended = open_model, closes, ended
-        self._found: tuple[Model, Scheduler] | None = None  # once it is loaded
+        self._found: tuple[Model, Pump[Reply]] | None = None  # once it is loaded
         self.failure: Exception | None = None  # why there is no model, or none any more
-        self._replies: dict[Request, Reply] = {}
         self._jobs = deque[Job]()
         self._lock = threading.RLock()  # of what is taken on, so that all of it is told of the end
         self._wake = threading.Event()
@@ -86,25 +85,29 @@ class Compute:
     @property
     def busy(self) -> int:
         """Count of answers and other work that have not ended."""
-        return len(self._replies) + len(self._jobs)
+        return self._answers + len(self._jobs)
 
     @property
     def running(self) -> int:
         """Count of answers that have begun."""
-        return max(0, len(self._replies) - self.queued)
+        return max(0, self._answers - self.queued)
+
+    @property
+    def _answers(self) -> int:
+        return len(self._found[1].owners) if self._found is not None else 0
 
     @property
     def places(self) -> int:
         """Count of answers that can be computed together."""
-        return self._found[1].size if self._found is not None else self.sequences
+        return self._found[1].scheduler.size if self._found is not None else self.sequences
 
     @property
     def queued(self) -> int:
         """Count of requests that have not begun."""
-        return self._found[1].waiting if self._found is not None else 0
+        return self._found[1].scheduler.waiting if self._found is not None else 0
 
-    def check(self, more: int) -> tuple[Model, Scheduler]:
-        """Return model and scheduler if there is room for more requests; see `submit` for errors.
+    def check(self, more: int) -> tuple[Model, Pump[Reply]]:
+        """Return what computes if there is room for more requests; see `submit` for errors.
 
         Asked before requests are made, too, so that nobody can have too many made.
         """
@@ -127,13 +130,12 @@ class Compute:
         Raises BusyError if too many wait, EndingError after `drain`.
         """
         with self._lock:
-            model, scheduler = self.check(len(requests))
+            model, pump = self.check(len(requests))
             counters = model.engine.rows.counters()
-            replies = [Reply(request, self._leave, counters) for request in requests]
-            self._replies.update(zip(requests, replies, strict=True))
+            replies = [Reply(request, counters, self._leave, self._ended) for request in requests]
             try:
-                for request in requests:
-                    scheduler.submit(request)
+                for reply in replies:
+                    pump.submit(reply.request, reply)
             except BaseException:
                 for reply in replies:
                     reply.close()
@@ -143,7 +145,7 @@ class Compute:
 
     def room(self, tokens: int) -> AbstractContextManager[None] | None:
         """Return what work enters while it has a context of so many tokens; None: ask at its next turn."""
-        return self._loaded()[1].room(tokens)
+        return self._loaded()[1].scheduler.room(tokens)
 
     async def run_job(self, work: Iterator[T | None]) -> list[T]:
         """Return what an iterator yields but None, each by a turn of the compute thread between steps.
@@ -180,7 +182,7 @@ class Compute:
         if thread is not None:
             thread.join(seconds)
 
-    def _loaded(self) -> tuple[Model, Scheduler]:
+    def _loaded(self) -> tuple[Model, Pump[Reply]]:
         if self.failure is not None:
             raise FailedError(UNUSABLE)
         if self._found is None:
@@ -200,7 +202,7 @@ class Compute:
         told: StemEdgeError = EndingError("the server has ended before this answer did")
         try:
             model.limit_texts(memory_limit(model))
-            self._found = model, model.scheduler(self.sequences)
+            self._found = model, Pump(model.scheduler(self.sequences))
             worked = False  # since what answers left behind was given back
             while not self._ending:
                 if not self._wake.wait(REST_SECONDS if worked else None):
@@ -208,7 +210,7 @@ class Compute:
                     worked = False
                     continue
                 self._wake.clear()
-                while not self._ending and (self._found[1].busy or self._jobs):
+                while not self._ending and (self._found[1].scheduler.busy or self._jobs):
                     self._turn(*self._found)
                 worked = True
         except BaseException as error:
@@ -230,12 +232,12 @@ class Compute:
             exc_info=None if isinstance(error, StemEdgeError) else error,
         )
 
-    def _turn(self, model: Model, scheduler: Scheduler) -> None:
+    def _turn(self, model: Model, pump: Pump[Reply]) -> None:
         """Do a step of the answers and one of other work."""
         failed = False
         with ExitStack() as held:
             try:
-                self._step(scheduler)
+                self._step(pump)
             except Exception as error:  # none of these can go on
                 held.enter_context(self._lock)  # until there is another scheduler
                 self._end_all(error)
@@ -244,39 +246,30 @@ class Compute:
                 model.engine.check_usable()
                 failed = True
             if failed:  # not above, where the error would keep the memory of the batch
-                self._found = model, model.scheduler(self.sequences)
+                self._found = model, Pump(model.scheduler(self.sequences))
         # One after the other, because each may hold a context.
         if self._jobs and not self._jobs[0].step():
             self._jobs.popleft()
 
-    def _step(self, scheduler: Scheduler) -> None:
-        for request, chunk in scheduler.step():
-            reply = self._replies.get(request)  # its client may have left
-            if reply is not None:
-                reply.push(chunk)
-            if chunk.finish_reason is not None:
-                self._forget(request)
+    def _step(self, pump: Pump[Reply]) -> None:
+        for reply, chunk in pump.step():
+            reply.push(chunk)
             if isinstance(chunk.error, DeviceLostError):
                 raise chunk.error
 
     def _leave(self, reply: Reply) -> None:
-        """Cancel an answer that nobody waits for; one that has ended is forgotten already."""
-        reply.request.cancelled = True
-        self._forget(reply.request)
-
-    def _forget(self, request: Request) -> None:
-        with self._lock:
-            reply = self._replies.pop(request, None)
-        if reply is not None:
+        """Cancel an answer that nobody waits for, unless it has ended."""
+        if self._found is not None and self._found[1].cancel(reply.request) is not None:
             self._ended(reply)
 
     def _end_all(self, error: Exception) -> None:
         """End all answers and other work, and tell why."""
-        if self._found is not None:
-            self._found[1].close()
         told = public(error)
-        for request, reply in list(self._replies.items()):
-            reply.push(Chunk("", [], None, "error", told))
-            self._forget(request)
+        if self._found is not None:
+            pump = self._found[1]
+            pump.scheduler.close()
+            for request in list(pump.owners):
+                if (reply := pump.cancel(request)) is not None:
+                    reply.push(Chunk("", [], None, "error", told))
         while self._jobs:
             self._jobs.popleft().fail(told)

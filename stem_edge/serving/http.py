@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -10,20 +11,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from stem_edge.errors import StemEdgeError
-from stem_edge.serving.bodies import decoded
-from stem_edge.serving.budget import Share
-from stem_edge.serving.refusals import (
+from stem_edge.answers.growing import Growing, Told
+from stem_edge.answers.refusals import (
     FailedError,
     MethodRefusedError,
     NotFoundError,
     RefusalError,
     anthropic_error,
+    decoded,
     openai_error,
     public,
     status_of,
 )
-from stem_edge.serving.streams import ClientLeftError
+from stem_edge.errors import StemEdgeError
+from stem_edge.serving.budget import Share
+from stem_edge.serving.reply import Answers
+from stem_edge.serving.streams import ClientLeftError, EventStream, event, until_disconnected
 
 T = TypeVar("T")
 MESSAGES = "/v1/messages"  # and below: Anthropic's interface
@@ -41,6 +44,54 @@ async def read(request: Request, kind: type[T]) -> T:
 def json_response(data: object) -> Response:
     """Return a response of JSON."""
     return Response(msgspec.json.encode(data), media_type="application/json")
+
+
+def _openai_event(error: StemEdgeError) -> bytes:
+    return event(openai_error(error))
+
+
+async def respond(
+    request: Request,
+    answers: Answers,
+    events: AsyncGenerator[bytes] | None,
+    whole: Callable[[], Coroutine[Any, Any, object]],
+    told: Callable[[StemEdgeError], bytes] = _openai_event,
+) -> Response:
+    """Return answers as a stream of events if there are some, or as one object.
+
+    told: makes the event of an error.
+    """
+    if events is not None:
+        return EventStream(events, answers, told)
+    with answers:
+        return json_response(await until_disconnected(request, whole()))
+
+
+async def respond_growing(
+    request: Request, answers: Answers, growing: Growing, *, stream: bool
+) -> Response:
+    """Return the first of some answers in a form that grows."""
+    first = answers.first
+
+    def sent(told: Told) -> bytes:
+        return event(told, told["type"])
+
+    def failed(error: StemEdgeError) -> bytes:
+        return sent(growing.failed(error))
+
+    async def events() -> AsyncGenerator[bytes]:
+        for told in growing.start():
+            yield sent(told)
+        async for piece in first:
+            for told in growing.add(piece, first.reply.request):
+                yield sent(told)
+
+    async def whole() -> Told:
+        async for piece in first:
+            growing.add(piece, first.reply.request)
+        return growing.whole
+
+    return await respond(request, answers, events() if stream else None, whole, failed)
 
 
 def error_response(path: str, error: StemEdgeError) -> Response:

@@ -1,4 +1,4 @@
-"""Figures of all answers, in the form of Prometheus."""
+"""Figures of all answers, in the form of Prometheus, and of one, as it comes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from stem_edge.bundle.manifest import TABLES
-from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 from stem_edge.runtime.model import Model
 from stem_edge.serving.budget import memory_limit
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.reply import Reply
+from stem_edge.system.memory import own_memory
+from stem_edge.system.process_memory import FileKinds, open_reader
 from stem_edge.system.user_folder import cache_folder
 
 FIRST_TOKEN_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
@@ -127,3 +128,31 @@ def _read_memory(model: Model) -> Callable[[], dict[str, int]]:
     files = FileKinds(folder / TABLES, (folder, cache_folder(None)))
     reader = open_reader(os.getpid(), files)
     return lambda: reader.memory().kinds()
+
+
+def timings(model: Model, reply: Reply) -> dict[str, float]:
+    """Return the figures of an answer so far: times in milliseconds, sizes in bytes.
+
+    Rows and flash are those of all answers since this one was asked for.
+    """
+    request = reply.request
+    computed = request.prompt_tokens - request.cached_tokens
+    rows, before = model.engine.rows.counters(), reply.counters
+    return {
+        "prompt_n": computed,
+        "cache_n": request.cached_tokens,
+        "prompt_ms": request.prompt_seconds * 1e3,
+        "prompt_per_second": _rate(computed, request.prompt_seconds),
+        "predicted_n": request.new_tokens,
+        "predicted_ms": request.decode_seconds * 1e3,
+        "predicted_per_second": _rate(request.new_tokens - 1, request.decode_seconds),
+        "row_hits": rows.hits - before.hits,
+        "row_misses": rows.misses - before.misses,
+        "flash_bytes": rows.bytes_read - before.bytes_read,
+        "memory_bytes": own_memory(),
+        "memory_limit": memory_limit(model),
+    }
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

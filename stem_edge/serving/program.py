@@ -15,13 +15,19 @@ from starlette.requests import ClientDisconnect
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.model import Model
-from stem_edge.serving import pages, state_routes, text_routes
 from stem_edge.serving.access import LOCAL_ORIGIN, LOCALHOST, Access, Elsewhere
-from stem_edge.serving.anthropic import routes as messages
 from stem_edge.serving.compute import END_SECONDS, Compute
 from stem_edge.serving.http import tell_error
 from stem_edge.serving.metrics import Metrics
-from stem_edge.serving.openai import chat, completions, models, responses
+from stem_edge.serving.routes import (
+    chat,
+    completions,
+    messages,
+    pages,
+    responses,
+    state,
+    texts,
+)
 from stem_edge.serving.service import Service
 from stem_edge.serving.streams import ClientLeftError
 from stem_edge.shown import shown
@@ -31,9 +37,8 @@ TOLD = (StemEdgeError, ClientLeftError, ClientDisconnect, HTTPException, Excepti
 # As browsers name origins; one of another form would never be that of a page.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#]+|null|localhost|\*")
 ROUTES = (
-    *state_routes.ROUTES,
-    *text_routes.ROUTES,
-    *models.ROUTES,
+    *state.ROUTES,
+    *texts.ROUTES,
     *chat.ROUTES,
     *completions.ROUTES,
     *responses.ROUTES,

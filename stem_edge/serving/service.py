@@ -10,16 +10,16 @@ from typing import TypeVar, cast
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import HTTPConnection
 
+from stem_edge.answers.openai.shapes import unix_time
+from stem_edge.answers.refusals import BusyError
+from stem_edge.answers.token_texts import TokenTexts
+from stem_edge.answers.turn import Turn, count_tokens, prepare
 from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
-from stem_edge.serving.answers import Answering, Answers
-from stem_edge.serving.bodies import unix_time
 from stem_edge.serving.budget import give_back
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.metrics import Metrics
-from stem_edge.serving.refusals import BusyError
-from stem_edge.serving.token_texts import TokenTexts
-from stem_edge.serving.turn import Turn, prepare
+from stem_edge.serving.reply import Answering, Answers
 
 T = TypeVar("T")
 # Most that are worked on at a time, and most that wait: texts for their own sake, and prompts.
@@ -86,6 +86,11 @@ class Service:
         prepared = await self.in_thread(lambda: prepare(model, turn, count), self.prompts)
         replies = self.compute.submit(prepared.requests)
         return Answers([Answering(reply, prepared.parser()) for reply in replies])
+
+    async def count_tokens(self, turn: Turn) -> int:
+        """Return the number of tokens of a turn's prompt. Raises InputError."""
+        model = self.model
+        return await self.in_thread(lambda: count_tokens(model, turn), self.texts)
 
     @property
     def name(self) -> str:

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from stem_edge.answers.refusals import public
 from stem_edge.errors import StemEdgeError
-from stem_edge.serving.refusals import public
 
 T = TypeVar("T")
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.tables.lookup import RowLookup
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout, RowLookup
 
 
 def compose(layout: RecordLayout, lookup: RowLookup, records: Mapping[int, U8]) -> U8:

@@ -9,6 +9,9 @@ matrices of an expert. float32 and float16 rows are stored as they are and have 
 int4 rows are cut into groups of `group_size` values that share one scale (numerics/quantize.py); no
 group spans two rows of a matrix. Everything is little-endian. The layout of a store is written into
 the attributes of its zarr group.
+
+A lookup says for each STEM layer which row a token takes. That of its own id in every layer is its own
+record; any other is a *made* record (composing.py).
 """
 
 from __future__ import annotations
@@ -206,3 +209,26 @@ def make_layout(
         group_size=group,
         scale_type=scale_type,
     )
+
+
+# Token ids whose rows are averaged (a token that is there twice counts twice), or a packed row.
+Row: TypeAlias = tuple[int, ...] | bytes
+RowLookup: TypeAlias = tuple[Row, ...]  # for each STEM layer, in ascending order
+
+
+def plain(row: Row, layers: int) -> RowLookup:
+    """Lookup of the same row in every STEM layer."""
+    return (row,) * layers
+
+
+def token_of(lookup: RowLookup) -> int | None:
+    """Return the token whose own record this lookup is; None if it is a made record."""
+    first = lookup[0]
+    if isinstance(first, tuple) and len(set(first)) == 1 and set(lookup) == {first}:
+        return first[0]
+    return None
+
+
+def tokens_of(lookup: RowLookup) -> list[int]:
+    """Return the tokens whose records are needed to compose a lookup, ascending."""
+    return sorted({token for row in lookup if isinstance(row, tuple) for token in row})

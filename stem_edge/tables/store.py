@@ -3,7 +3,8 @@
     tables.zarr/zarr.json        group; its attributes hold a TableFormat
     tables.zarr/records/         array of records (stem_edge.tables.shards)
     tables.zarr/rare_records/    optional: records of rare tokens, with fewer bits
-    tables.zarr/index/           optional: token -> record (stem_edge.tables.token_index)
+    tables.zarr/index/           optional: array int32 [V] of one chunk, token -> record; the chunk
+                                 is little-endian, with its crc32c (uint32) behind it
 
 Records are numbered through both arrays. Without an index, token t has record t.
 """
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stem_edge.files.plain_files import check_folder, damaged, read_plain
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.numerics.quantize import I32, U8
 from stem_edge.tables.rows import RecordLayout
@@ -23,16 +25,58 @@ from stem_edge.tables.shards import (
     CRC_NBYTES,
     INDEX_ENTRY_NBYTES,
     ShardGrid,
+    crc32c,
     open_grid,
     pieces_for,
 )
-from stem_edge.tables.token_index import ENTRY_NBYTES, INDEX, read_index
-from stem_edge.tables.zarr_json import compare, naming, read_json
+from stem_edge.tables.zarr_json import array_document, compare, naming, read_json
 
-RECORDS, RARE_RECORDS = "records", "rare_records"
+RECORDS, RARE_RECORDS, INDEX = "records", "rare_records", "index"
 ATTRIBUTE = "stem_edge"  # of the group; holds the format
+ENTRY_NBYTES = 4  # of the index
 # Codes count from 0, so that 8 is zero as int4 and 128 is zero as int8.
 INT4_TO_INT8 = 128 - 8
+
+
+def index_metadata(tokens: int) -> dict[str, Any]:
+    """Contents of the array's zarr.json."""
+    codecs: list[dict[str, Any]] = [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "crc32c"},
+    ]
+    return array_document([tokens], "int32", [tokens], codecs)
+
+
+def index_chunk(root: Path) -> Path:
+    """Path of the only chunk of the array in the folder `root`."""
+    return root / "c" / "0"
+
+
+def encode_index(index: I32) -> bytes:
+    """Encode the index as the bytes of its chunk."""
+    data = index.astype("<i4").tobytes()
+    return data + crc32c(data).to_bytes(CRC_NBYTES, "little")
+
+
+def read_index(root: Path, tokens: int, records: int) -> I32:
+    """Read the record of each token, all below `records`. Raises BundleError."""
+    path = index_chunk(root)
+    for folder in (root, path.parent):
+        check_folder(folder)
+    with naming(root / "zarr.json"):
+        compare(read_json(root / "zarr.json"), index_metadata(tokens))
+    expected = tokens * ENTRY_NBYTES + CRC_NBYTES
+    data = read_plain(path, expected, "index")
+    if len(data) != expected:
+        more = " or more" if len(data) > expected else ""
+        raise damaged(path, f"index has {len(data)} bytes{more}, expected {expected}")
+    index = np.frombuffer(data, "<i4", tokens)
+    if encode_index(index) != data:
+        raise damaged(path, "the checksum of this index is wrong")
+    if index.min() < 0 or index.max() >= records:
+        found = f"{index.min()} to {index.max()}"
+        raise damaged(path, f"refers to records {found}, expected 0 to {records - 1}")
+    return index.astype(np.int32, copy=False)
 
 
 class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

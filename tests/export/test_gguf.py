@@ -22,7 +22,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, ExportError
-from stem_edge.export import exporter
+from stem_edge.export.backbone import gguf as form
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import options as job_options
 from stem_edge.export.quantization import streams
@@ -198,7 +198,7 @@ def test_a_missing_library_is_told_before_anything_is_read(
     def missing() -> None:
         raise BackendError("ggml is not installed")
 
-    monkeypatch.setattr(exporter, "checked_ggml", missing)
+    monkeypatch.setattr(form, "checked_ggml", missing)
     with pytest.raises(BackendError):
         export(tmp_path / "no checkpoint", tmp_path / "out")
     monkeypatch.setitem(sys.modules, "gguf", None)

@@ -11,7 +11,7 @@ import pytest
 import stem_edge
 from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.commands.bundle_report import bundle_table
+from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.measuring.planning.hit_rates import record_ids
 from stem_edge.measuring.planning.predict import warm_counts

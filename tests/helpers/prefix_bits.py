@@ -9,7 +9,7 @@ import numpy as np
 
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
-from stem_edge.runtime.lookups.row_ids import StemId
+from stem_edge.runtime.lookups.lookups import StemId
 
 ANSWER = 3  # tokens decoded after each prompt, which no later prompt may take over
 

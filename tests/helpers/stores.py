@@ -17,10 +17,9 @@ from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.records import Flags, Records
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
+from stem_edge.tables import store as tables
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
-from stem_edge.tables.store import RARE_RECORDS, RECORDS, TableFormat, group_metadata
-from stem_edge.tables.token_index import INDEX, encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata
 
 Way: TypeAlias = Literal["pread", "mmap", "far", "memory", "tier"]
@@ -106,10 +105,12 @@ def write_array(
 
 def write_index(root: Path, index: Sequence[int]) -> None:
     """Write the token index of a table store in the folder `root`."""
-    chunk = index_chunk(root / INDEX)
+    chunk = tables.index_chunk(root / tables.INDEX)
     chunk.parent.mkdir(parents=True)
-    (root / INDEX / "zarr.json").write_bytes(encode_metadata(index_metadata(len(index))))
-    chunk.write_bytes(encode_index(np.array(index, np.int32)))
+    (root / tables.INDEX / "zarr.json").write_bytes(
+        encode_metadata(tables.index_metadata(len(index)))
+    )
+    chunk.write_bytes(tables.encode_index(np.array(index, np.int32)))
 
 
 def write_store(
@@ -120,24 +121,26 @@ def write_store(
     index: Sequence[int] | None = None,
     rare: tuple[RecordLayout, U8] | None = None,
     pieces: int = 1,
-) -> TableFormat:
+) -> tables.TableFormat:
     """Write a table store into the folder `root`; `rare` is its second array, if any."""
-    format = TableFormat(
+    format = tables.TableFormat(
         tokens=layout.records if index is None else len(index),
         tables=layout,
         rare_tables=rare[0] if rare else None,
         indexed=index is not None,
     )
-    write_array(root / RECORDS, format.arrays()[RECORDS], records, records_per_shard, pieces)
+    write_array(
+        root / tables.RECORDS, format.arrays()[tables.RECORDS], records, records_per_shard, pieces
+    )
     if rare is not None:
-        write_array(root / RARE_RECORDS, *rare, records_per_shard, pieces)
+        write_array(root / tables.RARE_RECORDS, *rare, records_per_shard, pieces)
     if index is not None:
         write_index(root, index)
-    (root / "zarr.json").write_bytes(encode_metadata(group_metadata(format)))
+    (root / "zarr.json").write_bytes(encode_metadata(tables.group_metadata(format)))
     return format
 
 
-def open_way(root: Path, format: TableFormat, way: Way, prompt_rows: int = 0) -> Records:
+def open_way(root: Path, format: tables.TableFormat, way: Way, prompt_rows: int = 0) -> Records:
     """Open a table store in one of the ways that records are read.
 
     way: pread, mmap; far: its shards through fsspec; memory: these in fsspec's memory; tier: far, with

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from stem_edge.text.messages import checked_tools
-from stem_edge.text.tool_calls.family import FAMILIES, Family
+from stem_edge.text.tool_calls.families import FAMILIES
+from stem_edge.text.tool_calls.family import Family
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content, Piece
 
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -14,26 +14,19 @@ from weakref import WeakSet
 
 import numpy as np
 import pytest
-from toy_engine import ToyLoader
+from toy_engine import ToyEngine, ToyLoader
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.opening import Bundle
-from stem_edge.runtime.backends.engines import ENGINES, Engine
+from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.memory_plan import Needs, Part
-from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.model import Model
 
 NOTHING = -1
 # What a step computed: tokens, and the position of each (of a prompt: of the first).
 Unit = tuple[list[int], list[int]]
-
-
-def loaders(bundle: Bundle, options: LoadOptions) -> list[Loader]:
-    """Return the only way to load a bundle."""
-    return [Loader(bundle)]
 
 
 class Loader(ToyLoader):
@@ -174,8 +167,7 @@ def toy_model(
 ) -> Iterator[tuple[Model, Any]]:
     """Load a bundle with this engine; yield the model and its backend."""
     with pytest.MonkeyPatch.context() as patch:
-        engine = Engine("onnxruntime", "toy_batches", lambda: True, "pip install toy")
-        patch.setitem(ENGINES, "toy", engine)
+        patch.setitem(ENGINES, "toy", ToyEngine(Loader))
         given: dict[str, Any] = {"engine": "toy", "warm_start": False, "trial": False} | options
         with stem_edge.load(bundle, **given) as model:
             backend: Any = model.engine.backend

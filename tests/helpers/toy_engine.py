@@ -8,6 +8,7 @@ import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
+from stem_edge.runtime.backends.engine import Engine
 from stem_edge.runtime.backends.memory_plan import Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.plain_batch import PlainBatch
@@ -15,13 +16,21 @@ from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import RecordLayout
 
 
-def loaders(bundle: Bundle, options: LoadOptions) -> list[ToyLoader]:
-    """Return the only way to load a bundle."""
-    return [ToyLoader(bundle)]
+class ToyEngine(Engine):
+    """An engine with a loader of this class for each bundle."""
+
+    name, backbone, installed, install = "toy", "onnxruntime", True, "pip install toy"
+    ways: Any = None
+
+    def __init__(self, loader: type[ToyLoader]) -> None:
+        self.loader = loader
+
+    def loaders(self, bundle: Bundle, options: LoadOptions) -> list[Any]:
+        return [self.loader(bundle)]
 
 
 class ToyLoader:
-    """An EngineLoader (stem_edge.runtime.backends.engines)."""
+    """An EngineLoader (stem_edge.runtime.backends.engine)."""
 
     name, fills_while_opening, step_tokens, step_costs = "toy", True, 1 << 30, None
 

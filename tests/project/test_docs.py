@@ -7,11 +7,21 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_server import HubServer
 from installed import ROOT, needs_ggml
+from options_table import TABLES, table, with_table
+
+from stem_edge.commands.options.described import keywords
+from stem_edge.export import export_bundle
+from stem_edge.export.job.options import ExportOptions
+from stem_edge.runtime import SamplingParams, load
+from stem_edge.runtime.backends.options import LoadOptions
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
@@ -115,3 +125,19 @@ def test_readme_leads_to_every_page_and_is_one_screen() -> None:
     text = PAGES[0].read_text("utf-8")
     assert all(f"docs/{page.name}" in text for page in PAGES[1:])
     assert len(text.splitlines()) <= 70
+
+
+@pytest.mark.parametrize(("page", "function"), TABLES)
+def test_tables_of_options_are_the_docstrings(page: str, function: Callable[..., object]) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    assert with_table(text, function) == text, "write them: python tools/options_table.py"
+    assert table(function) in text
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [(load, LoadOptions), (export_bundle, ExportOptions), (SamplingParams, SamplingParams)],
+)
+def test_each_option_is_described(function: Callable[..., object], options: type[Any]) -> None:
+    own = {field.name for field in fields(options)} - {"stored", "aim"}  # an export's own
+    assert own <= keywords(function).keys()

@@ -50,7 +50,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("name", ["bench", "eval", "fit", "measure"])
 def test_measuring_needs_no_extra(name: str) -> None:
-    loaded = loaded_after(f"import stem_edge.commands.{name}")
+    loaded = loaded_after(f"import stem_edge.commands.measuring.{name}")
     assert not loaded & {"torch", "onnx", "zarr", "matplotlib", "lm_eval", "llama_cpp"}
 
 
@@ -61,7 +61,7 @@ def test_exporting_loads_neither_torch_nor_the_trainers_tokenizers() -> None:
 
 def test_generating_loads_neither_torch_nor_onnx_nor_zarr() -> None:
     code = (
-        "from stem_edge.commands.demo import demo_bundle\nimport stem_edge\n"
+        "from stem_edge.commands.running.demo import demo_bundle\nimport stem_edge\n"
         "with stem_edge.load(demo_bundle()) as model: model.generate_text('The', max_new_tokens=2)"
     )
     loaded = loaded_after(code)

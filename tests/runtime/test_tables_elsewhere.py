@@ -16,7 +16,7 @@ from stem_edge.bundle.manifest import TABLES
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.runtime.first_load.safety import check_safety
-from stem_edge.runtime.rows.tier_file import file_slot_nbytes
+from stem_edge.runtime.rows.disk_tier import file_slot_nbytes
 
 PROMPT = "Not all rows fit: the cache must choose, and choose again. "
 

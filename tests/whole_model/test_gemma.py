@@ -24,7 +24,7 @@ from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
-from stem_edge.commands.bundle_report import bundle_table
+from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, ExportError, InputError
 from stem_edge.ggml import gguf_schema
@@ -33,9 +33,9 @@ from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import BackboneFormat, EngineName, WeightType
 from stem_edge.measuring.analysis.cost_report import cost_report
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
-from stem_edge.runtime.backends.onnxruntime.rope_arrays import padded_ropes
 
 CHECKPOINT = CONFORMANCE / GEMMA
 

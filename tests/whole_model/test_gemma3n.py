@@ -16,7 +16,7 @@ from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
-from stem_edge.commands.bundle_report import bundle_table
+from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import source as exported_source

@@ -169,7 +169,7 @@ ENTRIES: dict[str, Callable[[Path, Path], object]] = {
     "logits_chunks": of_model(lambda model: model.logits_chunks(IDS)),
     "a context to score": of_model(lambda model: Scorer(model).scores([(IDS, [301])])),
     "a continuation to score": of_model(lambda model: Scorer(model).scores([([BOS], IDS[1:])])),
-    "geometry": lambda bundle, ids: geometry(bundle, text=ids),
+    "geometry": lambda bundle, ids: geometry(bundle),
 }
 
 
@@ -211,7 +211,7 @@ def test_the_name_of_a_placeholder_in_a_prompt_is_text(multimodal: Path) -> None
 COMMANDS: list[list[str]] = [
     ["inspect", "OUT"],
     ["inspect", "OUT", "--memory", "2GB"],
-    ["inspect", "OUT", "--geometry", "--token", " Paris", "--text", "TEXT"],
+    ["inspect", "OUT", "--geometry"],
     ["fit", "OUT", "--memory", "400MB", "--text", "TEXT"],
     ["fit", "CHECKPOINT", "--memory", "400MB"],
     ["eval", "OUT", "--text", "TEXT", "--against", "CHECKPOINT"],

@@ -18,7 +18,7 @@ from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph.device.rows import Activations
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
-from stem_edge.runtime.backends.onnxruntime.device.batch import DeviceBatch
+from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBatch
 from stem_edge.runtime.backends.onnxruntime.device.places import place_of
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider

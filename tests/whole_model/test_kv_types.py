@@ -31,8 +31,8 @@ from stem_edge.numerics.arithmetic import rms_norm
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import embed
+from stem_edge.runtime.backends.lossy import LossyCache, tell_of_loss
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.lossy import LossyCache, tell_of_loss
 
 TOKENS = 420
 WIDE: dict[str, Any] = {"head_dim": 32, "n_heads": 2, "n_kv_heads": 1}  # as ggml's types need

@@ -21,7 +21,7 @@ import stem_edge
 from stem_edge.errors import OutOfMemoryError, RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import SamplingParams
-from stem_edge.runtime.backends.onnxruntime.device.batch import DeviceBatch
+from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBatch
 from stem_edge.runtime.model import Model
 
 COUNTRIES = ["France", "Brazil", "Egypt", "Japan", "Peru", "Kenya", "Italy", "Spain", "Mexico"]

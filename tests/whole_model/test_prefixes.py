@@ -17,7 +17,7 @@ from tiers import GGML_IS_SLOW, slow_but
 
 import stem_edge
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime.lookups.row_ids import StemId
+from stem_edge.runtime.lookups.lookups import StemId
 
 # Windows that drop tokens in prompts of this length, and prompts of several steps.
 LONG = 420

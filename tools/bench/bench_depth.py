@@ -22,10 +22,10 @@ import numpy as np
 
 import stem_edge
 from stem_edge.graph import names as io
-from stem_edge.runtime.backends.ggml.context import GgmlContext
+from stem_edge.runtime.backends.ggml.backend import GgmlContext
 from stem_edge.runtime.backends.ggml.kv_cache import rounded
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.backends.onnxruntime.kv_window import _Shift
+from stem_edge.runtime.backends.onnxruntime.kv_arrays import _Shift
 from stem_edge.system.memory import own_memory, usable_cpus
 from stem_edge.text_table import table
 from stem_edge.units import format_rate, format_size
@@ -93,7 +93,7 @@ class Llama(Subject):
 
     def __init__(self, path: str, seed: list[int], context: int, threads: int, kv: str) -> None:
         from stem_edge.ggml import types as ggml_types
-        from stem_edge.measuring.run.engine_llama import LlamaModel
+        from stem_edge.measuring.bench.engine_llama import LlamaModel
 
         kinds = {"f32": ggml_types.F32, "f16": ggml_types.F16, "q8_0": ggml_types.Q8_0}
         kinds |= {"q4_0": ggml_types.Q4_0}

@@ -32,7 +32,7 @@ from range_server import serving
 
 import stem_edge
 from stem_edge.bundle.manifest import TABLES
-from stem_edge.measuring.run.workload import read_ids
+from stem_edge.measuring.workload import read_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.records import RowCounters
 from stem_edge.system.user_folder import cache_folder

@@ -16,7 +16,7 @@ import numpy as np
 from device_texts import PROMPTS
 
 import stem_edge
-from stem_edge.commands.demo import demo_bundle
+from stem_edge.commands.running.demo import demo_bundle
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 

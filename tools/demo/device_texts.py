@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import stem_edge
-from stem_edge.commands.loading import parse_providers
+from stem_edge.commands.options.loading import parse_providers
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
 

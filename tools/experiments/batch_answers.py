@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import stem_edge
-from stem_edge.commands.loading import parse_providers
-from stem_edge.measuring.run.workload import DEFAULT_TEXT, read_ids
+from stem_edge.commands.options.loading import parse_providers
+from stem_edge.measuring.workload import DEFAULT_TEXT, read_ids
 
 Row = dict[str, Any]
 CONTEXT = 512

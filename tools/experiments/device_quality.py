@@ -17,7 +17,7 @@ from typing import Any, get_args
 from quality_table import COLUMNS, EXACT, cut, loaded, nbytes, row
 
 import stem_edge
-from stem_edge.commands.loading import parse_providers
+from stem_edge.commands.options.loading import parse_providers
 from stem_edge.errors import BackendError
 from stem_edge.graph.names import Variant
 from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader

@@ -144,7 +144,7 @@ def by_llama(path: Path) -> Logits:
     """Load a GGUF file with llama.cpp."""
     import llama_cpp
 
-    from stem_edge.measuring.run.engine_llama import LlamaModel
+    from stem_edge.measuring.bench.engine_llama import LlamaModel
 
     model = LlamaModel(path, 1024, 2, exact=True)
 

@@ -33,7 +33,8 @@ from stem_edge.tables.zarr_json import parse_json
 from stem_edge.text.chat_template import SAMPLE, ChatTemplate, read_template
 from stem_edge.text.chat_worker import environment
 from stem_edge.text.tokenizer_gate import read_tokenizer
-from stem_edge.text.tool_calls.family import FAMILIES, Family
+from stem_edge.text.tool_calls.families import FAMILIES
+from stem_edge.text.tool_calls.family import Family
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content
 
 WEATHER: dict[str, Any] = {

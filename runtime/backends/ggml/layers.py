@@ -1,4 +1,4 @@
-"""The model's layers, one after another, and its head, as operators of ggml.
+"""FFNs, experts and per-layer embeddings, all layers one after another, and the head, as operators of ggml.
 
 stem_edge.numerics.reference shows their mathematics.
 """
@@ -6,11 +6,60 @@ stem_edge.numerics.reference shows their mathematics.
 from __future__ import annotations
 
 from stem_edge.config import ModelConfig
+from stem_edge.ggml import types as ggml_types
+from stem_edge.layers import FFN_TERMS
 from stem_edge.runtime.backends.ggml.attention import attention
-from stem_edge.runtime.backends.ggml.ffn import ffn, ple
 from stem_edge.runtime.backends.ggml.graph import Graph, Tensor
 from stem_edge.runtime.backends.ggml.layer import LayerGraph, rms_norm
 from stem_edge.runtime.backends.ggml.weights import Weights
+
+
+def ffn(layer: LayerGraph, x: Tensor) -> Tensor:
+    """Return W_down (activation(gate) * up) of x [dim, T]; FFN_TERMS says what gate and up are."""
+    if layer.kind == "hash-moe":
+        return _expert(layer, x)
+    sums: dict[str, Tensor] = {}
+    for name, terms in FFN_TERMS[layer.kind].items():
+        parts = [layer.product(name, x)] if "matrix" in terms else []
+        parts += [_row(layer)] if "row" in terms else []
+        sums[name] = parts[0] if len(parts) == 1 else layer.graph.op("add", *parts)
+    return layer.product("down", layer.gated(sums["gate"], sums["up"]))
+
+
+def ple(layer: LayerGraph, x: Tensor, norm: Tensor) -> Tensor:
+    """Return what per-layer embeddings add to x [dim, T].
+
+    norm: weight of the norm of contexts. Neither context nor mixture is divided by a constant, which
+    the norms after them undo; their eps grow by its square instead.
+    """
+    graph, config, eps = layer.graph, layer.config, layer.config.norm_eps
+    context = layer.product("ple_context", layer.inputs.embedded)
+    context = rms_norm(graph, context, norm, eps * config.dim)
+    mixed = graph.op("add", context, graph.op("scale", _row(layer), config.ple_scale))
+    product = layer.gated(layer.product("ple_gate", x), mixed)
+    return layer.norm("ple_post_norm", layer.product("ple_out", product), 2 * eps)
+
+
+def _row(layer: LayerGraph) -> Tensor:
+    """Return the tokens' rows [d_ff or ple_width, T] from the slots of the row cache."""
+    row = layer.graph.op("get_rows", layer.slots[0], layer.inputs.slot_ids)
+    return layer.product("project", row) if layer.config.row_rank else row
+
+
+def _expert(layer: LayerGraph, x: Tensor) -> Tensor:
+    """Return the output of the expert in each token's row; its gate and up lines alternate."""
+    graph, config, count = layer.graph, layer.config, layer.inputs.count
+    ids = graph.op("reshape_2d", layer.inputs.slot_ids, 1, count)
+    inner, outer = layer.slots
+    both = graph.op("mul_mat_id", inner, graph.op("reshape_3d", x, config.dim, 1, count), ids)
+    pairs = graph.op("reshape_3d", both, 2, config.d_ff, count)
+    step, token = 2 * ggml_types.F32.nbytes, 2 * config.d_ff * ggml_types.F32.nbytes
+    split = []
+    for start in (0, ggml_types.F32.nbytes):
+        view = graph.op("view_3d", pairs, 1, config.d_ff, count, step, token, start)
+        split.append(graph.op("reshape_3d", graph.op("cont", view), config.d_ff, 1, count))
+    result = graph.op("mul_mat_id", outer, layer.gated(*split), ids)
+    return graph.op("reshape_2d", result, config.dim, count)
 
 
 def emit_embedding(graph: Graph, config: ModelConfig, weights: Weights, ids: Tensor) -> Tensor:

@@ -34,9 +34,8 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
 from stem_edge.runtime.backends.ggml.graph import Columns, Graph, Scratch
-from stem_edge.runtime.backends.ggml.model import GgmlModel
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
-from stem_edge.runtime.backends.ggml.weights import can_repack
+from stem_edge.runtime.backends.ggml.weights import GgmlModel, can_repack
 from stem_edge.system.child import limit_this_process
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import ROW_BITS, RowType, make_layout

@@ -11,10 +11,9 @@ from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.gguf_schema import KV_TENSORS
 from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.graph.names import kv_capacity
-from stem_edge.runtime.backends.engines import check_absent
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
-from stem_edge.runtime.backends.ggml.model import GgmlModel
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
+from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.runtime.backends.memory_plan import Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
@@ -27,13 +26,7 @@ MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
 
 def loaders(bundle: Bundle, options: LoadOptions) -> list[GgmlLoader]:
-    """Return ggml's only loader. Raises InputError for options of other engines."""
-    given = {
-        "providers": options.providers,
-        "device_memory": options.device_memory is not None,
-        "prefill_graph": options.prefill_graph,
-    }
-    check_absent("ggml", given)
+    """Return ggml's only loader. Raises InputError for too many threads."""
     if options.cpus > MOST_THREADS:
         raise InputError(f"threads is {options.cpus}; ggml takes at most {MOST_THREADS}")
     return [GgmlLoader(bundle, options)]

@@ -17,7 +17,7 @@ from stem_edge.runtime.backends.ggml.graph import Columns, Graph, Scratch, Tenso
 from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.ggml.layer import Attended, Cells, LayerGraph, LayerInputs
 from stem_edge.runtime.backends.ggml.layers import emit_embedding, emit_head, emit_layer
-from stem_edge.runtime.backends.ggml.model import GgmlModel
+from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.runtime.backends.interface import check_logits
 
 OPERATORS_AROUND = 64

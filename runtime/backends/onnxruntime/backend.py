@@ -15,11 +15,15 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph.kv import CACHES, KvType
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, open_sessions, slots_in_arrays
+from stem_edge.runtime.backends.onnxruntime.loaded import (
+    Loaded,
+    Ropes,
+    open_sessions,
+    slots_in_arrays,
+)
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.rope_arrays import Ropes
 from stem_edge.runtime.rows.slots import Slots
 
 

@@ -1,19 +1,95 @@
 """Keys and values of sequences in the memory of a provider, as graphs take them.
 
 Pages of this process's memory are provided as they are written, so that an array may be as long as
-the longest text. On the CPU, layers with a window keep no more than that needs (kv_window.py).
+the longest text. On the CPU, layers with a window drop older tokens: a step finds its tokens' windows
+in the first rows, in the order of their positions, and appends its own. Graphs are told only how many
+rows are filled, which is all that attention depends on; keys were rotated by their positions before.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.graph import names as io
-from stem_edge.runtime.backends.onnxruntime.kv_window import KvWindow
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceArray
 from stem_edge.system.memory import free_pages
+
+
+class _Shift(NamedTuple):
+    base: int = 0  # position of the token in the first row
+    by: int = 0  # rows to drop at the front; 0 once that is done
+    rows: int = 0  # rows that stay
+    done: int = 0  # of those, how many are in their new place
+
+
+class KvWindow:
+    """Arrays [1, heads, rows, width] of layers with a window, which is in tokens.
+
+    Without arrays, there is room for everything.
+    """
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]], window: int) -> None:
+        self._heads, self._window = [head for array in arrays for head in array[0]], window
+        self.capacity = min(map(len, self._heads), default=sys.maxsize)
+        self._shift = _Shift()
+        # Position of the step for which tokens left last. From a step at or after it, a context that
+        # took the same steps finds them gone alike, and sums in the same order.
+        self.settled = 0
+
+    @property
+    def earliest(self) -> int:
+        """Earliest position, beside 0, that still has its window here."""
+        base = self._shift.base + self._shift.by
+        return base + self._window - 1 if base else 0
+
+    @property
+    def dropped(self) -> int:
+        """Tokens that have left: the position of the token in the first row."""
+        self._finish()
+        return self._shift.base
+
+    def follow(self, other: KvWindow) -> None:
+        """Go on where another is, after its rows were copied here."""
+        self._shift, self.settled = _Shift(other.dropped), other.settled
+
+    def make_room(self, position: int, count: int) -> int:
+        """Make room for `count` tokens from a position on; return the position of the first row.
+
+        No row that the step at this position sees is lost, so that it can fail and be tried again,
+        also if this itself is interrupted. Raises ValueError for positions from 1 to `earliest`,
+        and for more tokens than there can be room for.
+        """
+        self._finish()
+        if 0 < position < self.earliest:
+            raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
+        shift, settled = (self._shift, self.settled) if position else (_Shift(), 0)
+        if position - shift.base + count > self.capacity:
+            first = (position - self._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
+            shift = _Shift(shift.base, first - shift.base, position - first)
+            settled = position
+        if (most := self.capacity - position + shift.base + shift.by) < count:
+            raise ValueError(f"a step has {count} tokens; expected up to {most}")
+        self._shift, self.settled = shift, settled
+        self._finish()
+        return self._shift.base
+
+    def _finish(self) -> None:
+        """Move rows to the front, in pieces that can be repeated because they leave their source."""
+        base, by, rows, done = self._shift
+        while done < rows:
+            stop = min(done + by, rows)
+            for head in self._heads:
+                head[done:stop] = head[done + by : stop + by]
+            done = stop
+            self._shift = _Shift(base, by, rows, done)
+        self._shift = _Shift(base + by)
 
 
 class KvArrays:

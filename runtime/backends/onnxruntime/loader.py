@@ -12,14 +12,14 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding, prefill_refusal, tried
 from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.engines import AUTO, EngineLoader, check_absent
+from stem_edge.runtime.backends.engine import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
-from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import memory_limit
@@ -36,7 +36,6 @@ def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
 
     Raises InputError, BackendError.
     """
-    check_absent("onnxruntime", {"repack": options.repack})
     providers = _chosen(options)
     # With "auto", `device_memory` does not emulate a device when none is found.
     asked = options.device_memory is not None and options.providers not in (AUTO, [AUTO], (AUTO,))

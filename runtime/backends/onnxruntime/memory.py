@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -80,13 +80,6 @@ class DeviceArray:
         return value
 
 
-class Pinned(NamedTuple):
-    """A host array, and the value that keeps its memory alive."""
-
-    array: Array
-    owner: ort.OrtValue
-
-
 class DeviceMemory:
     """Memory of a provider's device. Not thread-safe: only an engine's thread may use it.
 
@@ -143,19 +136,6 @@ class DeviceMemory:
         copy = self.empty(array.shape, array.dtype, what)
         copy.write(array)
         return copy
-
-    def pinned(self, shape: Shape, dtype: npt.DTypeLike) -> Pinned | None:
-        """Allocate host memory that the device reads by itself; None if it reads none."""
-        for device in self.provider.devices if self.kind == "device" else ():
-            info = device.memory_info(ort.OrtDeviceMemoryType.HOST_ACCESSIBLE)
-            if info is not None:
-                value = ort.OrtValue.ortvalue_from_shape_and_type(
-                    list(shape), np.dtype(dtype).type, memory_info=info
-                )
-                array = value.numpy()
-                if array.ctypes.data == value.data_ptr():  # otherwise numpy() made a copy
-                    return Pinned(array, value)
-        return None
 
     def _full(self, what: str, wanted: int, why: str) -> OutOfMemoryError:
         return OutOfMemoryError(

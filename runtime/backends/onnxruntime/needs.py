@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
-from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part
 
@@ -96,10 +95,3 @@ def _experts_values(footprint: Footprint, threads: int) -> int:
     if tables is None or not footprint.model.n_experts or not tables.quantized:
         return 0
     return min(threads, CHUNK_TOKENS) * tables.row_width
-
-
-def largest_product(config: ModelConfig) -> int:
-    """Return the values of the largest matrix that is multiplied at once."""
-    layer = config.layer(0)
-    wide = max((config.n_heads + 2 * layer.n_kv_heads) * head_width(layer), layer.d_ff)
-    return max(config.dim * wide, min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))

@@ -1,30 +1,35 @@
-"""Ways of running a bundle that are onnxruntime's own, compared by runtime/consistency.py."""
+"""How onnxruntime runs bundles."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import ClassVar
 
 from stem_edge.bundle.opening import Bundle
+from stem_edge.graph.kv import KvType
+from stem_edge.runtime.backends.expected import Expected
 from stem_edge.runtime.backends.interface import LEAST_CHUNK
-from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
-
-TILE, FEW_SLOTS = 0, (LEAST_CHUNK, 64)
-
-
-def missing(cache_dir: str | Path | None) -> str:
-    """Return why the library cannot run here; empty if it can."""
-    return ""
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
+from stem_edge.runtime.backends.ways import CacheDir, EngineWays, Ways
 
 
-def kernels(bundle: Bundle, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
-    """Return kernels that round in the same way: name -> options of `load` that choose them."""
-    found: dict[str, dict[str, Any]] = {"": {"prefill_graph": False}}
-    if bundle.manifest.has_prefill:
-        found["prefill graph"] = {"prefill_graph": True}
-    return found
+class OnnxRuntimeWays(EngineWays):
+    """See EngineWays."""
 
+    few_slots = LEAST_CHUNK, 64
+    kv_nats: ClassVar[Mapping[KvType, float]] = {"int8": 0.0025, "int4": 0.22}
 
-def ways(bundle: Bundle, cache_dir: str | Path | None) -> dict[str, dict[str, Any]]:
-    """Return further ways with these kernels."""
-    return {"prepared": {"prepare": True}} if place(bundle, cache_dir).is_worth_it else {}
+    @property
+    def expected(self) -> Expected:
+        from stem_edge.runtime.backends.onnxruntime import expected
+
+        return expected
+
+    def kernels(self, bundle: Bundle, cache_dir: CacheDir) -> Ways:
+        decoding: Ways = {"": {"prefill_graph": False}}
+        prompts: Ways = {"prefill graph": {"prefill_graph": True}}
+        return decoding | prompts if bundle.manifest.has_prefill else decoding
+
+    def ways(self, bundle: Bundle, cache_dir: CacheDir) -> Ways:
+        worth_it = prepacked.place(bundle, cache_dir).is_worth_it
+        return {"prepared": {"prepare": True}} if worth_it else {}

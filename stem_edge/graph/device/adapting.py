@@ -3,7 +3,8 @@
 Weights that need another type or shape get it from nodes with constant inputs, which onnxruntime
 computes once, while it loads: norms and scales are cast, and an odd number of scales is doubled,
 for blocks of half the size (stem_edge.graph.device.rows gives the reason). stem_edge.graph.names
-lists inputs and outputs.
+lists inputs and outputs. Zero points of 4 bits are stored as MatMulNBits reads them: each row ends with a
+byte. ONNX has no such padding, so nodes take it out of rows with an odd number of blocks.
 """
 
 from __future__ import annotations
@@ -11,14 +12,47 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.device.rows import Activations, DeviceRows, fits
-from stem_edge.graph.device.zero_points import doubled, halves, joined
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import ElementType, Graph, Node
 from stem_edge.numerics.quantize import MIN_BLOCK, fitting_block
 from stem_edge.tables.rows import RecordLayout
+
+LOW, SHIFT = np.array(15, np.uint8), np.array(4, np.uint8)
+
+
+def halves(graph: Graph, points: str) -> tuple[str, str]:
+    """Emit the lower and the upper zero point of each byte, as uint8."""
+    low = graph.add("BitwiseAnd", [points, graph.constant("nibble", LOW)], points + ".low")
+    high = _shift(graph, points, "RIGHT", points + ".high")
+    return low, high
+
+
+def doubled(graph: Graph, point: str) -> str:
+    """Emit bytes [..., n] that hold each of the zero points twice."""
+    upper = _shift(graph, point, "LEFT", point + ".upper")
+    return graph.add("BitwiseOr", [point, upper], point + ".twice")
+
+
+def joined(graph: Graph, low: str, high: str, shape: tuple[int, int], name: str) -> str:
+    """Emit the values [rows, groups], uint8, of bytes that held two each; drop the padding."""
+    rows, groups = shape
+    nbytes = -(-groups // 2)
+    apart = [graph.reshape(half, [rows, nbytes, 1], half + ".apart") for half in (low, high)]
+    pairs = graph.add("Concat", apart, name + ".pairs", axis=-1)
+    flat = graph.reshape(pairs, [rows, 2 * nbytes], name + ".padded")
+    return graph.cut(flat, 0, groups, 1, name)
+
+
+def _shift(graph: Graph, x: str, direction: str, name: str) -> str:
+    return graph.add(
+        "BitShift", [x, graph.constant("nibble.bits", SHIFT)], name, direction=direction
+    )
+
 
 GATHER_BLOCKS, FLOAT_PRODUCT = "GatherBlockQuantized", "FusedMatMul"
 HALF, WIDE = ".fp16", ".fp32"  # suffixes of the names of cast values

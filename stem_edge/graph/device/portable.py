@@ -25,8 +25,8 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.device import adapting
+from stem_edge.graph.device.adapting import halves, joined
 from stem_edge.graph.device.portable_attention import attention
-from stem_edge.graph.device.zero_points import halves, joined
 from stem_edge.graph.ir import ElementType, Graph, Node
 from stem_edge.graph.layer import plain_norm
 from stem_edge.tables.rows import RecordLayout

@@ -19,8 +19,7 @@ DENSE_MATRICES, STEM_MATRICES = 3, 2  # of d x d_ff in an FFN: gate, down, and u
 FLOPS_PER_PARAMETER = 2  # Table 3: a multiplication and an addition
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A quantity of a layer, with a dense FFN and with a STEM FFN."""
 
     dense: int
@@ -35,6 +34,11 @@ class Pair:
     def saving_fraction(self) -> float:
         """Saving as a share of the dense layer."""
         return self.saved / self.dense
+
+    def figures(self) -> dict[str, float | None]:
+        """Return all figures, for JSON."""
+        share = self.saving_fraction if self.dense else None
+        return {**self._asdict(), "saved": self.saved, "saving_fraction": share}
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,7 @@ class LayerShape:
         if not layers:
             return replace(cls.as_paper(model.dim, model.d_ff), queries=queries, keys=keys)
         shapes = model.layer_shapes(layers[0])
-        matrices = [shapes[name] for name in FFN_MATRICES if name in shapes]
-        parameters = sum(rows * columns for rows, columns in matrices)
+        parameters = sum(math.prod(shapes[name]) for name in FFN_MATRICES if name in shapes)
         row = model.record_values // len(layers)
         return cls(model.dim, model.d_ff, queries, keys, parameters, row)
 
@@ -79,8 +82,8 @@ class LayerShape:
 
 def ffn_multiply_adds(shape: LayerShape) -> Pair:
     """Return the multiply-adds of an FFN for a token: 3 d d_ff + d_ff, Table 1."""
-    dense = DENSE_MATRICES * shape.d_ff * shape.dim + shape.d_ff
-    return Pair(dense, shape.stem_parameters + shape.row_multiply_adds + shape.d_ff)
+    loads = ffn_loads(shape)
+    return Pair(loads.dense + shape.d_ff, loads.stem + shape.row_multiply_adds + shape.d_ff)
 
 
 def ffn_loads(shape: LayerShape) -> Pair:
@@ -106,8 +109,7 @@ def layer_loads(shape: LayerShape, length: int) -> Pair:
     return Pair(shared + ffn.dense, shared + ffn.stem)
 
 
-@dataclass(frozen=True)
-class Counting:
+class Counting(NamedTuple):
     """Parameters of a model and of its dense twin, which has up projections and no table."""
 
     dense_total: int
@@ -125,9 +127,13 @@ class Counting:
         """GFLOP a token: 2 x active parameters, no attention over the context (Table 3)."""
         return FLOPS_PER_PARAMETER * self.active / 1e9
 
+    def figures(self) -> dict[str, float]:
+        """Return all figures, for JSON."""
+        gflop = {"dense_gflop_per_token": self.dense_gflop, "gflop_per_token": self.gflop}
+        return {f"{name}_parameters": count for name, count in self._asdict().items()} | gflop
 
-@dataclass(frozen=True)
-class ModelCost:
+
+class ModelCost(NamedTuple):
     """Counts of a model as in the paper's Table 3, and as it is stored and used.
 
     They differ in two ways. The paper's total keeps what the tables replace, except with experts.
@@ -150,8 +156,7 @@ def model_cost(model: ModelConfig) -> ModelCost:
     )
 
 
-@dataclass(frozen=True)
-class CurvePoint:
+class CurvePoint(NamedTuple):
     """Rows that the first `length` tokens of a text use."""
 
     length: int
@@ -174,14 +179,13 @@ def usage_curve(
 
     `record_nbytes` is 0 for a dense model.
     """
-    values = model.record_values
     seen: set[int] = set()
     points: list[CurvePoint] = []
     for length, token in enumerate(token_ids, 1):
         seen.add(token)
         if length & (length - 1) == 0 or length == len(token_ids):
             n = len(seen)
-            points.append(CurvePoint(length, n, n * values, n * record_nbytes))
+            points.append(CurvePoint(length, n, n * model.record_values, n * record_nbytes))
     return points
 
 

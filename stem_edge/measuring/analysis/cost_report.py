@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.measuring.analysis.cost import (
-    Counting,
     CurvePoint,
-    HeapsFit,
     LayerShape,
-    ModelCost,
     Pair,
     ffn_loads,
     ffn_multiply_adds,
@@ -24,27 +20,45 @@ from stem_edge.measuring.analysis.cost import (
     model_cost,
     usage_curve,
 )
-from stem_edge.measuring.run.workload import read_ids
+from stem_edge.measuring.workload import read_ids
 from stem_edge.text_table import table, wrapped
 from stem_edge.units import format_size
 
 USUAL_CONTEXT = 4096  # of the paper's saving fractions, and the most that `load` takes by default
 VARIANT = "The paper's formulas are for plain STEM layers; the rows `as built` are for this model."
 DENSE = "This model is dense: the column STEM FFN shows what a STEM layer of its shape would cost."
+DIFFERENCES = (
+    "The paper's total keeps the up projections that tables replace; no bundle stores them. It calls "
+    "the whole embedding active, of which a token uses a row, and has queries, keys and values as wide "
+    "as the model. Table 1 counts a multiply-add as one FLOP, Table 3 as two; Table 3 leaves out "
+    "attention over the context."
+)
 NO_CURVE = "--text FILE adds: distinct row parameters by context length (section 3.2.5)"
 
 
 @dataclass(frozen=True)
 class CostReport:
-    """Costs of a bundle at one context length; the curve only with a text."""
+    """Costs of a bundle for one token at a context length, batch of 1; the curve only with a text."""
 
     bundle: Bundle
     context_length: int
-    layer: dict[str, Pair]  # for one token, batch of 1, of the paper's layer and as built
-    model: ModelCost
-    text: Path | None
+    text: str | None
     curve: list[CurvePoint]
-    heaps: HeapsFit | None
+
+    @property
+    def layer(self) -> dict[str, Pair]:
+        """Costs of a layer as in the paper, and as it is built."""
+        model, length = self.bundle.manifest.model, self.context_length
+        paper, built = LayerShape.as_paper(model.dim, model.d_ff), LayerShape.of(model)
+        return {
+            "ffn_multiply_adds": ffn_multiply_adds(built),
+            "ffn_parameter_loads": ffn_loads(built),
+            "ffn_row_values": Pair(0, built.row_values),
+            "paper_multiply_adds": layer_multiply_adds(paper, length),
+            "paper_loads": layer_loads(paper, length),
+            "built_multiply_adds": layer_multiply_adds(built, length),
+            "built_loads": layer_loads(built, length),
+        }
 
 
 def cost_report(
@@ -75,68 +89,37 @@ def cost_report(
     if text is not None:
         ids = read_ids(Path(text), bundle, special=False)
         curve = usage_curve(ids, model, format.mean_record_nbytes if format else 0)
-    return CostReport(
-        bundle=bundle,
-        context_length=context_length,
-        layer=_layer_cost(model, context_length),
-        model=model_cost(model),
-        text=None if text is None else Path(text),
-        curve=curve,
-        heaps=fit_heaps(curve),
-    )
-
-
-def _layer_cost(model: ModelConfig, length: int) -> dict[str, Pair]:
-    paper, built = LayerShape.as_paper(model.dim, model.d_ff), LayerShape.of(model)
-    return {
-        "ffn_multiply_adds": ffn_multiply_adds(built),
-        "ffn_parameter_loads": ffn_loads(built),
-        "ffn_row_values": Pair(0, built.row_values),
-        "paper_multiply_adds": layer_multiply_adds(paper, length),
-        "paper_loads": layer_loads(paper, length),
-        "built_multiply_adds": layer_multiply_adds(built, length),
-        "built_loads": layer_loads(built, length),
-    }
+    return CostReport(bundle, context_length, None if text is None else str(text), curve)
 
 
 def cost_figures(report: CostReport) -> dict[str, object]:
     """Return the report as plain JSON values."""
+    model, heaps = model_cost(report.bundle.manifest.model), fit_heaps(report.curve)
     return {
         "context_length": report.context_length,
         "batch": 1,
-        "layer": {name: _pair_figures(pair) for name, pair in report.layer.items()},
-        "model": {"paper": _counts(report.model.paper), "stored": _counts(report.model.stored)},
-        "text": str(report.text) if report.text else None,
-        "curve": [asdict(point) for point in report.curve],
-        "heaps": report.heaps._asdict() if report.heaps else None,
+        "layer": {name: pair.figures() for name, pair in report.layer.items()},
+        "model": {name: counts.figures() for name, counts in model._asdict().items()},
+        "text": report.text,
+        "curve": [point._asdict() for point in report.curve],
+        "heaps": heaps._asdict() if heaps else None,
     }
-
-
-def _pair_figures(pair: Pair) -> dict[str, object]:
-    fraction = pair.saving_fraction if pair.dense else None
-    return asdict(pair) | {"saved": pair.saved, "saving_fraction": fraction}
-
-
-def _counts(counting: Counting) -> dict[str, object]:
-    gflop = {"dense_gflop_per_token": counting.dense_gflop, "gflop_per_token": counting.gflop}
-    return {f"{name}_parameters": count for name, count in asdict(counting).items()} | gflop
 
 
 def cost_table(report: CostReport) -> str:
     """Return a table of all figures, with their units and sections of the paper."""
-    sections = [_heading(report), _counted(report), _differences(report), _curve(report)]
+    sections = [_heading(report), _counted(report), wrapped(DIFFERENCES), _curve(report)]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 
 def _heading(report: CostReport) -> list[str]:
     model = report.bundle.manifest.model
-    widths = f"d = {model.dim:,} (model width), d_ff = {model.d_ff:,} (FFN width)"
     stem = f"|S| = {len(model.stem_layers)} of {model.n_layers} are STEM layers"
     lines = [
         str(report.bundle.path),
         "",
         "Cost by the formulas of the STEM paper (arXiv 2601.10639), batch of 1, with",
-        f"{widths}, V = {model.vocab_size:,} tokens,",
+        f"d = {model.dim:,} (model width), d_ff = {model.d_ff:,} (FFN width), V = {model.vocab_size:,} tokens,",
         f"L = {report.context_length:,} tokens of context (--context-length); {stem}.",
     ]
     if not model.stem_layers:
@@ -167,51 +150,23 @@ def _counted(report: CostReport) -> list[str]:
         "",
         ("WHOLE MODEL (Table 3)", "", "in paper", "in bundle"),
         "this model",
-        *_compared(report.model, ""),
+        *_compared(report, ""),
         "its dense twin, with up projections and no tables",
-        *_compared(report.model, "dense_"),
+        *_compared(report, "dense_"),
     ]
     lines = iter(table([row for row in rows if not isinstance(row, str)]))
     return [row if isinstance(row, str) else next(lines) for row in rows]
 
 
-def _compared(model: ModelCost, prefix: str) -> Iterator[tuple[str, ...]]:
+def _compared(report: CostReport, prefix: str) -> Iterator[tuple[str, ...]]:
     """Yield figures of a model as the paper counts them, and as they are in the bundle."""
+    cost = model_cost(report.bundle.manifest.model)
     for label, name, form in (
         ("parameters in all", "total", ","),
         ("active parameters a token", "active", ","),
         ("GFLOP a token, 2 x active", "gflop", ".3g"),
     ):
-        values = (getattr(counting, prefix + name) for counting in (model.paper, model.stored))
-        yield (f"  {label}", "", *(format(value, form) for value in values))
-
-
-def _differences(report: CostReport) -> list[str]:
-    paper, stored = report.model.paper, report.model.stored
-    shape = LayerShape.of(report.bundle.manifest.model)
-    kept, embedding = paper.total - stored.total, paper.active - stored.active
-    notes = []
-    if kept:
-        notes.append(
-            f"- Its total keeps the {kept:,} parameters of the up projections that tables replace; "
-            "no bundle stores them."
-        )
-    if embedding:
-        notes.append(
-            f"- It calls the whole embedding active. A token uses one row: {embedding:,} parameters "
-            "less, and no multiplication."
-        )
-    if (shape.queries, shape.keys) != (shape.dim, shape.dim):
-        notes.append(
-            "- It assumes queries, keys and values to be d wide. Here queries are "
-            f"{shape.queries:,} wide, keys and values {shape.keys:,}."
-        )
-    notes.append(
-        "- Table 1 counts a multiply-add as one FLOP, Table 3 as two; Table 3 leaves out attention "
-        "over the context."
-    )
-    first = "The paper's counts differ from this bundle, and from each other:"
-    return [first, *(line for note in notes for line in wrapped(note, "  "))]
+        yield (f"  {label}", "", *(format(getattr(each, prefix + name), form) for each in cost))
 
 
 def _curve(report: CostReport) -> Iterator[str]:
@@ -223,13 +178,12 @@ def _curve(report: CostReport) -> Iterator[str]:
         ("L", "L_uniq", "|S| d_ff L_uniq", "rows from flash"),
         ("tokens", "distinct", "row parameters", "each read once"),
     ]
-    for point in report.curve:
-        counts = (f"{count:,}" for count in (point.length, point.distinct, point.row_parameters))
-        rows.append((*counts, format_size(point.flash_nbytes)))
+    rows += [(*(f"{n:,}" for n in counts), format_size(read)) for *counts, read in report.curve]
     yield from table(rows, "r")
-    if report.heaps:
-        scale, exponent = report.heaps
-        yield f"L_uniq ~ {scale:.3g} L^{exponent:.3f} (Heaps' law, least squares in log-log)"
+    if heaps := fit_heaps(report.curve):
+        yield (
+            f"L_uniq ~ {heaps.scale:.3g} L^{heaps.exponent:.3f} (Heaps' law, least squares in log-log)"
+        )
 
 
 def _pair(label: str, pair: Pair) -> tuple[str, ...]:

@@ -1,8 +1,7 @@
 """Geometry of the rows of tables, for `stem-edge inspect --geometry`: lengths and cosines.
 
 By the STEM paper (section 5.1, figure 6), rows that are nearly orthogonal hardly disturb each other,
-so that there is room for many facts. Dense layers have no rows; their counterpart is the output of
-the up projection on a text.
+so that there is room for many facts.
 """
 
 from __future__ import annotations
@@ -10,34 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TABLES, TOKENIZER
+from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import InputError
 from stem_edge.measuring.analysis.geometry_rows import (
-    Best,
     Spread,
-    random_nearest,
+    all_norms,
     random_p95,
     read_rows,
     spread,
-    stream,
 )
-from stem_edge.measuring.run.workload import one_token
 from stem_edge.numerics.quantize import F32, I64
 
-if TYPE_CHECKING:
-    from stem_edge.measuring.analysis.geometry_text import TextGeometry
-    from stem_edge.runtime.text.codec import TextCodec
-
-SAMPLE, NEIGHBOURS = 2048, 8
+SAMPLE = 2048
 # No more, because these are 34 million cosines, all of which are kept in memory.
 LARGEST_SAMPLE = 8192
-MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -60,24 +50,6 @@ class LayerGeometry:
 
 
 @dataclass(frozen=True)
-class Neighbour:
-    """A token with a near row."""
-
-    token_id: int
-    text: str
-    cosine: float
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """The rows nearest to a token's, by layer, the nearest first; none to a row of zeros."""
-
-    token_id: int
-    text: str
-    layers: dict[int, tuple[Neighbour, ...]]
-
-
-@dataclass(frozen=True)
 class Geometry:
     """Geometry of a bundle."""
 
@@ -88,10 +60,7 @@ class Geometry:
     sample: int  # most rows whose cosines were taken
     seed: int  # of their choice
     random_p95_abs: float  # P95 |cos| of random directions of this width
-    random_nearest: float  # cosine of the nearest of as many random directions
     layers: tuple[LayerGeometry, ...]
-    nearest: tuple[Nearest, ...]
-    text: TextGeometry | None
 
 
 def geometry(
@@ -100,43 +69,24 @@ def geometry(
     layers: Sequence[int] | None = None,
     sample: int = SAMPLE,
     seed: int = 0,
-    text: str | Path | None = None,
-    tokens: Sequence[str | int] = (),
-    neighbours: int = NEIGHBOURS,
-    threads: int | None = None,
     progress: bool | None = None,
 ) -> Geometry:
     """Measure how the rows of a bundle spread over directions. The tables are read once, as a whole.
 
-    layers: STEM layers (all); sample: rows of a layer whose cosines are taken, pair by pair;
-    tokens: texts of a single token, or ids, for which the `neighbours` nearest rows are searched;
-    text: also compare the activations in the FFNs of dense and of STEM layers on this file (UTF-8),
-        which is run on onnxruntime with `threads` (all processors); see geometry_text.
+    layers: STEM layers (all); sample: rows of a layer whose cosines are taken, pair by pair.
     progress: a bar on stderr (on a terminal).
 
-    Raises InputError for a model without rows of tokens, a layer without a table, a text that is
-    not a single token, numbers out of range, a text too short; BundleError, BackendError.
+    Raises InputError for a model without rows of tokens, a layer without a table, numbers out
+    of range; BundleError.
     """
-    from stem_edge.runtime.text.codec import TextCodec
-
     bundle = open_bundle(path)
     root, count = bundle.file(TABLES), bundle.manifest.model.vocab_size
     chosen = _layers(bundle, layers)
-    _check_range("sample", sample, LARGEST_SAMPLE)
-    _check_range("neighbours", neighbours, count, least=1)
-    _check_range("threads", 1 if threads is None else threads, MOST_THREADS, least=1)
+    if not 2 <= sample <= LARGEST_SAMPLE:
+        raise InputError(f"sample is {sample}; expected 2 to {LARGEST_SAMPLE}")
     if seed < 0:
         raise InputError(f"seed is {seed}; expected 0 or more")
-    tokens = [tokens] if isinstance(tokens, str) else tokens
-    codec = TextCodec(bundle.file(TOKENIZER)) if tokens else None
-    queries = [one_token(bundle, codec, each) for each in tokens] if codec else []
-    of_text = None
-    # First, so that its errors come before all rows are read, which takes long.
-    if text is not None:
-        from stem_edge.measuring.analysis.geometry_text import text_geometry
-
-        of_text = text_geometry(bundle, Path(text), chosen, sample, seed, threads, progress)
-    norms, best = stream(root, count, chosen, queries, neighbours, progress)
+    norms = all_norms(root, count, chosen, progress)
     with open_tables(root) as tables:
         width, row_type = tables.layout.row_width, tables.layout.row_type
     order = np.random.default_rng(seed).permutation(count)
@@ -148,34 +98,19 @@ def geometry(
         sample=sample,
         seed=seed,
         random_p95_abs=random_p95(width),
-        random_nearest=random_nearest(width, count),
         layers=tuple(_of_layer(root, n, norms[n], order, sample) for n in chosen),
-        nearest=tuple(_nearest(codec, best, n, q) for n, q in enumerate(queries)) if codec else (),
-        text=of_text,
     )
 
 
 def _of_layer(root: Path, layer: int, norms: F32, order: I64, sample: int) -> LayerGeometry:
     """Measure a layer. The sample is the first rows that are not zero, in `order` of tokens."""
     present = norms[norms > 0]
+    zeros = len(norms) - len(present)
+    if not len(present):
+        return LayerGeometry(layer, zeros, None, None)
+    lengths = Norms(*np.percentile(present, (0, 50, 100)).tolist())
     ids = np.sort(order[norms[order] > 0][:sample])
-    cosines = spread(read_rows(root, ids, layer)) if len(ids) else None
-    lengths = None
-    if len(present):
-        least, median, greatest = present.min(), np.median(present), present.max()
-        lengths = Norms(float(least), float(median), float(greatest))
-    return LayerGeometry(layer, len(norms) - len(present), lengths, cosines)
-
-
-def _nearest(codec: TextCodec, best: dict[int, Best], number: int, token: int) -> Nearest:
-    def text(token_id: int) -> str:
-        return codec.decode([token_id], skip_special_tokens=False)
-
-    def neighbours(found: Best) -> tuple[Neighbour, ...]:
-        pairs = zip(found.token_ids[number].tolist(), found.cosines[number].tolist(), strict=True)
-        return tuple(Neighbour(id_, text(id_), cosine) for id_, cosine in pairs if id_ >= 0)
-
-    return Nearest(token, text(token), {layer: neighbours(b) for layer, b in best.items()})
+    return LayerGeometry(layer, zeros, lengths, spread(read_rows(root, ids, layer)))
 
 
 def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> list[int]:
@@ -200,8 +135,3 @@ def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> list[int]:
             f"layer {unknown[0]} has no table in {bundle.path}; choose from its STEM layers: {known}"
         )
     return sorted(set(wanted))
-
-
-def _check_range(name: str, value: int, largest: int, least: int = 2) -> None:
-    if not least <= value <= largest:
-        raise InputError(f"{name} is {value}; expected {least} to {largest}")

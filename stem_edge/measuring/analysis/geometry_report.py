@@ -4,80 +4,62 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stem_edge.errors import InputError
 from stem_edge.measuring.analysis.geometry import (
     LARGEST_SAMPLE,
-    NEIGHBOURS,
     SAMPLE,
     Geometry,
     LayerGeometry,
-    Neighbour,
     geometry,
 )
 from stem_edge.measuring.analysis.geometry_rows import THRESHOLDS, Spread
-from stem_edge.text_table import WIDTH, quoted, table, wrapped
+from stem_edge.text_table import table, wrapped
 from stem_edge.units import parse_numbers
 
-if TYPE_CHECKING:
-    from stem_edge.measuring.analysis.geometry_text import TextGeometry
-
-LONGEST_TOKEN = 26  # columns
 ROW_TITLES = (
     *("layer", "cos: mean", "P95 |cos|", *(f">{at:g}" for at in THRESHOLDS)),
     *("length: least", "median", "most", "zero"),
 )
-OPTIONS = ("sample", "seed", "layers", "token", "plot")
+OPTIONS = ("sample", "seed", "layers")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options that only --geometry takes."""
     add = parser.add_argument_group("with --geometry").add_argument
     add("--layers", metavar="2,5", help="STEM layers to look at, with commas between (all)")
-    token = (
-        f'show the {NEIGHBOURS} tokens whose rows are nearest to this one\'s, like " France"; may '
-        "be repeated"
-    )
-    add("--token", action="append", metavar="TEXT", help=token)
+    add("--token", help=argparse.SUPPRESS)  # of the release before
     sample = f"rows of a layer whose cosines are taken ({SAMPLE}; at most {LARGEST_SAMPLE})"
     add("--sample", type=int, metavar="N", help=sample)
     add("--seed", type=int, metavar="N", help="of the sample (0)")
-    plot = "also draw it, like the paper's figure 6: .png, .pdf or .svg"
-    add("--plot", metavar="FILE", help=plot)
+    add("--plot", help=argparse.SUPPRESS)  # of the release before
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raise InputError for options of --geometry without it."""
+    """Raise InputError for options of --geometry without it, and for those that are gone."""
+    if args.plot is not None:
+        raise InputError("--plot is gone; --json has the histograms to draw")
+    if args.token is not None:
+        raise InputError("--token is gone; read rows with stem_edge.open_tables to compare them")
+    if args.geometry and args.text is not None:
+        raise InputError(
+            f"--geometry --text {args.text}: activations are no longer compared, only rows; leave "
+            "out --text"
+        )
     given = [f"--{name}" for name in OPTIONS if getattr(args, name) is not None]
     if given and not args.geometry:
         raise InputError(f"{' and '.join(given)}: only for --geometry; add --geometry")
 
 
 def show_geometry(args: argparse.Namespace) -> None:
-    """Measure and print, and draw if that is asked for. Raises as `geometry` does."""
-    # First, so that errors of the plot come before the tables are read, which takes long.
-    if args.plot is not None:
-        from stem_edge.measuring.bench.plots import check_plot
-
-        check_plot(Path(args.plot))
+    """Measure and print. Raises as `geometry` does."""
     found = geometry(
         args.bundle,
         layers=parse_numbers("--layers", args.layers),
         sample=SAMPLE if args.sample is None else args.sample,
         seed=args.seed or 0,
-        text=args.text,
-        tokens=args.token or (),
     )
-    if args.plot is not None:
-        from stem_edge.measuring.analysis.geometry_plot import plot_geometry
-        from stem_edge.measuring.bench.plots import draw
-
-        draw(Path(args.plot), lambda path: plot_geometry(found, path))
     print(json.dumps(asdict(found), indent=1) if args.json else geometry_table(found))
 
 
@@ -91,19 +73,6 @@ def geometry_table(found: Geometry) -> str:
         f"{found.random_p95_abs:.3f}."
     )
     lines += ["", *table([ROW_TITLES, *map(_row, found.layers)], "r")]
-    if found.nearest:
-        lines.append("")
-        lines += wrapped(
-            f"Nearest rows by cosine, of all {found.tokens:,}. The nearest of as many random "
-            f"directions would be at {found.random_nearest:.2f}, so cosines up to that are chance."
-        )
-    for nearest in found.nearest:
-        shown = quoted(nearest.text, nearest.token_id, LONGEST_TOKEN)
-        lines += ["", f"to {shown}, token {nearest.token_id}"]
-        for layer, neighbours in nearest.layers.items():
-            lines += _neighbours(layer, neighbours)
-    if found.text is not None:
-        lines += ["", *_text(found.text)]
     return "\n".join(lines)
 
 
@@ -121,41 +90,3 @@ def _spread(cosines: Spread | None) -> tuple[str, ...]:
     shares = (f"{cosines.share_above[at]:.1%}" for at in THRESHOLDS)
     # 0.0 is added, because a small negative mean would otherwise show as -0.000.
     return (f"{round(cosines.mean, 3) + 0.0:.3f}", f"{cosines.p95_abs:.3f}", *shares)
-
-
-def _neighbours(layer: int, found: Sequence[Neighbour]) -> list[str]:
-    names = [
-        f"{quoted(each.text, each.token_id, LONGEST_TOKEN)} {each.cosine:.2f}" for each in found
-    ]
-    # No-break spaces, so that lines are broken only between neighbours.
-    text = ",  ".join(name.replace(" ", "\N{NO-BREAK SPACE}") for name in names)
-    lines = textwrap.wrap(text or "none, the row is zero", WIDTH - 7, break_on_hyphens=False)
-    return [
-        f"{'' if number else layer:>5}  {line.replace(chr(0xA0), ' ')}"
-        for number, line in enumerate(lines)
-    ]
-
-
-def _text(text: TextGeometry) -> list[str]:
-    up, what = (
-        "up",
-        (
-            "of the output of the up projection (in STEM layers, of the row instead), and of the gated "
-            "vector, the input of the down projection"
-        ),
-    )
-    if any(layer.kind == "ple" for layer in text.layers):
-        up, what = "row", "of the row, and of its gated sum with the context, which is projected"
-    lines = wrapped(
-        f"{text.file}: the first {text.positions:,} tokens, in contexts of up to {text.window}. "
-        f"Cosines between {text.chosen:,} positions of different tokens: {what}. Random "
-        f"directions: P95 |cos| {text.random_p95_abs:.3f}."
-    )
-    above = f">{THRESHOLDS[-1]:g}"
-    rows: list[tuple[str, ...]] = [
-        ("layer", "", *(f"{up}: mean", "P95 |cos|", above), *("gated: mean", "P95 |cos|", above))
-    ]
-    for layer in text.layers:
-        pairs = [(*cosines[:2], cosines[-1]) for cosines in map(_spread, (layer.up, layer.gated))]
-        rows.append((str(layer.layer), layer.kind, *pairs[0], *pairs[1]))
-    return [*lines, "", *table(rows, "rlr")]

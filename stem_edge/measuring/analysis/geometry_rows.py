@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,21 +23,15 @@ BINS = 100  # of the histogram
 HISTOGRAM_RANGE = (0.05, 99.95)
 THRESHOLDS = (0.1, 0.3, 0.5)
 PERCENTILE = 95
-NORMAL = NormalDist()
-GAUSSIAN_95 = NORMAL.inv_cdf(0.975)  # deviations within which 95 % of a normal distribution lie
+GAUSSIAN_95 = NormalDist().inv_cdf(
+    0.975
+)  # deviations within which 95 % of a normal distribution lie
 ROWS_AT_ONCE = 256  # of the matrix of all cosines
 BATCH_NBYTES = 4 << 20
 # Bytes, and rows in no order, that are read before the store is mapped anew, because pages that were
 # read stay mapped until the maps are closed.
 MAPPED_NBYTES = 256 << 20
 SCATTERED = 128
-
-
-class Best(NamedTuple):
-    """The nearest rows of some queries, the nearest first; ids are -1 if there are fewer."""
-
-    cosines: F32  # [queries, neighbours]
-    token_ids: I64  # the same shape
 
 
 def batches(root: Path, tokens: int, progress: Progress) -> Iterator[tuple[I64, Tables, U8]]:
@@ -66,37 +59,17 @@ def read_rows(root: Path, ids: I64, layer: int) -> F32:
     return np.concatenate(pieces)
 
 
-def stream(
-    root: Path,
-    tokens: int,
-    layers: Sequence[int],
-    queries: Sequence[int],
-    neighbours: int,
-    show: bool | None,
-) -> tuple[dict[int, F32], dict[int, Best]]:
-    """Return layer -> norms [tokens], and layer -> the rows nearest to those of the queries.
-
-    Raises BundleError for values that are not finite.
-    """
-    directions: dict[int, F32] = {}
+def all_norms(root: Path, tokens: int, layers: Sequence[int], show: bool | None) -> dict[int, F32]:
+    """Return layer -> lengths of all rows [tokens]. Raises BundleError for values not finite."""
     with open_tables(root) as tables:
         total = tokens * tables.layout.record_nbytes
-        for layer in layers:
-            directions[layer] = unit(tables[np.array(queries, np.int64), layer])
     norms = {layer: np.empty(tokens, np.float32) for layer in layers}
-    shape = (len(queries), neighbours)
-    nothing = Best(np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64))
-    best = dict.fromkeys(layers, nothing)
     with Progress(total, "reading rows", show) as progress:
         for ids, tables, records in batches(root, tokens, progress):
             for layer in layers:
                 rows = tables.layout.unpack(records, tables.layers.index(layer))
                 norms[layer][ids] = row_norms(rows, layer, int(ids[0]))
-                if len(queries):
-                    cosines = _cosines(directions[layer], rows, norms[layer][ids])
-                    cosines[np.asarray(queries)[:, None] == ids] = -np.inf
-                    best[layer] = _merge(best[layer], cosines, ids)
-    return norms, best
+    return norms
 
 
 def row_norms(rows: F32, layer: int, first: int) -> F32:
@@ -119,26 +92,6 @@ def lengths(vectors: F32) -> F32:
     with np.errstate(invalid="ignore"):
         parts = vectors / peaks[:, None]
         return np.asarray(peaks * np.sqrt(np.einsum("ij,ij->i", parts, parts)), np.float32)
-
-
-def _cosines(directions: F32, rows: F32, lengths: F32) -> F32:
-    """Return cosines [queries, n]; -inf if a row or a query is zero."""
-    products: F32 = directions @ rows.T
-    products /= np.where(lengths > 0, lengths, np.float32(1))
-    products[:, lengths == 0] = -np.inf
-    products[~directions.any(axis=1)] = -np.inf
-    return products
-
-
-def _merge(best: Best, cosines: F32, ids: I64) -> Best:
-    """Merge more cosines of ids into the best; lower ids, which came first, win ties."""
-    count = best.cosines.shape[1]
-    both = np.concatenate([best.cosines, cosines], axis=1)
-    owners = np.concatenate([best.token_ids, np.broadcast_to(ids, cosines.shape)], axis=1)
-    order = np.argsort(-both, axis=1, kind="stable")[:, :count]
-    found = np.take_along_axis(both, order, axis=1)
-    names = np.take_along_axis(owners, order, axis=1)
-    return Best(found, np.where(np.isfinite(found), names, -1))
 
 
 @dataclass(frozen=True)
@@ -205,8 +158,3 @@ def unit(vectors: F32) -> F32:
 def random_p95(width: int) -> float:
     """Estimate P95 |cos| of random directions, whose cosines have a deviation of 1 / sqrt(width)."""
     return min(1.0, GAUSSIAN_95 / float(np.sqrt(width)))
-
-
-def random_nearest(width: int, count: int) -> float:
-    """Estimate the greatest cosine of `count` random directions with another one."""
-    return min(1.0, NORMAL.inv_cdf(1 - 1 / (count + 1)) / float(np.sqrt(width)))

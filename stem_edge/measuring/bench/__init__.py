@@ -1,1 +1,1 @@
-"""One run of a bundle (measure), or rounds of several subjects in turn (bench): figures, plots."""
+"""Speed and memory of subjects, each in a process of its own, on the tokens of a text."""

@@ -6,46 +6,49 @@ meets all of them; ratios are medians over the rounds.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Unpack
+from typing import Any, Generic, Unpack
 
 import psutil
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import InputError
-from stem_edge.measuring.bench.figures import (
-    BenchReport,
-    Settings,
-    figures_of,
-    ratios,
-    token_nbytes,
-)
-from stem_edge.measuring.bench.rounds import Results, Turns, check_limit
-from stem_edge.measuring.memory.page_cache import drop_pages
-from stem_edge.measuring.run.subjects import Common, load_options, make_subjects
-from stem_edge.measuring.run.workers import Subject
-from stem_edge.measuring.run.workload import DEFAULT_TEXT, make_workload, read_ids
-from stem_edge.runtime.backends.engines import choose_backbone
+from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.measuring.bench.cases import Cases, Results, Run, T, Watched, peaks_of
+from stem_edge.measuring.bench.figures import Report, Settings
+from stem_edge.measuring.bench.plain import plain
+from stem_edge.measuring.bench.sequences import sequences
+from stem_edge.measuring.bench.speculation import speculation
+from stem_edge.measuring.bench.subjects import Common, load_options, make_subjects
+from stem_edge.measuring.bench.workers import Subject, WorkerProcess
+from stem_edge.measuring.memory.limits import Limits
+from stem_edge.measuring.planning.bandwidth import measured as measured_bandwidth
+from stem_edge.runtime.backends.engines import ENGINES, choose_backbone
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.system.nvidia import nbytes_on_nvidia
+from stem_edge.system.page_cache import drop_pages, make_cold
 from stem_edge.system.user_folder import cache_folder, cpu_info
 from stem_edge.units import parse_size
 
 ROUNDS, LOADS = 5, 3
 WORK_FOLDER = "bench"
 INTEGER_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
+SPECULATION = "speculation"
+SAMPLE_SECONDS = 0.1  # no shorter, because an engine that uses every core would be slowed down
 
 
 def bench(
     bundle: str | Path,
     text: str | Path | None = None,
     *,
+    cases: str | None = None,
     against: Iterable[str] = (),
     prompt_tokens: int | None = None,
     new_tokens: int | None = None,
@@ -56,13 +59,15 @@ def bench(
     work: str | Path | None = None,
     notify: Callable[[str], None] = lambda what: None,
     **options: Unpack[LoadKeywords],
-) -> BenchReport:
+) -> Report:
     """Measure a bundle and what it is compared with, which takes minutes with a large one.
 
     text: a text in UTF-8, or token ids (.npy, .int32), which decide what rows are read, how often.
         Default: the text inside this package.
-    against: words of stem_edge.measuring.run.subjects.AGAINST.
-    prompt_tokens, new_tokens: of a round. Default: 512 and 128, or what context and text hold.
+    cases: "1,2,4", so many sequences at a time, or "speculation". Default: one, without guesses.
+    against: words of stem_edge.measuring.bench.subjects.AGAINST.
+    prompt_tokens, new_tokens: of a round, or of each text of a case. Default: 512 and 128, or what
+        context and text hold; those of cases say their own.
     rounds, loads: how often each subject decodes, and loads in a new process.
     cold: also load with no file in the page cache, and decode with no tables in it (Linux).
     limit: memory that each process gets, mapped files included, in a cgroup of its own (Linux). Each
@@ -79,96 +84,191 @@ def bench(
     """
     given = LoadOptions(**options)
     opened = given.open(bundle)
-    work_load = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
-    settings = replace(
-        settings_of(opened, given, work_load.source, work_load.tokens, rounds),
-        prompt_tokens=len(work_load.prompt),
-        new_tokens=len(work_load.following),
-        loads=loads,
+    engine = choose_backbone(opened, given.engine)
+    ENGINES[engine].check_lacks(vars(given))
+    sizes = text, prompt_tokens, new_tokens, given.context_length
+    made: Cases[Any]
+    if cases is None:
+        made = plain(opened, engine, given, sizes, cold=cold)
+    else:
+        made = _cases(opened, cases, sizes)
+    settings = Settings(
+        text=made.source,
+        prompt_tokens=made.prompt_tokens,
+        new_tokens=made.new_tokens,
+        rounds=rounds,
+        loads=loads if cases is None else 0,
+        context_length=given.context_length or made.tokens,
+        threads=given.cpus,
         cold=cold,
         limit=None if limit is None else parse_size(limit),
-    )
-    _check(settings, opened.path)
-    try:
-        notify("making what it is compared with")
-        subjects = subjects_of(opened, settings, against, work)
-        ids = read_ids(DEFAULT_TEXT if text is None else Path(text), opened)
-        return _report(opened, settings, Turns(ids, settings, notify).run(subjects))
-    finally:
-        notify("")
-
-
-def settings_of(
-    bundle: Bundle, given: LoadOptions, source: str, tokens: int, rounds: int
-) -> Settings:
-    """Return the settings that every bench has. tokens: those for which the context must have room.
-
-    Raises InputError, and BackendError if no engine can run the bundle.
-    """
-    chosen = choose_backbone(bundle, given.engine)
-    if given.repack and chosen != "ggml":
-        raise InputError(
-            "repack is for ggml, and this bench runs on onnxruntime; leave it out or choose ggml"
-        )
-    if rounds < 1:
-        raise InputError(f"rounds is {rounds}; expected at least 1")
-    return Settings(
-        text=source,
-        prompt_tokens=0,
-        new_tokens=0,
-        rounds=rounds,
-        loads=0,
-        context_length=given.context_length or tokens,
-        threads=given.cpus,
-        cold=False,
-        limit=None,
-        engine=chosen,
+        engine=engine,
         options=load_options(given),
     )
+    _check(settings, opened.path, cases)
+    try:
+        notify("making what it is compared with")
+        folder = cache_folder(None) / WORK_FOLDER if work is None else Path(work)
+        common = Common(opened, engine, settings.options, settings.threads, folder)
+        subjects = [made.loaded_as(each) for each in make_subjects(common, against)]
+        found = Turns(settings, made, notify).run(subjects)
+    finally:
+        notify("")
+    versions = {"stem-edge": stem_edge.__version__, "python": platform.python_version()}
+    return Report(str(opened.path), machine(), versions, settings, **made.sum_up(found))
 
 
-def subjects_of(
-    bundle: Bundle, settings: Settings, against: Iterable[str], work: str | Path | None
-) -> list[Subject]:
-    """Return the bundle and what it is compared with; may write models for llama.cpp into `work`."""
-    folder = cache_folder(None) / WORK_FOLDER if work is None else Path(work)
-    common = Common(bundle, settings.engine, settings.options, settings.threads, folder)
-    return make_subjects(common, against)
+def _cases(
+    bundle: Bundle, cases: str, sizes: tuple[str | Path | None, int | None, int | None, int | None]
+) -> Cases[Any]:
+    if cases == SPECULATION:
+        return speculation(bundle, *sizes)
+    try:
+        counts = [int(number) for number in cases.split(",")]
+    except ValueError:
+        raise InputError(
+            f"cases is {cases!r}; expected numbers of sequences, like 1,2,4, or {SPECULATION}"
+        ) from None
+    return sequences(bundle, counts, *sizes)
 
 
-def _check(settings: Settings, bundle: Path) -> None:
+def _check(settings: Settings, bundle: Path, cases: str | None) -> None:
     """Raise InputError for what cannot be measured, before minutes are spent on it."""
-    if settings.loads < 0:
-        raise InputError(f"loads is {settings.loads}; expected at least 0")
+    for name, least in (("rounds", 1), ("loads", 0)):
+        if (value := getattr(settings, name)) < least:
+            raise InputError(f"{name} is {value}; expected at least {least}")
+    if cases is not None and (settings.cold or settings.limit is not None):
+        raise InputError("--cold and --limit are for one token at a time; leave them out")
     if settings.cold:
         drop_pages(())  # raises where that is not possible
     if settings.limit is not None:
-        check_limit(bundle, settings.limit)
+        with _confined(Subject("bundle", "stem-edge", str(bundle)), settings.limit):
+            pass
 
 
-def _report(bundle: Bundle, settings: Settings, found: Results) -> BenchReport:
-    subjects = {name: figures_of(each) for name, each in found.measured.items() if each.rounds}
-    position = settings.prompt_tokens + settings.new_tokens // 2
-    nbytes = token_nbytes(bundle, settings.engine, position, settings.options.get("kv", "auto"))
-    mine, rates = next(iter(subjects.values())).rounds["median_step"], found.bandwidth
-    reached = [step * nbytes / rate for step, rate in zip(mine, rates, strict=bool(rates))]
-    return BenchReport(
-        bundle=str(bundle.path),
-        machine=machine(),
-        versions=versions(),
-        settings=settings,
-        subjects=subjects,
-        ratios=ratios(subjects),
-        bandwidth=rates,
-        token_nbytes=nbytes,
-        bandwidth_reached=median(reached) if reached else None,
-        failed=found.failed,
-    )
+@dataclass(frozen=True)
+class Turns(Generic[T]):
+    """Runs rounds of cases on several subjects."""
+
+    settings: Settings
+    cases: Cases[T]
+    notify: Callable[[str], None]
+
+    def run(self, subjects: list[Subject]) -> Results[T]:
+        """Time the loads of each subject, then the rounds of all. Raises what a worker raises."""
+        results = Results[T]({subject.name: Watched() for subject in subjects})
+        if self.settings.limit is not None:
+            self._limited(subjects, results, self.settings.limit)
+            return results
+        for subject in subjects:
+            self._loads(subject, results.watched[subject.name])
+        self._rounds(subjects, results)
+        return results
+
+    def _loads(self, subject: Subject, watched: Watched) -> None:
+        """Time from nothing to a first token, in new processes, with a warm and a cold page cache."""
+        if subject.options.get("resident"):
+            return  # because each load would take minutes
+        if not self.settings.loads and not self.settings.cold:
+            return
+        self.notify(f"loading {subject.name}")
+        # First untimed, so that later loads find a prepared backbone and cached files.
+        self._load(subject)
+        watched.loads = [self._load(subject) for _ in range(self.settings.loads)]
+        if self.settings.cold:
+            drop_pages(subject.files())
+            watched.cold_loads = [self._load(subject)]
+
+    def _load(self, subject: Subject) -> tuple[float, float]:
+        """Return the seconds until the model is loaded, and until the first token."""
+        with _open(subject) as worker:
+            loaded = self._start(worker)
+            return loaded, loaded + worker.prefill(self.cases.short).seconds
+
+    def _start(self, worker: WorkerProcess) -> float:
+        imported, loaded = worker.load(self.settings.context_length, self.settings.threads)
+        return imported.seconds + loaded.seconds
+
+    def _rounds(self, subjects: list[Subject], results: Results[T]) -> None:
+        """Run all subjects in turns; the last case first, which only warms up and is not counted."""
+        names, rounds = list(self.cases.begin), self.settings.rounds
+        with ExitStack() as stack:
+            workers = {each.name: stack.enter_context(_open(each)) for each in subjects}
+            for name, worker in workers.items():
+                self.notify(f"loading {name}")
+                self._start(worker)
+            for turn in range(-1, rounds):
+                if turn >= 0 and self.cases.bandwidth:
+                    results.bandwidth.append(measured_bandwidth(self.settings.threads))
+                these = names if turn >= 0 else names[-1:]
+                for number, case in enumerate(these, 1):
+                    self.notify(f"round {turn + 1} of {rounds}, {number} of {len(these)}")
+                    run = self.cases.begin[case]()
+                    for name, worker in workers.items():
+                        seen = run(worker)
+                        if turn >= 0:
+                            results.add(name, case, seen)
+            for name, worker in workers.items():
+                watched = results.watched[name]
+                watched.peaks, watched.about = peaks_of(worker.sampler), worker.about
+                if worker.about:
+                    watched.driver_says = nbytes_on_nvidia(worker.pid) or None
+
+    def _limited(self, subjects: list[Subject], results: Results[T], limit: int) -> None:
+        """Run one subject after the other, because pages count for who reads them first.
+
+        What does not fit has failed, and keeps its earlier rounds. Raises the error of the bundle,
+        which is the first subject, if that has none.
+        """
+        for subject in subjects:
+            if subject.kind == "stem-edge":
+                self.notify(f"preparing {subject.name}")
+                self._load(subject)
+        for turn in range(self.settings.rounds):
+            ((case, begin),) = self.cases.begin.items()
+            run = begin()
+            for subject in (each for each in subjects if each.name not in results.failed):
+                what = f"round {turn + 1} of {self.settings.rounds}: "
+                self.notify(what + subject.name)
+                watched = results.watched[subject.name]
+                try:
+                    seen = self._limited_round(subject, run, limit, watched)
+                    results.add(subject.name, case, seen)
+                except StemEdgeError as error:
+                    if subject is subjects[0] and turn == 0:
+                        raise
+                    results.failed[subject.name] = what + str(error)
+
+    def _limited_round(
+        self, subject: Subject, run: Run[T], limit: int, watched: Watched
+    ) -> dict[str, T]:
+        make_cold(subject.files())
+        with _confined(subject, limit) as worker:
+            loaded, seen = self._start(worker), run(worker)
+        watched.loads.append((loaded, loaded + worker.answers["prefill"].seconds))
+        watched.peaks = peaks_of(worker.sampler)
+        return seen
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that a report names."""
-    return {"stem-edge": stem_edge.__version__, "python": platform.python_version()}
+def _open(subject: Subject, confine: Callable[[int], None] = lambda pid: None) -> WorkerProcess:
+    # Mappings are walked only when a phase begins and ends, because that would disturb the timing.
+    return WorkerProcess(subject, SAMPLE_SECONDS, confine, kinds_interval=math.inf)
+
+
+@contextmanager
+def _confined(subject: Subject, limit: int) -> Iterator[WorkerProcess]:
+    """Open a worker in a cgroup of its own. Raises InputError if none can be made."""
+
+    def confine(pid: int) -> None:
+        found = limits.confine_memory(pid, limit)
+        if found.how != "real":
+            raise InputError(
+                f"limit is {found.words}; on Linux, root may make cgroups, and so may what "
+                "systemd-run --user --scope starts"
+            )
+
+    with Limits(None) as limits, _open(subject, confine) as worker:
+        yield worker
 
 
 def machine() -> str:

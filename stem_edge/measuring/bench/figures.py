@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
-from stem_edge.bundle.opening import Bundle
 from stem_edge.graph.formats import EngineName
-from stem_edge.graph.kv import KvChoice
-from stem_edge.measuring.memory.sampler import Sampler
-from stem_edge.measuring.run.workers import Answer
-
-
-@dataclass(frozen=True)
-class PhasePeak:
-    """Memory of a process in one phase, in bytes."""
-
-    unevictable: int  # anonymous memory and swap
-    mapped: int | None  # from files of backbone and tables; None if the system does not tell
-    kinds: dict[str, int]  # kind -> bytes at the end of the phase, for the kinds that are known
+from stem_edge.measuring.bench.cases import CaseResult, PhasePeak, Watched
+from stem_edge.measuring.bench.workers import Answer
 
 
 @dataclass(frozen=True)
@@ -67,21 +56,9 @@ class Round:
         }
 
 
-@dataclass
-class Measured:
-    """Everything measured of one subject so far."""
-
-    rounds: list[Round] = field(default_factory=list)
-    loads: list[tuple[float, float]] = field(default_factory=list)  # seconds: loaded, first token
-    cold_loads: list[tuple[float, float]] = field(default_factory=list)
-    peaks: dict[str, PhasePeak] = field(default_factory=dict)  # by phase
-    about: dict[str, str] = field(default_factory=dict)  # the accelerator
-    driver_says: int | None = None  # bytes on NVIDIA GPUs after all rounds
-
-
 @dataclass(frozen=True)
 class Figures:
-    """Medians over the rounds of one subject; None for what was not counted or measured."""
+    """Medians over the rounds of one subject; None for what was not counted or watched."""
 
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
@@ -129,47 +106,45 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class BenchReport:
-    """Results of a bench. Sizes in bytes, rates a second."""
+class Report:
+    """Results of a bench. Sizes in bytes, times in seconds, rates a second."""
 
     bundle: str
     machine: str
     versions: dict[str, str]
     settings: Settings
-    subjects: dict[str, Figures]  # the first one is the bundle
-    ratios: list[Ratio]
+    # Of `cases`; the others are those without.
+    results: list[CaseResult] = field(default_factory=list)
+    subjects: dict[str, Figures] = field(default_factory=dict)  # the first one is the bundle
+    ratios: list[Ratio] = field(default_factory=list)
     # Of the machine's memory, before each round, because it changes if others use the machine. Empty
     # for a device, which has its own memory.
-    bandwidth: list[float]
-    token_nbytes: int
-    bandwidth_reached: float | None  # share of the speed that bandwidth and token_nbytes allow
-    failed: dict[str, str]  # round from which a subject has no figures, and why
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all results, for JSON."""
-        return asdict(self)
+    bandwidth: list[float] = field(default_factory=list)
+    token_nbytes: int = 0
+    bandwidth_reached: float | None = None  # share of what bandwidth and token_nbytes allow
+    failed: dict[str, str] = field(default_factory=dict)  # round without figures, and why
 
 
-def figures_of(measured: Measured) -> Figures:
-    """Return the figures of a subject."""
-    steps = [counted for each in measured.rounds if (counted := each.of_steps())]
-    speeds = [each.rates() for each in measured.rounds]
+def figures_of(found: Sequence[Round], watched: Watched) -> Figures:
+    """Return the figures of a subject in all rounds."""
+    steps = [counted for each in found if (counted := each.of_steps())]
+    speeds = [each.rates() for each in found]
     rounds = {rate: [speed[rate] for speed in speeds] for rate in speeds[0]}
-    slots = measured.rounds[-1].decode.counters.get("slots")
+    slots = found[-1].decode.counters.get("slots")
     return Figures(
         prefill_tokens_per_second=median(rounds["prefill"]),
         decode_tokens_per_second=median(rounds["decode"]),
         median_step_tokens_per_second=median(rounds["median_step"]),
-        first_token_seconds=median(each.prefill.seconds for each in measured.rounds),
-        load_seconds=_median([load for load, _ in measured.loads]),
-        load_to_first_token_seconds=_median([first for _, first in measured.loads]),
-        cold_load_to_first_token_seconds=_median([first for _, first in measured.cold_loads]),
+        first_token_seconds=median(each.prefill.seconds for each in found),
+        load_seconds=_median([load for load, _ in watched.loads]),
+        load_to_first_token_seconds=_median([first for _, first in watched.loads]),
+        cold_load_to_first_token_seconds=_median([first for _, first in watched.cold_loads]),
         flash_bytes_per_token=_median([counted["bytes_read"] for counted in steps]),
         stall_seconds_per_token=_median([counted["stall_seconds"] for counted in steps]),
         hit_rate=_hit_rate(steps, "hits", "misses"),
         slots=None if slots is None else int(slots),
-        peak_memory=measured.peaks,
-        on_device=_on_device(measured, steps),
+        peak_memory=watched.peaks,
+        on_device=_on_device(found, watched, steps),
         rounds=rounds,
         network_bytes_per_token=_median([counted.get("network_bytes", 0.0) for counted in steps]),
     )
@@ -186,40 +161,21 @@ def ratios(subjects: dict[str, Figures]) -> list[Ratio]:
     return found
 
 
-def peaks_of(sampler: Sampler) -> dict[str, PhasePeak]:
-    """Return the peaks by phase. `mapped` is sampled more rarely than `unevictable`."""
-    peaks = {}
-    for name, phase in sampler.phases.items():
-        samples = [sample.memory for sample in sampler.samples if sample.phase == name]
-        mapped = [m.backbone + (m.tables or 0) for m in samples if m.backbone is not None]
-        highest = max(mapped, default=None)
-        peaks[name] = PhasePeak(phase.peak_unevictable, highest, phase.at_end.kinds())
-    return peaks
-
-
-def token_nbytes(bundle: Bundle, engine: EngineName, position: int, kv: KvChoice = "auto") -> int:
-    """Return the bytes that a decode step at this position reads from memory.
-
-    kv: type of keys and values, as in stem_edge.load.
-    """
-    footprint = footprint_of(bundle.manifest, engine).with_kv(kv)
-    record = 0 if footprint.tables is None else footprint.slot_nbytes - SLOT_BOOKKEEPING_NBYTES
-    return footprint.step_nbytes + footprint.kv_read_nbytes(position) + record
-
-
-def _on_device(measured: Measured, steps: list[dict[str, float]]) -> OnDevice | None:
-    if not measured.about:
+def _on_device(
+    found: Sequence[Round], watched: Watched, steps: list[dict[str, float]]
+) -> OnDevice | None:
+    if not watched.about:
         return None
-    last = measured.rounds[-1].decode.counters
-    prompts = [each.of_prompt() for each in measured.rounds]
+    last = found[-1].decode.counters
+    prompts = [each.of_prompt() for each in found]
     return OnDevice(
-        about=measured.about,
+        about=watched.about,
         planned=int(last.get("device_planned", 0)),
         row_cache_planned=int(last.get("device_row_cache_planned", 0)),
         slots=int(last.get("slots", 0)),
         host_slots=int(last.get("host_slots", 0)),
         allocated=int(last.get("device_allocated", 0)),
-        driver_says=measured.driver_says,
+        driver_says=watched.driver_says,
         host_hit_rate=_hit_rate(steps, "host_hits", "host_misses"),
         uploaded_rows_per_token=_mean(steps, "uploaded_rows"),
         uploaded_bytes_per_token=_mean(steps, "uploaded_bytes"),

@@ -10,28 +10,30 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.manifest import BACKBONES, GGUF, TABLES
+from stem_edge.bundle.manifest import BACKBONES, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.measuring.bench.figures import Figures, Measured, Round, figures_of
+from stem_edge.measuring.bench.cases import Watched
+from stem_edge.measuring.bench.figures import Figures, Round, figures_of
+from stem_edge.measuring.bench.subjects import bundle_subject, load_options
+from stem_edge.measuring.bench.workers import Answer, WorkerProcess
 from stem_edge.measuring.memory.device_profiles import Device, find_device
-from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limit, Limits
-from stem_edge.measuring.memory.page_cache import cached_nbytes, make_cold
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS, PhaseMemory, Sample
 from stem_edge.measuring.planning.bandwidth import measured
 from stem_edge.measuring.planning.predict import Prediction, expect_run
 from stem_edge.measuring.planning.target import fit_on_device
-from stem_edge.measuring.run.subjects import bundle_subject, load_options
-from stem_edge.measuring.run.workers import Answer, WorkerProcess
-from stem_edge.measuring.run.workload import Workload, make_workload
-from stem_edge.runtime.backends.engines import EngineLoader, choose_backbone, loaders
+from stem_edge.measuring.workload import Workload, make_workload
+from stem_edge.runtime.backends.engine import EngineLoader
+from stem_edge.runtime.backends.engines import choose_backbone, loaders
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.memory import usable_cpus
+from stem_edge.system.nvidia import nbytes_on_nvidia
+from stem_edge.system.page_cache import cached_nbytes, make_cold
 
 LONGEST_INTERVAL = 10.0
 
@@ -82,7 +84,7 @@ class Measurement:
     @property
     def speed(self) -> Figures:
         """Speed, flash and hit rate."""
-        return figures_of(Measured([self.round]))
+        return figures_of([self.round], Watched())
 
     @property
     def steps(self) -> list[float]:
@@ -139,7 +141,7 @@ def measure(
 ) -> Measurement:
     """Load a bundle, process a prompt and decode, in a process of its own that is watched from here.
 
-    text: a text or token ids (stem_edge.measuring.run.workload). The first tokens are the prompt,
+    text: a text or token ids (stem_edge.measuring.workload). The first tokens are the prompt,
         those after it are fed one by one as in decoding. Default: the text inside this package.
     device: name of a device (stem_edge.measuring.memory.device_profiles) within whose limits to run, as far
         as this machine can enforce them.
@@ -243,10 +245,9 @@ class _Run:
 
     def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:
         """Run all phases in order, and append them to `phases`."""
-        # By the suffix, too, because names of prepared graphs are not in BACKBONES.
-        suffix = ".onnx" if self.engine == "onnxruntime" else GGUF
         files, own = worker.subject.files(), BACKBONES[self.engine].files
-        backbone = [path for path in files if path.name in own or suffix in path.name]
+        made = worker.subject.prepared_folders()
+        backbone = [path for path in files if path.name in own or path.parent in made]
         tables = [path for path in files if TABLES in path.parts]
 
         def add(name: str, answer: Answer, tokens: int = 0) -> Answer:
@@ -260,7 +261,7 @@ class _Run:
                     cached_nbytes(tables),
                     int(answer.counters.get("kv_nbytes", 0)),
                     int(answer.counters.get("row_cache_nbytes", 0)),
-                    device_nbytes(worker.pid, self.options.providers),
+                    0 if self.options.providers is None else nbytes_on_nvidia(worker.pid),
                 )
             )
             return answer

@@ -5,7 +5,7 @@ Every sequence follows a piece of real text, so that rows are as distinct as tho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,18 +19,16 @@ from stem_edge.measuring.bench.cases import (
     CaseResult,
     Cases,
     Key,
-    Measured,
-    Peaks,
+    Results,
     Run,
     Seen,
     Spread,
     gathered,
-    medians,
     quotients,
 )
-from stem_edge.measuring.run.together import lengths, texts_of
-from stem_edge.measuring.run.workers import Subject, WorkerProcess, together_phase
-from stem_edge.measuring.run.workload import DEFAULT_TEXT, read_ids, source_of
+from stem_edge.measuring.bench.together import lengths, texts_of
+from stem_edge.measuring.bench.workers import Subject, WorkerProcess, together_phase
+from stem_edge.measuring.workload import DEFAULT_TEXT, read_ids, source_of
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
 
@@ -42,7 +40,7 @@ def sequences(
     prompt_tokens: int | None,
     new_tokens: int | None,
     context_length: int | None,
-) -> Cases:
+) -> Cases[Seen]:
     """Return a case for one sequence, and for each number of them.
 
     prompt_tokens, new_tokens: of each, the latter while all decode (default: 128 and 64, or a quarter
@@ -56,8 +54,9 @@ def sequences(
     prompt, new, tokens = _sizes(most, prompt_tokens, new_tokens, longest)
     ids = read_ids(DEFAULT_TEXT if text is None else Path(text), bundle)
     begin = _Texts(ids, prompt, new).begin
-    cases: dict[str, Callable[[], Run]] = {str(count): partial(begin, count) for count in wanted}
-    return Cases(cases, _results, source_of(text), prompt, new, tokens, partial(_many, most=most))
+    cases = {str(count): partial(begin, count) for count in wanted}
+    loaded = partial(_many, most=most)
+    return Cases(cases, _sum_up, source_of(text), prompt, new, tokens, loaded)
 
 
 class _Texts:
@@ -66,7 +65,7 @@ class _Texts:
     def __init__(self, ids: list[int], prompt: int, new: int) -> None:
         self._ids, self._prompt, self._new, self._at = ids, prompt, new, 0
 
-    def begin(self, count: int) -> Run:
+    def begin(self, count: int) -> Run[Seen]:
         """Return what each subject runs with the next texts."""
         texts = texts_of(self._ids, count, self._prompt, self._new, self._at)
         self._at += sum(len(text.prompt) + len(text.answer) for text in texts)
@@ -100,17 +99,25 @@ def _many(subject: Subject, most: int) -> Subject:
     return replace(subject, options=own)
 
 
-def _results(found: Measured, peaks: Peaks) -> Iterator[CaseResult]:
-    names = list(dict.fromkeys(key.subject for key in found))
-    for (name, count, _), rounds in sorted(found.items(), key=lambda one: names.index(one[0][0])):
-        alone, each = gathered(found[Key(name, "1")]), gathered(rounds)
-        peak = peaks[name][together_phase(int(count))].unevictable
-        each["anonymous"] = [float(peak)] * len(rounds)
-        gain = quotients(each[RATE], alone[RATE])
-        ratios = {"gain": Spread.of(gain), "first": Spread.of(quotients(each[FIRST], alone[FIRST]))}
-        if ALLOWED in each:
-            ratios["allowed"] = Spread.of(quotients(gain, each[ALLOWED]))
-        if name != names[0]:
-            ours = gathered(found[Key(names[0], count)])[RATE]
-            ratios["bundle"] = Spread.of(quotients(ours, each[RATE]))
-        yield CaseResult(name, count, "", medians(each), ratios, each)
+def _sum_up(results: Results[Seen]) -> dict[str, list[CaseResult]]:
+    found, names = results.found, list(results.watched)
+    return {
+        "results": [
+            _result(results, key) for key in sorted(found, key=lambda key: names.index(key.subject))
+        ]
+    }
+
+
+def _result(results: Results[Seen], key: Key) -> CaseResult:
+    found, (first, *_) = results.found, results.watched
+    alone, each = gathered(found[Key(key.subject, "1")]), gathered(found[key])
+    peak = results.watched[key.subject].peaks[together_phase(int(key.case))].unevictable
+    each["anonymous"] = [float(peak)] * len(found[key])
+    gain = quotients(each[RATE], alone[RATE])
+    ratios = {"gain": Spread.of(gain), "first": Spread.of(quotients(each[FIRST], alone[FIRST]))}
+    if ALLOWED in each:
+        ratios["allowed"] = Spread.of(quotients(gain, each[ALLOWED]))
+    if key.subject != first:
+        ours = gathered(found[Key(first, key.case)])[RATE]
+        ratios["bundle"] = Spread.of(quotients(ours, each[RATE]))
+    return CaseResult.of(key, each, ratios)

@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from stem_edge.bundle.expected import expected_footprint
-from stem_edge.bundle.footprint import Footprint, gguf_footprint
+from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.graph.formats import BackboneFormat, GgufFormat, GgufType
 from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import keep_ref, open_snapshot
 from stem_edge.hub.names import hub_name
-from stem_edge.runtime.backends.engines import engine_names
+from stem_edge.runtime.backends.engines import ENGINES, engine_names
+from stem_edge.runtime.backends.options import AUTO
 from stem_edge.tables.rows import RowType, make_layout
 from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint
-
-# Types that an export may choose, most exact first: about those of its qualities, because which
-# matrices get 8 bits is measured.
-_FOUR = BackboneFormat(
-    weights="int4", head="int8", block_size=64, asymmetric=True, prefill=True, kv_peaks=True
-)
-CHOICES: tuple[tuple[BackboneFormat, RowType], ...] = (
-    (replace(_FOUR, weights="int8", block_size=32, asymmetric=False), "int8"),
-    (replace(_FOUR, kinds={"qkv": "int8"}), "int8"),
-    (_FOUR, "int8"),
-    (_FOUR, "int4"),
-)
-GGUF_CHOICES: tuple[tuple[GgufType, RowType], ...] = (
-    ("q8_0", "int8"),
-    ("q5_k_m", "int8"),
-    ("q4_k_m", "int8"),
-    ("q4_k_m", "int4"),
-)
 
 
 def model_folder(path: str | Path) -> Path:
@@ -88,20 +68,8 @@ def of_checkpoint(path: Path, engine: str) -> list[Footprint]:
     if engine not in engine_names():
         raise InputError(f"engine is {engine!r}; expected one of {', '.join(engine_names())}")
     config = open_checkpoint(path).config
-    if engine == "ggml":
-        found = [
-            gguf_footprint(config, GgufFormat(weights=weights), _tables(config, rows))
-            for weights, rows in GGUF_CHOICES
-        ]
-    else:
-        found = [
-            expected_footprint(
-                config,
-                replace(format, tied=config.tied_head),
-                _tables(config, rows),
-            )
-            for format, rows in CHOICES
-        ]
+    chosen = next(iter(ENGINES)) if engine == AUTO else engine
+    found = ENGINES[chosen].ways.expected.footprints(config, partial(_tables, config))
     return found if config.stem_layers else found[:-1]  # the last two differ only in their tables
 
 

@@ -30,8 +30,8 @@ from stem_edge.measuring.planning.hit_rates import (
 )
 from stem_edge.measuring.planning.network import parse_network
 from stem_edge.measuring.planning.target import Fit, Target
-from stem_edge.measuring.run.workload import read_ids
-from stem_edge.runtime.backends.engines import choose_backbone
+from stem_edge.measuring.workload import read_ids
+from stem_edge.runtime.backends.engines import ENGINES, choose_backbone
 from stem_edge.runtime.backends.options import SMALL_KV, check_sequences
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, contexts
 from stem_edge.runtime.rows.emulated_flash import PROFILES
@@ -133,10 +133,7 @@ def _check(
         raise InputError(f"flash is {flash!r}; expected one of {', '.join(PROFILES)}")
     if context_length is not None and not 1 <= context_length <= most:
         raise InputError(f"context_length is {context_length}; this model takes 1 to {most}")
-    if repack and footprint.engine != "ggml":
-        raise InputError(
-            "repack is for ggml, and this plan is for onnxruntime; leave it out or choose ggml"
-        )
+    ENGINES[footprint.engine].check_lacks({"repack": repack})
 
 
 def _hits(

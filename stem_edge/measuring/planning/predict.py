@@ -10,23 +10,19 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stem_edge.bundle.footprint import FLOAT
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import PREFILL_FROM
-from stem_edge.ggml.gguf_schema import repacked_nbytes
-from stem_edge.graph.formats import WEIGHT_BITS, BackboneFormat, EngineName, GgufFormat
-from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.process import worker_nbytes
-from stem_edge.measuring.run.workload import Workload
-from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
+from stem_edge.measuring.workload import Workload
+from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.runtime.backends.expected import NeedsAt
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.planner import plan_memory
 from stem_edge.runtime.rows.emulated_flash import PROFILES
@@ -38,30 +34,8 @@ from stem_edge.tables.token_counts import Counts
 from stem_edge.text.tokenizer_gate import check_tokenizer
 from stem_edge.text.tokenizer_model import TokenizerMemory
 
-NeedsAt: TypeAlias = Callable[[int], Needs]  # context length -> needs
-
-
-class Own(NamedTuple):
-    """Anonymous memory of an engine, measured with four shapes."""
-
-    sessions: int  # bytes of sessions, threads and kernels
-    layer: int  # bytes of a layer in each graph
-    alive: float  # share of the planned activations that is alive at once
-    keeps: bool  # whether activations of a prompt stay while decoding
-    copies: bool  # whether weights that are not prepared are copied into memory
-
-
-# A plan for onnxruntime adds up the widest arrays of a graph, of which few are alive at once.
-OWN: dict[EngineName, Own] = {
-    "onnxruntime": Own(6_000_000, 125_000, 0.42, keeps=False, copies=True),
-    "ggml": Own(1_200_000, 260_000, 1.0, keeps=True, copies=False),
-}
 # Of tables elsewhere, by how their address begins: what reads them, with its threads and connections.
 FAR_NBYTES = {"hf:": 19_500_000, "http": 9_500_000, "": 3_500_000}
-PACKED_OVER_DATA = 1.06  # in onnxruntime's memory, because it pads matrices
-# onnxruntime reads this share of the embedding, its scales, as a whole. Around each row, and around
-# the small tensors of all graphs, the system maps more than is needed.
-EMBEDDING_SHARE, MAPPED_AROUND_ROW, MAPPED_AROUND_GRAPHS = 0.26, 40_000, 6 << 16
 NO_TOKENIZER = TokenizerMemory(0, 0)
 # Cache sizes of a hit curve, as shares of the vocabulary.
 CURVE_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -121,15 +95,20 @@ def predict(
     of the tokenizer. `room`: limit of process and mapped files together; None without one.
     """
     needs = needs_at(plan.context_length)
-    footprint, model = needs.footprint, needs.footprint.model
+    footprint, model, engine = (
+        needs.footprint,
+        needs.footprint.model,
+        ENGINES[needs.footprint.engine].ways.expected,
+    )
     stored = footprint.table_format
     tokens = min(plan.context_length, usage.prompt_tokens + usage.new_tokens)
     kv_cache = usage.sequences * footprint.kv_nbytes(tokens)
     row_cache = usage.filled_slots * footprint.slot_nbytes if stored else 0
     peak = row_cache + _peak(needs_at, plan, usage)
-    loaded = _loaded(needs) + max(peak, _packing(needs))
+    loaded, meanwhile = engine.loaded(needs)
+    loaded += max(peak, meanwhile)
     anonymous = process + max(tokenizer.kept + loaded, tokenizer.loading)
-    mapped, for_prompts = _mapped(needs, usage)
+    mapped, for_prompts = engine.mapped(needs, usage.prompt_tokens, usage.distinct_tokens)
     if room is None or anonymous + mapped + for_prompts <= room:
         mapped += for_prompts  # otherwise the pages that decoding reads push these out
     record = 0 if stored is None else stored.mean_record_nbytes + CRC_NBYTES
@@ -211,80 +190,24 @@ def tokenizer_memory(root: Path) -> TokenizerMemory:
     return check_tokenizer(root / TOKENIZER).memory if is_bundle(root) else NO_TOKENIZER
 
 
-def read_in_place(needs: Needs) -> int:
-    """Return the bytes of weights that every token reads in mapped files."""
-    footprint = needs.footprint
-    if footprint.engine == "ggml":
-        return footprint.step_nbytes - (footprint.repacked_nbytes if needs.repack else 0)
-    return footprint.step_nbytes if needs.prepared else 0
-
-
-def _loaded(needs: Needs) -> int:
-    """Return the anonymous memory that loading adds: the library's, and weights not mapped."""
-    footprint, own = needs.footprint, OWN[needs.footprint.engine]
-    graphs = 2 if needs.prefill else 1
-    nbytes = own.sessions + graphs * footprint.model.n_layers * own.layer
-    if needs.repack:
-        nbytes += footprint.repacked_nbytes
-    if own.copies and not needs.prepared:
-        data = footprint.step_nbytes + (footprint.prefill_nbytes if needs.prefill else 0)
-        nbytes += int(PACKED_OVER_DATA * data)
-    return nbytes
-
-
-def _packing(needs: Needs) -> int:
-    """Return the bytes of the largest packed matrix: onnxruntime packs it again while it loads."""
-    packed = PACKED_OVER_DATA * min(needs.footprint.head_nbytes, 2 * SPLIT_VALUES)
-    return int(packed) if needs.prepared else 0
-
-
 def _peak(needs_at: NeedsAt, plan: MemoryPlan, usage: Usage) -> int:
     """Return the bytes of keys, values and activations: those of a prompt are gone while decoding.
 
     Some engines keep them. The last chunk attends to all of the prompt.
     """
     needs, chunk = needs_at(usage.prompt_tokens), min(plan.chunk_tokens, usage.prompt_tokens)
-    footprint, part, own = needs.footprint, needs.host, OWN[needs.footprint.engine]
+    footprint, part, engine = (
+        needs.footprint,
+        needs.host,
+        ENGINES[needs.footprint.engine].ways.expected,
+    )
     context = min(plan.context_length, usage.prompt_tokens + usage.new_tokens)
     whole, begun = (
         usage.sequences * footprint.kv_nbytes(n) for n in (context, usage.prompt_tokens)
     )
-    alive = int(own.alive * (part.fixed + chunk * part.chunk_token))
+    alive = int(engine.ALIVE * (part.fixed + chunk * part.chunk_token))
     alive += plan.reads * min(chunk, usage.distinct_tokens) // plan.chunk_tokens
-    return whole + alive if own.keeps else max(whole, begun + alive)
-
-
-def _mapped(needs: Needs, usage: Usage) -> tuple[int, int]:
-    """Return the bytes of mapped pages that decoding reads, and of those that only prompts read."""
-    footprint = needs.footprint
-    touched = usage.distinct_tokens * MAPPED_AROUND_ROW
-    if isinstance(footprint.backbone, GgufFormat):
-        from stem_edge.runtime.backends.ggml.weights import repacked_for_prompts
-
-        touched = min(touched, footprint.embedding_nbytes)
-        whole = min(footprint.step_nbytes + touched, footprint.backbone_nbytes)
-        if not needs.repack:
-            return whole, 0
-        copied = repacked_nbytes(footprint.model, footprint.backbone.weights)
-        return whole - sum(n for kind, n in copied.items() if repacked_for_prompts(kind)), 0
-    touched += int(EMBEDDING_SHARE * footprint.embedding_nbytes)
-    touched = min(touched, footprint.embedding_nbytes)
-    if not needs.prepared:
-        return touched + MAPPED_AROUND_GRAPHS, 0
-    if footprint.backbone.tied:  # read as a whole while the head is packed
-        touched = footprint.embedding_nbytes
-    uses_prefill = needs.prefill and usage.prompt_tokens >= PREFILL_FROM
-    return touched + _packed(
-        footprint.step_nbytes, footprint.backbone
-    ), footprint.prefill_nbytes if uses_prefill else 0
-
-
-def _packed(nbytes: int, backbone: BackboneFormat) -> int:
-    """Return the mapped bytes of packed matrices: with sums as large as scales, which stay beside."""
-    if backbone.weights == "fp32":
-        return nbytes
-    block = backbone.block_size * WEIGHT_BITS[backbone.weights] // 8
-    return int(nbytes * (1 + 2 * FLOAT / (block + FLOAT)))
+    return whole + alive if engine.KEEPS else max(whole, begun + alive)
 
 
 def _wait(flash: FlashName | None, record: int, early: float) -> float:

@@ -6,15 +6,12 @@ import subprocess
 from functools import cache
 
 from stem_edge.graph.formats import EngineName
+from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.system.child import code_command
 from stem_edge.system.memory import TYPICAL_PROCESS_NBYTES
 
-IMPORTS: dict[EngineName, str] = {
-    "onnxruntime": "stem_edge.runtime.backends.onnxruntime.loader",
-    "ggml": "stem_edge.runtime.backends.ggml.loader",
-}
-WORKER = "stem_edge.measuring.run.worker"
-GENERATE = "psutil, stem_edge.commands.generate, stem_edge.runtime.loading"
+WORKER = "stem_edge.measuring.bench.worker"
+GENERATE = "psutil, stem_edge.commands.running.generate, stem_edge.runtime.loading"
 MEASURE = "import {}\nfrom stem_edge.system.memory import own_memory\nprint(own_memory())"
 SECONDS = 60.0
 # By which processes differ, and what a load opens before it plans: advice on --memory must suffice.
@@ -23,12 +20,12 @@ SPARE_NBYTES = 2_000_000
 
 def worker_nbytes(engine: EngineName) -> int:
     """Return the anonymous bytes of a process that is measured, before it loads."""
-    return _imported(f"{WORKER}, {IMPORTS[engine]}")
+    return _imported(f"{WORKER}, {ENGINES[engine].module}")
 
 
 def generate_nbytes(engine: EngineName) -> int:
     """Return the anonymous bytes that `generate` takes at most before it loads."""
-    return _imported(f"{GENERATE}, {IMPORTS[engine]}") + SPARE_NBYTES
+    return _imported(f"{GENERATE}, {ENGINES[engine].module}") + SPARE_NBYTES
 
 
 @cache

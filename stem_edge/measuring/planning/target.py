@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from stem_edge.bundle.footprint import Footprint
@@ -15,22 +15,18 @@ from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.measuring.planning.bandwidth import Bandwidth
 from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.predict import (
-    NeedsAt,
     Prediction,
     Usage,
     predict,
-    read_in_place,
     tokenizer_memory,
 )
 from stem_edge.measuring.planning.process import generate_nbytes
-from stem_edge.runtime.backends.ggml.loader import ggml_needs
+from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.runtime.backends.expected import NeedsAt
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, Planner, leaves_room
+from stem_edge.runtime.rows.disk_tier import file_slot_nbytes
 from stem_edge.runtime.rows.shards import FlashName
-from stem_edge.runtime.rows.tier_file import file_slot_nbytes
-from stem_edge.system.memory import usable_cpus
 from stem_edge.text.tokenizer_model import TokenizerMemory
 from stem_edge.units import format_size
 
@@ -73,7 +69,7 @@ class Fit:
     @property
     def mapped(self) -> int:
         """Bytes of weights that every token reads in place, in mapped files."""
-        return read_in_place(self.needs)
+        return ENGINES[self.footprint.engine].ways.expected.read_in_place(self.needs)
 
     @property
     def memory(self) -> int:
@@ -112,11 +108,9 @@ class Target:
 
     def fit(self, footprint: Footprint) -> Fit:
         """Plan for one of the possible bundles. Raises MemoryPlanError."""
-        tokenizer, prepared = self._tokenizer, _will_be_prepared(footprint, self.bundle)
+        tokenizer, engine = self._tokenizer, ENGINES[footprint.engine].ways.expected
         prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
-        needs_at = partial(
-            _needs, footprint, prepared=prepared, prefill=prefill, repack=self.repack
-        )
+        needs_at = engine.needs_at(footprint, self.bundle, prefill=prefill, repack=self.repack)
         plan = _plan(
             self.root, needs_at, self.memory, self.contexts, tokenizer, sequences=self.sequences
         )
@@ -133,8 +127,8 @@ class Target:
         media = self.flash, self.network
         process = generate_nbytes(footprint.engine)
         given = needs_at, plan, usage, self.bandwidth.rate, *media
-        expected = predict(*given, process=process, tokenizer=tokenizer)
-        about = self.hit_source, self.bandwidth, *media, expected
+        figures = predict(*given, process=process, tokenizer=tokenizer)
+        about = self.hit_source, self.bandwidth, *media, figures
         return Fit(needs_at(context), plan, *about, _loading(footprint.engine, tokenizer))
 
     @cached_property
@@ -158,28 +152,6 @@ def _loading(engine: EngineName, tokenizer: TokenizerMemory) -> int:
     return generate_nbytes(engine) + tokenizer.loading
 
 
-def _will_be_prepared(footprint: Footprint, bundle: Bundle | None) -> bool:
-    """Return whether load will find or make a prepared backbone."""
-    if footprint.engine != "onnxruntime":
-        return False
-    from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import LEAST_NBYTES, place
-
-    if bundle is not None:
-        return place(bundle, None).is_worth_it
-    return footprint.backbone_nbytes + footprint.prefill_nbytes >= LEAST_NBYTES
-
-
-def _needs(
-    footprint: Footprint, context: int, *, prepared: bool, prefill: bool, repack: bool
-) -> Needs:
-    """Return the memory needs of the engine, with all processors of this machine."""
-    if footprint.engine == "ggml":
-        return ggml_needs(footprint, context, usable_cpus(), repack=repack)
-    needs = cpu_needs(footprint, context, usable_cpus(), prepared=prepared, prefill=prefill)
-    preparing = preparing_needs(footprint, usable_cpus()) if prepared else None
-    return replace(needs, preparing=preparing)
-
-
 def _plan(
     path: Path,
     needs_at: NeedsAt,
@@ -199,7 +171,7 @@ def _plan(
         needs = needs_at(context)
         engine = needs.footprint.engine
         planner = Planner(needs, generate_nbytes(engine) + tokenizer.kept, sequences)
-        anonymous = memory - read_in_place(needs)
+        anonymous = memory - ENGINES[engine].ways.expected.read_in_place(needs)
         smallest = planner.least(anonymous)
         if smallest.total <= anonymous and _loading(engine, tokenizer) <= memory:
             plan = planner.filled(smallest, anonymous)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
-from stem_edge.measuring.planning.candidates import is_bundle, model_folder, open_checkpoint
-from stem_edge.measuring.quality.scores import Logits, Task, split
+from stem_edge.measuring.planning.candidates import is_bundle, open_checkpoint
+from stem_edge.measuring.quality.scores import Task, split
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import head_forward, hidden_states
-from stem_edge.runtime import Model, load
-from stem_edge.system.memory import own_memory
-from stem_edge.units import parse_size
+from stem_edge.runtime import Model
 
 if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint
@@ -57,52 +53,12 @@ def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> I
         yield check_finite(f"{source.path}: logits", at, logits)
 
 
-class Reference(NamedTuple):
-    """A reference to compare a bundle with."""
-
-    logits: Logits
-    engine: str | None  # None for a checkpoint
-    memory: int | str | None  # what it leaves of the limit
-
-
 def check_reference(path: Path, bundle: Bundle, task: Task) -> None:
     """Raise InputError if a reference's distributions cannot be compared with a bundle's."""
     if is_bundle(path):
         _check_bundle(open_bundle(path), bundle, task)
     else:
         _check_vocabulary(path, open_checkpoint(path).config, bundle)
-
-
-def open_reference(
-    stack: ExitStack,
-    reference: str | Path,
-    window: int,
-    memory: int | str | None,
-    threads: int | None,
-    progress: bool | None,
-    engine: str,
-) -> Reference:
-    """Open a reference, which is closed with the stack."""
-    path = model_folder(reference)
-    if not is_bundle(path):
-        return Reference(partial(checkpoint_logits, open_checkpoint(path)), None, memory)
-    limit = None if memory is None else parse_size(memory)
-    model = load(
-        path,
-        None if limit is None else limit // 2,
-        threads,
-        context_length=window,
-        engine=engine,
-        prefill_graph=False,
-        warm_start=False,
-        progress=progress,
-    )
-    stack.enter_context(model)
-    if limit is not None:
-        # The bundle is planned with this process's memory as it is, so only what the reference has
-        # planned and not yet taken must be left out.
-        limit -= max(0, model.plan.total - own_memory())
-    return Reference(partial(bundle_logits, model), model.plan.engine, limit)
 
 
 def _check_bundle(reference: Bundle, bundle: Bundle, task: Task) -> None:

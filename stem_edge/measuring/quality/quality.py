@@ -130,23 +130,27 @@ def evaluate(
 ) -> Quality:
     """Score every token of a text but the first with a bundle.
 
-    text: a file in UTF-8.
-    lines: every line that is not blank is a document of its own, from an empty context and closed
-        by the end-of-text token. Default: the text is one document. Documents begin with the
+    The first sentence of each keyword, and its default, are also the help of the command.
+
+    text: file in UTF-8 to predict.
+    lines: take every line that is not blank as a document of its own, from an empty context and closed
+        by the end-of-text token; otherwise, the text is one document. Documents begin with the
         begin-of-text token if the model was trained with it.
     window: tokens seen at once. Default: the model's context, up to 2048.
-    stride: tokens between the starts of windows; each token is scored once, from at least
-        window - stride + 1 tokens before it, or all. Default: half the window.
-    against: a bundle, or a checkpoint that export_bundle takes, to compare distributions with. A
-        checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
-    worst: number of tokens to report, those that diverge most.
+    stride: tokens between the starts of two windows: every token has at least window - stride + 1
+        tokens of context, or all, so small is exact and slow. Each is scored once. Default: half the
+        window.
+    against: reference to compare distributions with: a bundle, or a checkpoint that export_bundle
+        takes. A checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
+    worst: how many of the tokens that diverge most to report. Default: 10.
     edits: of the bundle, not of `against`, with scope everywhere: compare a bundle with itself to
         see side effects.
     engine, repack, kv: as in stem_edge.load; `against` has keys and values of the usual type.
-    against_engine: for `against`, if it is a bundle, which may be the same one on another engine.
-    prefill_graph: with onnxruntime, measure the graph for prompts instead of those that decode.
-    memory: limit of loading, a reference included (see load). Logits of some tokens and, for a
-        checkpoint, the arrays of a window come on top.
+    against_engine: what runs `against`, if it is a bundle, which may be `bundle` itself. Default: auto.
+    prefill_graph: measure the graph for prompts of onnxruntime instead of those that decode.
+    memory: limit on memory, that of `against` included, like 600MB. Logits of some tokens and, for a
+        checkpoint, the arrays of a window come on top. Default: half of the free RAM.
+    threads, progress: as in stem_edge.load.
     elsewhere: has windows scored by other processes, as stem_edge.cluster.evaluation.ray_scores does on a cluster; the
         figures are the same, to the digit, on machines of one kind.
     device: providers, provider_libraries, device_memory, host_slots as in stem_edge.load, for the

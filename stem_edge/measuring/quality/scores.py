@@ -151,8 +151,7 @@ def parts(task: Task) -> Iterator[Part]:
             yield Part(ids[start : stop + 1], first - start)
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """Predictions of a model, in the order of the text."""
 
     likelihood: F64  # natural log of the probability of the text's token
@@ -191,11 +190,7 @@ def _score_piece(logits: Sequence[F32], came: I64) -> Scored:
 def join(found: Sequence[Scored]) -> Scored:
     """Put what was scored apart behind one another."""
     scores = [
-        Scores(
-            np.concatenate([each.likelihood for each in source]),
-            np.concatenate([each.top for each in source]),
-            np.concatenate([each.top_probability for each in source]),
-        )
+        Scores(*map(np.concatenate, zip(*source, strict=True)))
         for source in zip(*(each.scores for each in found), strict=True)
     ]
     return Scored(scores, np.concatenate([each.divergence for each in found]))

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from stem_edge.edit_files.file import Edit
-from stem_edge.measuring.quality.logit_source import bundle_logits, open_reference
+from stem_edge.measuring.planning.candidates import is_bundle, model_folder, open_checkpoint
+from stem_edge.measuring.quality.logit_source import bundle_logits, checkpoint_logits
 from stem_edge.measuring.quality.scores import Logits, Part, Scored, score
-from stem_edge.runtime import load
+from stem_edge.runtime import Model, load
 from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.system.memory import own_memory
+from stem_edge.units import parse_size
 
 Advance: TypeAlias = Callable[[int], object]
 
@@ -44,20 +47,39 @@ class Scoring:
 
     def open(self, stack: ExitStack) -> tuple[Ways, list[Logits]]:
         """Load the models, which are closed with the stack. Raises what stem_edge.load raises."""
-        reference, keywords = None, self.keywords
+        keywords, references, engine = self.keywords, list[Logits](), None
         if self.against is not None:
-            memory, threads = keywords.get("memory"), keywords.get("threads")
-            progress = keywords.get("progress")
-            reference = open_reference(
-                stack, self.against, self.window, memory, threads, progress, self.against_engine
-            )
-            keywords = keywords | {"memory": reference.memory}
+            path = model_folder(self.against)
+            if is_bundle(path):
+                other, left = self._reference(stack, path)
+                keywords, engine = keywords | {"memory": left}, other.plan.engine
+                references = [partial(bundle_logits, other)]
+            else:
+                references = [partial(checkpoint_logits, open_checkpoint(path))]
         model = stack.enter_context(load(self.bundle, **keywords))
         stack.enter_context(model.edited(*self.edits))
-        sources: list[Logits] = [partial(bundle_logits, model)]
-        sources += [reference.logits] if reference else []
-        plan, engine = model.plan, reference.engine if reference else None
-        return Ways(plan.engine, engine, plan.chunk_tokens, plan.kv), sources
+        ways = Ways(model.plan.engine, engine, model.plan.chunk_tokens, model.plan.kv)
+        return ways, [partial(bundle_logits, model), *references]
+
+    def _reference(self, stack: ExitStack, path: Path) -> tuple[Model, int | None]:
+        """Load another bundle in half of the memory, and return it and what it leaves."""
+        memory = self.keywords.get("memory")
+        limit = None if memory is None else parse_size(memory)
+        model = load(
+            path,
+            None if limit is None else limit // 2,
+            threads=self.keywords.get("threads"),
+            context_length=self.window,
+            engine=self.against_engine,
+            prefill_graph=False,
+            warm_start=False,
+            progress=self.keywords.get("progress"),
+        )
+        stack.enter_context(model)
+        # The bundle is planned with this process's memory as it is, so only what the reference has
+        # planned and not yet taken must be left out.
+        taken = max(0, model.plan.total - own_memory())
+        return model, None if limit is None else limit - taken
 
 
 class Done(NamedTuple):

@@ -7,8 +7,8 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from uvicorn._types import Scope as AnyScope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from stem_edge.answers.refusals import HeadTooLargeError, RefusalError
 from stem_edge.serving.connections.turns import Turns
-from stem_edge.serving.refusals import HeadTooLargeError, RefusalError
 
 MAX_HEAD_NBYTES = 64 << 10  # of a request: its line and its headers
 # Of a body: bytes of chunks' sizes, extensions and trailers beyond those of the body itself.

@@ -16,9 +16,9 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
+from stem_edge.answers.refusals import BusyError, RefusalError, TooSlowError
 from stem_edge.serving.connections.lingering import LEAST_PROGRESS, SECONDS, Lingering
 from stem_edge.serving.http import error_response
-from stem_edge.serving.refusals import BusyError, RefusalError, TooSlowError
 
 LOOK_SECONDS = 0.1  # between looks whether a client that has closed its half is there
 LEAVING_IS_SEEN = sys.platform != "win32"  # by SO_ERROR, when nothing is read any more

@@ -1,18 +1,17 @@
-"""Families of models by how they write calls of tools, each a description."""
+"""How a family of models writes calls of tools, and the parser of an answer that arrives in deltas."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stem_edge.errors import InputError
-from stem_edge.text.tool_calls.forms import BracesForm, Form, PythonForm
-from stem_edge.text.tool_calls.json_form import JsonForm
+from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError, Reading
+from stem_edge.text.tool_calls.forms import BracesForm, Form
 from stem_edge.text.tool_calls.lark import Rules, referred
-from stem_edge.text.tool_calls.parser import CallParser
-from stem_edge.text.tool_calls.tags_form import TagsForm
+from stem_edge.text.tool_calls.pieces import Piece, Pieces
 
 Tools = Sequence[Mapping[str, Any]]
 OPEN = ("$ref", "anyOf", "oneOf", "allOf")  # of schemas whose properties stand elsewhere
@@ -106,74 +105,94 @@ class Family:
         return (*around, self.form.quote) if isinstance(self.form, BracesForm) else around
 
 
-FAMILIES = (
-    Family(
-        "gemma4",
-        (r"<\|tool_call>call:", r"<\|\"\|>"),
-        BracesForm('<|"|>'),
-        begin="<|tool_call>",
-        end="<tool_call|>",
-        between="",
-    ),
-    Family(
-        "functiongemma",
-        ("<start_function_call>call:", "<escape>"),
-        BracesForm("<escape>"),
-        begin="<start_function_call>",
-        end="<end_function_call>",
-        between="",
-    ),
-    Family(
-        "qwen3-coder",
-        ("<tool_call>", "<function=", "<parameter="),
-        TagsForm(),
-        begin="<tool_call>",
-        end="</tool_call>",
-        inside="\n",
-    ),
-    Family(
-        "hermes",
-        (r"(?s)\A(?!.*<tool_calls>)", "<tool_call>", r'"arguments\\*":'),  # no lists of calls
-        JsonForm("arguments"),
-        begin="<tool_call>",
-        end="</tool_call>",
-        inside="\n",
-    ),
-    Family(
-        "lfm2",
-        (r"<\|tool_call_start\|>",),
-        PythonForm(),
-        begin="<|tool_call_start|>",
-        end="<|tool_call_end|>",
-        listed=True,
-    ),
-    Family(
-        "pythonic",
-        (r"\[func_name1\(params_name1=params_value1",),
-        PythonForm(),
-        begin="<|python_start|>",
-        end="<|python_end|>",
-        bare="[",
-        listed=True,
-    ),
-    Family(
-        "llama3",
-        (r"<\|(start_header_id|header_start)\|>", '"name\\\\*": ', '"parameters\\\\*": '),
-        JsonForm("parameters"),
-        begin="<|python_tag|>",
-        between="; ",
-        bare="{",
-    ),
-)
+def random_id() -> str:
+    """Return an id for a call, as OpenAI's look."""
+    return f"call_{secrets.token_hex(12)}"
 
 
-def family_of(template_source: str, special_tokens: Collection[str] = ()) -> Family | None:
-    """Return the family of a chat template, by what the template writes; None if none is known.
+class CallParser:
+    """Parser of one answer, made by Family.parser.
 
-    special_tokens: names of those of the tokenizer, which may be some of the family's markers.
+    Text in which a call breaks off, and calls of functions that nobody offered, come out as content.
+    White space before a call and after the last one does not come out.
     """
-    for family in FAMILIES:
-        if all(re.search(sign, template_source) for sign in family.signs):
-            special = tuple(mark for mark in family.markers if mark in special_tokens)
-            return replace(family, special=special)
-    return None
+
+    def __init__(
+        self,
+        family: Family,
+        tools: Sequence[Mapping[str, Any]] | None,
+        new_id: Callable[[], str] = random_id,
+    ) -> None:
+        functions = [tool["function"] for tool in tools or ()]
+        named = {each["name"]: each.get("parameters") or {} for each in functions}
+        self._family, self._text = family, ArrivingText()
+        self._pieces = Pieces(self._text, None if tools is None else named, new_id)
+        self._reading = self._read()
+
+    def push(self, text: str) -> list[Piece]:
+        """Return the pieces that are complete with this delta; parts of markers are held back."""
+        self._text.add(text)
+        next(self._reading, None)
+        return self._pieces.taken()
+
+    def finish(self) -> list[Piece]:
+        """Return the rest at the end of the answer."""
+        self._text.ended = True
+        return self.push("")
+
+    def _read(self) -> Reading[None]:
+        text, family = self._text, self._family
+        bare, after_call = bool(family.bare), False  # bare: a call without a marker can be here
+        while True:
+            yield from text.space()
+            if after_call:
+                yield from text.skip(family.between.strip())
+                yield from text.space()
+            char = yield from text.peek()
+            if not char:
+                break
+            if (yield from self._opened(bare)):
+                after_call = yield from self._read_calls()
+                bare = bare and after_call
+            else:
+                yield from text.take()
+                bare = after_call = False
+                self._pieces.content()
+        if after_call:
+            text.release()
+        self._pieces.content()
+
+    def _opened(self, bare: bool) -> Reading[bool]:
+        text, family = self._text, self._family
+        if (yield from text.skip(family.begin)):
+            return True
+        return bare and (yield from text.begins(family.bare))
+
+    def _read_calls(self) -> Reading[bool]:
+        """Take what stands between markers; return False if it was not all calls."""
+        text, form = self._text, self._family.form
+        try:
+            yield from text.space()
+            if self._family.listed:
+                yield from self._read_list()
+            else:
+                yield from form.read(text, self._pieces)
+        except NoCallError:
+            self._pieces.content()
+            return False
+        text.release()
+        yield from text.space()
+        if self._family.end and (yield from text.skip(self._family.end)):
+            text.release()
+        return True
+
+    def _read_list(self) -> Reading[None]:
+        text = self._text
+        yield from text.expect("[")
+        while True:
+            yield from text.space()
+            yield from self._family.form.read(text, self._pieces)
+            yield from text.space()
+            if not (yield from text.skip(",")):
+                yield from text.expect("]")
+                return

@@ -18,7 +18,7 @@ from trained_tokenizers import TEXTS, train_ranks, train_sp, write_ranks
 
 from stem_edge.export.backbone.gguf_tokenizer import differences, tokenizer_metadata
 from stem_edge.export.backbone.gguf_writer import encode_header
-from stem_edge.export.tokenizers.gguf_patterns import GPT2, LLAMA3, QWEN2, SMOLLM
+from stem_edge.export.tokenizers.gguf import GPT2, LLAMA3, QWEN2, SMOLLM
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
 Opened = Callable[[ExportedTokenizer, int], Encode]

@@ -27,7 +27,7 @@ from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as 
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.job.options import ExportEngine, ExportOptions
-from stem_edge.export.job.stored_types import CHOICES, keep_stored_types
+from stem_edge.export.job.stored_types import CHOICES, in_blocks, keep_stored_types
 from stem_edge.export.tensor_files.gguf_tensor import Coded, GgufTensor
 from stem_edge.ggml.types import KEPT_TYPES
 from stem_edge.layers import Llama3Rope, Rope
@@ -183,7 +183,8 @@ def test_types_that_onnxruntime_does_not_keep(types: str, tmp_path: Path) -> Non
     kind = next(kind for kind in KEPT_TYPES.values() if kind.name == types)
     matrices = {n: m for n, m in source.backbone.items() if len(m.shape) == 2}
     typed = {n: replace(m, type=kind) for n, m in matrices.items() if isinstance(m, GgufTensor)}
-    assert keep_stored_types(replace(source, backbone=typed), ExportOptions()).stored is None
+    changed = replace(source, backbone=typed)
+    assert keep_stored_types(changed, ExportOptions(), in_blocks).stored is None
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -193,7 +194,7 @@ def test_types_that_are_asked_for_go_first(name: str, tmp_path: Path) -> None:
         "quantizer": "rtn"}  # fmt: skip
     source = read_checkpoint(write_model(tmp_path / "model.gguf", wide_model(), "Q4_1"))
     options = ExportOptions(**{name: asked[name]})
-    assert keep_stored_types(source, options) is options
+    assert keep_stored_types(source, options, in_blocks) is options
 
 
 MIXED = {"blk.1.attn_v": "Q8_0", "token_embd": "Q5_1", "output": "F16", "": "Q4_1"}

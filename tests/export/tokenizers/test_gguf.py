@@ -17,8 +17,7 @@ from tokenizers import Tokenizer
 from trained_tokenizers import TEXTS, train_sp
 
 from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
-from stem_edge.export.tokenizers.gguf import CONTROL, NORMAL, USER_DEFINED
-from stem_edge.export.tokenizers.gguf_patterns import PRE
+from stem_edge.export.tokenizers.gguf import CONTROL, NORMAL, PRE, USER_DEFINED
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
 AT = "tokenizer.ggml."

@@ -18,13 +18,13 @@ from faulty_disk import Failing, watch
 from open_files import open_files
 from stores import check_shard, flip_bit, write_store
 
-from stem_edge.bundle import table_check
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
+from stem_edge.runtime.first_load import table_check
+from stem_edge.runtime.first_load.table_check import check_tables
 from stem_edge.runtime.rows.emulated_flash import EmulatedFlash, FlashProfile
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables import shards

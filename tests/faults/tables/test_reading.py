@@ -23,11 +23,11 @@ import stem_edge
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.table_arrays import open_tables
-from stem_edge.bundle.table_check import check_tables
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.export.job.table_plan import EXPORT_TABLES, ExportTables
 from stem_edge.export.tables import SHARD_NBYTES, _make_grid
 from stem_edge.files import disk
+from stem_edge.runtime.first_load.table_check import check_tables
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowType, make_layout

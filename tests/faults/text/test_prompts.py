@@ -19,7 +19,7 @@ from installed import DEMO
 import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
-from stem_edge.runtime.lookups.row_ids import checked_ids
+from stem_edge.runtime.lookups.lookups import checked_ids
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import Sampler
 from stem_edge.runtime.sampling_params import SamplingParams
@@ -108,7 +108,7 @@ def test_p2_a_prompt_from_stdin_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
             return "a" * count
 
     monkeypatch.setattr(sys, "stdin", Endless())
-    monkeypatch.setattr("stem_edge.commands.generate.MAX_PROMPT_CHARS", 1000)
+    monkeypatch.setattr("stem_edge.commands.running.generate.MAX_PROMPT_CHARS", 1000)
     assert main(["generate", str(DEMO)]) == 1
 
 

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 from installed import HAS_GGML, NO_GGML, add_ggml
+from toy_engine import ToyEngine, ToyLoader
 
 import stem_edge
 from stem_edge.bundle.manifest import GGUF
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.runtime.backends import engines
-from stem_edge.runtime.backends.engines import ENGINES, Engine, choose_engine
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine
+from stem_edge.runtime.backends.ggml.engine import Ggml
+from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +55,10 @@ def test_both_engines_write_the_same_text(both: Path) -> None:
 def test_what_is_not_installed_is_not_chosen(
     both: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "is_installed", lambda name: name == "ggml")
-    assert greedy(both)[0] == "ggml"
-    monkeypatch.setattr(engines, "is_installed", lambda name: name == "onnxruntime")
+    with monkeypatch.context() as patch:
+        patch.setattr(OnnxRuntime, "installed", False)
+        assert greedy(both)[0] == "ggml"
+    monkeypatch.setattr(Ggml, "installed", False)
     assert greedy(both)[0] == "onnxruntime"
     names: list[str] = ["auto", "ggml"]
     for name in names:
@@ -149,12 +152,11 @@ def test_the_command_says_which_engine_it_was(
         assert f"{name}: prompt" in capsys.readouterr().err
 
 
-def test_a_new_engine_is_a_module_and_a_line(
+def test_a_new_engine_is_a_class_and_a_line(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Everything else works with it, including the commands."""
-    toy = Engine("onnxruntime", "toy_engine", lambda: True, "pip install toy")
-    monkeypatch.setitem(ENGINES, "toy", toy)
+    monkeypatch.setitem(ENGINES, "toy", ToyEngine(ToyLoader))
     texts = [
         greedy(tiny_bundle, engine="toy", slots=slots, overlap=overlap)
         for slots, overlap in ((8, True), (8, False), (300, True))
@@ -165,6 +167,6 @@ def test_a_new_engine_is_a_module_and_a_line(
     said = capsys.readouterr()
     assert said.out.strip() == texts[0][1].strip() and "toy: prompt" in said.err
     assert greedy(tiny_bundle)[0] == "onnxruntime"
-    monkeypatch.setitem(ENGINES, "toy", toy._replace(is_there=lambda: False))
+    monkeypatch.setattr(ToyEngine, "installed", False)
     with pytest.raises(BackendError, match=r"toy is not installed.*pip install toy"):
         stem_edge.load(tiny_bundle, engine="toy")

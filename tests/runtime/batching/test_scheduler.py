@@ -22,9 +22,9 @@ from stem_edge.errors import BackendError, InputError, OutOfMemoryError, StemEdg
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
+from stem_edge.runtime.decoding import Stepping
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.runtime.stepping import Stepping
 
 PROMPTS = [[5, 6, 7, start, start + 1, *range(start % 7)] for start in range(10, 250, 22)]
 NEW: dict[str, Any] = {"max_new_tokens": 9}

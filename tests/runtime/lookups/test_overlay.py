@@ -10,11 +10,10 @@ from text_codecs import END, WORDS, codec_of
 from stem_edge.config import ModelConfig
 from stem_edge.edit_files.file import Edit, NewRows, Replacement
 from stem_edge.errors import InputError
-from stem_edge.runtime.lookups.given import check_lookup
-from stem_edge.runtime.lookups.overlay import Overlay
+from stem_edge.runtime.lookups.overlay import Overlay, check_lookup
 from stem_edge.runtime.lookups.spans import tokens_after
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.rows import RowLookup
 
 LAYERS = (1, 2)
 

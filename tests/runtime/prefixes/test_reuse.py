@@ -9,7 +9,7 @@ import pytest
 from stem_edge.runtime.backends.interface import Resumes
 from stem_edge.runtime.prefixes.prefix import Prompt, reusable
 from stem_edge.runtime.steps import starts_of
-from stem_edge.tables.lookup import RowLookup
+from stem_edge.tables.rows import RowLookup
 
 IDS = tuple(range(100, 140))
 EDITED: RowLookup = ((7,),)

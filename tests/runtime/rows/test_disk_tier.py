@@ -16,14 +16,14 @@ from stores import MemoryStore, ids
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
+from stem_edge.runtime.rows import disk_tier
 from stem_edge.runtime.rows.disk_tier import DiskTier, open_tier, parse_tier, tier_nbytes
-from stem_edge.runtime.rows.tier_file import file_slot_nbytes
 from stem_edge.tables.rows import make_layout
 
 V = 60
 LAYOUT = make_layout(V, (1, 3), ((32,),), "int8", 16)
 RECORDS: U8 = np.random.default_rng(3).integers(0, 256, (V, LAYOUT.record_nbytes), np.uint8)
-EVERY, SLOT_NBYTES = np.arange(V), file_slot_nbytes(LAYOUT)
+EVERY, SLOT_NBYTES = np.arange(V), disk_tier.file_slot_nbytes(LAYOUT)
 
 
 class FakeStore(MemoryStore):

@@ -25,9 +25,8 @@ from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import Caches
 from stem_edge.tables.composing import compose, pack_row
-from stem_edge.tables.lookup import RowLookup
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout, RowLookup
 
 V, LAYERS, WIDTH, SLOTS = 20, (1, 4), 8, 4
 LAYOUT = RecordLayout(records=V, layers=LAYERS, parts=((WIDTH,),), row_type="fp32")

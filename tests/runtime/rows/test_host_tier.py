@@ -25,9 +25,8 @@ from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import Caches, counts_file, expected_records, fill
 from stem_edge.system.user_folder import cache_folder
-from stem_edge.tables.lookup import RowLookup
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import make_layout
+from stem_edge.tables.rows import RowLookup, make_layout
 from stem_edge.tables.token_counts import write_counts
 
 V = 200

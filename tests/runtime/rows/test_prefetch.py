@@ -16,9 +16,8 @@ from stem_edge.runtime.rows.prefetch import ANY_NUMBER, Prefetcher
 from stem_edge.runtime.rows.records import records_of
 from stem_edge.runtime.rows.slots import ArraySlots, Staged
 from stem_edge.runtime.rows.warm import Caches
-from stem_edge.tables.lookup import RowLookup
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.rows import RecordLayout, RowLookup
 
 V, SLOTS = 50, 4
 LAYOUT = RecordLayout(records=V, layers=(1, 2), parts=((4,),), row_type="fp32")

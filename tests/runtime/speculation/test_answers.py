@@ -13,12 +13,13 @@ from edit_oracle import swap
 from exact_models import exact_stem
 from guessing import CHEAP, ToldSpeculation, answer_of, answered
 from prefix_bits import after_prompt
+from toy_engine import ToyEngine, ToyLoader
 
 import stem_edge
 from stem_edge.errors import RowReadError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.engines import ENGINES, Engine
+from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.decoding import sample_tokens
 from stem_edge.runtime.generation import Answer, Chunk
@@ -69,8 +70,7 @@ def test_tokens_are_those_of_plain_decoding(model: Model, sampling: str, wrong: 
 
 
 def test_guesses_from_the_text_itself(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = Engine("onnxruntime", "toy_engine", lambda: True, "pip install toy")
-    monkeypatch.setitem(ENGINES, "toy", toy)
+    monkeypatch.setitem(ENGINES, "toy", ToyEngine(ToyLoader))
     # Its tokens follow from the token before alone, so they repeat soon.
     with stem_edge.load(tiny_bundle, engine="toy", threads=1) as model:
         plain = answered(model, PROMPT[:30], max_new_tokens=90)

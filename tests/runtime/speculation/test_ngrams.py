@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from stem_edge.runtime.speculation.ngrams import LONGEST, TRIES, Match, TextIndex
-from stem_edge.runtime.speculation.text_drafts import TextDrafts
+from stem_edge.runtime.speculation.text_drafts import LONGEST, TRIES, Match, TextDrafts, TextIndex
 
 
 def index_of(*parts: Sequence[int]) -> TextIndex:

@@ -16,8 +16,7 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.batches.batch import split
-from stem_edge.batches.results import Result
-from stem_edge.batches.rows import Row
+from stem_edge.batches.rows import Result, Row
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import Settings
 from stem_edge.bundle.manifest import TABLES

@@ -1,4 +1,4 @@
-"""Ctrl-C within a step of a batch, in a callback, where Python drops what is raised."""
+"""Requests through a scheduler, and Ctrl-C within a step, where Python can drop what is raised."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stem_edge.batches.interrupts import interrupts_held
-from stem_edge.batches.rows import Row, named
+from stem_edge.batches.rows import named
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import Settings
+from stem_edge.runtime.batching.pump import interrupts_held
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
 
@@ -100,8 +100,16 @@ def test_other_threads_change_nothing() -> None:
     assert seen == [signal.default_int_handler]
 
 
-def test_a_batch_ends_after_the_step_in_which_it_came(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+ROWS = [named(b'{"prompt": "Cuba lies in"}', line) for line in range(1, 1000)]
+RUNS = [
+    lambda model: answer(model, ROWS, Settings({"max_new_tokens": 6})),
+    lambda model: model.generate_many(["Cuba lies in"] * 999, max_new_tokens=6),
+]
+
+
+@pytest.mark.parametrize("begun", RUNS, ids=["batch", "generate_many"])
+def test_a_run_ends_after_the_step_in_which_it_came(
+    begun: Callable[[Model], Iterator[Any]], model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps, real = list[int](), Scheduler.step
 
@@ -111,11 +119,7 @@ def test_a_batch_ends_after_the_step_in_which_it_came(
             ctrl_c_in_a_callback()
         return real(scheduler)
 
-    def rows() -> Iterator[Row]:
-        for line in range(1, 1000):
-            yield named(b'{"prompt": "Cuba lies in"}', line)
-
     monkeypatch.setattr(Scheduler, "step", step)
     with pytest.raises(KeyboardInterrupt):
-        list(answer(model, rows(), Settings({"max_new_tokens": 6})))
+        list(begun(model))
     assert len(steps) == 3

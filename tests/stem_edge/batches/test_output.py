@@ -18,7 +18,7 @@ from open_files import open_files
 
 from stem_edge.batches.keys import Keys
 from stem_edge.batches.output import Output
-from stem_edge.batches.results import Result, known
+from stem_edge.batches.rows import Result, known
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.lock import lock

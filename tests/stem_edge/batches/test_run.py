@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from stem_edge.batches.meter import Meter, duration
-from stem_edge.batches.results import Result
-from stem_edge.batches.rows import Row, named
+from stem_edge.batches.rows import Result, Row, named
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import Settings
 from stem_edge.errors import DeviceLostError, InputError, RowReadError, StemEdgeError

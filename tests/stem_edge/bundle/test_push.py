@@ -11,7 +11,6 @@ import pytest
 from hub_server import Blob, HubServer
 from manifests import make_bundle
 
-from stem_edge.bundle.card import CARD, OWN_CARD, model_card
 from stem_edge.bundle.manifest import (
     GGUF,
     MANIFEST,
@@ -21,7 +20,7 @@ from stem_edge.bundle.manifest import (
     open_manifest,
 )
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.bundle.push import push
+from stem_edge.bundle.push import CARD, OWN_CARD, model_card, push
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
 from stem_edge.hub.asking import asking

@@ -16,8 +16,7 @@ from installed import DEMO
 from ray_nodes import Nodes
 
 import stem_edge
-from stem_edge.batches.results import Result
-from stem_edge.batches.rows import Row
+from stem_edge.batches.rows import Result, Row
 from stem_edge.batches.settings import Settings
 from stem_edge.cluster.batches import Answering, ray_answers
 from stem_edge.commands.main import main

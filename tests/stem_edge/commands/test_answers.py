@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stem_edge.commands.answers import add_sampling, sampling_params
+from stem_edge.commands.options.answers import add_sampling, sampling_params
 from stem_edge.errors import InputError
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.sampling_params import SamplingParams

@@ -12,8 +12,8 @@ import pytest
 from hub_server import HubServer
 from installed import DEMO
 
-from stem_edge.commands import batch
 from stem_edge.commands.main import main
+from stem_edge.commands.running import batch
 
 Capture = pytest.CaptureFixture[str]
 

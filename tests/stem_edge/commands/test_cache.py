@@ -18,7 +18,7 @@ import stem_edge
 from stem_edge.bundle.keeping import check_place, keep_verdict
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import Verdicts
-from stem_edge.commands.cache import entries
+from stem_edge.commands.bundles.cache import entries
 from stem_edge.commands.main import main
 from stem_edge.ggml.check import check_library
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (

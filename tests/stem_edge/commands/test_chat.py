@@ -18,10 +18,10 @@ from terminal import CTRL_C, CTRL_D, Terminal
 
 import stem_edge
 from stem_edge import Chunk, SamplingParams
-from stem_edge.commands.chat.command import take
-from stem_edge.commands.chat.input import Typed
-from stem_edge.commands.chat.session import Session
 from stem_edge.commands.main import main
+from stem_edge.commands.running.chat.command import take
+from stem_edge.commands.running.chat.input import Typed
+from stem_edge.commands.running.chat.session import Session
 from stem_edge.runtime.conversation import Conversation
 
 Capture = pytest.CaptureFixture[str]
@@ -268,9 +268,7 @@ def test_a_narrow_terminal_without_colours_and_two_interrupts() -> None:
 
 @pytest.mark.slow
 def test_escapes_in_answers_do_not_reach_a_terminal() -> None:
-    script = (
-        "from stem_edge.commands.answers import write_text; write_text('a\\x1b[31m\\tb\\n\\x9b')"
-    )
+    script = "from stem_edge.commands.options.answers import write_text; write_text('a\\x1b[31m\\tb\\n\\x9b')"
     with Terminal([sys.executable, "-c", script]) as terminal:
         assert terminal.status() == 0
     assert terminal.shown == "a\\x1b[31m\tb\r\n\\x9b"

@@ -298,7 +298,7 @@ def test_generate_refuses_edits_before_it_loads(
     def load(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("stem_edge.commands.generate.load", load)
+    monkeypatch.setattr("stem_edge.commands.running.generate.load", load)
     stem_edge.make_edit(tiny_bundle, "a", "b").save("other.edit")
     Path("bad.edit").write_text("{")
     for name, message in (

@@ -36,7 +36,7 @@ def test_the_command_prints_tables(text: Path, tmp_path: Path, capsys: Capture) 
     assert err == ""
     size = len((TEXT * 3).encode())
     assert f"1 document of {size} bytes" in out
-    assert "windows of 64 tokens, one every 50; computed by the graphs that decode" in out
+    assert "windows of 64 tokens, one every 50; computed by onnxruntime" in out
     assert f"divergence from the reference {CHECKPOINT}, nats per token" in out
     rows = [line.split() for line in out.splitlines() if line.startswith(small)]
     assert rows[0][2].endswith("%")  # change of perplexity

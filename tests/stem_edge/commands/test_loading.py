@@ -6,13 +6,8 @@ import argparse
 
 import pytest
 
-from stem_edge.commands.loading import (
-    add_loading,
-    add_prompt_cache,
-    changed_options,
-    loading_options,
-)
 from stem_edge.commands.main import main
+from stem_edge.commands.options.loading import add_loading, changed_options, loading_options
 from stem_edge.runtime.backends.options import LoadOptions
 
 
@@ -44,7 +39,7 @@ def test_changed_options_are_named_as_they_are_typed() -> None:
         "--no-overlap", "--provider-library", "a=b", "--no-prefill-graph", "--reads=pread"
     )
     assert sorted(changed_options(args)) == [
-        "--no-overlap", "--prefill-graph", "--provider-library",
+        "--no-overlap", "--no-prefill-graph", "--provider-library",
     ]  # fmt: skip
 
 
@@ -55,7 +50,7 @@ def test_changed_options_are_named_as_they_are_typed() -> None:
 def test_prompts_are_kept_where_it_is_said(typed: list[str], expected: object) -> None:
     parser = argparse.ArgumentParser()
     add_loading(parser)
-    add_prompt_cache(parser)
+    add_loading(parser, "prompt_cache")
     assert loading_options(parser.parse_args(typed))["prompt_cache"] == expected
 
 

@@ -255,7 +255,7 @@ def test_export_prints_the_new_bundle(
 def test_export_says_what_would_help(
     tiny_checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.commands.export.LOW_AGREEMENT", 1.1)
+    monkeypatch.setattr("stem_edge.commands.bundles.export.LOW_AGREEMENT", 1.1)
     (tmp_path / "few.txt").write_text("few")
     given = ["--calibration", str(tmp_path / "few.txt"), "--engine", "onnxruntime"]
     assert main(["export", str(tiny_checkpoint), str(tmp_path / "out"), *given]) == 0

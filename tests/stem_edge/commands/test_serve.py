@@ -22,7 +22,7 @@ from stem_edge.commands.main import main
 
 pytest.importorskip("uvicorn")
 
-from stem_edge.commands.serve import listen, tell, url_of
+from stem_edge.commands.running.serve import listen, tell, url_of
 
 NAME = socket.gethostname()
 LONG = {

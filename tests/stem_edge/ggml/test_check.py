@@ -34,7 +34,7 @@ GOOD = {"repack": True}
 SPOILED = """
 import sys
 from stem_edge.runtime.backends.ggml import library_trial as ggml_trial
-from stem_edge.runtime.backends.ggml.context import GgmlContext
+from stem_edge.runtime.backends.ggml.backend import GgmlContext
 place, name = {place}
 right = getattr(place, name)
 def spoiled(self, *arguments):

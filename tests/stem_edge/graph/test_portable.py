@@ -13,7 +13,7 @@ import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.graph.device.portable import obstacle
-from stem_edge.runtime.backends.onnxruntime.device.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.device.loader import variant_graphs
 from stem_edge.tables.rows import make_layout
 
 # Only those whose graphs have nodes that no other has.

@@ -26,7 +26,7 @@ from stem_edge.graph.device import variants
 from stem_edge.graph.device.rows import Activations
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
-from stem_edge.runtime.backends.onnxruntime.device.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.device.loader import variant_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
 from stem_edge.tables.rows import RecordLayout
 

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from stem_edge.numerics.levels import with_offsets
+from stem_edge.export.quantization.quantizers import with_offsets
 from stem_edge.numerics.quantize import F32, dequantize_blocks
 
 

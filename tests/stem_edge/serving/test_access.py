@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from stem_edge.runtime.model import Model
 from stem_edge.serving import access, app, budget
 from stem_edge.serving.access import host_name
-from stem_edge.serving.pages import PATHS
+from stem_edge.serving.routes.pages import PATHS
 
 KEY = "secret"
 

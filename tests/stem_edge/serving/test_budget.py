@@ -6,9 +6,9 @@ from contextlib import nullcontext
 
 import pytest
 
+from stem_edge.answers.refusals import BusyError, RefusalError
 from stem_edge.errors import InputError
 from stem_edge.serving.budget import MOST_VALUES, REQUESTS_NBYTES, Held, Share, of_model
-from stem_edge.serving.refusals import BusyError, RefusalError
 
 
 def test_requests_take_a_part_of_the_limit() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from servers import Connection, Steps, compute_of, listening, wait_for
+from servers import Connection, Steps, compute_of, wait_for
 from starlette.applications import Starlette
 
 from stem_edge.runtime.model import Model
@@ -26,22 +25,8 @@ TEXT = "The capital of France is"
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    return Steps(monkeypatch)
-
-
-@pytest.fixture
 def program(model: Model) -> Starlette:
     return app(model, sequences=2, waiting=4)
-
-
-@pytest.fixture
-def port(program: Starlette, steps: Steps) -> Iterator[int]:
-    with listening(program) as port:
-        try:
-            yield port
-        finally:
-            steps.release()
 
 
 def left(program: Starlette, count: int) -> bool:
@@ -58,13 +43,13 @@ def test_who_leaves_costs_a_step(
     steps.hold()
     leaving = Connection(port, "/v1/completions", LONG | {"stream": stream, "prompt": PROMPT})
     steps.allow(done)
-    [request] = compute_of(program)._replies
+    [request] = compute_of(program).check(0)[1].owners
     assert request.prompt_computed is (done > 2)
     before = steps.computed
     leaving.leave()
     wait_for(lambda: left(program, 0))
     steps.release()
-    wait_for(lambda: not compute_of(program)._found[1].busy)  # type: ignore[index]
+    wait_for(lambda: not compute_of(program).check(0)[1].scheduler.busy)
     assert steps.computed - before <= 1
 
 
@@ -86,7 +71,7 @@ def test_who_leaves_is_not_answered_in_any_interface(
     wait_for(lambda: left(program, 0))
     before = steps.computed
     steps.release()
-    wait_for(lambda: not compute_of(program)._found[1].busy)  # type: ignore[index]
+    wait_for(lambda: not compute_of(program).check(0)[1].scheduler.busy)
     assert steps.computed - before <= 1
 
 
@@ -121,7 +106,7 @@ def test_a_streamed_answer_ends_when_its_reader_does(
     reading.read_until(b'"content":"')
     reading.leave()
     wait_for(lambda: left(program, 0))
-    wait_for(lambda: not compute_of(program)._found[1].busy)  # type: ignore[index]
+    wait_for(lambda: not compute_of(program).check(0)[1].scheduler.busy)
 
 
 def test_scores_of_a_text_are_cancelled(program: Starlette, steps: Steps, port: int) -> None:

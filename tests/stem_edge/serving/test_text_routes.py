@@ -14,8 +14,9 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
-from stem_edge.serving import app, service, text_routes
+from stem_edge.serving import app, service
 from stem_edge.serving.http import json_response
+from stem_edge.serving.routes import texts
 
 PATHS = ("/tokenize", "/detokenize")
 
@@ -52,7 +53,7 @@ def test_pieces_are_text_or_bytes(chat_url: str) -> None:
 
 
 def test_pieces_are_told_of_so_many_tokens(chat_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_routes, "MOST_PIECES", 3)
+    monkeypatch.setattr(texts, "MOST_PIECES", 3)
     told = post(chat_url, "/tokenize", content="</s>" * 3, with_pieces=True).json()["tokens"]
     assert told == [{"id": 2, "piece": "</s>"}] * 3
     refused = post(chat_url, "/tokenize", content="</s>" * 4, with_pieces=True)
@@ -70,7 +71,7 @@ def test_texts_are_worked_on_one_at_a_time(chat_url: str, monkeypatch: pytest.Mo
         working.pop()
         return json_response(data)
 
-    monkeypatch.setattr(text_routes, "json_response", slow)
+    monkeypatch.setattr(texts, "json_response", slow)
     with ThreadPoolExecutor(6) as clients:
         list(clients.map(lambda path: post(chat_url, path, content="a", tokens=[5]), PATHS * 3))
     assert most == [1] * 6
@@ -85,7 +86,7 @@ def test_few_texts_wait(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         end.wait(60)
         return json_response(data)
 
-    monkeypatch.setattr(text_routes, "json_response", held)
+    monkeypatch.setattr(texts, "json_response", held)
     with serving(app(model)) as url, ThreadPoolExecutor(3) as clients:
         asked = [clients.submit(post, url, "/tokenize", content="a")]
         assert began.acquire(timeout=60)
@@ -151,7 +152,7 @@ def test_answers_become_json_in_a_thread(chat_url: str, monkeypatch: pytest.Monk
         threads.append(threading.current_thread().name)
         return json_response(data)
 
-    monkeypatch.setattr(text_routes, "json_response", noted)
+    monkeypatch.setattr(texts, "json_response", noted)
     for path, asked in (("/tokenize", {"content": "a"}), ("/detokenize", {"tokens": [5]})):
         assert post(chat_url, path, **asked).status_code == 200
     assert len(threads) == 2

@@ -9,8 +9,8 @@ import pytest
 
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import F32, U8
+from stem_edge.tables import rows as lookups
 from stem_edge.tables.composing import compose, is_row, pack_row
-from stem_edge.tables.lookup import plain, token_of, tokens_of
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout, RowType, ScaleType, make_layout
 
@@ -56,7 +56,7 @@ def of_all(records: U8) -> dict[int, U8]:
 
 def test_a_tokens_own_lookup_is_its_record(layout: RecordLayout, records: U8) -> None:
     for token in range(V):
-        made = compose(layout, plain((token,), len(LAYERS)), of_all(records))
+        made = compose(layout, lookups.plain((token,), len(LAYERS)), of_all(records))
         assert made.dtype == np.uint8 and made.tobytes() == records[token].tobytes()
 
 
@@ -71,7 +71,7 @@ def test_each_layer_has_its_own_row(layout: RecordLayout, records: U8) -> None:
 
 
 def test_a_mean_is_as_near_as_its_type_allows(layout: RecordLayout, records: U8) -> None:
-    made = compose(layout, plain((2, 5, 9), len(LAYERS)), of_all(records))[None]
+    made = compose(layout, lookups.plain((2, 5, 9), len(LAYERS)), of_all(records))[None]
     steps = {"fp32": 0.0, "fp16": 2.0**-11, "int8": 2.0**-8, "int4": 2.0**-3}
     for index in range(len(LAYERS)):
         rows = layout.unpack(records, index)[[2, 5, 9]]
@@ -86,14 +86,14 @@ def test_a_mean_is_as_near_as_its_type_allows(layout: RecordLayout, records: U8)
 
 
 def test_a_mean_of_one_row_with_itself_is_that_row(layout: RecordLayout, records: U8) -> None:
-    made = compose(layout, plain((4, 4, 4), len(LAYERS)), of_all(records))
+    made = compose(layout, lookups.plain((4, 4, 4), len(LAYERS)), of_all(records))
     assert made.tobytes() == records[4].tobytes()
 
 
 def test_a_token_that_is_there_twice_counts_twice() -> None:
     layout = LAYOUTS["fp32"]
     records = pack_records(layout, make_rows(layout))
-    made = compose(layout, plain((1, 2, 2), len(LAYERS)), of_all(records))[None]
+    made = compose(layout, lookups.plain((1, 2, 2), len(LAYERS)), of_all(records))[None]
     one, two = layout.unpack(records, 0)[[1, 2]]
     assert np.allclose(layout.unpack(made, 0)[0], (one + 2 * two) / 3, atol=1e-6)
 
@@ -113,7 +113,7 @@ def test_given_bytes_are_the_row(layout: RecordLayout, records: U8) -> None:
 def test_only_what_is_needed_is_read(layout: RecordLayout, records: U8) -> None:
     row = bytes(layout.row_nbytes)
     lookup = ((3, 1, 3), row, (8,))
-    assert tokens_of(lookup) == [1, 3, 8]
+    assert lookups.tokens_of(lookup) == [1, 3, 8]
     compose(layout, lookup, {token: records[token] for token in (1, 3, 8)})
     compose(layout, (row, row, row), {})
 
@@ -140,7 +140,7 @@ def test_composing_changes_no_record_of_the_store(layout: RecordLayout, records:
     ],
 )
 def test_whose_own_record_it_is(lookup: Any, token: int | None) -> None:
-    assert token_of(lookup) == token
+    assert lookups.token_of(lookup) == token
 
 
 def test_rows_are_known_by_their_size_and_values(layout: RecordLayout) -> None:

@@ -19,16 +19,16 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
+from stem_edge.graph.device import variants
 from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.graph.device.variants import obstacle
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import ROWS, Variant
 from stem_edge.numerics.quantize import F32, I32
-from stem_edge.runtime.backends.engines import NotRunnableError
+from stem_edge.runtime.backends.engine import NotRunnableError
 from stem_edge.runtime.backends.interface import Backend, NotFiniteError
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBackend
-from stem_edge.runtime.backends.onnxruntime.device.graphs import variant_graphs
 from stem_edge.runtime.backends.onnxruntime.device.needs import (
     device_needs,
     device_weights_nbytes,
@@ -38,16 +38,24 @@ from stem_edge.runtime.backends.onnxruntime.device.places import place_of
 from stem_edge.runtime.backends.onnxruntime.device.portable import PortableBackend
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, format_of
+from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, format_of, sources
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.plain_batch import PlainBatch
-from stem_edge.runtime.rows.placeholders import placeholder_rows
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.nvidia import free_on_nvidia
 from stem_edge.tables.rows import RecordLayout
+
+
+def variant_graphs(bundle: Bundle, variant: Variant) -> dict[str, GraphSource]:
+    """Return the graphs of a variant for accelerators by name; the model must have the variant."""
+    manifest = bundle.manifest
+    graphs = variants.graphs(variant, manifest.model, manifest.tables, format_of(bundle))
+    return sources(bundle, graphs)
+
 
 # By preference: the fastest, the exact one, and the one that needs the fewest operators.
 ACCELERATED: tuple[Variant, ...] = ("fp16", "fp32", "portable")

@@ -12,9 +12,9 @@ from stem_edge.runtime.backends.onnxruntime.needs import (
     chunk_token_nbytes,
     cpu_needs,
     fixed_nbytes,
-    largest_product,
     logits_nbytes,
 )
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import largest_product
 
 # Kept by a provider's library in this process.
 HOST_FIXED_NBYTES = 64 << 20

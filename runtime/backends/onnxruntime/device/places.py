@@ -6,14 +6,22 @@ onnxruntime has no call that views memory as another type; the workaround for th
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
-from stem_edge.runtime.backends.onnxruntime.memory import Array, Host, Place, Shape, nbytes_of
+from stem_edge.runtime.backends.onnxruntime.memory import (
+    Array,
+    DeviceMemory,
+    Host,
+    Place,
+    Shape,
+    nbytes_of,
+)
 from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
@@ -95,3 +103,24 @@ def place_of(provider: Provider) -> Place:
     if known is not None and known.memory:
         return Named(known.memory, int(provider.options.get("device_id", "0")))
     return Host()
+
+
+class Pinned(NamedTuple):
+    """A host array, and the value that keeps its memory alive."""
+
+    array: Array
+    owner: ort.OrtValue
+
+
+def pinned(memory: DeviceMemory, shape: Shape, dtype: npt.DTypeLike) -> Pinned | None:
+    """Allocate host memory that the device reads by itself; None if it reads none."""
+    for device in memory.provider.devices if memory.kind == "device" else ():
+        info = device.memory_info(ort.OrtDeviceMemoryType.HOST_ACCESSIBLE)
+        if info is not None:
+            value = ort.OrtValue.ortvalue_from_shape_and_type(
+                list(shape), np.dtype(dtype).type, memory_info=info
+            )
+            array = value.numpy()
+            if array.ctypes.data == value.data_ptr():  # otherwise numpy() made a copy
+                return Pinned(array, value)
+    return None

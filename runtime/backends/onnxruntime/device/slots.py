@@ -15,6 +15,7 @@ import onnxruntime as ort
 from stem_edge.graph import names as io
 from stem_edge.graph.device.rows import WORD, DeviceRows
 from stem_edge.numerics.quantize import I32, U8
+from stem_edge.runtime.backends.onnxruntime.device.places import pinned
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
@@ -49,7 +50,7 @@ class DeviceSlots:
         if self.layout.quantized:
             points = memory.put(rows.zero_points(count), what)
             self._inputs[io.ROW_ZERO_POINTS] = points.value()
-        self._memory, self._pinned = memory, memory.pinned((0, rows.words), np.int32)
+        self._memory, self._pinned = memory, pinned(memory, (0, rows.words), np.int32)
 
     @property
     def slot_nbytes(self) -> int:
@@ -87,7 +88,7 @@ class DeviceSlots:
         if self._pinned is None:
             return words
         if len(words) > len(self._pinned.array):
-            self._pinned = self._memory.pinned(words.shape, np.int32)
+            self._pinned = pinned(self._memory, words.shape, np.int32)
             return self._pin(words)
         held: I32 = self._pinned.array[: len(words)]
         held[:] = words

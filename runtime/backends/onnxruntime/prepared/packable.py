@@ -1,18 +1,66 @@
-"""What preparing a backbone packs, and the memory and flash that it takes."""
+"""What preparing a backbone packs, and the memory and flash that it takes.
+
+onnxruntime packs a matrix in memory: a head of 128,256 rows would take 1 GB at once. So large float32
+matrices are multiplied in blocks of rows, to the same bits, a block of 16 MB each.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import PROBE_TOKENS
-from stem_edge.graph.float_blocks import BLOCK_NBYTES, in_blocks
-from stem_edge.graph.ir import Graph
+from stem_edge.config import ModelConfig
+from stem_edge.graph.ir import CONTRIB, Graph, Node, Tensor
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import EMBED
+from stem_edge.graph.linear import SPLIT_VALUES
+from stem_edge.graph.names import EMBED, head_width
+from stem_edge.graph.weight_plan import LARGE_ALIGNMENT
 from stem_edge.runtime.backends.interface import BEFORE, MOST
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Preparing
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs, largest_product
+from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_parts
+
+BLOCK_NBYTES = 1 << 24
+
+
+def in_blocks(graph: Graph) -> Graph:
+    """Return a graph whose float32 matrices of more than two blocks are in tensors of one block."""
+    made = replace(graph, nodes=[], tensors=dict(graph.tensors))
+    for node in graph.nodes:
+        tensor = graph.tensors.get(node.inputs[1]) if node.op == "FusedMatMul" else None
+        if tensor is None or tensor.data is not None or tensor.nbytes <= 2 * BLOCK_NBYTES:
+            made.nodes.append(node)
+            continue
+        del made.tensors[tensor.name]
+        parts = [_product(made, node, block) for block in _blocks(tensor)]
+        made.add("Concat", parts, node.outputs[0], axis=-1)
+    return made
+
+
+def _product(graph: Graph, node: Node, block: Tensor) -> str:
+    inputs, name = [node.inputs[0], graph.weight(block)], f"{block.name}.product"
+    return graph.node(node.op, inputs, [name], CONTRIB, **node.attributes)
+
+
+def _blocks(tensor: Tensor) -> list[Tensor]:
+    """Return blocks of the rows of a tensor [N, K], each beginning where files can be mapped."""
+    rows = tensor.dims[0]
+    row_nbytes = tensor.nbytes // rows
+    unit = LARGE_ALIGNMENT // gcd(LARGE_ALIGNMENT, row_nbytes)
+    step = max(unit, BLOCK_NBYTES // row_nbytes // unit * unit)
+    return [
+        replace(
+            tensor,
+            name=f"{tensor.name}.{number}",
+            dims=(min(step, rows - at), *tensor.dims[1:]),
+            offset=tensor.offset + at * row_nbytes,
+        )
+        for number, at in enumerate(range(0, rows, step))
+    ]
+
 
 # Preparing: files hold every matrix plain and packed, and packing pads a little. A matrix is in memory
 # packed, read to be saved, and packed again to be compared; seconds a GB are measured (docs/results.md).
@@ -44,3 +92,10 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
         memory=WORKER_NBYTES + max(COPIES_OF_MATRIX * matrix, steps),
         seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),
     )
+
+
+def largest_product(config: ModelConfig) -> int:
+    """Return the values of the largest matrix that is multiplied at once."""
+    layer = config.layer(0)
+    wide = max((config.n_heads + 2 * layer.n_kv_heads) * head_width(layer), layer.d_ff)
+    return max(config.dim * wide, min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))

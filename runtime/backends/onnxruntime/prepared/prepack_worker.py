@@ -26,6 +26,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BEFORE, SIZES, NotFiniteError, StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows, placeholders
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import JOURNAL
 from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
@@ -46,7 +47,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     joined_parts,
 )
 from stem_edge.runtime.backends.step_measure import Probe, measure_steps
-from stem_edge.runtime.rows.placeholders import placeholder_rows, placeholders
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.system.user_folder import cpu_digest

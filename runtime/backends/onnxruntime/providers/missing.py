@@ -7,8 +7,7 @@ from typing import NoReturn
 
 from stem_edge.errors import BackendError, MissingOperatorsError
 from stem_edge.runtime.backends.interface import check_device
-from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
-from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider, ort
 
 NAMING_OPERATORS = {"session.record_ep_graph_assignment_info": "1"}
 

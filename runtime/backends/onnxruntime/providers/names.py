@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU_NAME
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU_NAME, ort
 
 # A name, or names in order of preference, each alone or with options; None for the CPU.
 Wanted: TypeAlias = "str | Sequence[str | tuple[str, Mapping[str, object]]] | None"

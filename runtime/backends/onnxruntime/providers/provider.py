@@ -1,10 +1,32 @@
-"""An execution provider of onnxruntime, as sessions on it take it."""
+"""An execution provider of onnxruntime, as sessions on it take it, and the module itself.
+
+Several packages overwrite each other's files of the module, so a clear error says if it is incomplete.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from stem_edge.errors import BackendError
+
+__all__ = ["CPU", "CPU_NAME", "Provider", "ort"]
+
+try:
+    import onnxruntime as ort
+except ImportError as error:
+    raise BackendError(
+        f"onnxruntime cannot be imported ({error}); install it with: pip install onnxruntime"
+    ) from error
+# The module is importable but empty after an uninstall that removed files of another package, too.
+if not hasattr(ort, "InferenceSession"):
+    raise BackendError(
+        "onnxruntime is incomplete, as after uninstalling one of two packages that contain it; "
+        "reinstall the one you want: pip install --force-reinstall --no-deps onnxruntime (or "
+        "onnxruntime-gpu)"
+    )
+
 
 CPU_NAME = "CPUExecutionProvider"
 

@@ -26,8 +26,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.names import (
     named,
     short_name,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider, ort
 
 # Metadata keys of a device's name, by preference: onnxruntime's on Windows, then OpenVINO's.
 NAMES = ("Description", "FULL_DEVICE_NAME")

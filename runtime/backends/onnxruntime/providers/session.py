@@ -20,8 +20,7 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.interface import DAMAGED, check_device, reason
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
-from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU_NAME, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU_NAME, Provider, ort
 
 LOG_FATAL_ONLY = 4
 # x86 processors without VNNI add pairs of products of u8 and s8 in 16 bits, where sums saturate, so

@@ -19,8 +19,7 @@ from typing import Any
 
 from stem_edge.errors import BackendError
 from stem_edge.runtime.backends.interface import check_memory, reason
-from stem_edge.runtime.backends.onnxruntime.providers.ort_module import ort
-from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider, ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
 
 # First bytes of a library: ELF, PE, Mach-O for one and for several processors.

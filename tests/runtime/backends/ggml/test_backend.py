@@ -19,7 +19,7 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.ggml.context import GgmlContext
+from stem_edge.runtime.backends.ggml.backend import GgmlContext
 from stem_edge.runtime.backends.ggml.graph import Graph, Memory, Scratch
 from stem_edge.runtime.backends.ggml.kv_cache import CELLS, Ring
 from stem_edge.system.memory import page_aligned

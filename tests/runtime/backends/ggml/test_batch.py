@@ -21,7 +21,7 @@ from stem_edge.errors import BackendError
 from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.ggml.context import GgmlContext
+from stem_edge.runtime.backends.ggml.backend import GgmlContext
 from stem_edge.runtime.backends.ggml.graph import Graph
 from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.interface import BackendBatch, NotFiniteError

@@ -20,7 +20,7 @@ from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import BackendBatch
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.batch import OrtBatch
-from stem_edge.runtime.backends.onnxruntime.device.batch import DeviceBatch
+from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBatch
 from stem_edge.runtime.backends.onnxruntime.device.loader import agreeing_batches
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.system.memory import own_memory

@@ -17,8 +17,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs, joined_graphs
-from stem_edge.runtime.rows.placeholders import placeholder_rows
 from stem_edge.runtime.rows.slots import ArraySlots
 
 GEMMA_4, GEMMA_3N = "Gemma 4", "Gemma 3n"

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
-from stem_edge.runtime.backends.onnxruntime.device.places import place_of
+from stem_edge.runtime.backends.onnxruntime.device.places import pinned, place_of
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN, Known
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
@@ -188,9 +188,9 @@ def test_a_device_that_is_gone_is_not_one_that_is_full(
 
 
 def test_pinned_memory_is_used_where_there_is_some(plugged: DeviceMemory) -> None:
-    assert plugged.pinned((2, 3), np.int32) is None and DeviceMemory(CPU).pinned((2,), "i4") is None
+    assert pinned(plugged, (2, 3), "i4") is pinned(DeviceMemory(CPU), (2,), "i4") is None
     provider = Provider("gpu", "GpuExecutionProvider", devices=(Device(pinned=True),))
-    found = DeviceMemory(provider, place_of(provider)).pinned((2, 3), np.int32)
+    found = pinned(DeviceMemory(provider, place_of(provider)), (2, 3), np.int32)
     assert found is not None and found.array.shape == (2, 3)
     assert found.array.ctypes.data == found.owner.data_ptr()
 

@@ -13,14 +13,14 @@ from device_parts import on_device
 
 from stem_edge.layers import LayerKind
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
+from stem_edge.runtime.backends.onnxruntime.loaded import ROPE_BLOCK, RopeArrays, padded_ropes
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.rope_arrays import BLOCK, RopeArrays, padded_ropes
 
 # Heads that are padded, and two kinds of rotation.
 KIND = LayerKind(layers=(0,), rope_theta=77.0)
 MODEL = config(head_dim=20, layer_kinds=(KIND,))
-LENGTH = 3 * BLOCK + 7
+LENGTH = 3 * ROPE_BLOCK + 7
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])
@@ -33,7 +33,7 @@ def test_they_are_the_tables_as_far_as_asked_for(
     arrays = RopeArrays(MODEL, memory, dtype, LENGTH)
     whole = padded_ropes(MODEL, LENGTH)
     assert len(whole) == 4
-    for positions in (1, BLOCK, BLOCK + 1, LENGTH):
+    for positions in (1, ROPE_BLOCK, ROPE_BLOCK + 1, LENGTH):
         arrays.fill(positions)
         for name, value in arrays.values().items():
             expected: npt.NDArray[Any] = whole[name].astype(dtype)[:positions]
@@ -43,7 +43,7 @@ def test_they_are_the_tables_as_far_as_asked_for(
 def test_little_is_computed_for_a_short_text_in_a_long_context() -> None:
     arrays = RopeArrays(MODEL, DeviceMemory(CPU), np.float32, 1 << 20)
     arrays.fill(9)
-    assert not any(value.numpy()[BLOCK:].any() for value in arrays.values().values())
+    assert not any(value.numpy()[ROPE_BLOCK:].any() for value in arrays.values().values())
 
 
 def test_contexts_share_them_unless_one_is_longer() -> None:

@@ -1,9 +1,8 @@
-"""Geometry of rows, compared with plain numpy, and on a text with the reference model."""
+"""Geometry of rows, compared with plain numpy."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from architectures import HASHED, SIZES, write
-from installed import DATA, DEMO
+from installed import DEMO
 from stores import write_store
 
 import stem_edge
@@ -20,24 +19,17 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
-from stem_edge.layers import BIASED
-from stem_edge.measuring.analysis import geometry_rows, geometry_text
+from stem_edge.measuring.analysis import geometry_rows
 from stem_edge.measuring.analysis.geometry import geometry
-from stem_edge.measuring.analysis.geometry_plot import plot_geometry
 from stem_edge.measuring.analysis.geometry_rows import (
     THRESHOLDS,
     Spread,
+    all_norms,
     pair_cosines,
     row_norms,
     spread,
-    stream,
 )
-from stem_edge.measuring.analysis.geometry_text import choose, vectors
-from stem_edge.measuring.planning.candidates import open_checkpoint
-from stem_edge.measuring.run import workload
-from stem_edge.numerics.matrix import ArrayMatrix, whole
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import hidden_states
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 
@@ -119,11 +111,6 @@ def test_random_directions_are_as_the_yardsticks_say() -> None:
     found = spread(vectors)
     assert found is not None
     assert abs(found.p95_abs / geometry_rows.random_p95(width) - 1) < 0.02
-    cosines = pair_cosines(vectors)
-    full = np.zeros((count, count))
-    full[np.triu_indices(count, 1)] = cosines
-    nearest = float(np.median((full + full.T).max(axis=1)))
-    assert abs(nearest / geometry_rows.random_nearest(width, count - 1) - 1) < 0.05
 
 
 # ---------------------------------------------------------------- the table, streamed
@@ -145,32 +132,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[i
 
 
 def test_streaming_gives_the_norms_of_all_rows(store: tuple[Path, dict[int, F32]]) -> None:
-    norms, _ = stream(store[0], TOKENS, [1, 4], [], 3, show=False)
+    norms = all_norms(store[0], TOKENS, [1, 4], show=False)
     for layer, rows in store[1].items():
         assert np.allclose(norms[layer], np.linalg.norm(rows, axis=1), rtol=1e-6)
     assert norms[1][5] == 0
-
-
-@pytest.mark.parametrize("count", [1, 3, 200])
-def test_neighbours_are_the_nearest_of_the_whole_table(
-    store: tuple[Path, dict[int, F32]], count: int
-) -> None:
-    queries = [2, 99, 5]
-    _, best = stream(store[0], TOKENS, [1, 4], queries, count, show=False)
-    for layer, rows in store[1].items():
-        lengths = np.linalg.norm(rows, axis=1)
-        for number, query in enumerate(queries):
-            found = best[layer]
-            ids = found.token_ids[number]
-            if not lengths[query]:
-                assert set(ids.tolist()) == {-1}
-                continue
-            cosines = rows @ rows[query] / np.maximum(lengths * lengths[query], 1e-30)
-            cosines[(lengths == 0) | (np.arange(TOKENS) == query)] = -np.inf
-            expected = np.argsort(-cosines, kind="stable")[: min(count, np.isfinite(cosines).sum())]
-            assert ids[: len(expected)].tolist() == expected.tolist()
-            assert set(ids[len(expected) :].tolist()) <= {-1}
-            assert np.allclose(found.cosines[number, : len(expected)], cosines[expected], atol=1e-6)
 
 
 def test_norms_whose_squares_overflow_and_values_that_are_not_finite() -> None:
@@ -188,7 +153,7 @@ def test_norms_whose_squares_overflow_and_values_that_are_not_finite() -> None:
 def test_a_bundle_of_quantized_rows(tiny_bundle: Path, sample: int) -> None:
     found = geometry(tiny_bundle, sample=sample, seed=3)
     assert (found.tokens, found.width, found.row_type) == (300, 64, "int8")
-    assert (found.sample, found.seed, found.text, found.nearest) == (sample, 3, None, ())
+    assert (found.sample, found.seed) == (sample, 3)
     assert [each.layer for each in found.layers] == [1, 2]
     chosen = np.sort(np.random.default_rng(3).permutation(300)[:sample])
     with stem_edge.open_tables(tiny_bundle) as tables:
@@ -207,34 +172,26 @@ def test_a_bundle_of_mixed_tables(tiny_checkpoint: Path, tmp_path: Path) -> None
     (tmp_path / "text").write_text(TEXT * 5)
     options: Any = {"tables": "mixed", "frequent": 0.1, "calibration": tmp_path / "text"}
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", backbone="fp32", **options)
-    found = geometry(tmp_path / "out", tokens=["t"])
+    found = geometry(tmp_path / "out")
     assert found.row_type == "mixed"
     with stem_edge.open_tables(tmp_path / "out") as tables:
         rows = tables[:, 1]
     assert agrees(found.layers[0].cosines, rows)
-    cosines = rows @ rows[ord("t")] / np.linalg.norm(rows, axis=1)
-    cosines[ord("t")] = -np.inf
-    assert found.nearest[0].layers[1][0].token_id == int(cosines.argmax())
 
 
 def test_rows_of_zeros_are_counted_and_left_out(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = with_rows(tiny_bundle, tmp_path, zero=[0, 7, 299])
-    first, second = geometry(bundle, tokens=[7], neighbours=299).layers
+    first, second = geometry(bundle).layers
     assert (first.zero_rows, second.zero_rows) == (3, 0)
     assert first.cosines is not None and second.cosines is not None
     assert (first.cosines.vectors, second.cosines.vectors) == (297, 300)
     assert first.norms is not None and first.norms.least > 0
-    (nearest,) = geometry(bundle, tokens=[7], neighbours=299).nearest
-    assert (len(nearest.layers[1]), len(nearest.layers[2])) == (0, 299)
-    (other,) = geometry(bundle, tokens=[8], neighbours=299).nearest
-    assert len(other.layers[1]) == 296
 
 
 def test_a_table_of_zeros(tiny_bundle: Path, tmp_path: Path, capsys: Capture) -> None:
     bundle = with_rows(tiny_bundle, tmp_path, zero=list(range(300)))
-    assert main(["inspect", str(bundle), "--geometry", "--token", "t"]) == 0
+    assert main(["inspect", str(bundle), "--geometry"]) == 0
     out = capsys.readouterr().out
-    assert "none, the row is zero" in out
     (line,) = (line for line in out.splitlines() if line.startswith("    1") and "-" in line)
     assert line.split() == ["1", *"-----", "0", "0", "0", "300"]
 
@@ -264,145 +221,6 @@ def with_rows(source: Path, tmp_path: Path, zero: list[int]) -> Path:
     return out
 
 
-# ---------------------------------------------------------------- on a text
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT * 2)
-    return path
-
-
-def test_one_position_for_each_token() -> None:
-    ids = np.array([5, 7, 5, 5, 9, 7, 5], np.int64)
-    seen = set()
-    for seed in range(20):
-        chosen = choose(ids, 10, seed)
-        assert sorted(ids[chosen].tolist()) == [5, 7, 9]
-        assert chosen.tolist() == sorted(chosen.tolist())
-        seen |= set(chosen.tolist())
-        assert len(choose(ids, 2, seed)) == 2
-    assert seen == set(range(7))
-
-
-TEXT_VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
-    "stem": ({}, "fp32"),
-    "fp16 rows": ({}, "fp16"),
-    "int4 rows, halves": ({"rope_interleaved": False}, "int4"),
-    "all layers": ({"stem_layers": (0, 1, 2)}, "int8"),
-    "plus, low rank": ({"row_rank": 32, "stem_ffn": "stem-plus", "biases": BIASED}, "fp16"),
-    "gate, biases": ({"stem_ffn": "stem-gate", "biases": ("up", "down")}, "int8"),
-    "gate, low rank": ({"row_rank": 16, "stem_ffn": "stem-gate", "qk_norm_eps": 1e-6}, "fp32"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TEXT_VARIANTS)
-def test_activations_are_those_of_the_reference_model(
-    name: str, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes, rows = TEXT_VARIANTS[name]
-    checkpoint, _, _ = write(tmp_path / "checkpoint", ModelConfig(**(SIZES | changes)))
-    check_activations(checkpoint, rows, tmp_path / "out", text, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [("gemma4-text", "int8"), pytest.param("gemma4-wide", "fp32", marks=pytest.mark.slow)],
-)
-def test_activations_of_per_layer_embeddings_are_those_of_the_reference_model(
-    name: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = tmp_path / "text"
-    text.write_text(" ".join(f"w{number * number % 90}" for number in range(150)))
-    checkpoint = DATA / "conformance" / name
-    check_activations(checkpoint, rows, tmp_path / "out", text, monkeypatch)
-
-
-def check_activations(
-    checkpoint: Path, rows: str, out: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: Any = {"backbone": "fp32", "tables": rows}
-    stem_edge.export_bundle(checkpoint, out, **options)
-    monkeypatch.setattr(geometry_text, "WINDOW", 50)
-    bundle = open_bundle(out)
-    model = bundle.manifest.model
-    ids = np.array(workload.read_ids(text, bundle), np.int64)
-    chosen = choose(ids, 2048, 0)
-    assert len(ids) > 100 > len(chosen) == len(set(ids.tolist()))
-    found = geometry(out, text=text)
-    assert found.text is not None
-    assert (found.text.window, found.text.chosen) == (50, len(chosen))
-    layers = list(range(model.n_layers))
-    assert [each.layer for each in found.text.layers] == layers
-    expected = activations(checkpoint, out, ids)
-    values = iter(vectors(bundle, ids, chosen, layers, None, show=False).values())
-    for each in found.text.layers:
-        assert each.kind == model.ffn_kind(each.layer)
-        for number, measured in enumerate((each.up, each.gated)):
-            wanted = expected[each.layer, number][chosen]
-            assert np.abs(next(values) - wanted).max() < 1e-4 * max(1, np.abs(wanted).max())
-            assert agrees(measured, wanted, 1e-4)
-
-
-def activations(checkpoint: Path, bundle: Path, ids: Any) -> dict[tuple[int, int], F32]:
-    """(layer, 0): W_up x or the row; (layer, 1): the input of the projection after it; [T, width]."""
-    source = open_checkpoint(checkpoint)
-    config, weights = source.config, source.backbone
-    with stem_edge.open_tables(bundle) as tables:
-        rows = {layer: tables[:, layer] for layer in tables.layers}
-    pieces: dict[tuple[int, int], list[F32]] = {}
-    for start in range(0, len(ids), 50):
-        part = ids[start : start + 50]
-
-        def observe(name: str, x: F32, part: Any = part) -> None:
-            _, number, what = name.split(".") if name != "head" else ("", "-1", "")
-            layer, at = int(number), name.removesuffix(what)
-            if what == ("ple_out" if config.ple_width else "down"):
-                pieces.setdefault((layer, 1), []).append(x)
-            elif what == "gate" and layer not in config.stem_layers:
-                up = x @ whole(weights[at + "up"]).T
-                if "up" in config.biases:
-                    up = up + whole(weights[at + "up.bias"])
-                pieces.setdefault((layer, 0), []).append(up)
-            elif what == "gate":
-                row = rows[layer][part]
-                row = row @ whole(weights[at + "project"]).T if config.row_rank else row
-                pieces.setdefault((layer, 0), []).append(row)
-
-        matrices = {layer: ArrayMatrix(table) for layer, table in rows.items()}
-        hidden_states(config, weights, matrices, part.tolist(), observe)
-    return {key: np.concatenate(values) for key, values in pieces.items()}
-
-
-def test_a_quantized_backbone_shows_its_own_activations(text: Path) -> None:
-    found = geometry(DEMO, layers=[3], text=text)
-    assert found.text is not None
-    kinds = [(each.layer, each.kind) for each in found.text.layers]
-    assert kinds == [(0, "dense"), (2, "dense"), (3, "stem"), (4, "dense")]
-    for each in found.text.layers:
-        assert each.up is not None and each.gated is not None
-        assert each.up.vectors == each.gated.vectors == found.text.chosen
-        assert (each.up.p95_abs > 0.3) == (each.kind == "dense")
-
-
-def test_without_a_backbone_for_onnxruntime(tiny_gguf: Path, text: Path) -> None:
-    assert geometry(tiny_gguf).row_type == "fp32"
-    with pytest.raises(InputError, match=r"ggml only; add it with: .*--engine onnx --add"):
-        geometry(tiny_gguf, text=text)
-
-
-def test_a_text_is_read_no_further_than_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(geometry_text, "POSITIONS", 90)
-    monkeypatch.setattr(workload, "READ_CHARS", 50)
-    (tmp_path / "text").write_bytes(TEXT.encode() * 20000 + b"\xff")
-    found = geometry(DEMO, text=tmp_path / "text").text
-    assert found is not None and found.positions == 90
-
-
 # ---------------------------------------------------------------- errors
 
 
@@ -414,15 +232,6 @@ def test_a_text_is_read_no_further_than_needed(
         ({"sample": 1}, "sample is 1; expected 2 to 8192"),
         ({"sample": 8193}, "sample is 8193; expected 2 to 8192"),
         ({"seed": -1}, "seed is -1"),
-        ({"threads": 0}, "threads is 0"),
-        ({"neighbours": 0}, "neighbours is 0; expected 1 to 1756"),
-        ({"tokens": [1756]}, "token id 1756 is out of range; this model has 0 to 1755"),
-        ({"tokens": ["France"]}, r"2 tokens, expected one: 'F', 'rance'; did you mean ' France'\\?"),
-        ({"tokens": ["Mississippi"]}, r"tokens, expected one: .*; give one of its tokens, or try it with"),
-        ({"tokens": [""]}, "is 0 tokens, expected one: nothing"),
-        ({"text": "/nowhere"}, "/nowhere: cannot read"),
-        ({"text": "/dev/null"}, "no token ids found"),
-        ({"text": DEMO / "backbone.onnx.data"}, "neither a text in UTF-8"),
     ],
     ids=str,
 )  # fmt: skip
@@ -449,30 +258,27 @@ def test_models_without_rows_of_tokens(tmp_path: Path) -> None:
 def run(capsys: Capture, *options: str) -> str:
     assert main(["inspect", str(DEMO), "--geometry", *options]) == 0
     out, err = capsys.readouterr()
-    assert err == "" or "--plot" in options
+    assert err == ""
     return out
 
 
-def test_the_table_fits_a_terminal_and_says_what_it_is(capsys: Capture, text: Path) -> None:
-    out = run(capsys, "--sample", "500", "--seed", "9", "--token", " France", "--text", str(text))
-    assert max(map(len, out.replace(str(text), "").splitlines())) <= 80
+def test_the_table_fits_a_terminal_and_says_what_it_is(capsys: Capture) -> None:
+    out = run(capsys, "--sample", "500", "--seed", "9")
+    assert max(map(len, out.splitlines())) <= 80
     words = " ".join(out.split())
     assert "all pairs of up to 500 rows of a layer (seed 9)" in words
     assert "lengths of all 1,756 rows" in words
-    assert "to ' France', token 704" in out
-    rows = [line.split() for line in out.splitlines() if line[:5].strip() in set("012345")]
-    assert [row[0] for row in rows if row[1:2] == ["dense"]] == ["0", "2", "4"]
-    assert [row[0] for row in rows if row[1:2] == ["stem"]] == ["1", "3", "5"]
+    rows = [line.split() for line in out.splitlines() if line[:5].strip() in set("135")]
+    assert [row[0] for row in rows[:3]] == ["1", "3", "5"]
     first = geometry(DEMO, sample=500, seed=9).layers[0]
     assert first.cosines is not None and first.norms is not None
     assert rows[0][2] == f"{first.cosines.p95_abs:.3f}"
     assert rows[0][6:9] == [f"{v:.3g}" for v in vars(first.norms).values()]
 
 
-def test_json_has_all_figures(capsys: Capture, text: Path) -> None:
-    options = ["--layers", "5, 1", "--token", "rance", "--token", " France", "--text", str(text)]
-    figures = json.loads(run(capsys, *options, "--json"))
-    found = geometry(DEMO, layers=[1, 5], tokens=["rance", " France"], text=text)
+def test_json_has_all_figures(capsys: Capture) -> None:
+    figures = json.loads(run(capsys, "--layers", "5, 1", "--json"))
+    found = geometry(DEMO, layers=[1, 5])
     assert set(figures) == set(vars(found))
     layer, expected = figures["layers"][1], found.layers[1].cosines
     assert expected is not None
@@ -480,52 +286,26 @@ def test_json_has_all_figures(capsys: Capture, text: Path) -> None:
     assert layer["cosines"]["p95_abs"] == expected.p95_abs
     assert layer["cosines"]["histogram"] == list(expected.histogram)
     assert layer["cosines"]["share_above"]["0.1"] == expected.share_above[0.1]
-    assert [each["text"] for each in figures["nearest"]] == ["rance", " France"]
-    assert len(figures["nearest"][0]["layers"]["5"]) == 8
-    assert figures["text"]["layers"][0]["kind"] == "dense"
     assert figures["random_p95_abs"] == pytest.approx(0.1, abs=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("with_text", [False, True])
-def test_a_plot(capsys: Capture, tmp_path: Path, text: Path, with_text: bool) -> None:
-    pytest.importorskip("matplotlib")
-    target = tmp_path / "figure.svg"
-    options = ["--text", str(text)] if with_text else []
-    run(capsys, "--sample", "50", "--plot", str(target), *options)
-    assert main(["inspect", str(DEMO), "--geometry", "--plot", str(target), *options]) == 0
-    assert capsys.readouterr().err == f"replaced {target}\n"
-    assert ("gated vector" in target.read_text()) == with_text
-
-
-@pytest.mark.slow
-def test_a_plot_of_many_layers_and_of_none(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    found = geometry(DEMO, sample=50)
-    for layers in (found.layers * 9, ()):
-        plot_geometry(replace(found, layers=layers), tmp_path / "many.png")
-        assert (tmp_path / "many.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--sample", "9"], "--sample: only for --geometry; add --geometry"),
-        (["--seed", "0", "--plot", "x.png"], "--seed and --plot: only for --geometry"),
+        (["--seed", "0", "--sample", "9"], "--sample and --seed: only for --geometry"),
         (["--cost", "--layers", "1"], "--layers: only for --geometry"),
-        (["--token", "x"], "--token: only for --geometry"),
-        (["--text", "x"], "add --cost or --geometry"),
+        (["--geometry", "--token", "x"], "--token is gone; read rows with stem_edge.open_tables"),
         (["--geometry", "--layers", "1;3"], "--layers '1;3': not numbers"),
         (["--geometry", "--layers", ""], "--layers '': not numbers"),
         (["--geometry", "--layers", "0"], "layer 0 has no table"),
-        (["--geometry", "--plot", "x.gif"], "x.gif: a plot can only be written as one of"),
-        (["--geometry", "--plot", "/nowhere/x.png"], "/nowhere: no such folder"),
+        (["--geometry", "--plot", "x.png"], "--plot is gone; --json has the histograms to draw"),
+        (["--geometry", "--text", "x"], "--text x: activations are no longer compared, only rows"),
         (["--geometry", "--engine", "ggml"], "add --memory"),
     ],
     ids=str,
 )
 def test_wrong_options_of_the_command(options: list[str], message: str, capsys: Capture) -> None:
-    pytest.importorskip("matplotlib")
     assert main(["inspect", str(DEMO), *options]) == 1
     out, err = capsys.readouterr()
     assert out == ""

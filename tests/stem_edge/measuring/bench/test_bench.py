@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,20 +18,13 @@ from installed import DEMO
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError, StemEdgeError
-from stem_edge.measuring.bench.bench import bench, machine
-from stem_edge.measuring.bench.figures import (
-    BenchReport,
-    Measured,
-    PhasePeak,
-    Round,
-    figures_of,
-    ratios,
-)
+from stem_edge.measuring.bench import subjects
+from stem_edge.measuring.bench.bench import Turns, bench, machine
+from stem_edge.measuring.bench.cases import PhasePeak, Watched
+from stem_edge.measuring.bench.figures import Report, Round, figures_of, ratios
 from stem_edge.measuring.bench.report import report_table
-from stem_edge.measuring.bench.rounds import Turns
+from stem_edge.measuring.bench.workers import Answer, Subject
 from stem_edge.measuring.memory.limits import Limit, Limits
-from stem_edge.measuring.run import subjects
-from stem_edge.measuring.run.workers import Answer, Subject
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ["--rounds", "1", "--loads", "0", "--prompt-tokens", "8", "--new-tokens", "2"]
@@ -44,14 +38,14 @@ def little_memory_to_read() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def report() -> BenchReport:
+def report() -> Report:
     against = ("resident", "flash=emmc", "resident")
     return bench(DEMO, against=against, prompt_tokens=24, new_tokens=6, rounds=1, loads=0)
 
 
 @pytest.mark.slow
-def test_a_report_says_how_it_was_made_and_is_json(report: BenchReport) -> None:
-    assert json.loads(json.dumps(report.to_dict()))["bundle"] == str(DEMO)
+def test_a_report_says_how_it_was_made_and_is_json(report: Report) -> None:
+    assert json.loads(json.dumps(asdict(report)))["bundle"] == str(DEMO)
     assert (report.settings.prompt_tokens, report.settings.context_length) == (24, 30)
     assert report.settings.options == {}  # as load and generate do without them
     assert report.subjects["bundle"].slots == open_bundle(DEMO).manifest.model.vocab_size
@@ -61,7 +55,7 @@ def test_a_report_says_how_it_was_made_and_is_json(report: BenchReport) -> None:
 
 
 @pytest.mark.slow
-def test_every_subject_is_measured(report: BenchReport) -> None:
+def test_every_subject_is_measured(report: Report) -> None:
     assert list(report.subjects) == ["bundle", "resident", "flash=emmc"]
     for figures in report.subjects.values():
         assert list(figures.peak_memory) == ["import", "load", "prefill", "decode"]
@@ -75,13 +69,13 @@ def test_every_subject_is_measured(report: BenchReport) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, the system does not tell kinds")
-def test_memory_is_known_by_kind(report: BenchReport) -> None:
+def test_memory_is_known_by_kind(report: Report) -> None:
     peak = report.subjects["bundle"].peak_memory["decode"]
     assert peak.mapped is not None
     assert {"anonymous", "backbone", "tables", "libraries"} <= set(peak.kinds)
 
 
-def test_tables(report: BenchReport) -> None:
+def test_tables(report: Report) -> None:
     text = report_table(report)
     assert "flash is EMULATED" in text
     assert "prompts of 24, 6 steps, 1 rounds; the text inside this package" in text
@@ -96,17 +90,18 @@ def test_tables(report: BenchReport) -> None:
 
 
 def test_medians_and_ratios() -> None:
-    def measured(factor: float) -> Measured:
+    def measured(factor: float) -> list[Round]:
         before = {"bytes_read": 10.0, "stall_seconds": 0.0, "hits": 0.0, "misses": 0.0}
         after = {"bytes_read": 30.0, "stall_seconds": 1.0, "hits": 3.0, "misses": 1.0}
-        return Measured(
-            [
-                Round(8, {}, Answer(s, [], before), Answer(9.0, [s, 3 * s], after))
-                for s in (factor, 4 * factor, 2 * factor)
-            ]
-        )
+        return [
+            Round(8, {}, Answer(s, [], before), Answer(9.0, [s, 3 * s], after))
+            for s in (factor, 4 * factor, 2 * factor)
+        ]
 
-    found = {"bundle": figures_of(measured(1)), "other": figures_of(measured(2))}
+    found = {
+        "bundle": figures_of(measured(1), Watched()),
+        "other": figures_of(measured(2), Watched()),
+    }
     figures = found["bundle"]
     assert figures.prefill_tokens_per_second == median([8, 2, 4])
     assert figures.decode_tokens_per_second == median([2 / 4, 2 / 16, 2 / 8])
@@ -147,7 +142,10 @@ def test_the_command_prints_json_and_writes_it(tmp_path: Path, capsys: Capture) 
             {"against": ["unprepared"], "device_memory": "1GB"},
             "nothing is prepared on accelerators; .*on the CPU",
         ),
-        ({"repack": True, "engine": "onnxruntime"}, "repack is for ggml"),
+        (
+            {"repack": True, "engine": "onnxruntime"},
+            "repack: not supported by the engine in use, onnxruntime",
+        ),
         (
             {"against": ["llama.cpp=x.gguf,lasy"]},
             "'lasy' is not known; expected lazy, no-lazy, no-r",
@@ -257,18 +255,20 @@ def test_limited_rounds_load_anew_and_go_on_without_what_does_not_fit(
 def test_a_bundle_that_is_killed_in_a_later_round_keeps_the_figures_of_earlier_ones(
     confined: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rounds = Counter[str]()
+
     def limited_round(
-        turns: Turns, subject: Subject, turn: int, measured: Measured, _: int
-    ) -> None:
-        if turn == 1 and subject.name == "bundle":
+        turns: Turns[Round], subject: Subject, run: object, limit: int, watched: Watched
+    ) -> dict[str, Round]:
+        rounds[subject.name] += 1
+        if rounds[subject.name] == 2 and subject.name == "bundle":
             raise StemEdgeError("the system killed it")
+        watched.peaks = {"decode": PhasePeak(1, None, {})}
         before = {"bytes_read": 0.0, "stall_seconds": 0.0}
-        measured.rounds.append(Round(8, {}, Answer(1.0, [], before), Answer(1.0, [1.0], before)))
-        measured.peaks = {"decode": PhasePeak(1, None, {})}
+        return {"": Round(8, {}, Answer(1.0, [], before), Answer(1.0, [1.0], before))}
 
     monkeypatch.setattr(Turns, "_limited_round", limited_round)
     monkeypatch.setattr(Turns, "_load", lambda *_: (1.0, 1.0))
-    monkeypatch.setattr("stem_edge.measuring.bench.rounds.make_cold", lambda files: None)
     found = bench(DEMO, against=["plain"], rounds=3, limit="1GB", prompt_tokens=8, new_tokens=2)
     assert found.failed == {"bundle": "round 2 of 3: the system killed it"}
     counts = {name: len(each.rounds["decode"]) for name, each in found.subjects.items()}
@@ -279,7 +279,7 @@ def test_a_bundle_that_is_killed_in_a_later_round_keeps_the_figures_of_earlier_o
 def test_a_bundle_that_does_not_fit_a_limit_is_an_error(
     confined: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.measuring.run.workers.COMMAND", "")  # ends at once
+    monkeypatch.setattr("stem_edge.measuring.bench.workers.COMMAND", "")  # ends at once
     with pytest.raises(StemEdgeError, match="bundle ended while it was measured"):
         bench(DEMO, limit="1GB", prompt_tokens=8, new_tokens=2)
     assert list(confined.values()) == [10**9]  # of the process that tries if it can be confined

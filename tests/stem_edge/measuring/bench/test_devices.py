@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,11 +15,12 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.measuring.bench.bench import bench
-from stem_edge.measuring.bench.figures import BenchReport
+from stem_edge.measuring.bench.figures import Report
 from stem_edge.measuring.bench.report import report_table
-from stem_edge.measuring.memory import gpu
-from stem_edge.measuring.run.subjects import UNLIMITED, Common, load_options, make_subjects
+from stem_edge.measuring.bench.subjects import UNLIMITED, Common, load_options, make_subjects
+from stem_edge.runtime.backends.onnxruntime.providers import about
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.system import nvidia
 
 BUNDLE = open_bundle(DEMO)
 SLOTS = 40
@@ -26,7 +28,7 @@ POSIX = pytest.mark.skipif(os.name != "posix", reason="programs are scripts on P
 
 
 @pytest.fixture(scope="module")
-def report() -> BenchReport:
+def report() -> Report:
     return bench(
         DEMO,
         against=["resident", "cpu"],
@@ -41,7 +43,7 @@ def report() -> BenchReport:
 
 
 @pytest.mark.slow
-def test_devices_are_counted_and_the_cpu_is_not(report: BenchReport) -> None:
+def test_devices_are_counted_and_the_cpu_is_not(report: Report) -> None:
     flash, resident, cpu = (report.subjects[n].on_device for n in ("bundle", "resident", "cpu"))
     assert flash is not None and resident is not None and cpu is None
     layout = BUNDLE.manifest.tables
@@ -57,7 +59,7 @@ def test_devices_are_counted_and_the_cpu_is_not(report: BenchReport) -> None:
 
 
 @pytest.mark.slow
-def test_uploads_are_of_what_missed(report: BenchReport) -> None:
+def test_uploads_are_of_what_missed(report: Report) -> None:
     bundle, flash = report.subjects["bundle"], report.subjects["bundle"].on_device
     resident = report.subjects["resident"].on_device
     assert flash is not None and resident is not None
@@ -70,13 +72,13 @@ def test_uploads_are_of_what_missed(report: BenchReport) -> None:
 
 
 @pytest.mark.slow
-def test_the_table_has_devices_and_no_bandwidth_of_the_cpu(report: BenchReport) -> None:
+def test_the_table_has_devices_and_no_bandwidth_of_the_cpu(report: Report) -> None:
     text = report_table(report)
     assert (report.bandwidth, report.bandwidth_reached) == ([], None)
     assert "bandwidth" not in text
     assert f"in {SLOTS} slots)" in text and "host tier of 50 records" in text
     assert "bundle / resident: decode " in text and "bundle / cpu: decode " in text
-    assert json.loads(json.dumps(report.to_dict()))["settings"]["options"]["slots"] == SLOTS
+    assert json.loads(json.dumps(asdict(report)))["settings"]["options"]["slots"] == SLOTS
 
 
 def test_options_that_say_what_load_does_anyway_are_left_out() -> None:
@@ -142,12 +144,12 @@ def test_what_nvidias_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert gpu.about_nvidia("0") == {"device": "H, 1", "driver": "595.1"}
-    assert gpu.device_nbytes(7, "cuda") == 12 << 20
-    assert gpu.device_nbytes(8, "cuda") is None  # in a container, processes have other numbers
+    assert nvidia.about_nvidia("0") == {"device": "H, 1", "driver": "595.1"}
+    assert nvidia.nbytes_on_nvidia(7) == 12 << 20
+    assert nvidia.nbytes_on_nvidia(8) is None  # in a container, processes have other numbers
     program.write_text("#!/bin/sh\nexit 9\n")
-    assert gpu.about_nvidia("0") == {}
-    assert gpu.device_nbytes(7, "cuda") is None
+    assert nvidia.about_nvidia("0") == {}
+    assert nvidia.nbytes_on_nvidia(7) is None
 
 
 @pytest.mark.parametrize(
@@ -179,11 +181,9 @@ def test_software_is_told_from_hardware(
         device=hardware, ep_metadata={"version": "0.4"}, memory_info=lambda kind: None
     )
     provider = SimpleNamespace(name="webgpu", on_cpu=False, devices=(device,), options={})
-    from stem_edge.runtime.backends.onnxruntime.providers import resolve as providers
-
-    monkeypatch.setattr(providers, "resolve", lambda wanted, libraries: (provider,))
+    monkeypatch.setattr(about, "resolve", lambda wanted, libraries: (provider,))
     monkeypatch.setenv("VK_DRIVER_FILES", driver)
-    found = gpu.about_accelerator("webgpu")
+    found = about.about_accelerator("webgpu")
     assert (found["provider"], found["software"], found["plug-in"]) == ("webgpu", software, "0.4")
     name = next(iter(named.values()), f"{numbers[0]:#06x}:{numbers[1]:#06x}")
     assert found["device"] == f"GPU {name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from installed import DEMO
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench import sequences
-from stem_edge.measuring.bench.case_bench import bench_cases
-from stem_edge.measuring.bench.case_tables import case_table
-from stem_edge.measuring.bench.cases import CaseReport, Key, Seen, Spread
-from stem_edge.measuring.bench.figures import PhasePeak
-from stem_edge.measuring.run.workers import Subject
+from stem_edge.measuring.bench.bench import bench
+from stem_edge.measuring.bench.cases import Key, PhasePeak, Results, Seen, Spread, Watched
+from stem_edge.measuring.bench.figures import Report
+from stem_edge.measuring.bench.report import report_table
+from stem_edge.measuring.bench.workers import Subject
 
 QUICK: dict[str, Any] = {"prompt_tokens": 8, "new_tokens": 4, "rounds": 1, "threads": 1}
 FIGURES = {
@@ -26,11 +27,11 @@ FIGURES = {
 
 
 @pytest.fixture(scope="module")
-def report() -> CaseReport:
-    return bench_cases(DEMO, "2,4", speculate=True, **QUICK)
+def report() -> Report:
+    return bench(DEMO, cases="2,4", speculate=True, **QUICK)
 
 
-def test_every_number_of_sequences_is_measured_beside_one(report: CaseReport) -> None:
+def test_every_number_of_sequences_is_measured_beside_one(report: Report) -> None:
     assert [(one.subject, one.case) for one in report.results] == [
         ("bundle", count) for count in "124"
     ]
@@ -41,11 +42,11 @@ def test_every_number_of_sequences_is_measured_beside_one(report: CaseReport) ->
         assert ("allowed" in one.ratios) == ("allowed_gain" in one.figures)
     assert report.results[0].ratios["gain"] == Spread(1, 1, 1)
     assert report.settings.context_length == 8 + 4 + 2 * 4
-    assert json.loads(json.dumps(report.to_dict()))["results"][1]["case"] == "2"
+    assert json.loads(json.dumps(asdict(report)))["results"][1]["case"] == "2"
 
 
-def test_the_table(report: CaseReport) -> None:
-    text = case_table(report)
+def test_the_table(report: Report) -> None:
+    text = report_table(report)
     assert "prompts of 8, 4 tokens of each while all decode, 1 rounds" in text
     assert "bundle: 4 sequences / 1: " in text and "bundle: 1 sequences / 1" not in text
     measured = "allowed" in report.results[2].ratios  # a busy machine cannot
@@ -67,8 +68,8 @@ def test_gains_are_those_of_the_same_round_and_against_others() -> None:
         Key("other", "4"): rounds(10, 10, 30),
     }
     peaks = {f"{count} together": PhasePeak(count, None, {}) for count in (1, 4)}
-    memory = {"bundle": peaks, "other": peaks}
-    one, four, other, other_four = sequences._results(found, memory)
+    watched = {name: Watched(peaks=peaks) for name in ("bundle", "other")}
+    one, four, other, other_four = sequences._sum_up(Results(watched, found))["results"]
     assert (one.figures["anonymous"], four.figures["anonymous"]) == (1, 4)
     assert four.ratios["gain"] == Spread(2, 2, 2.5)
     assert four.ratios["first"] == Spread(2, 2, 2.5)
@@ -108,7 +109,7 @@ def test_subjects_are_loaded_for_all_sequences() -> None:
 )
 def test_wrong_options(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        bench_cases(DEMO, **{"cases": "16", **wrong})
+        bench(DEMO, **{"cases": "16", **wrong})
 
 
 @pytest.mark.slow

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.measuring.bench import workers
+from stem_edge.measuring.bench.workers import Subject, WorkerProcess
 from stem_edge.measuring.memory import limits
 from stem_edge.measuring.memory.device_profiles import DEVICES, Device, find_device
 from stem_edge.measuring.memory.limits import Limit, Limits
-from stem_edge.measuring.run import workers
-from stem_edge.measuring.run.workers import Subject, WorkerProcess
 from stem_edge.runtime.rows.emulated_flash import PROFILES
 from stem_edge.system.memory import memory_cgroup
 

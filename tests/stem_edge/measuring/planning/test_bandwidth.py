@@ -11,10 +11,11 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.errors import InputError
+from stem_edge.measuring.bench.workers import Subject, WorkerProcess
 from stem_edge.measuring.memory.device_profiles import find_device
 from stem_edge.measuring.planning import process
 from stem_edge.measuring.planning.bandwidth import bandwidth_of
-from stem_edge.measuring.run.workers import Subject, WorkerProcess
+from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.system.memory import TYPICAL_PROCESS_NBYTES
 
 
@@ -45,7 +46,7 @@ def test_a_process_is_measured_with_its_imports() -> None:
 
 
 def test_a_process_whose_engine_is_missing_is_typical(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(process.IMPORTS, "ggml", "no_such_module")
+    monkeypatch.setattr(ENGINES["ggml"], "module", "no_such_module")
     assert process.worker_nbytes("ggml") == TYPICAL_PROCESS_NBYTES
 
 

@@ -15,14 +15,14 @@ import pytest
 from installed import DEMO
 
 import stem_edge
-from stem_edge.commands import fit as fit_cli
 from stem_edge.commands.main import main
+from stem_edge.commands.measuring import fit as fit_cli
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, WeightType
 from stem_edge.measuring.memory.device_profiles import DEVICES
-from stem_edge.measuring.planning.candidates import CHOICES
 from stem_edge.measuring.planning.target import Fit, fit_on_device
 from stem_edge.runtime.backends.engines import loaders
+from stem_edge.runtime.backends.onnxruntime.expected import CHOICES
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.units import parse_size
 

@@ -12,7 +12,7 @@ from stores import rows_of
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.measuring.planning.hit_rates import from_counts, simulate, zipf_counts
-from stem_edge.measuring.run.workload import DEFAULT_TEXT, read_ids
+from stem_edge.measuring.workload import DEFAULT_TEXT, read_ids
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.warm import Caches
 from stem_edge.tables.token_counts import count_tokens

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from stem_edge.answers.refusals import public
 from stem_edge.errors import BackendError, BundleError, StemEdgeError
 from stem_edge.serving.connections.quiet_log import SECONDS, quiet_log
-from stem_edge.serving.refusals import public
 
 log = logging.getLogger("a library")
 

@@ -9,8 +9,6 @@ from typing import Any
 import openai
 import pytest
 
-from stem_edge.serving.openai.responses_answer import AnswerItems, usage_of
-
 SCHEMA = {
     "type": "object",
     "properties": {"place": {"enum": ["Paris", "Rome"]}},
@@ -122,11 +120,3 @@ def test_what_is_not_supported_is_refused_by_name(
         client.responses.create(**ASKED, extra_body={field.partition("[")[0]: value})
     assert caught.value.param == field
     assert field.partition("[")[0] in str(caught.value)
-
-
-def test_a_call_that_breaks_off_is_not_completed() -> None:
-    items = AnswerItems({})
-    items.call("call_1", "weather")
-    items.arguments('{"pl')
-    response = items.end("stop", usage_of(1, 0, 1))[-1]["response"]
-    assert [item["status"] for item in response["output"]] == ["incomplete"]

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_families import ARGUMENTS, BY_NAME, TOOLS, call, read, template, with_markers
 
 from stem_edge.text.chat_worker import answer
 from stem_edge.text.messages import checked_messages
-from stem_edge.text.tool_calls.family import family_of
+from stem_edge.text.tool_calls.families import family_of
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content, Piece
 
 # What published templates write, cut down to where they differ.
@@ -105,6 +105,7 @@ GIVEN = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(BY_NAME)), st.lists(GIVEN, min_size=1, max_size=2), st.data())
 def test_arguments_come_back_as_they_were(
     name: str, calls: list[dict[str, Any]], data: st.DataObject

@@ -22,7 +22,7 @@ from stem_edge.errors import (
     OutOfMemoryError,
 )
 from stem_edge.graph.names import Variant
-from stem_edge.runtime.backends.engines import NotRunnableError, first_that_runs
+from stem_edge.runtime.backends.engine import NotRunnableError, first_that_runs
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
 from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader, WrongStepsWarning

@@ -15,7 +15,7 @@ from stem_edge.runtime.backends.onnxruntime.device.loader import (
     MANY_TOKENS,
     agreeing_tokens,
 )
-from stem_edge.runtime.rows.placeholders import placeholders
+from stem_edge.runtime.backends.onnxruntime.placeholders import placeholders
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.tables.rows import make_layout

@@ -27,7 +27,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.device import portable as backend_portable
-from stem_edge.runtime.backends.onnxruntime.device.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.device.loader import variant_graphs
 from stem_edge.runtime.backends.onnxruntime.device.needs import portable_needs
 from stem_edge.runtime.backends.onnxruntime.device.portable import PortableBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs

@@ -13,7 +13,7 @@ from stem_edge.graph.device.rows import Activations, DeviceRows
 from stem_edge.graph.names import ROW_ZERO_POINTS, ROWS, row_codes, row_scales
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.onnxruntime.device import slots as device_slots
-from stem_edge.runtime.backends.onnxruntime.device.graphs import variant_graphs
+from stem_edge.runtime.backends.onnxruntime.device.loader import variant_graphs
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots, piece_records
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU

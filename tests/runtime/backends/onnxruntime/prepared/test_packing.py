@@ -21,7 +21,7 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
-from stem_edge.graph import float_blocks
+from stem_edge.runtime.backends.onnxruntime.prepared import packable as float_blocks
 from stem_edge.runtime.backends.onnxruntime.prepared import (
     packing,
     prepack_worker,

@@ -17,8 +17,8 @@ import onnxruntime as ort
 import pytest
 
 import stem_edge
-from stem_edge.commands import loading as loading_cli
 from stem_edge.commands.main import main
+from stem_edge.commands.options import loading as loading_cli
 from stem_edge.errors import (
     BackendError,
     InputError,
@@ -26,7 +26,6 @@ from stem_edge.errors import (
 )
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import CONTRIB, Graph
-from stem_edge.measuring.memory import gpu
 from stem_edge.runtime.backends.onnxruntime.providers import start as provider_start
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN, Wanted, short_name
@@ -38,6 +37,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     products_saturate,
 )
 from stem_edge.runtime.backends.onnxruntime.providers.start import check_starts
+from stem_edge.system import nvidia
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -444,14 +444,13 @@ def test_inspect_refuses_contradicting_options(
 
 
 def test_memory_on_a_gpu(monkeypatch: Patch) -> None:
-    assert gpu.device_nbytes(1, None) == 0
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert gpu.device_nbytes(1, "cuda") is None
+    assert nvidia.nbytes_on_nvidia(1) is None
     monkeypatch.setattr(shutil, "which", lambda name: "nvidia-smi")
     said = SimpleNamespace(stdout="7, 100\n8, 1\n7, 20\n")
     monkeypatch.setattr(subprocess, "run", lambda *given, **named: said)
-    assert gpu.device_nbytes(7, [("cuda", {"device_id": 1})]) == 120 << 20
-    assert gpu.device_nbytes(9, "cuda") is None
+    assert nvidia.nbytes_on_nvidia(7) == 120 << 20
+    assert nvidia.nbytes_on_nvidia(9) is None
 
 
 @pytest.mark.parametrize("name", ["webgpu", "openvino"])

@@ -1,0 +1,39 @@
+"""What a load asks of ggml before it is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stem_edge.bundle.opening import Bundle
+from stem_edge.runtime.backends.engine import Engine, EngineLoader
+from stem_edge.runtime.backends.options import LoadOptions
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.ggml.ways import GgmlWays
+
+
+class Ggml(Engine):
+    """ggml, on the CPU."""
+
+    name = backbone = "ggml"
+    module = "stem_edge.runtime.backends.ggml.loader"
+    install = "pip install 'stem-edge[gguf]' (it compiles for some minutes: docs/engines.md)"
+    lacks = ("providers", "device_memory", "prefill_graph")
+
+    @property
+    def installed(self) -> bool:
+        from stem_edge.ggml.installed import library_path
+
+        return library_path() is not None
+
+    @property
+    def ways(self) -> GgmlWays:
+        from stem_edge.runtime.backends.ggml.ways import GgmlWays
+
+        return GgmlWays()
+
+    def loaders(self, bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
+        from stem_edge.runtime.backends.ggml.loader import loaders
+
+        return loaders(bundle, options)

@@ -1,0 +1,98 @@
+"""Answers as objects that grow: the form of interfaces whose streams tell of each part's beginning and end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeAlias
+
+from stem_edge.answers.events import AnswerEvent, End, Text
+from stem_edge.errors import StemEdgeError
+from stem_edge.runtime.batching.request import Request
+from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
+
+Told: TypeAlias = dict[str, Any]  # an event of an interface's stream
+
+
+class Growing(ABC):
+    """An answer that grows by events, each of which gives those of the interface's stream.
+
+    `whole` is the answer without streaming, once `End` has come.
+    """
+
+    whole: Told
+
+    def __init__(self) -> None:
+        self._parts = list[Told]()  # texts and calls
+        self._in_text = self._open = False  # what the last part is, and whether it can grow
+        self._text = list[str]()  # of the last part: its text, or the JSON of its arguments
+
+    def start(self) -> list[Told]:
+        """Return what is told before anything has come."""
+        return []
+
+    def add(self, event: AnswerEvent, request: Request) -> list[Told]:
+        """Take the next event of the answer to a request."""
+        match event:
+            case Text(text) if text:
+                return self._add_text(text)
+            case CallBegin():
+                return self._begin(event)
+            case CallArguments(_, text):
+                return self._grow(text)
+            case CallEnd():
+                return self._stop()
+            case End():
+                return self._end(event, request)
+        return []
+
+    def _add_text(self, text: str) -> list[Told]:
+        begin = [] if self._open and self._in_text else self._begin()
+        return [*begin, *self._grow(text)]
+
+    def _begin(self, call: CallBegin | None = None) -> list[Told]:
+        """Begin a call, or a text."""
+        stopped = self._stop()
+        self._parts.append(self._new(call))
+        self._text.clear()
+        self._in_text, self._open = call is None, True
+        return [*stopped, *self._begun(self._parts[-1])]
+
+    def _grow(self, text: str) -> list[Told]:
+        self._text.append(text)
+        return [self._more(text)]
+
+    def _stop(self) -> list[Told]:
+        """End the part that is open, if one is."""
+        if not self._open:
+            return []
+        self._open = False
+        return self._stopped(self._parts[-1], "".join(self._text))
+
+    @property
+    def _index(self) -> int:
+        """Number of the last part."""
+        return len(self._parts) - 1
+
+    @abstractmethod
+    def failed(self, error: StemEdgeError) -> Told:
+        """Return what is told of an error that ends the answer."""
+
+    @abstractmethod
+    def _new(self, call: CallBegin | None) -> Told:
+        """Return a part that begins: a call, or an empty text."""
+
+    @abstractmethod
+    def _begun(self, part: Told) -> list[Told]:
+        """Return what is told of a part that begins."""
+
+    @abstractmethod
+    def _more(self, text: str) -> Told:
+        """Return what is told of more text of the last part."""
+
+    @abstractmethod
+    def _stopped(self, part: Told, text: str) -> list[Told]:
+        """Complete a part with its text; return what is told of that."""
+
+    @abstractmethod
+    def _end(self, end: End, request: Request) -> list[Told]:
+        """Make `whole`, and return what is told last."""

@@ -1,0 +1,134 @@
+"""Chat completions: requests, and answers as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from stem_edge.answers.events import Whole
+from stem_edge.answers.openai.options import MOST_LOGPROBS, Options
+from stem_edge.answers.openai.shapes import head, usage
+from stem_edge.answers.refusals import RefusalError
+from stem_edge.answers.token_texts import TokenTexts
+from stem_edge.answers.turn import ToolChoice, Turn
+from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.model import Model
+from stem_edge.text.messages import FIELDS
+
+# Field -> what to do instead; refused, because an answer without it would be another one.
+UNSUPPORTED = {
+    "audio": "this model answers with text alone",
+    "functions": "give tools instead",
+    "function_call": "give tool_choice instead",
+    "web_search_options": "this server searches nothing",
+    "continue_final_message": "ask for the rest in a message of the user",
+}
+
+
+class ChatBody(Options, kw_only=True):
+    """A request of a chat completion."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+    continue_final_message: bool | None = None
+
+    def turn(self, model: Model) -> Turn:
+        """Return the conversation to answer. Raises RefusalError that names the field."""
+        for name, instead in UNSUPPORTED.items():
+            if getattr(self, name) not in (None, False):
+                raise RefusalError(f"{name} is not supported; {instead}", name)
+        if set(self.modalities or ["text"]) != {"text"}:
+            raise RefusalError("modalities: this model answers with text alone", "modalities")
+        choice, tool = self._choice()
+        return Turn(
+            messages=[_message(message) for message in self.messages],
+            params=self.params(self._most(model), self._logprobs()),
+            grammar_field=self.grammar_field,
+            tools=self.tools or (),
+            tool_choice=choice,
+            tool_name=tool,
+            parallel=self.parallel_tool_calls is not False,
+            template_arguments=self.chat_template_kwargs or {},
+        )
+
+    def _most(self, model: Model) -> int:
+        """Most tokens of the answer; by default as many as the context holds."""
+        most, name = self.max_completion_tokens, "max_completion_tokens"
+        if most is None:
+            most, name = self.max_tokens, "max_tokens"
+        if most is None:
+            return model.plan.context_length
+        if most < 1:
+            raise RefusalError(f"{name} is {most}; expected at least 1", name)
+        return min(most, model.plan.context_length)
+
+    def _logprobs(self) -> int | None:
+        top = self.top_logprobs
+        if top is None:
+            return 0 if self.logprobs else None
+        if not self.logprobs:
+            raise RefusalError("top_logprobs needs logprobs: true", "top_logprobs")
+        if not 0 <= top <= MOST_LOGPROBS:
+            raise RefusalError(
+                f"top_logprobs is {top}; expected 0 to {MOST_LOGPROBS}", "top_logprobs"
+            )
+        return top
+
+    def _choice(self) -> tuple[ToolChoice, str | None]:
+        match self.tool_choice:
+            case None:
+                return "auto", None
+            case "none" | "auto" | "required" as choice:
+                return choice, None
+            case {"type": "function", "function": {"name": str(name)}}:
+                return "auto", name
+        raise RefusalError(
+            "tool_choice is of an unknown form; expected none, auto, required, or "
+            '{"type": "function", "function": {"name": "..."}}',
+            "tool_choice",
+        )
+
+
+def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of a message; clients send back all that an answer had."""
+    for name in ("audio", "function_call"):
+        if given.get(name) is not None:
+            raise RefusalError(f"messages have {name}, which is not supported", "messages")
+    return {name: value for name, value in given.items() if name == "role" or name in FIELDS}
+
+
+def completion(
+    name: str, answers: Sequence[Whole], requests: Sequence[Request], texts: TokenTexts
+) -> dict[str, Any]:
+    """Return all answers to one conversation as one object. name: of the model."""
+    return head(name, "chatcmpl", "chat.completion") | {
+        "choices": [_choice(index, each, texts) for index, each in enumerate(answers)],
+        "usage": usage(requests, len(requests)),
+    }
+
+
+def _choice(index: int, answer: Whole, texts: TokenTexts) -> dict[str, Any]:
+    calls, found = [_call(**call) for call in answer.calls], answer.logprobs
+    content = answer.text or (None if calls else "")
+    message = {"role": "assistant", "content": content, "refusal": None}
+    return {
+        "index": index,
+        "message": message | ({"tool_calls": calls} if calls else {}),
+        "logprobs": None if found is None else texts.chat_logprobs(found),
+        "finish_reason": answer.reason,
+    }
+
+
+def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}

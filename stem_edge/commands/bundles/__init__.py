@@ -1,0 +1,1 @@
+"""Commands that make, show, check and change bundles, and what is kept of them."""

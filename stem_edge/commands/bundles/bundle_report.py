@@ -1,0 +1,201 @@
+"""Report what a bundle is made of: its manifest and what follows, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from stem_edge.bundle.manifest import GGUF, TABLES, Manifest, QualityReport, is_shard
+from stem_edge.bundle.opening import Bundle
+from stem_edge.config import ModelConfig
+from stem_edge.ggml.gguf_schema import matrix_types
+from stem_edge.graph.decode import PREFILL_DATA
+from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat
+from stem_edge.runtime.rows.remote import printable_url
+from stem_edge.shown import printable
+from stem_edge.tables.rows import RecordLayout
+from stem_edge.units import format_size
+
+FILES_SHOWN = 12
+
+
+def bundle_figures(bundle: Bundle) -> dict[str, object]:
+    """Return the manifest and what follows from it as plain JSON values: counts and bytes."""
+    manifest = bundle.manifest
+    model, tables = manifest.model, manifest.tables
+    derived: dict[str, object] = {
+        "parameters": model.backbone_parameters + model.table_parameters,
+        "parameters_active": model.active_parameters,
+        "parameters_tables": model.table_parameters,
+        "record_nbytes": tables.record_nbytes if tables else 0,
+        "flash_nbytes": tables_nbytes(manifest),
+        "backbone_nbytes": sum(r.backbone_nbytes for r in manifest.reports.values()),
+    }
+    where = {} if bundle.tables is None else {"tables_url": printable_url(bundle.tables)}
+    return derived | where | dict(msgspec.to_builtins(manifest))
+
+
+def bundle_table(bundle: Bundle) -> str:
+    """Return a table for people, as wide as a small terminal."""
+    lines = [str(bundle.path)]
+    if bundle.tables is not None:
+        lines.append(
+            f"its tables' shards are at {printable_url(bundle.tables)}, and were not looked at"
+        )
+    sections = [part(bundle.manifest) for part in (_architecture, _storage, _quality)]
+    for rows in (*sections, _files(bundle)):
+        lines += ["", *(f"{name:<22}{value}".rstrip() for name, value in rows)]
+    return "\n".join(lines)
+
+
+Rows = Iterator[tuple[str, str]]
+
+
+def _architecture(manifest: Manifest) -> Rows:
+    model = manifest.model
+    layers = ", ".join(map(str, model.stem_layers)) or "none, a dense model"
+    total = model.backbone_parameters + model.table_parameters
+    yield "architecture", f"{model.n_layers} layers, {model.dim} wide, d_ff {_sizes(model, 'd_ff')}"
+    heads = f"{model.n_heads} heads, {model.n_kv_heads} for keys and values"
+    yield "attention", f"{heads}, {_sizes(model, 'head_dim')} wide"
+    yield "", _attention_details(model)
+    if model.streams > 1:
+        yield "AltUp", f"{model.streams} hidden states a token, of which a layer computes one"
+    with_rows = "layers with rows" if model.ple_width else "STEM layers"
+    yield with_rows, f"{len(model.stem_layers)} of {model.n_layers}: {layers}"
+    if model.stem_layers:
+        yield "  their FFN", _ffn(model)
+    head = "tied to the embedding" if model.tied_head else "separate"
+    yield "vocabulary", f"{model.vocab_size:,} tokens, head {head}"
+    yield "context", f"{model.max_context:,} tokens"
+    yield "parameters", f"{total:,}"
+    yield "  in tables", f"{model.table_parameters:,} ({model.table_parameters / total:.0%})"
+    yield "  active per token", f"{model.active_parameters:,}"
+
+
+def _sizes(model: ModelConfig, name: str) -> str:
+    """Return a size of layers, or all of them where layers differ."""
+    return " or ".join(map(str, sorted({getattr(layer, name) for layer in model.layers})))
+
+
+def _attention_details(model: ModelConfig) -> str:
+    details = ["RoPE in pairs" if model.rope_interleaved else "RoPE in halves"]
+    scaling = model.rope_scaling
+    details += [f"scaled as {scaling.__struct_config__.tag}"] if scaling else []
+    within = "" if model.window_layers is None else f" in {len(model.window_layers)} layers"
+    details += [f"window of {model.sliding_window}{within}"] if model.sliding_window else []
+    borrowed = model.borrowed_kv_layers
+    details += [f"keys and values in {model.own_kv_layers} layers"] if borrowed else []
+    details += ["q and k normed"] if model.qk_norm_eps is not None else []
+    details += [f"biases: {', '.join(model.biases)}"] if model.biases else []
+    rank = model.laurel_rank
+    details += [f"a product of rank {rank} beside it"] if rank else []
+    details += ["post norms"] if model.post_norms else []
+    details += [f"logits capped at {model.logit_softcap:g}"] if model.logit_softcap else []
+    return ", ".join(details)
+
+
+def _ffn(model: ModelConfig) -> str:
+    if model.ple_width:
+        sparse = sum(layer.sparsity > 0 for layer in model.layers)
+        gates = f", sparse gates in {sparse} layers" if sparse else ""
+        return f"dense, then per-layer embeddings of {model.ple_width} values{gates}"
+    if model.n_experts:
+        return f"{model.stem_ffn}, {model.n_experts} experts, one a token"
+    return model.stem_ffn + (f", rows of rank {model.row_rank}" if model.row_rank else "")
+
+
+def _storage(manifest: Manifest) -> Rows:
+    backbone, gguf, tables = manifest.backbone, manifest.gguf, manifest.tables
+    if backbone is not None:
+        nbytes = format_size(manifest.reports["onnxruntime"].backbone_nbytes)
+        yield "backbone", f"{nbytes}, {_weights(backbone)}"
+        types = dict.fromkeys(map(backbone.type_of, VOCABULARY_KINDS))
+        yield "  embedding, head", " and ".join(types)
+        prefill = "none"
+        if backbone.prefill:
+            nbytes = format_size(manifest.files[PREFILL_DATA].nbytes)
+            prefill = f"including {nbytes} of int8 weights for prompts"
+        yield "  prefill graph", prefill
+    if gguf is not None:
+        weighted = ", channels weighted by a text" if gguf.importance else ""
+        nbytes = format_size(manifest.files[GGUF].nbytes)
+        yield "backbone for ggml", f"{nbytes}, {gguf.name}{weighted}"
+        # Count the types, because the name of a mixture hides the matrices that no K-quant fits.
+        counts = Counter(t.name for t in matrix_types(manifest.model, gguf.weights))
+        stored = [f"{name} in {count} of {counts.total()}" for name, count in counts.most_common()]
+        yield "  types of matrices", ", ".join(stored)
+    if tables is not None:
+        nbytes = format_size(tables_nbytes(manifest))
+        yield "tables on flash", f"{nbytes}, {_row_types(tables, manifest.rare_tables)}"
+        record = format_size(tables.record_nbytes)
+        yield "  one record", f"{record}, the most that a token reads"
+    checkpoint = max(report.checkpoint_nbytes for report in manifest.reports.values())
+    yield "checkpoint was", format_size(checkpoint)
+
+
+def _weights(backbone: BackboneFormat) -> str:
+    """Describe the types of the layers' matrices, and how their codes were found."""
+    types: list[str] = [backbone.weights]
+    types += [f"{k} {t}" for k, t in backbone.kinds.items() if k not in VOCABULARY_KINDS]
+    named = Counter(backbone.matrices.values())
+    types += [f"{count} matrices {each}" for each, count in named.items()]
+    quantized = backbone.quantized
+    details = ", ".join(types) + (f" in blocks of {backbone.block_size}" if quantized else "")
+    details += ", asymmetric" if backbone.asymmetric else ""
+    details += ", with offsets" if backbone.offsets else ""
+    return details + (f", by {backbone.quantizer}" if backbone.quantizer != "rtn" else "")
+
+
+def _row_types(tables: RecordLayout, rare: RecordLayout | None) -> str:
+    groups = f" in groups of {tables.group_size}" if tables.quantized else ""
+    if rare is None:
+        return f"{tables.row_type}{groups}"
+    frequent = tables.records - rare.records
+    return f"int8 of {frequent:,} records{groups}, int4 of {rare.records:,}"
+
+
+def _quality(manifest: Manifest) -> Rows:
+    for engine in manifest.engines:
+        if len(manifest.engines) > 1:
+            yield "on " + engine, ""
+        yield from _report(manifest.reports[engine])
+        yield from (("note", printable(note)) for note in manifest.reports[engine].notes)
+    if manifest.backbone is not None and manifest.backbone.quantizer == "gptq":
+        yield "", "GPTQ accepts larger weight errors for smaller output errors"
+
+
+def _report(report: QualityReport) -> Rows:
+    divergence = f"{report.divergence:g} nats from the checkpoint, mean"
+    if report.divergence_99 is not None:
+        divergence += f"; 99th percentile {report.divergence_99:g}"
+    yield "divergence", divergence
+    if report.prefill_divergence is not None:
+        apart = report.prefill_from_decode
+        further = "" if apart is None else f", and {apart:g} from the graphs that decode"
+        yield "  of prefill graph", f"{report.prefill_divergence:g} nats{further}"
+    if report.agreement is not None:
+        yield "same best token", f"at {report.agreement:.1%} of positions"
+    difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
+    yield "logit difference", f"{difference} (logits up to {report.greatest_logit:g})"
+    yield "quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"
+    for kind, error in report.errors.items():
+        yield f"  {printable(kind)}", f"{error.worst:>8.2%}{error.mean:>8.2%}"
+
+
+def _files(bundle: Bundle) -> Rows:
+    manifest = bundle.manifest
+    names = sorted(manifest.files)
+    for name in names[:FILES_SHOWN]:
+        far = bundle.tables is not None and is_shard(name)
+        yield format_size(manifest.files[name].nbytes), name + " (elsewhere)" * far
+    if rest := names[FILES_SHOWN:]:
+        nbytes = sum(manifest.files[name].nbytes for name in rest)
+        yield format_size(nbytes), f"in {len(rest)} more files"
+
+
+def tables_nbytes(manifest: Manifest) -> int:
+    """Bytes of the tables on flash."""
+    return sum(e.nbytes for name, e in manifest.files.items() if name.startswith(f"{TABLES}/"))

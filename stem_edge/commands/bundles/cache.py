@@ -1,0 +1,191 @@
+"""The command `stem-edge cache`: list and remove what is kept in the user's cache folder.
+
+    prepared/<key>/    prepared.json and graphs rearranged for one processor and onnxruntime
+    counts/<key>.npy   how often each token was used with one bundle
+    tier/<key>.rows    records of tables that are elsewhere, and in <key>.map what it holds
+    ggml/<key>.json    verdict: this library of ggml computes what it should (stem_edge.ggml.check)
+    trials/<key>.json  verdict: this bundle loads, or why it does not (stem_edge.bundle.verdicts)
+    checked/<key>.json files of a model on a hub that have the right hashes
+    places/<key>.json  verdict: the files at this path are those of the bundle's manifest
+    prefixes/<key>-<key>.safetensors  keys and values of a prompt (runtime/prefixes)
+
+Everything there can be deleted at any time: it is made again when it is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import onnxruntime as ort
+
+from stem_edge import __version__
+from stem_edge.bundle.fetched import CHECKED, read_checked
+from stem_edge.bundle.opening import open_bundle
+from stem_edge.bundle.verdicts import PLACES, TRIALS, Verdicts, read_verdict
+from stem_edge.commands.options.loading import add_loading
+from stem_edge.errors import BundleError, StemEdgeError
+from stem_edge.ggml import check as ggml_check
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
+from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import FOLDER
+from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
+from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
+from stem_edge.runtime.prefixes.folder import is_unfinished
+from stem_edge.runtime.rows.disk_tier import TIER
+from stem_edge.runtime.rows.warm import COUNTS
+from stem_edge.system.user_folder import cache_folder, cpu_digest
+from stem_edge.units import format_size
+
+DESCRIPTION = """\
+List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts
+of used tokens, which warm the row cache, verdicts on installed versions of ggml and on bundles
+that were tried before they were loaded, lists of files from hubs with the right hashes, and prompts (--prompt-cache without DIR). All of it can be
+removed: what is needed is made again. Prompts in a DIR and saved conversations are not listed.
+
+An entry is old if another onnxruntime, ggml or processor made it, if it is damaged, or if its
+bundle or library is gone or has changed."""
+
+EPILOG = """\
+examples:
+  stem-edge cache
+  stem-edge cache --remove old
+  stem-edge cache --remove all"""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """Entry of the cache folder, as `stem-edge cache` lists it."""
+
+    path: Path
+    kind: str
+    nbytes: int
+    of: str  # path of the bundle or library that it belongs to
+    stale: str  # why it will not be used again; empty if it may be used
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--remove", choices=("old", "all"), help="remove old entries, or all")
+    add_loading(parser, "cache_dir")
+    parser.add_argument("--json", action="store_true", help="print the entries as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = cache_folder(args.cache_dir)
+    found = list(entries(folder))
+    chosen = [e for e in found if args.remove == "all" or (args.remove == "old" and e.stale)]
+    for entry in chosen:
+        try:
+            if entry.path.is_dir():
+                shutil.rmtree(entry.path)
+            else:
+                entry.path.unlink()
+        except OSError as error:
+            raise StemEdgeError(f"{entry.path}: cannot remove ({error.strerror})") from error
+    if args.json:
+        listed = [
+            msgspec.to_builtins(entry, enc_hook=str) | {"removed": entry in chosen}
+            for entry in found
+        ]
+        print(json.dumps({"folder": str(folder), "entries": listed}, indent=1))
+        return 0
+    print(f"{folder}: {format_size(sum(e.nbytes for e in found))} in {len(found)} entries")
+    for entry in found:
+        state = "removed" if entry in chosen else f"old: {entry.stale}" if entry.stale else ""
+        size = format_size(entry.nbytes)
+        print(f"{size:>9}  {entry.kind:<9} {entry.path.name:<36} {entry.of} {state}".rstrip())
+    if args.remove and not chosen:
+        print("nothing removed" + (": no entry is old" if found else ""))
+    elif any(entry.stale for entry in found) and not chosen:
+        print("to remove old entries: stem-edge cache --remove old")
+    return 0
+
+
+def entries(root: Path) -> Iterator[Entry]:
+    """Yield everything in the cache folder, kind by kind."""
+    for folder in sorted((root / FOLDER).glob("*")):
+        nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        record = prepared.read_prepared(folder)
+        if folder.name.startswith(TEMPORARY):
+            of, stale = "", "was not finished" if is_left(folder) else ""
+        elif record is None:
+            of, stale = "", "damaged"
+        else:
+            of, stale = record.bundle, _stale(record)
+            of += ", refused" if record.refused else ""
+        yield Entry(path=folder, kind=FOLDER, nbytes=nbytes, of=of, stale=stale)
+    for kind, pattern in ((COUNTS, "*.npy"), (TIER, "*.*")):
+        for path in sorted((root / kind).glob(pattern)):
+            yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of="", stale="")
+    judged = {ggml_check.FOLDER: _library, TRIALS: _bundle, PLACES: _bundle}
+    for kind, judge in judged.items():
+        for path in sorted((root / kind).glob("*")):
+            of, stale = judge(root, path)
+            yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of=of, stale=stale)
+    for path in sorted((root / CHECKED).glob("*.json")):
+        checked = read_checked(path)
+        of = "" if checked is None else checked.folder
+        stale = "" if Path(of).is_dir() else "its model is gone"
+        if checked is None:
+            stale = "damaged"
+        yield Entry(path=path, kind=CHECKED, nbytes=path.stat().st_size, of=of, stale=stale)
+    yield from _prefixes(root / PREFIXES)
+
+
+def _prefixes(folder: Path) -> Iterator[Entry]:
+    for path in sorted(found for found in folder.glob("*") if found.is_file()):
+        of, stale = "", "damaged"
+        if TEMPORARY_NAME.fullmatch(path.name):
+            stale = "was not finished" if is_unfinished(path.stat()) else ""
+        elif not PREFIX_NAME.fullmatch(path.name):
+            continue  # not ours
+        else:
+            with suppress(ValueError, OSError), PrefixFile(path) as file:
+                of = f"{len(file.saved.token_ids)} tokens"
+                facts = dict(line.split(": ", 1) for line in file.saved.fingerprint.splitlines())
+                here = {"stem-edge": __version__, "processor": cpu_digest()}
+                other = [name for name, value in here.items() if facts.get(name) != value]
+                stale = f"made for another {other[0]}" if other else ""
+        yield Entry(path=path, kind=PREFIXES, nbytes=path.stat().st_size, of=of, stale=stale)
+
+
+def _stale(record: prepared.Prepared) -> str:
+    if record.onnxruntime != ort.__version__:
+        return f"made by onnxruntime {record.onnxruntime}"
+    if record.cpu != cpu_digest():
+        return "made for another processor"
+    return "" if Path(record.bundle).is_dir() else "its bundle is gone"
+
+
+def _library(root: Path, path: Path) -> tuple[str, str]:
+    """Return the library that a verdict is about, and why the verdict is old (empty: it is not)."""
+    verdict = ggml_check.read_verdict(path)
+    if verdict is None:
+        return "", "damaged"
+    try:
+        current = ggml_check.verdict_file(root, Path(verdict.library)) == path
+    except OSError:
+        return verdict.library, "its library is gone"
+    return verdict.library, "" if current else "made for another library, processor or stem-edge"
+
+
+def _bundle(root: Path, path: Path) -> tuple[str, str]:
+    """Return the bundle that a verdict is about, and why the verdict is old (empty: it is not)."""
+    verdict = read_verdict(path)
+    if verdict is None:
+        return "", "damaged"
+    of = f"{verdict.bundle} on {verdict.engine}" + (", bad" if verdict.reason else "")
+    opened = False
+    for tables in (None, ""):  # with its shards, and as if they were elsewhere
+        with suppress(BundleError):
+            records = Verdicts(open_bundle(verdict.bundle, tables), verdict.engine, root)
+            opened = True
+            if path in (records.verdict_file, records.place_file):
+                return of, ""
+    if not opened:
+        return of, "its bundle is gone or damaged"
+    return of, f"made for another bundle, {verdict.engine}, tokenizers, stem-edge or processor"

@@ -1,0 +1,205 @@
+"""The command `stem-edge export`."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from stem_edge.bundle.absent import WORKING
+from stem_edge.bundle.manifest import TOKEN_COUNTS
+from stem_edge.bundle.opening import Bundle
+from stem_edge.cluster.exports import ray_shards
+from stem_edge.commands.bundles.bundle_report import bundle_table
+from stem_edge.commands.options.arguments import BACKBONE_FOR, add_ray, own_command
+from stem_edge.commands.options.described import add_described
+from stem_edge.errors import ExportError
+from stem_edge.export.dense_gguf import export_dense_gguf
+from stem_edge.export.exporter import export_bundle, export_with
+from stem_edge.export.job.options import (
+    BACKBONES,
+    ONNX_ONLY,
+    QUANTIZERS,
+    ExportOptions,
+)
+from stem_edge.export.job.recipe import QUALITIES
+from stem_edge.export.job.table_plan import EXPORT_TABLES
+from stem_edge.graph.formats import MATRIX_KINDS, WEIGHT_BITS
+from stem_edge.tables.token_counts import read_counts
+from stem_edge.units import format_size
+
+LLAMA = "llama.cpp"
+LOW_AGREEMENT = 0.8  # share of same best tokens; a model below it writes noticeably other texts
+FEW_TOKENS = 1000  # of a calibration text; fewer do not say which channels and tokens matter
+DESCRIPTION = """\
+Turn a trained checkpoint into a bundle, the folder that the other commands take.
+
+CHECKPOINT comes from one of
+  the public STEM trainer   the folder of one training step (params.json, .metadata, __*.distcp,
+                            stem_shards/) or a consolidated folder
+  Hugging Face              config.json and *.safetensors: Llama, Mistral, Qwen2, Qwen3, SmolLM, and
+                            STEM models of any trainer in this project's schema (docs/models.md)
+  llama.cpp and others      FILE.gguf: Llama, Mistral, Qwen2, Qwen3, SmolLM
+  BlaGPT                    state_step*.pt or best_model*.pt, or their folder
+Nothing in it is executed. OUT appears only when the export is complete. If an export is interrupted
+or killed, the same command continues it."""
+
+EPILOG = """\
+examples:
+  stem-edge export runs/0000100000 model
+  stem-edge export runs/0000100000/consolidated model --backbone int8 --tables int4
+  stem-edge export runs/0000100000 exact --backbone fp32 --tables fp32
+  stem-edge export SmolLM2-135M smol --lora adapter
+  stem-edge export SmolLM2-135M smol --quality near-lossless
+  stem-edge export SmolLM2-135M smol --size 100MB
+  stem-edge export runs/0000100000 model --calibration prompt.txt --max-kl 0.02
+  stem-edge export runs/0000100000 model --backbone q4_k_m --add
+  stem-edge export SmolLM2.Q4_K_M.gguf model --engine gguf
+  stem-edge export SmolLM2-135M smol.gguf --engine llama.cpp --backbone q8_0"""
+
+BACKBONE_HELP = """\
+onnx runs on onnxruntime, which is always installed, on processors and accelerators. gguf runs on
+ggml, the kernels of llama.cpp (pip install 'stem-edge[gguf]'), on processors only; its weights
+can stay in the file, so that the system may drop them when memory is short. Its types are
+llama.cpp's mixtures: q4_k_m is the usual one, q4_0 the fastest with --repack, q6_k and q8_0 are
+nearly exact, f16 and f32 are not quantized; without one, a GGUF file keeps its own types. A bundle can have both backbones, which share its
+tables."""
+
+
+def _bits(text: str) -> dict[str, int]:
+    """Parse KIND=BITS,... into a mapping; export_bundle checks the kinds and bits."""
+    try:
+        return {kind: int(bits) for kind, bits in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like head=8,down=8") from None
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "calibration": {"metavar": "FILE"},
+    "calibration_tokens": {"type": int, "metavar": "COUNT"},
+    "lora": {"metavar": "DIR"},
+    "tokenizer": {"metavar": "FILE"},
+    "ignore_keys": {
+        "flags": ("--ignore-key",),
+        "action": "append",
+        "default": [],
+        "metavar": "KEY",
+        "help": "key of config.json that you know to change nothing, where the export asks; once for "
+        "each key",
+    },
+    "engine": {
+        "type": lambda name: BACKBONE_FOR.get(name, name),
+        "choices": [*BACKBONES, LLAMA],
+        "help": f"what runs the backbone (default: what --backbone is for, else onnx); {LLAMA}: "
+        "write no bundle, but an ordinary GGUF file of a dense checkpoint, which llama.cpp runs",
+    },
+    "backbone": {
+        "type": str.lower,  # because llama.cpp writes Q4_K_M
+        "choices": [name for types, _ in BACKBONES.values() for name in types],
+        "metavar": "TYPE",
+        "help": "; ".join(
+            f"{engine}: {', '.join(types)} (default: {'by --quality' if engine == 'onnx' else usual})"
+            for engine, (types, usual) in BACKBONES.items()
+        ),
+    },
+    "add": {"action": "store_true"},
+    "quality": {"choices": QUALITIES},
+    "size": {"metavar": "SIZE"},
+    "head": {"choices": list(WEIGHT_BITS)},
+    "bits": {
+        "type": _bits,
+        "metavar": "KIND=BITS,...",
+        "help": f"4, 8 or 32 bits for some kinds of matrices ({', '.join(MATRIX_KINDS)}), like "
+        "head=8,down=8",
+    },
+    "block_size": {"type": int, "metavar": "N"},
+    "asymmetric": {"action": argparse.BooleanOptionalAction},
+    "quantizer": {"choices": QUANTIZERS},
+    "prefill_graph": {"action": argparse.BooleanOptionalAction},
+    "tables": {"choices": EXPORT_TABLES},
+    "frequent": {"type": float, "metavar": "SHARE"},
+    "group_size": {"type": int, "metavar": "N"},
+    "max_kl": {"type": float, "metavar": "NATS"},
+    "threads": {"type": int, "metavar": "N"},
+    "force": {"action": "store_true"},
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="folder or file of the checkpoint, hf:org/name, or hf:org/name:FILE.gguf",
+    )
+    parser.add_argument("out", metavar="OUT", help="folder of the new bundle")
+    _add(parser, "calibration", "calibration_tokens", "lora", "tokenizer", "ignore_keys")
+    _add(parser.add_argument_group("backbone", BACKBONE_HELP), "engine", "backbone", "add")
+    _add(parser.add_argument_group("backbone, --engine onnx only"), *ONNX_ONLY)
+    _add(parser.add_argument_group("tables"), "tables", "frequent", "group_size")
+    _add(parser, "max_kl", "threads", "force")
+    shards = (
+        "write the tables on all machines of a cluster, which share the disk of CHECKPOINT and OUT"
+    )
+    add_ray(parser, shards)
+
+
+def _add(group: argparse._ActionsContainer, *names: str) -> None:
+    add_described(group, export_bundle, {name: SETTINGS[name] for name in names})
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.engine == LLAMA:
+        return _run_dense(args)
+    others = ("checkpoint", "out", "ray")
+    given = {name: value for name, value in vars(args).items() if name not in others}
+    options = ExportOptions(**given)  # its fields must have the names of the options
+    elsewhere = None if args.ray is None else ray_shards(args.ray)
+    try:
+        bundle = export_with(args.checkpoint, Path(args.out), options, elsewhere)
+    except KeyboardInterrupt:
+        out = Path(args.out)
+        kept = out.with_name(WORKING + out.name)
+        if kept.exists():
+            print(
+                f"stem-edge: the same command continues this export; {kept} is kept for it",
+                file=sys.stderr,
+            )
+        raise
+    print(bundle_table(bundle))
+    second = options.runs_on != bundle.manifest.engines[0]
+    engine = f" --engine {options.runs_on}" if second else ""
+    print("\n" + "\n".join(_verdict(bundle, options)))
+    print(f"try it: {own_command()} generate {args.out}{engine} 'Once upon a time'")
+    return 0
+
+
+def _verdict(bundle: Bundle, options: ExportOptions) -> list[str]:
+    """Say how near the bundle is to its checkpoint, and what would bring it nearer."""
+    report = bundle.manifest.reports[options.runs_on]
+    same, tokens = report.agreement or 0.0, len(report.probe_tokens)
+    found = f"the checkpoint: the same best token at {same:.1%} of {tokens} positions"
+    lines = [f"near {found}"]
+    if same < LOW_AGREEMENT:
+        lines = [f"far from {found}; more bits (--quality, --tables) or a --calibration text help"]
+    counts = read_counts(bundle.path / TOKEN_COUNTS, bundle.manifest.model.vocab_size)
+    if options.calibration and counts is not None and (used := int(counts.sum())) < FEW_TOKENS:
+        lines += [f"the calibration text has {used} tokens; it takes some thousands to be of use"]
+    return lines
+
+
+def _run_dense(args: argparse.Namespace) -> int:
+    given = {
+        name: value
+        for name, value in vars(args).items()
+        if name != "engine"
+        and value is not None
+        and value is not False  # but keep zeros, which were typed
+    }
+    if others := given.keys() - inspect.signature(export_dense_gguf).parameters:
+        option = "--" + min(others).replace("_", "-")
+        raise ExportError(f"{option} is for bundles, and --engine {LLAMA} makes none; leave it out")
+    out = export_dense_gguf(**given)
+    print(f"{out}: {format_size(out.stat().st_size)}; run it with llama.cpp: llama-cli -m {out}")
+    return 0

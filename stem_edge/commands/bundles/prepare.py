@@ -1,0 +1,62 @@
+"""The command `stem-edge prepare`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import msgspec
+
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.bundle.opening import open_bundle
+from stem_edge.commands.options.loading import add_loading
+from stem_edge.errors import InputError
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
+from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
+from stem_edge.system.memory import usable_cpus
+from stem_edge.units import format_size
+
+DESCRIPTION = """\
+Rearrange a bundle's backbone for this processor, and keep it in the user's cache folder. Later
+loads map it: they are faster, and the system can take the memory of the weights back when it
+needs room. The first load of a large bundle does this by itself. Preparing needs about twice the
+size of the weights on disk, but little memory, since it takes one matrix at a time; interrupted, it
+goes on from there the next time. It also measures which graph is faster for prompts. It cannot be
+done for another kind of processor, whose matrices lie otherwise."""
+
+EPILOG = """\
+examples:
+  stem-edge prepare model
+  stem-edge cache                 what is kept, and what is old"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
+    )
+    add_loading(parser, "tables", "cache_dir", "threads", "kv")
+    memory = "most RAM that both processes may take, like 300MB (default: what is free)"
+    parser.add_argument("--memory", metavar="SIZE", help=memory)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    bundle = open_bundle(args.bundle, args.tables)
+    if bundle.manifest.backbone is None:
+        raise InputError(
+            f"{args.bundle}: no backbone for onnxruntime, and one for ggml needs no preparing; "
+            "load it as it is"
+        )
+    kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(args.kv).kv
+    found = place(bundle, args.cache_dir, kv).prepared
+    threads = args.threads or usable_cpus()
+    folder, record = found or make(bundle, args.cache_dir, threads, kv=kv, memory=args.memory)
+    if args.json:
+        print(json.dumps({"folder": str(folder), **msgspec.to_builtins(record)}, indent=1))
+        return 0
+    size = format_size(sum(nbytes for nbytes, _ in record.files.values()))
+    print(f"{folder}: {size}, {'there already' if found else 'made'}")
+    if record.prefill is not None:
+        rates = ", ".join(f"{name} graph {s * 1e3:.0f} ms" for name, s in record.seconds.items())
+        print(f"a prompt chunk takes: {rates}; prompts go through the faster one, if it is exact")
+    return 0

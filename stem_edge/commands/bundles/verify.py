@@ -1,0 +1,83 @@
+"""The command `stem-edge verify`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from stem_edge.commands.options.loading import add_loading
+from stem_edge.errors import BundleError, InputError, StemEdgeError
+from stem_edge.progress import show_status
+from stem_edge.runtime.consistency import verify_runs
+from stem_edge.runtime.first_load.safety import check_safety
+from stem_edge.shown import printable
+
+DESCRIPTION = """\
+Check whether a bundle is safe to load, and say so, with reasons, in one line. Every file must
+have the size and sha256 that the manifest lists, and no other file that can be run may lie beside
+them; the weights must have the size that follows from the model; all records of the tables and
+the tokenizer must be of the kinds that stem-edge writes; and the tokenizer must load in its own
+process, within limits of memory and time. Safe means that no damage, code, crash or hang was
+found here. It is no proof, and says nothing about what the model writes. With --tables, the shards
+of the tables are left out: hash them where they are.
+
+With --runs, generate instead with several cache sizes, ways of reading and ways of loading, on
+every installed engine; on one engine, no token may change.
+
+The exit status is 0 if all is right, and 1 if not."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name"
+    )
+    parser.add_argument(
+        "--runs",
+        action="store_true",
+        help="compare the tokens of all ways of running the bundle instead",
+    )
+    add_loading(parser, "tables", "cache_dir")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    return _verify_runs(args) if args.runs else _verify_files(args)
+
+
+def _verify_runs(args: argparse.Namespace) -> int:
+    if args.tables is not None:
+        raise InputError("--runs compares ways to read tables in the bundle; leave out --tables")
+    results = verify_runs(
+        args.bundle, cache_dir=args.cache_dir, progress=lambda name: show_status(f"running: {name}")
+    )
+    show_status("")
+    ran = {name: result for name, result in results.items() if not result.startswith("not run")}
+    wrong = [name for name, result in ran.items() if result != "ok"]
+    if args.json:
+        print(json.dumps({"ok": not wrong, "runs": results}, indent=1))
+        return 1 if wrong else 0
+    for name, result in results.items():
+        print(f"{name:<44}{result}")
+    if wrong:
+        raise StemEdgeError(
+            f"{args.bundle}: {len(wrong)} of {len(ran)} ways of running it give other tokens; "
+            "run stem-edge verify, then report this with the output above"
+        )
+    return 0
+
+
+def _verify_files(args: argparse.Namespace) -> int:
+    found = check_safety(args.bundle, cache_dir=args.cache_dir, tables=args.tables)
+    if args.json:
+        plain = {name: getattr(found, name) for name in ("reasons", "checked", "files")}
+        print(json.dumps({"ok": found.safe, "safe": found.safe} | plain, indent=1))
+        return 0 if found.safe else 1
+    if found.safe:
+        print(f"{args.bundle}: safe to load: {', '.join(found.checked)}")
+        return 0
+    first, *others = found.reasons
+    for reason in others:
+        print(printable(reason))
+    first = printable(first.partition("; ")[0])
+    more = f" (and {len(others)} more, above)" if others else ""
+    raise BundleError(f"{args.bundle}: not safe to load: {first}{more}; {found.advice}")

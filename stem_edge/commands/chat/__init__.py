@@ -1,5 +1,0 @@
-"""The command `stem-edge chat`: what is typed (input.py), commands in it, answers as printed."""
-
-from stem_edge.commands.chat.command import DESCRIPTION, add_arguments, run
-
-__all__ = ["DESCRIPTION", "add_arguments", "run"]

@@ -1,0 +1,1 @@
+"""Commands that measure a model, or plan how it will run."""

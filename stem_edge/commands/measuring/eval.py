@@ -1,0 +1,199 @@
+"""The command `stem-edge eval`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stem_edge.bundle.opening import open_bundle
+from stem_edge.cluster.evaluation import ray_scores
+from stem_edge.commands.options.arguments import add_ray
+from stem_edge.commands.options.described import add_described
+from stem_edge.commands.options.loading import DEVICE, add_loading, device_options
+from stem_edge.edit_files.folder import open_edits
+from stem_edge.errors import InputError
+from stem_edge.hub.fetch import pinned
+from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
+from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.shown import printable
+from stem_edge.text_table import table, wrapped
+
+DESCRIPTION = """\
+Measure the perplexity of bundles on a text and, with --against, how far each diverges from a
+reference: the checkpoint that it was made from, or another bundle.
+
+Perplexity is exp of the mean of -log P(token): 1 is a model that knows every token in advance.
+Every token of the text but the first is predicted once. Compare perplexities only between bundles
+with the same tokenizer; bits per byte can be compared between any.
+
+Divergence is KL(reference || bundle), in nats, of the two distributions over the next token: 0
+means the same model. It measures what quantization costs better than perplexity, which can fall
+by chance. Look at the 99th percentile as well, because a small mean can hide a few tokens that
+are lost."""
+
+EPILOG = """\
+examples:
+  stem-edge eval model --text book.txt
+  stem-edge eval exact model small --text book.txt
+  stem-edge eval model --text book.txt --against exact
+  stem-edge eval model --text book.txt --against runs/0000100000 --window 256
+  stem-edge eval model --text book.txt --engine ggml --against model --against-engine onnxruntime
+  stem-edge eval model --text book.txt --edit spain.edit --against model
+
+Several bundles are compared with the first. A checkpoint as reference is computed in float32, and
+read again for every window."""
+
+SNIPPET = 24  # characters of text on either side, in the table of worst tokens
+
+
+SCORING: dict[str, dict[str, Any]] = {
+    "text": {"type": Path, "required": True, "metavar": "FILE"},
+    "lines": {"action": "store_true"},
+    "window": {"type": int, "metavar": "N"},
+    "stride": {"type": int, "metavar": "N"},
+    "against": {"metavar": "PATH"},
+    "worst": {"type": int, "metavar": "N"},
+    "against_engine": {"choices": ENGINES},
+    "prefill_graph": {"action": "store_true"},
+    "memory": {"metavar": "SIZE"},
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add(
+        "bundles",
+        metavar="BUNDLE",
+        nargs="+",
+        help="folder that stem-edge export wrote, or hf:org/name",
+    )
+    add_described(parser, evaluate, SCORING)
+    edit = "an edit of the bundle with scope everywhere (see stem-edge edit); may be repeated"
+    add("--edit", action="append", metavar="FILE", default=[], help=edit)
+    add_loading(parser, "engine", "repack", "kv", *DEVICE, "threads")
+    add("--kinds", action="store_true", help=argparse.SUPPRESS)
+    add_ray(parser, "score on all machines of a cluster, which share the disk of BUNDLE")
+    add("--json", action="store_true", help="print a JSON list with an object for each")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.kinds:
+        raise InputError(
+            "--kinds is gone: stem-edge export measures each matrix and chooses its bits; bound what "
+            "they cost with its --max-kl or --size"
+        )
+    found = [
+        evaluate(
+            bundle := pinned(each),
+            args.text,
+            lines=args.lines,
+            window=args.window,
+            stride=args.stride,
+            against=args.against,
+            worst=args.worst,
+            edits=open_edits(open_bundle(bundle), args.edit),
+            engine=args.engine,
+            against_engine=args.against_engine,
+            repack=args.repack,
+            kv=args.kv,
+            prefill_graph=args.prefill_graph,
+            memory=args.memory,
+            threads=args.threads,
+            elsewhere=None if args.ray is None else ray_scores(args.ray),
+            **device_options(args),
+        )
+        for each in args.bundles
+    ]
+    print(json.dumps([asdict(each) for each in found], indent=1) if args.json else report(found))
+    return 0
+
+
+def report(found: Sequence[Quality]) -> str:
+    """Return tables for people."""
+    lines = [*_text(found), "", *_perplexities(found)]
+    compared = [(each.bundle, each.divergence) for each in found if each.divergence]
+    if compared:
+        lines += ["", *_divergences(compared)]
+    for bundle, divergence in compared:
+        if divergence.worst:
+            lines += ["", *_worst(bundle, divergence)]
+    return "\n".join(lines)
+
+
+def _text(found: Sequence[Quality]) -> list[str]:
+    """Describe what was predicted and how; a bundle that differs in this has its own line."""
+    lines = []
+    for each in found:
+        documents = "1 document" if each.documents == 1 else f"{each.documents:,} documents"
+        length = f"{each.nbytes:,} bytes, {each.tokens:,} tokens predicted"
+        window = f"windows of {each.window:,} tokens, one every {each.stride:,}"
+        if each.window < each.window_asked:
+            window = (
+                f"one window for each document, of at most {each.window:,} tokens: it has no more"
+            )
+        graph = each.engine + ", the graph for prompts" * each.prefill_graph
+        several = "s" if each.edits > 1 else ""
+        edits = f"; with {each.edits} edit{several}" if each.edits else ""
+        lines.append(f"{documents} of {length}; {window}; computed by {graph}{edits}")
+    return list(dict.fromkeys(lines))
+
+
+def _perplexities(found: Sequence[Quality]) -> list[str]:
+    """Compare each bundle's perplexity with that of the reference, or else of the first bundle."""
+    first, rows = found[0], [("", "perplexity", "change", "bits/byte", "bits/character")]
+    base, what = first.perplexity, first.bundle
+    if first.divergence:
+        base, what = first.divergence.reference_perplexity, first.divergence.reference
+        rows.append(("reference", f"{base:.4f}", "", "", ""))
+    for each in found:
+        same = each.ids_sha256 == first.ids_sha256
+        change = f"{each.perplexity / base - 1:+.2%}" if same and each.bundle != what else ""
+        bits = (f"{each.bits_per_byte:.4f}", f"{each.bits_per_character:.4f}")
+        rows.append((each.bundle, f"{each.perplexity:.4f}", change, *bits))
+    others = [each.bundle for each in found if each.ids_sha256 != first.ids_sha256]
+    if not others:
+        return table(rows)
+    note = (
+        f"{', '.join(others)}: another tokenizer than {first.bundle}, so perplexities, which are "
+        "per token, cannot be compared; bits per byte can."
+    )
+    return [*table(rows), *wrapped(note)]
+
+
+def _divergences(compared: Sequence[tuple[str, Divergence]]) -> list[str]:
+    columns = ("mean", "median", "99 %", "greatest", "same best", "change of log likelihood")
+    rows: list[tuple[str, ...]] = [("", *columns)]
+    for name, each in compared:
+        nats = (each.mean, each.median, each.percentile_99, each.greatest)
+        error = "" if each.standard_error is None else f" +- {each.standard_error:.2g}"
+        change = f"{each.log_likelihood_difference:+.3g}{error}"
+        rows.append((name, *(f"{value:.3g}" for value in nats), f"{each.agreement:.2%}", change))
+    first = compared[0][1]
+    engine = f" on {first.reference_engine}" if first.reference_engine else ""
+    return [
+        f"divergence from the reference {first.reference}{engine}, nats per token",
+        *table(rows),
+    ]
+
+
+def _worst(bundle: str, divergence: Divergence) -> list[str]:
+    rows = [("document:token", "nats", "text [token] text", "reference", "bundle")]
+    for each in divergence.worst:
+        before, after = printable(each.before)[-SNIPPET:], printable(each.after)
+        around = f"{before}[{printable(each.token)}]{after}"[: 2 * SNIPPET]
+        place = f"{each.document}:{each.position}"
+        guesses = (_guess(each.reference), _guess(each.bundle))
+        rows.append((place, f"{each.divergence:.3g}", around, *guesses))
+    return [
+        f"tokens where {bundle} diverges most, and the best guess of both there",
+        *table(rows, "rrl"),
+    ]
+
+
+def _guess(guess: Guess) -> str:
+    return f"[{printable(guess.text)[: SNIPPET - 8]}] {guess.probability:.1%}"

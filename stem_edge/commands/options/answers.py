@@ -1,0 +1,140 @@
+"""Parts of commands that generate text: options of sampling, answers on stdout, figures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stem_edge.commands.options.arguments import read_text
+from stem_edge.commands.options.described import add_described, option_of
+from stem_edge.errors import InputError
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling_params import RANGES, SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.stats import GenerationStats
+from stem_edge.shown import shown
+from stem_edge.text_table import shown_lines
+
+MAX_DIGITS = 1000  # a limit, because the time of int() grows faster than the text
+
+SHORT = {"max_new_tokens": "-n", "temperature": "-t"}
+
+
+def add_sampling(group: argparse._ArgumentGroup) -> None:
+    """Declare the fields of SamplingParams; sampling_params reads them."""
+    settings: dict[str, dict[str, Any]] = {
+        name: {
+            "flags": (*filter(None, [SHORT.get(name)]), option_of(name)),
+            "type": whole_number if isinstance(most, int) else float,
+            "metavar": "N" if isinstance(most, int) else "X",
+        }
+        for name, (_, most) in RANGES.items()
+    }
+    settings["logprobs"]["help"] = "with JSON: print log probabilities of the N best"
+    settings["stop"] = {"action": "append", "metavar": "TEXT", "default": []}
+    settings["stop"]["help"] = "end before this text; may be repeated"
+    add_described(group, SamplingParams, settings)
+    bias = (
+        "add B, from -100 (never) to 100, to the logits of the token with this id; may be repeated"
+    )
+    group.add_argument(
+        "--logit-bias", action="append", type=_bias, metavar="ID=B", default=[], help=bias
+    )
+    form = group.add_mutually_exclusive_group()
+    schema = "answer with JSON that this file, a JSON Schema, allows"
+    form.add_argument("--schema", type=Path, metavar="FILE", help=schema)
+    form.add_argument("--regex", metavar="TEXT", help="answer with a text that matches this")
+    grammar = "answer with a text that this file allows, a grammar in Lark or GBNF"
+    form.add_argument("--grammar", type=Path, metavar="FILE", help=grammar)
+
+
+def sampling_params(args: argparse.Namespace, as_json: bool) -> SamplingParams:
+    """Values of the options of add_sampling. Raises InputError."""
+    if args.logprobs is not None and not as_json:
+        raise InputError("--logprobs shows in JSON only; add --json")
+    return params_of(None, sampling_options(args))
+
+
+def sampling_options(args: argparse.Namespace) -> SamplingOptions:
+    """Values of the options of add_sampling, as keywords of generate. Raises InputError."""
+    options: SamplingOptions = {"stop": args.stop, "logit_bias": dict(args.logit_bias)}
+    options.update({name: getattr(args, name) for name in RANGES})  # type: ignore[typeddict-item]
+    options["regex"] = args.regex
+    for path, name, make in (
+        (args.schema, "schema", Grammar.of_schema),
+        (args.grammar, "grammar", Grammar.of_text),
+    ):
+        if path is not None:
+            text = read_text(path, name, MAX_CHARS)
+            with _file_named(path):
+                options["grammar"] = make(text)
+    return options
+
+
+def check_grammar(model: Model, params: SamplingParams, args: argparse.Namespace) -> None:
+    """Raise InputError, which names the file, for a grammar that no answer can follow."""
+    if params.grammar is not None:
+        with _file_named(args.schema or args.grammar):
+            model.check_grammar(params.grammar)
+
+
+@contextmanager
+def _file_named(path: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {error}" if path is not None else str(error)) from None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return whole_number(token), float(bias)
+    except (ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(
+            f"expected a token id and a number like 42=-100, found {shown(text)}"
+        ) from None
+
+
+def whole_number(text: str) -> int:
+    """Parse a whole number from the command line, with a short message for a long argument."""
+    try:
+        if len(text) > MAX_DIGITS:
+            raise ValueError
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, found {shown(text)}") from None
+
+
+def write_text(text: str) -> None:
+    """Write a piece of an answer at once; a terminal gets control characters as escapes."""
+    sys.stdout.write(shown_lines(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def as_object(chunks: Sequence[Chunk], stats: GenerationStats) -> dict[str, object]:
+    """Return an answer of one chunk or more, for JSON."""
+    result: dict[str, object] = {
+        "text": "".join(chunk.text for chunk in chunks),
+        "token_ids": [token for chunk in chunks for token in chunk.token_ids],
+        "finish_reason": chunks[-1].finish_reason,
+        "stats": stats.to_dict(),
+    }
+    if chunks[-1].logprobs is not None:
+        result["logprobs"] = [asdict(one) for chunk in chunks for one in chunk.logprobs or []]
+    return result
+
+
+def dim(text: str) -> str:
+    """Make a text for stderr pale where it stands between the texts of stdout on a terminal."""
+    colours = os.environ.get("NO_COLOR", "") == "" and os.environ.get("TERM") != "dumb"
+    if colours and sys.stdout.isatty() and sys.stderr.isatty():
+        return f"\033[2m{text}\033[0m"
+    return text

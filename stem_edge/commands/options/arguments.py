@@ -1,0 +1,117 @@
+"""Help and errors of every command, texts from files, and the command line that repeats one."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import shutil
+import sys
+import textwrap
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+from stem_edge.bundle.manifest import BACKBONES
+from stem_edge.errors import InputError
+
+# Engine -> kind of its backbone, which is what `export` asks for; every command takes both names.
+BACKBONE_FOR: dict[str, str] = {engine: backbone.option for engine, backbone in BACKBONES.items()}
+
+
+def engine_name(name: str) -> str:
+    """Return the engine that has this name or runs this kind of backbone."""
+    return next((engine for engine, backbone in BACKBONE_FOR.items() if backbone == name), name)
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Format help as wide as the terminal, so that commands in it can still be pasted.
+
+    Paragraphs and last columns wrap; a long command goes on in the next line after a backslash.
+    """
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for line in text.splitlines():
+            in_paragraph = line[:1].strip() and lines and lines[-1][:1].strip()
+            in_last_column = line.startswith(" " * 8)
+            if in_paragraph or in_last_column:
+                lines[-1] += f" {line.strip()}"
+            else:
+                lines.append(line)
+        return "\n".join(indent + part for line in lines for part in _wrapped(line, width))
+
+
+class Parser(argparse.ArgumentParser):
+    """Argument parser whose errors are one line, as the commands' own errors are."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog=prog, formatter_class=Help, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and end the process with status 2."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    column = re.match(r"\s*\S.*?\s{2,}(?=\S)", line)
+    if column or line[:1].strip():
+        indent = " " * len(column[0] if column else "")
+        return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
+    *parts, last = textwrap.wrap(line, width - 2, subsequent_indent=" " * 6, break_on_hyphens=False)
+    return [*(f"{part} \\" for part in parts), last]
+
+
+def with_options(parser: argparse.ArgumentParser, message: str) -> str:
+    """Return an error message with names of Python keywords replaced by this command's options."""
+    options = {
+        action.dest: option
+        for action in parser._actions
+        for option in reversed(action.option_strings)
+        if option.startswith("--")
+    }
+    # Names without an underscore are English words, so they must stand at the beginning, like
+    # "slots is 0"; otherwise "the memory of this machine" would become "the --memory of".
+    codes = "|".join(name for name in options if "_" in name) or "(?!)"
+    names = rf"^({'|'.join(options)})(?=:|,| is | belongs? )"
+    pattern = rf"{names}|(?<![\w/.\\'\"-])({codes})(?:=True)?(?![\w/])"
+    return re.sub(pattern, lambda found: options[found[1] or found[2]], message)
+
+
+def own_command() -> str:
+    """Return how stem-edge was started, for printed commands that work when pasted."""
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m stem_edge"
+    found = started.stem != "stem-edge" or shutil.which("stem-edge")
+    return "stem-edge" if found else shlex.quote(sys.argv[0])
+
+
+def add_ray(group: argparse._ActionsContainer, what: str) -> None:
+    """Declare the cluster that shares the work. what: how, as a help text begins."""
+    text = (
+        f"{what}, with Ray (pip install 'stem-edge[ray]'). ADDRESS: auto, for the cluster that ray "
+        "start began here, its head's host:port, or local, to start one of this machine (default: "
+        "auto). Write --ray=ADDRESS, because a word behind --ray is taken for it"
+    )
+    group.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help=text)
+
+
+def read_text(path: Path | None, what: str, most: int) -> str:
+    """Return the text of a file, or of stdin for None, of at most `most` characters.
+
+    Raises InputError, which says `what` it is.
+    """
+    place = path or "stdin"
+    try:
+        with nullcontext(sys.stdin) if path is None else path.open(encoding="utf-8") as file:
+            text = str(file.read(most + 1))
+    except OSError as error:
+        raise InputError(f"{place}: cannot read ({error.strerror}); give another file") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place}: not valid UTF-8 ({error}); give the {what} as UTF-8") from None
+    if len(text) > most:
+        raise InputError(f"{place}: more than {most:,} characters; shorten the {what}")
+    return text

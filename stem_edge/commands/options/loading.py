@@ -1,0 +1,172 @@
+"""Options of stem_edge.load on a command line, shared by every command that loads a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, cast
+
+from stem_edge.commands.options.arguments import engine_name
+from stem_edge.commands.options.described import add_described
+from stem_edge.errors import InputError
+from stem_edge.graph.kv import KV_CHOICES
+from stem_edge.runtime.backends.engines import engine_names
+from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions, Speculate
+from stem_edge.runtime.loading import load
+from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
+from stem_edge.runtime.rows.shards import READ_MODES
+
+
+def speculation(text: str) -> Speculate:
+    """Value of the option --speculate; argparse reports a ValueError as a bad value."""
+    known: dict[str, Speculate] = {"auto": "auto", "on": True, "off": False}
+    return known[text] if text in known else int(text)
+
+
+_SIZE = {"metavar": "SIZE"}
+_COUNT = {"type": int, "metavar": "N"}
+_FLAG = {"action": "store_true"}
+_EITHER = {"action": argparse.BooleanOptionalAction}
+# Keywords of load that are options of every command that loads a bundle, and their settings of argparse.
+LOADING: dict[str, dict[str, Any]] = {
+    "memory": _SIZE,
+    "threads": _COUNT,
+    "context_length": _COUNT,
+    "sequences": _COUNT,
+    "engine": {"type": engine_name},
+    "repack": _FLAG,
+    "kv": {"choices": KV_CHOICES},
+    "providers": {
+        "metavar": "NAME,...",
+        "help": "execution providers of onnxruntime that run the backbone, like cuda or "
+        "webgpu:key=value,key=value; with cpu last, the CPU runs operators that the others lack; "
+        "auto: the first accelerator, else the CPU (default: cpu)",
+    },
+    "provider_libraries": {
+        "flags": ("--provider-library",),
+        "action": "append",
+        "metavar": "NAME=PATH",
+        "help": "load an execution provider from this library, and call it NAME; its code runs here, "
+        "so use one that you trust",
+    },
+    "device_memory": _SIZE,
+    "host_slots": _COUNT,
+    "speculate": {
+        "type": speculation,
+        "metavar": "WHEN",
+        "help": "guess the next tokens from the text so far, and compute several in a step while that "
+        "pays: on, which may change answers by rounding, off, or the most to guess for a step "
+        "(default: auto, on if preparing the bundle found that steps of several round as steps of one)",
+    },
+    "draft": {"metavar": "BUNDLE"},
+    "exact": _FLAG,
+    "reads": {"choices": READ_MODES},
+    "slots": _COUNT,
+    "resident": _FLAG,
+    "overlap": _EITHER,
+    "warm_start": _EITHER,
+    "tables_later": _FLAG,
+    "emulate_flash": {"choices": FLASH_NAMES},
+    "tables": {"metavar": "URL"},
+    "disk_tier": _SIZE,
+    "prefill_graph": _EITHER,
+    "prepare": _EITHER,
+    "cache_dir": {"metavar": "DIR"},
+}
+# For commands that answer prompts.
+PROMPT_CACHE: dict[str, dict[str, Any]] = {
+    "prompt_cache": {
+        "nargs": "?",
+        "const": True,
+        "metavar": "DIR",
+        "help": "keep prompts in files, which tell what was asked, and go on from them in later runs "
+        "(default of DIR: a folder in the user's cache folder). Write --prompt-cache=DIR, or "
+        "--prompt-cache after BUNDLE and PROMPT, because a word behind it is taken for DIR",
+    }
+}
+DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")
+
+
+def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
+    """Declare options that are keywords of load: these, or all; loading_options reads them."""
+    defaults = {field.name: field.default for field in fields(LoadOptions)}
+    known = LOADING | PROMPT_CACHE
+    known["engine"] = known["engine"] | {"choices": engine_names()}
+    chosen = {name: known[name] for name in names or LOADING}
+    add_described(group, load, chosen, defaults)
+
+
+def loading_options(args: argparse.Namespace) -> LoadKeywords:
+    """Values of the options of add_loading, as keywords of stem_edge.load. Raises InputError."""
+    given = {name: getattr(args, name) for name in LOADING}
+    given["prompt_cache"] = getattr(args, "prompt_cache", None)
+    return cast(LoadKeywords, given | device_options(args))
+
+
+def device_options(args: argparse.Namespace) -> DeviceKeywords:
+    """Values of the options DEVICE, as keywords of stem_edge.load. Raises InputError."""
+    return {
+        "providers": parse_providers(args.providers),
+        "provider_libraries": parse_libraries(args.provider_libraries),
+        "device_memory": args.device_memory,
+        "host_slots": args.host_slots,
+    }
+
+
+def changed_options(
+    args: argparse.Namespace, add: Callable[[argparse.ArgumentParser], None] = add_loading
+) -> list[str]:
+    """Options that `add` declares and that do not have their default value, as they are typed."""
+    changed = {a: getattr(args, a.dest) for a in _actions(add) if a.option_strings}
+    # The last string of a flag that has a --no- form is that form.
+    return [
+        action.option_strings[-1 if value is False else 0]
+        for action, value in changed.items()
+        if value != action.default
+    ]
+
+
+def _actions(add: Callable[[argparse.ArgumentParser], None]) -> list[argparse.Action]:
+    parser = argparse.ArgumentParser(add_help=False)
+    add(parser)
+    return parser._actions
+
+
+def parse_libraries(given: Sequence[str] | None) -> dict[str, str] | None:
+    """Paths of provider libraries by name; None if none is given. Raises InputError."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, _, path = text.partition("=")
+        if not name or not path:
+            raise InputError(
+                f"--provider-library is {text!r}; expected NAME=PATH, like webgpu=/opt/libwebgpu.so"
+            )
+        if name in found:
+            raise InputError(f"--provider-library names {name} more than once; choose another name")
+        found[name] = path
+    return found or None
+
+
+def parse_providers(given: str | None) -> list[str | tuple[str, Mapping[str, object]]] | None:
+    """Providers from "NAME,NAME:key=value,key=value", for stem_edge.load. Raises InputError."""
+    if given is None:
+        return None
+    # A comma before key= separates options of one provider instead of two providers.
+    return [_provider(text) for text in re.split(r",(?![^,:=]*=)", given)]
+
+
+def _provider(text: str) -> str | tuple[str, Mapping[str, object]]:
+    name, colon, options = text.partition(":")
+    if not colon:
+        return name
+    pairs = [part.partition("=") for part in options.split(",")]
+    keys = [key for key, _, _ in pairs]
+    if not name or not all(key and equals for key, equals, _ in pairs) or len({*keys}) < len(keys):
+        raise InputError(
+            f"--providers has {text!r}; expected NAME or NAME:key=value,key=value, each key once, "
+            "like cuda:device_id=1"
+        )
+    return name, {key: value for key, _, value in pairs}

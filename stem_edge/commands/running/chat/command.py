@@ -1,0 +1,117 @@
+"""The command `stem-edge chat`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from stem_edge.commands.options.answers import add_sampling, check_grammar, sampling_params
+from stem_edge.commands.options.arguments import Parser, with_options
+from stem_edge.commands.options.loading import add_loading, loading_options
+from stem_edge.commands.running.chat.input import Typed, TypedLines
+from stem_edge.commands.running.chat.session import Session
+from stem_edge.commands.running.chat.typed_commands import EXIT, obey
+from stem_edge.errors import DeviceLostError, InputError, StemEdgeError
+from stem_edge.runtime import load
+from stem_edge.runtime.model import Model
+
+MAX_NEW_TOKENS = 1024
+
+DESCRIPTION = """\
+Talk with a model. Each message goes into the bundle's chat template, together with all that was
+said before. At a terminal, Ctrl-C stops an answer, /help lists commands, and Ctrl-D ends.
+Otherwise each line of stdin is a message, and stdout gets the answers alone."""
+
+EPILOG = """\
+examples:
+  stem-edge chat model
+  stem-edge chat model --system "Answer in one sentence." -t 0.7 --top-p 0.9
+  echo "What is the capital of Spain?" | stem-edge chat model"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
+    add("--system", metavar="TEXT", help="system message, which comes before all others")
+    add("--json", action="store_true", help="print a JSON object for each answer")
+    amount = parser.add_mutually_exclusive_group()
+    quiet = "do not print a line of figures after each answer"
+    amount.add_argument("-q", "--quiet", action="store_true", help=quiet)
+    verbose = "print these lines to stderr without a terminal, too"
+    amount.add_argument("--verbose", action="store_true", help=verbose)
+    add_sampling(parser.add_argument_group("choosing tokens"))
+    loading = parser.add_argument_group("how to load")
+    add_loading(loading)
+    add_loading(loading, "prompt_cache")
+    parser.set_defaults(max_new_tokens=MAX_NEW_TOKENS)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = sampling_params(args, args.json)
+    interactive = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    with load(args.bundle, **loading_options(args)) as model:
+        check_grammar(model, params, args)
+        with model.conversation(system) as conversation:
+            figures = args.verbose or (interactive and not args.quiet and not args.json)
+            session = Session(
+                model, conversation, params, interactive, args.json, figures, _explain
+            )
+            if interactive:
+                session.note(_welcome(model))
+            _converse(session, TypedLines(interactive))
+        return 1 if session.failed and not interactive else 0
+
+
+def _explain(message: str) -> str:
+    """Return an error message that names this command's options, on one line."""
+    parser = Parser("stem-edge chat")
+    add_arguments(parser)
+    return with_options(parser, " ".join(message.split()))
+
+
+def _welcome(model: Model) -> str:
+    lines = [f"A context of {model.plan.context_length} tokens. /help lists commands; Ctrl-D ends."]
+    if not model.has_chat_template:
+        lines.append("This model has no chat template: it continues the texts as they are.")
+    return "\n".join(lines)
+
+
+def _converse(session: Session, typed: TypedLines) -> None:
+    interrupted = False  # since a line was read
+    while True:
+        try:
+            line = typed.read()
+            interrupted = False
+            if line is None or (line.is_command and line.text.split()[0] == EXIT):
+                return
+            take(session, line)
+        except InputError as error:  # of a message that is too long
+            if not session.interactive:
+                raise
+            session.fail(error)
+        except KeyboardInterrupt:
+            if not session.interactive:
+                raise
+            session.tell("")
+            if interrupted:
+                raise
+            interrupted = True
+            session.note("Ctrl-C again or Ctrl-D ends")
+
+
+def take(session: Session, typed: Typed) -> None:
+    """Answer a message or obey a command; at a terminal, Ctrl-C ends only the answer."""
+    messages = session.conversation.messages
+    count = len(messages)
+    try:
+        (obey if typed.is_command else Session.send)(session, typed.text)
+    except DeviceLostError:
+        raise
+    except StemEdgeError as error:
+        session.fail(error)
+    except KeyboardInterrupt:
+        if not session.interactive:
+            raise
+        lost = not typed.is_command and len(messages) == count
+        session.note("stopped before an answer; the message is not kept" if lost else "stopped")

@@ -1,0 +1,99 @@
+"""Answers of `stem-edge chat`, as they are printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from stem_edge.commands.options.answers import as_object, dim, write_text
+from stem_edge.errors import StemEdgeError
+from stem_edge.runtime.conversation import Conversation
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.runtime.stats import GenerationStats
+
+
+@dataclass
+class Session:
+    """A conversation and how to print it.
+
+    figures: print a line of figures after each answer. explain: error messages for this command.
+    """
+
+    model: Model
+    conversation: Conversation
+    params: SamplingParams
+    interactive: bool
+    as_json: bool
+    figures: bool
+    explain: Callable[[str], str]
+    failed: bool = False  # whether a message or a command was refused
+
+    def send(self, text: str) -> None:
+        """Print the answer to a message."""
+        self._print(self.conversation.send(text, self.params))
+
+    def retry(self) -> None:
+        """Print another answer to the last message."""
+        before = self.conversation.messages[-1:]
+        self._print(self.conversation.retry(self.params))
+        if self.conversation.messages[-1:] == before:
+            self.note("the same answer again; give --temperature, and no --seed, to get others")
+
+    def fail(self, error: StemEdgeError) -> None:
+        """Print an error after which the conversation goes on."""
+        self.failed = True
+        message = self.explain(str(error))
+        if self.as_json:
+            print(json.dumps({"error": message}, ensure_ascii=False), flush=True)
+        else:
+            self.tell(f"stem-edge: {message}")
+
+    def tell(self, text: str) -> None:
+        """Print what is no answer, to stderr."""
+        print(text, file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """Tell what need not be read."""
+        self.tell(dim(text))
+
+    def _print(self, chunks: Generator[Chunk]) -> None:
+        """Print an answer as it comes, and its figures, also if it is cut short."""
+        done: list[Chunk] = []
+        try:
+            for chunk in chunks:
+                done.append(chunk)
+                if not self.as_json:
+                    write_text(chunk.text)
+        finally:
+            chunks.close()
+            if done:
+                self._complete(done)
+
+    def _complete(self, done: list[Chunk]) -> None:
+        if self.as_json:
+            answer = as_object(done, self.model.stats)
+            print(json.dumps(answer, ensure_ascii=False), flush=True)
+        else:
+            write_text("\n")
+        if self.figures:
+            self.note(_figures(self.model.stats) + self._why_cut(done))
+
+    def _why_cut(self, done: list[Chunk]) -> str:
+        if done[-1].finish_reason != "length":
+            return ""
+        if self.model.stats.new_tokens == self.params.max_new_tokens:
+            return f"; cut at {self.params.max_new_tokens} tokens (--max-new-tokens)"
+        return f"; the context of {self.model.plan.context_length} tokens is full (/undo or /new)"
+
+
+def _figures(stats: GenerationStats) -> str:
+    """Speeds and row hits of an answer, in less than a line."""
+    kept = f" ({stats.cached_tokens} kept)" if stats.cached_tokens else ""
+    prompt = f"prompt {stats.prompt_tokens} tokens{kept} at {stats.prefill_tokens_per_second:.0f}/s"
+    answer = f"answer {stats.new_tokens} at {stats.decode_tokens_per_second:.1f}/s"
+    rows = f"rows {stats.hit_rate:.0%} hits" if stats.row_hits + stats.row_misses else ""
+    return ", ".join(filter(None, (prompt, answer, rows)))

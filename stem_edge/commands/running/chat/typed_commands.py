@@ -1,0 +1,118 @@
+"""Commands that are typed in `stem-edge chat`, which begin with a slash."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from stem_edge.commands.running.chat.session import Session
+from stem_edge.errors import InputError
+from stem_edge.runtime.prefixes.file import check_conversation
+from stem_edge.shown import printable, shown
+from stem_edge.text_table import cut, fill, shown_lines
+
+EXIT = "/exit"
+
+# Command, as it is typed -> what it does.
+HELP = {
+    "/undo": "take the last message and its answer back",
+    "/retry": "answer the last message again",
+    "/new": "forget all messages but the system message",
+    "/system TEXT": "set the system message; without TEXT, remove it",
+    "/save FILE": "save the conversation",
+    "/load FILE": "go on with a saved conversation",
+    "/stats": "all figures of the last answer",
+    "/help": "show this",
+    EXIT: "end, as Ctrl-D does",
+}
+KEYS = '''\
+A message ends with its line, unless that ends with \\. Lines between two lines of """ are one
+message. A message that begins with / needs a space before it.
+Ctrl-C stops an answer.'''
+
+
+def obey(session: Session, line: str) -> None:
+    """Run a command other than EXIT. Raises InputError, and what answering raises."""
+    name, _, argument = line.partition(" ")
+    if name not in COMMANDS:
+        raise _unknown(name)
+    COMMANDS[name](session, argument.strip())
+
+
+def _unknown(name: str) -> InputError:
+    near = difflib.get_close_matches(name, [*COMMANDS, EXIT], 1)
+    hint = f"try {near[0]}" if near else "/help lists all"
+    return InputError(
+        f"there is no command {shown(name)}; {hint}, or put a space before / to send a message"
+    )
+
+
+def _undo(session: Session, _: str) -> None:
+    session.note(f"taken back: {cut(printable(session.conversation.undo()), 60, '...')}")
+
+
+def _retry(session: Session, _: str) -> None:
+    session.retry()
+
+
+def _new(session: Session, _: str) -> None:
+    messages = session.conversation.messages
+    messages[:] = [message for message in messages[:1] if message["role"] == "system"]
+    session.note("a new conversation")
+
+
+def _system(session: Session, text: str) -> None:
+    messages = session.conversation.messages
+    old = 1 if messages and messages[0]["role"] == "system" else 0
+    messages[:old] = [{"role": "system", "content": text}] if text else []
+    session.note("the system message is set" if text else "there is no system message now")
+
+
+def _save(session: Session, name: str) -> None:
+    path = _path(name)
+    if path.exists():
+        check_conversation(path)  # because another file must not be replaced
+    session.model.save_conversation(path, session.conversation)
+    session.note(f"saved {len(session.conversation.messages)} messages as {printable(name)}")
+
+
+def _load(session: Session, name: str) -> None:
+    messages = session.conversation.messages
+    messages[:] = session.model.load_conversation(_path(name)).messages
+    session.note(f"loaded {len(messages)} messages")
+    for last in messages[-1:]:
+        session.note(f"the last, by {last['role']}: {shown_lines(last['content'])}")
+
+
+def _stats(session: Session, _: str) -> None:
+    stats = session.model.stats
+    used = stats.prompt_tokens + stats.new_tokens
+    session.tell(stats.line() if used else "no answer yet")
+    session.tell(f"context: {used} of {session.model.plan.context_length} tokens")
+
+
+def _help(session: Session, _: str) -> None:
+    width = max(map(len, HELP))
+    session.tell("\n".join(f"{fill(name, width)}  {what}" for name, what in HELP.items()))
+    session.tell(KEYS)
+
+
+COMMANDS = {
+    "/undo": _undo,
+    "/retry": _retry,
+    "/new": _new,
+    "/system": _system,
+    "/save": _save,
+    "/load": _load,
+    "/stats": _stats,
+    "/help": _help,
+}
+
+
+def _path(name: str) -> Path:
+    if not name or "\0" in name:
+        raise InputError("no file; give its name after the command, like /save talk")
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:  # for a user that there is not
+        raise InputError(f"{shown(name)}: {error} give another file") from None

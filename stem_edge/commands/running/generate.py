@@ -1,0 +1,137 @@
+"""The command `stem-edge generate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from stem_edge.bundle.opening import open_bundle
+from stem_edge.commands.options.answers import (
+    add_sampling,
+    as_object,
+    check_grammar,
+    sampling_params,
+    write_text,
+)
+from stem_edge.commands.options.arguments import read_text
+from stem_edge.commands.options.loading import add_loading, loading_options
+from stem_edge.edit_files.folder import open_edits
+from stem_edge.errors import InputError
+from stem_edge.hub.fetch import pinned
+from stem_edge.runtime import load
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling_params import SamplingParams
+
+MAX_PROMPT_CHARS = 64 << 20  # a limit, because stdin may have no end
+
+DESCRIPTION = """\
+Continue a text. The new text goes to stdout as it is generated, and a line of figures to stderr.
+Without a prompt on the command line, the prompt is read from stdin."""
+
+EPILOG = """\
+examples:
+  stem-edge generate model "The capital of France is"
+  stem-edge generate model "Once" -n 200 -t 0.8 --top-p 0.95 --seed 1
+  stem-edge generate chat_model --chat "What is the capital of Spain?"
+  stem-edge generate model "A person as JSON: " --schema person.json
+  stem-edge generate model --edit spain.edit "The capital of Spain is"
+  stem-edge generate model --memory 600MB -f prompt.txt"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
+    add("text", metavar="PROMPT", nargs="?", help="text to continue")
+    add("-p", "--prompt", metavar="TEXT", help="text to continue, as an option")
+    file = "continue the text in this file"
+    add("-f", "--prompt-file", type=Path, metavar="FILE", help=file)
+    edit = (
+        "apply an edit that stem-edge edit made, given as a file or by name; may be repeated: "
+        "later ones win"
+    )
+    add("--edit", action="append", metavar="FILE", default=[], help=edit)
+    chat = "take the prompt as a user's message, and put it into the bundle's chat template"
+    add("--chat", action="store_true", help=chat)
+    special = "read names of special tokens in the prompt as these tokens (default: as text)"
+    add("--special-tokens", dest="special_tokens_in_text", action="store_true", help=special)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    lines = "print a JSON object for each piece of text, then one of figures"
+    form.add_argument("--json-lines", action="store_true", help=lines)
+    add("-q", "--quiet", action="store_true", help="do not print the line of figures")
+    add_sampling(parser.add_argument_group("choosing tokens"))
+    loading = parser.add_argument_group("how to load")
+    add_loading(loading)
+    add_loading(loading, "prompt_cache")
+
+
+def run(args: argparse.Namespace) -> int:
+    as_json = args.json or args.json_lines
+    params = sampling_params(args, as_json)
+    bundle, edits = args.bundle, []
+    if args.edit:
+        bundle = pinned(bundle)
+        opened = open_bundle(bundle, args.tables, tables_later=args.tables_later)
+        edits = open_edits(opened, args.edit)
+    prompt = _prompt(args)
+    with load(bundle, **loading_options(args)) as model, model.edited(*edits):
+        check_grammar(model, params, args)
+        ids = _prompt_ids(model, prompt, args.chat, args.special_tokens_in_text)
+        if as_json:
+            _print_json(model, ids, params, lines=args.json_lines)
+        else:
+            _stream(model, ids, params, quiet=args.quiet)
+    return 0
+
+
+def _prompt_ids(model: Model, prompt: str, chat: bool, special_tokens: bool) -> str | list[int]:
+    """Return what to continue: the text itself, or its ids if it may name special tokens."""
+    if chat:
+        messages = [{"role": "user", "content": prompt}]
+        prompt = model.chat_prompt(messages, special_tokens_in_text=special_tokens)
+        # Do not add special tokens, because the template has written them.
+        return model.tokenize(prompt, add_special_tokens=False, special_tokens_in_text=True)
+    if special_tokens and prompt:
+        return model.tokenize(prompt, special_tokens_in_text=True)
+    return prompt
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    given = [one for one in (args.text, args.prompt, args.prompt_file) if one is not None]
+    if len(given) > 1:
+        raise InputError("more than one prompt; give one of PROMPT, -p and -f")
+    if given and args.prompt_file is None:
+        return str(given[0])
+    if not given and sys.stdin.isatty():
+        raise InputError('no prompt; give one like "Once upon a time", with -f FILE, or by stdin')
+    return read_text(args.prompt_file, "prompt", MAX_PROMPT_CHARS)
+
+
+def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, quiet: bool) -> None:
+    try:
+        for chunk in model.generate(prompt, params):
+            write_text(chunk.text)
+    finally:  # so that Ctrl-C, too, shows the figures of what was generated until then
+        if model.stats.prompt_tokens:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            if not quiet:
+                print(model.stats.line(), file=sys.stderr)
+
+
+def _print_json(
+    model: Model, prompt: str | list[int], params: SamplingParams, *, lines: bool
+) -> None:
+    """Print one object at the end, or with `lines` one for each chunk and one of figures."""
+    chunks = []
+    for chunk in model.generate(prompt, params):
+        chunks.append(chunk)
+        if lines:
+            print(json.dumps(asdict(chunk), ensure_ascii=False), flush=True)
+    if lines:
+        print(json.dumps({"stats": model.stats.to_dict()}))
+        return
+    print(json.dumps(as_object(chunks, model.stats), ensure_ascii=False))

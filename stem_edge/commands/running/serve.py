@@ -1,0 +1,231 @@
+"""The command `stem-edge serve`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import socket
+import sys
+import time
+from ipaddress import ip_address
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from anyio import to_thread
+from starlette.applications import Starlette
+
+from stem_edge.bundle.opening import open_bundle
+from stem_edge.commands.options.arguments import read_text
+from stem_edge.commands.options.loading import add_loading, loading_options
+from stem_edge.errors import InputError
+from stem_edge.hub.fetch import pinned
+from stem_edge.progress import show_status
+from stem_edge.runtime import load
+from stem_edge.runtime.backends.options import check_sequences
+from stem_edge.serving import app
+from stem_edge.serving.budget import of_model
+from stem_edge.serving.compute import END_SECONDS, Compute
+from stem_edge.serving.connections.config import QUEUE, config_of, room
+from stem_edge.serving.connections.quiet_log import quiet_log
+
+SEQUENCES = 8  # answers computed together, if memory allows
+MAX_KEY_CHARS = 4096
+MAX_PORT = 65535
+
+DESCRIPTION = """\
+Serve a bundle to programs and people on this machine: OpenAI's and Anthropic's interfaces, and a chat
+page. It ends with Ctrl-C, or when the system asks it to: answers under way are finished first."""
+
+EPILOG = """\
+examples:
+  stem-edge serve model
+  stem-edge serve model --memory 600MB --context-length 4096
+  stem-edge serve model --host 0.0.0.0 --api-key-file key.txt
+
+Up to 8 answers are computed together, as far as memory allows; --sequences N changes that, and has
+room for N full contexts."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
+    add("--name", help="name of the model for clients (default: that of the folder)")
+    where = parser.add_argument_group("where and for whom").add_argument
+    host = "address to listen on (default: 127.0.0.1, which only this machine reaches)"
+    where("--host", default="127.0.0.1", metavar="ADDRESS", help=host)
+    port = "port to listen on; 0: any that is free (default: 8080)"
+    where("--port", type=int, default=8080, metavar="N", help=port)
+    key = "key that clients must give; other users of this machine can see it, unlike a file"
+    where("--api-key", metavar="KEY", help=key)
+    where("--api-key-file", type=Path, metavar="FILE", help="file with this key alone")
+    allow = (
+        "name by which clients may ask, beside localhost and addresses; may be repeated; * for any"
+    )
+    where("--allow-host", action="append", default=[], metavar="NAME", help=allow)
+    origin = (
+        "let pages of this origin ask, like https://example.org; may be repeated; localhost for "
+        "those of this machine, * for any"
+    )
+    where(
+        "--cors-origin", dest="origins", action="append", default=[], metavar="ORIGIN", help=origin
+    )
+    much = parser.add_argument_group("how much").add_argument
+    queue = "requests that may wait for a place; more are told to come back (default: 64)"
+    much("--queue", type=int, default=64, metavar="N", help=queue)
+    grace = "time for answers to be finished at the end, in seconds (default: 30)"
+    much("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
+    loading = parser.add_argument_group("how to load")
+    add_loading(loading)
+    add_loading(loading, "prompt_cache")
+    parser.set_defaults(sequences=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    key = _key(args)
+    if not 0 <= args.grace < math.inf:
+        raise InputError(f"--grace is {args.grace}; expected a number of seconds from 0 on")
+    if args.queue < 0:
+        raise InputError(f"--queue is {args.queue}; expected at least 0")
+    if args.sequences is not None:
+        check_sequences(args.sequences)
+    options, bundle = loading_options(args), pinned(args.bundle)
+    open_bundle(bundle, args.tables, tables_later=args.tables_later)  # before anything listens
+    options["sequences"] = args.sequences or 1
+    options["memory"] = of_model(args.memory)
+    with listen(args.host, args.port) as listening:
+        program = app(
+            lambda: load(bundle, **options),
+            name=args.name,
+            sequences=args.sequences or SEQUENCES,
+            waiting=args.queue,
+            api_key=key,
+            hosts=args.allow_host,
+            origins=args.origins,
+        )
+        url = url_of(listening)
+        tell(listening, url, has_key=key is not None, has_names=bool(args.allow_host))
+        server = _Server(program, args.grace, url)
+        try:
+            with quiet_log():
+                server.run(sockets=[listening])
+        finally:
+            show_status("")
+            server.compute.end(END_SECONDS)
+    if server.compute.failure is not None:
+        raise server.compute.failure
+    return 0
+
+
+def _key(args: argparse.Namespace) -> str | None:
+    if args.api_key is not None and args.api_key_file is not None:
+        raise InputError("give either --api-key or --api-key-file, not both")
+    if args.api_key_file is None:
+        key, where = args.api_key, "--api-key"
+    else:
+        where = f"--api-key-file {args.api_key_file}"
+        try:
+            key = read_text(args.api_key_file, "key", MAX_KEY_CHARS).strip()
+        except InputError as error:
+            raise InputError(f"--api-key-file {error}") from None
+    if key is not None and (not key or not key.isprintable() or not key.isascii()):
+        raise InputError(f"{where} has no key; give one line of printable ASCII characters")
+    return None if key is None else str(key)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises InputError for an address or a port that cannot be had."""
+    if not 0 <= port <= MAX_PORT:
+        raise InputError(f"port is {port}; expected 0 to {MAX_PORT:,}; 0 takes any that is free")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
+        raise InputError(
+            f"cannot listen on port {port} of {host} ({reason}); choose others with --host and --port"
+        ) from None
+
+
+def url_of(listening: socket.socket) -> str:
+    """Return the address that a browser on this machine can open, without a path."""
+    host, port = listening.getsockname()[:2]
+    if ip_address(host).is_unspecified:  # all addresses, of which none can be asked for by this
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def tell(listening: socket.socket, url: str, *, has_key: bool, has_names: bool) -> None:
+    """Print where it listens, and what may be missing for others or against them."""
+    _say(f"listening at {url}, loading the model")
+    if ip_address(listening.getsockname()[0]).is_loopback:
+        return
+    if not has_key:
+        _say("note: whoever reaches this machine can use the model; --api-key-file changes that")
+    if not has_names:
+        name = socket.gethostname()
+        _say(
+            f"note: others can ask by an address of this machine; by name with --allow-host {name}"
+        )
+
+
+def _say(text: str) -> None:
+    print(f"stem-edge: {text}", file=sys.stderr, flush=True)
+
+
+class _Server(uvicorn.Server):
+    """Server that says when the model is loaded, and ends gracefully.
+
+    The first signal lets answers end, for `grace` seconds, while new requests are refused. Those left
+    are told. So does the second signal at once; the third waits for nothing.
+    """
+
+    def __init__(self, program: Starlette, grace: float, url: str) -> None:
+        super().__init__(config_of(program, room()))
+        self.compute: Compute = program.state.service.compute
+        self._grace, self._deadline, self._url = grace, float("inf"), url
+        self._began, self._loading = time.monotonic(), True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, with a long queue: asyncio accepts as many at once as its own is long."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUE)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end; at the second signal, tell those that are left; at the third, just end."""
+        now = time.monotonic()
+        if now >= self._deadline:
+            self.should_exit = self.force_exit = True
+        elif self.compute.draining:
+            self._deadline = now
+        else:
+            self.compute.drain()
+            self._deadline = now + self._grace
+            if self.compute.busy:
+                _say(f"finishing answers for at most {self._grace:.0f} s; once more to end now")
+
+    async def on_tick(self, counter: int) -> bool:
+        """Tell whether to end; called ten times a second."""
+        compute, now = self.compute, time.monotonic()
+        if self._loading:
+            self._show_loading(now - self._began)
+        drained = compute.draining and not compute.busy
+        if drained or now >= self._deadline or compute.failure is not None:
+            await to_thread.run_sync(compute.end, END_SECONDS)
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    def _show_loading(self, seconds: float) -> None:
+        model = self.compute.loaded
+        if model is None:
+            show_status(f"loading for {seconds:.0f} s")
+            return
+        self._loading = False
+        show_status("")
+        _say(f"loaded after {seconds:.1f} s")
+        if not model.has_chat_template:
+            _say(
+                "note: the model has no chat template, so it goes on with messages as with any text"
+            )
+        print(f"{self._url}/ has the chat page, {self._url}/v1 answers programs", flush=True)

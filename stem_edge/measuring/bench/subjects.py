@@ -1,0 +1,242 @@
+"""Subjects of a bench: the bundle, and what the names after --against stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.errors import BackendError, InputError
+from stem_edge.measuring.bench.workers import Subject
+from stem_edge.runtime.backends.engines import ENGINES, check_installed, choose_engine
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.rows.emulated_flash import open_flash
+from stem_edge.runtime.rows.shards import FlashName
+
+# Options of load: those for accelerators, those that a dense model has no use for, and those that
+# every subject has apart from its options.
+DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")
+OF_ROWS = ("memory", "tables_later", "slots", "host_slots", "resident", "emulate_flash")
+APART = ("engine", "threads", "context_length")
+UNLIMITED = 1 << 62
+
+
+class Alternative(NamedTuple):
+    """The same bundle with other options, or on another engine."""
+
+    what: str
+    options: Mapping[str, object] = {}  # added to those of the bundle
+    without: tuple[str, ...] = ()  # names of options that are dropped
+    engine: str | None = None
+
+
+ALTERNATIVES = {
+    "resident": Alternative(
+        "the same bundle with all tables in memory, that of the device if it runs on one",
+        {"resident": True},
+        without=("slots",),
+    ),
+    "unprepared": Alternative("the same bundle without a prepared backbone", {"prepare": False}),
+    "mmap": Alternative("the same bundle, records read through a mapping", {"reads": "mmap"}),
+    "plain": Alternative("the same bundle, no rows read ahead", {"overlap": False}),
+    "cpu": Alternative(
+        "the same bundle on the CPU, if it runs on another provider", without=DEVICE
+    ),
+    **{
+        name: Alternative(f"the same bundle on {name}", without=("repack", *DEVICE), engine=name)
+        for name in ENGINES
+    },
+    "repacked": Alternative(
+        "the same bundle on ggml, matrices rearranged in memory",
+        {"repack": True},
+        without=DEVICE,
+        engine="ggml",
+    ),
+}
+GGUF_SUFFIX = ".gguf"
+# Words that may follow a model of llama.cpp after commas, and the options of LlamaModel.
+LLAMA_MODES: dict[str, dict[str, bool]] = {
+    "lazy": {"lazy": True},
+    "no-lazy": {"lazy": False},
+    "no-repack": {"repack": False},
+    "unified": {"unified": True},
+}
+# Words that may follow --against, and what they mean.
+AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()} | {
+    "flash=NAME": "the same bundle on emulated flash",
+    "dense=BUNDLE": "another bundle in the same engine",
+    "block=BUNDLE": "the same as dense=BUNDLE, for one in which only the block size differs",
+    "llama.cpp[=TYPE]": "dense models of the same shape: Q4_0, Q4_0-pure, Q4_K_M (all three), "
+    "Q5_K_M, Q6_K, ...",
+    "llama.cpp=FILE.gguf": "a model that llama.cpp runs, of the same tokenizer: what its own tools "
+    "made of the same checkpoint",
+    "llama.cpp=...,MODE": "the same with per-layer embeddings read row by row (lazy) or all of them "
+    "loaded (no-lazy; without either, llama.cpp decides by their size), with weights used as they lie "
+    "in the file (no-repack), or with one KV cache for all sequences of --cases (unified); modes "
+    "can be joined: FILE.gguf,lazy,no-repack",
+}
+
+
+@dataclass(frozen=True)
+class Common:
+    """Settings that all subjects share."""
+
+    bundle: Bundle
+    engine: str
+    options: dict[str, Any]  # the other options of stem_edge.load
+    threads: int
+    work: Path  # folder for GGUF files
+
+
+def load_options(options: LoadOptions) -> dict[str, Any]:
+    """Return the options of load that differ from its defaults, as JSON can hold them.
+
+    Engine, threads and context are left out, because a subject has them apart.
+    """
+    defaults = LoadOptions()
+    found = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+        if name not in APART and value != getattr(defaults, name)
+    }
+    if libraries := options.provider_libraries:
+        found["provider_libraries"] = {name: str(path) for name, path in libraries.items()}
+    return found
+
+
+def on_device(options: Mapping[str, Any]) -> bool:
+    """Return whether options of load put the backbone on a device, real or emulated."""
+    return options.get("providers") is not None or options.get("device_memory") is not None
+
+
+def bundle_subject(name: str, bundle: Bundle, engine: str, options: dict[str, Any]) -> Subject:
+    """Return a bundle on an engine. Raises BackendError if its backbone or the engine is missing."""
+    chosen = choose_engine(bundle, engine)
+    check_installed(bundle, chosen)
+    return Subject(name, "stem-edge", str(bundle.path.resolve()), options | {"engine": chosen})
+
+
+def make_subjects(common: Common, against: Iterable[str]) -> list[Subject]:
+    """Return the bundle and what it is compared with, each once.
+
+    Raises InputError for an unknown name, BackendError if an engine is not installed.
+    """
+    subjects = [bundle_subject("bundle", common.bundle, common.engine, common.options)]
+    for wanted in against:
+        subjects += _compared(wanted, common)
+    made = list({(subject.name, subject.path): subject for subject in subjects}.values())
+    names = [subject.name for subject in made]
+    return [each if names.count(each.name) == 1 else _with_path(each) for each in made]
+
+
+def _with_path(subject: Subject) -> Subject:
+    """Return a subject whose name has its whole path instead of the last part."""
+    return replace(subject, name=subject.name.replace(Path(subject.path).name, subject.path, 1))
+
+
+def _compared(wanted: str, common: Common) -> list[Subject]:
+    name, _, value = wanted.partition("=")
+    bundle, engine, options = common.bundle, common.engine, common.options
+    match name, bool(value):
+        case (("dense" | "block"), True):
+            bundle = open_bundle(value)
+            options = options if bundle.manifest.tables else _without(options, *OF_ROWS)
+        case "flash", True:
+            open_flash(cast(FlashName, value))  # only to raise InputError for an unknown name
+            options = options | {"emulate_flash": value}
+        case (("torch" | "transformers"), _):
+            raise InputError(
+                f"--against {wanted}: stem-edge no longer runs {name}; time it in a script of your own, "
+                "or compare with llama.cpp"
+            )
+        case "llama.cpp", _:
+            return _llama(common, value)
+        case known, False if known in ALTERNATIVES:
+            engine, options = _alternative(name, engine, options)
+        case _:
+            raise InputError(
+                f"--against {wanted} is not known; expected one of {', '.join(AGAINST)}"
+            )
+    return [bundle_subject(wanted, bundle, engine, options)]
+
+
+def _alternative(name: str, engine: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return engine and options of an alternative. Raises InputError if it would change nothing."""
+    alternative, device = ALTERNATIVES[name], on_device(options)
+    if name == "cpu" and not device:
+        raise InputError(
+            "--against cpu: the bundle runs on the CPU itself; leave out this comparison, or name "
+            "another provider with --providers"
+        )
+    if name == "unprepared" and (device or not ENGINES[engine].ways.expected.PREPARES):
+        raise InputError(
+            f"--against unprepared: nothing is prepared on {'accelerators' if device else engine}; "
+            "leave out this comparison, or run on the CPU with onnxruntime"
+        )
+    options = _without(options, *alternative.without) | dict(alternative.options)
+    if name == "resident" and device:
+        # No host tier, because all records are in the slots; no limit, because it would cap them.
+        limit = {"device_memory": UNLIMITED} if "device_memory" in options else {}
+        options |= {"host_slots": 0, **limit}
+    return alternative.engine or engine, options
+
+
+def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def _llama(common: Common, value: str) -> list[Subject]:
+    """Return a file for llama.cpp, or dense models of the bundle's shape."""
+    kind, *modes = value.split(",")
+    if unknown := [mode for mode in modes if mode not in LLAMA_MODES]:
+        raise InputError(
+            f"--against llama.cpp={value}: mode {unknown[0]!r} is not known; expected "
+            f"{', '.join(LLAMA_MODES)}"
+        )
+    options = {name: on for mode in modes for name, on in LLAMA_MODES[mode].items()}
+    if kind.endswith(GGUF_SUFFIX):
+        _need("llama_cpp")
+        if not (path := Path(kind)).is_file():
+            raise InputError(f"--against llama.cpp={kind}: no such file; give a GGUF file")
+        found = {path.name: path}
+    else:
+        found = _dense_models(common, kind)
+    return [
+        Subject(" ".join(["llama.cpp", name, *modes]), "llama.cpp", str(path.resolve()), options)
+        for name, path in found.items()
+    ]
+
+
+def _dense_models(common: Common, kind: str) -> dict[str, Path]:
+    """Make models of a type, or of the usual ones, in the work folder; return type -> file."""
+    for package in ("llama_cpp", "gguf"):
+        _need(package)
+    from stem_edge.export.random_dense import TYPES, USUAL, random_dense
+
+    if kind and kind not in TYPES:
+        raise InputError(
+            f"--against llama.cpp={kind}; expected a GGUF file, or one of {', '.join(TYPES)}"
+        )
+    config = common.bundle.manifest.model
+    try:
+        common.work.mkdir(parents=True, exist_ok=True)
+        return {
+            each: random_dense(common.work, config, each, common.threads)
+            for each in ([kind] if kind else USUAL)
+        }
+    except OSError as error:
+        raise InputError(
+            f"{common.work}: cannot write a model for llama.cpp there ({error.strerror}); "
+            "give another folder with --work"
+        ) from error
+
+
+def _need(package: str) -> None:
+    if find_spec(package) is None:
+        raise BackendError(
+            f"--against llama.cpp needs the package {package}; "
+            "install it with: pip install 'stem-edge[bench]'"
+        )

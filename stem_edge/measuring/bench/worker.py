@@ -1,0 +1,130 @@
+"""Process of one engine that is measured: it reads requests and writes answers, a line of JSON each.
+
+Every engine has its own process, so that the memory is that engine's, from the first import on.
+Several may be alive at once, so that measurements can take turns. The other end is
+stem_edge.measuring.bench.workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from importlib import import_module
+from typing import Any, Protocol
+
+from stem_edge.measuring.bench.together import Guessed, Text, Together
+
+# Kind of subject -> module and class of its engine.
+KINDS = {
+    "stem-edge": ("stem_edge.measuring.bench.stem", "StemEdge"),
+    "llama.cpp": ("stem_edge.measuring.bench.engine_llama", "LlamaModel"),
+}
+
+
+class MeasuredEngine(Protocol):
+    """A model that is measured. Engines other than stem-edge count nothing and run on the CPU."""
+
+    def clear(self) -> None:
+        """Empty the context."""
+
+    def choose(self, token_ids: list[int]) -> int:
+        """Process ids after those before and return the most probable next token."""
+
+    def counters(self) -> dict[str, float]:
+        """Return the engine's counters."""
+        return {}
+
+    def about(self) -> dict[str, str]:
+        """Describe the accelerator, real or emulated; return nothing on the CPU."""
+        return {}
+
+    def together(self, texts: list[Text], count: int) -> Together:
+        """Follow texts with `count` sequences at a time; see stem_edge.measuring.bench.together."""
+
+    def guess(self, text: Text, drafts: int) -> Guessed:
+        """Follow a text with speculation. drafts: guesses of a step, where loading did not say."""
+
+
+class Worker:
+    """Carries out requests, one after the other: `do` names a method, which takes the rest."""
+
+    def __init__(self) -> None:
+        self._engine: MeasuredEngine | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a request and return its times and the counters."""
+        do, started = request.pop("do"), time.perf_counter()
+        done = getattr(self, do)(**request) or {}
+        answer = {"seconds": time.perf_counter() - started} | done
+        if self._engine is not None:
+            answer["counters"] = self._engine.counters()
+            answer["about"] = self._engine.about() if do == "load" else {}
+        return answer
+
+    def start(self) -> None:
+        """Do nothing, with no engine imported."""
+
+    def bring(self, module: str) -> None:
+        """Import a module before loading, so that both are measured apart."""
+        import_module(module)
+
+    def load(self, kind: str, path: str, options: dict[str, Any], **sizes: int) -> None:
+        """Load an engine."""
+        module, name = KINDS[kind]
+        self._engine = getattr(import_module(module), name)(path, **sizes, **options)
+
+    def prefill(self, ids: list[int]) -> None:
+        """Process a prompt in an empty context."""
+        self.engine.clear()
+        self.engine.choose(ids)
+
+    def decode(self, ids: list[int]) -> dict[str, Any]:
+        """Process more tokens, one by one."""
+        return {"steps": [self._timed(token) for token in ids]}
+
+    def together(self, texts: list[tuple[list[int], list[int]]], count: int) -> dict[str, Any]:
+        """Follow texts with several sequences at a time."""
+        found = self.engine.together([Text(*text) for text in texts], count)
+        return {"figures": found.figures()}
+
+    def guess(self, text: tuple[list[int], list[int]], drafts: int) -> dict[str, Any]:
+        """Follow a text with speculation."""
+        found = self.engine.guess(Text(*text), drafts)
+        return {"own": found.own, "figures": found.figures()}
+
+    @property
+    def engine(self) -> MeasuredEngine:
+        """The engine that was loaded."""
+        if self._engine is None:
+            raise RuntimeError("nothing is loaded")
+        return self._engine
+
+    def _timed(self, token: int) -> float:
+        started = time.perf_counter()
+        self.engine.choose([token])
+        return time.perf_counter() - started
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    # Only answers may go to the pipe, so what libraries print to stdout goes to stderr instead.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    worker = Worker()
+    try:
+        for line in sys.stdin:
+            try:
+                answer = worker.answer(json.loads(line))
+            except Exception as error:  # any error: the other end must hear of it
+                answer = {"error": str(error), "type": type(error).__name__}
+            print(json.dumps(answer), file=out, flush=True)
+    except BrokenPipeError:  # the other end was killed
+        os._exit(1)
+    # Without closing the model, because that would save the counts of this text for warm starts.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Worker processes: start one, send it requests, and watch its memory meanwhile."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from stem_edge import errors
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import open_bundle
+from stem_edge.errors import StemEdgeError
+from stem_edge.measuring.bench.together import Text
+from stem_edge.measuring.bench.worker import KINDS
+from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
+from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.system.child import code_command
+from stem_edge.system.page_cache import files_in
+from stem_edge.system.process_memory import FileKinds, open_reader
+
+# Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
+# something; it also ends them.
+COMMAND = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from stem_edge.measuring.bench.worker import main; main()"
+)
+END_SECONDS = 10.0
+KILLED = getattr(signal, "SIGKILL", 9)  # Windows has no such signal
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine that is measured, the file or folder that it loads, and the options."""
+
+    name: str
+    kind: str  # key of KINDS
+    path: str
+    options: dict[str, Any] = field(default_factory=dict)  # of stem_edge.load
+
+    @property
+    def module(self) -> str:
+        """Name of what is imported before loading."""
+        engine = ENGINES.get(self.options.get("engine", ""))
+        return KINDS[self.kind][0] if engine is None else engine.module
+
+    def prepared_folders(self) -> tuple[Path, ...]:
+        """Return the folder of the prepared backbone, if any, from which files are mapped, too."""
+        given = self.options
+        if "engine" not in given:
+            return ()
+        later = given.get("tables_later", False)
+        bundle = open_bundle(self.path, given.get("tables"), tables_later=later)
+        found = ENGINES[given["engine"]].ways.expected.prepared_folder(
+            bundle, given.get("cache_dir"), given.get("kv", "auto")
+        )
+        return () if found is None else (found,)
+
+    def files(self) -> list[Path]:
+        """Return all files that loading may read."""
+        path = Path(self.path)
+        own = [path] if path.is_file() else files_in(path)
+        return [*own, *(file for folder in self.prepared_folders() for file in files_in(folder))]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer of a worker to one request."""
+
+    seconds: float
+    steps: list[float] = field(default_factory=list)  # seconds of each decode step
+    counters: dict[str, float] = field(default_factory=dict)
+    about: dict[str, str] = field(default_factory=dict)  # after loading: the accelerator
+    figures: dict[str, float] = field(default_factory=dict)  # of `together` and `guess`
+    own: list[int] = field(default_factory=list)  # of `guess`
+
+
+def together_phase(count: int) -> str:
+    """Name the phase in which so many sequences decode."""
+    return f"{count} together"
+
+
+class WorkerProcess:
+    """A worker and a sampler of its memory.
+
+    Requests raise what the engine raised, or StemEdgeError if the process died.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        interval: float = TOTALS_SECONDS,
+        confine: Callable[[int], None] = lambda pid: None,
+        kinds_interval: float = KINDS_SECONDS,
+    ) -> None:
+        """Start the process. `confine` is called with its pid before any work."""
+        self.subject, self._began = subject, time.perf_counter()
+        self.answers: dict[str, Answer] = {}  # the last one in each phase
+        self.counters: dict[str, float] = {}  # of the last answer
+        self._process = subprocess.Popen(
+            code_command(COMMAND),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            folders = (Path(subject.path), *subject.prepared_folders())
+            files = FileKinds(Path(subject.path) / TABLES, folders)
+            reader = open_reader(self._process.pid, files)
+            self.sampler = Sampler(reader, interval, kinds_interval)
+            confine(self._process.pid)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    @property
+    def about(self) -> dict[str, str]:
+        """The accelerator, if it has loaded onto one."""
+        return self.answers["load"].about
+
+    def start(self) -> Answer:
+        """Wait until the interpreter runs, with no engine imported."""
+        answer = self._ask("start", "start")
+        return replace(answer, seconds=time.perf_counter() - self._began)
+
+    def load(self, context: int, threads: int) -> tuple[Answer, Answer]:
+        """Import the engine, then load; return both answers."""
+        of = self.subject
+        imported = self._ask("import", "bring", module=of.module)
+        sizes = {"context": context, "threads": threads}
+        what = {"kind": of.kind, "path": of.path, "options": of.options}
+        return imported, self._ask("load", "load", **what, **sizes)
+
+    def prefill(self, ids: list[int], phase: str = "prefill") -> Answer:
+        """Process a prompt in an empty context."""
+        return self._ask(phase, "prefill", ids=ids)
+
+    def decode(self, ids: list[int]) -> Answer:
+        """Process more tokens, one by one."""
+        return self._ask("decode", "decode", ids=ids)
+
+    def together(self, texts: list[Text], count: int) -> Answer:
+        """Follow texts with several sequences at a time."""
+        return self._ask(together_phase(count), "together", texts=texts, count=count)
+
+    def guess(self, text: Text, drafts: int) -> Answer:
+        """Follow a text with speculation."""
+        return self._ask("guess", "guess", text=text, drafts=drafts)
+
+    def _ask(self, phase: str, do: str, **what: Any) -> Answer:
+        try:
+            with self.sampler.phase(phase):
+                line = self._send(json.dumps({"do": do, **what}))
+        except OSError:  # the process has ended
+            line = ""
+        if not line.endswith("\n"):  # no answer, or only a part because it ended meanwhile
+            raise StemEdgeError(self._died(phase))
+        answer = json.loads(line)
+        if "error" in answer:
+            raise self._error(answer["type"], answer["error"], phase)
+        found = self.answers[phase] = Answer(**answer)
+        self.counters = found.counters
+        return found
+
+    def _error(self, kind: str, words: str, phase: str) -> StemEdgeError:
+        known = getattr(errors, kind, None)
+        if isinstance(known, type) and issubclass(known, StemEdgeError):
+            return known(words)
+        # Name the class, because messages of other exceptions may be empty, as MemoryError's, and
+        # join their lines, of which there may be many.
+        return StemEdgeError(
+            f"{self.subject.name} failed in phase {phase}: {' '.join([kind, *words.split()])}; "
+            "if it needs more memory than there is, give it a shorter context"
+        )
+
+    def _send(self, line: str) -> str:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            return ""
+        stdin.write(line + "\n")
+        stdin.flush()
+        return stdout.readline()
+
+    def _died(self, phase: str) -> str:
+        begin = f"{self.subject.name} ended while it was measured, in phase {phase}: "
+        status = self._status()
+        if status is None:
+            return f"{begin}its memory cannot be read, or it stopped answering; see what it printed"
+        if status == -KILLED:
+            return (
+                f"{begin}the system killed it, most likely because it ran out of memory; "
+                "allow more memory or a shorter context"
+            )
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return f"{begin}{how}; see what it printed"
+
+    def close(self) -> None:
+        """End the process, which stops when its stdin is closed."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        self._status()
+
+    def _status(self) -> int | None:
+        """Return the exit status; None if the process did not end in time and was killed."""
+        try:
+            return self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After an error it may be busy for minutes with a request that nobody needs any more.
+        if kind is not None:
+            self._process.kill()
+        self.close()

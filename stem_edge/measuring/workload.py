@@ -1,0 +1,124 @@
+"""Token ids of a real text, which are run while something is measured.
+
+The tokens decide which rows are read, and how often: constants or noise would say nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import InputError
+from stem_edge.runtime.lookups.lookups import check_text
+
+DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
+PROMPT_TOKENS, NEW_TOKENS = 512, 128
+ID_FILES = (".npy", ".int32")
+READ_CHARS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A prompt, and the tokens that follow it in the same text, fed one by one as in decoding."""
+
+    prompt: list[int]
+    following: list[int]
+    source: str  # of the tokens, in words
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, for which the context must have room."""
+        return len(self.prompt) + len(self.following)
+
+
+def make_workload(
+    bundle: Bundle,
+    text: str | Path | None = None,
+    prompt_tokens: int | None = None,
+    new_tokens: int | None = None,
+    context_length: int | None = None,
+) -> Workload:
+    """Return the workload of a file (see read_ids), or of the text inside this package.
+
+    Default numbers are 512 and 128 tokens, or fewer in the same ratio if context or text are too
+    short. If one number is given, the other gives way. Raises InputError if what is given does not
+    fit.
+    """
+    path = DEFAULT_TEXT if text is None else Path(text)
+    ids = read_ids(path, bundle)
+    context = bundle.manifest.model.max_context if context_length is None else context_length
+    prompt, new = _split(min(context, len(ids)), prompt_tokens, new_tokens)
+    if prompt < 1 or new < 1 or prompt + new > min(context, len(ids)):
+        raise InputError(
+            f"{prompt} prompt tokens and {new} new ones are asked for; expected at least 1 of each, "
+            f"and together no more than the {len(ids)} tokens of {path} and the {context} of the "
+            "context: ask for fewer, or give a longer text"
+        )
+    return Workload(ids[:prompt], ids[prompt : prompt + new], source_of(text))
+
+
+def source_of(text: str | Path | None) -> str:
+    """Describe a file of tokens, or the text inside this package."""
+    return "the text inside this package" if text is None else str(text)
+
+
+def _split(room: int, prompt: int | None, new: int | None) -> tuple[int, int]:
+    """Return tokens of prompt and answer: a number that is given, and at least 1 of the other."""
+    if prompt is None and new is None:
+        total = min(room, PROMPT_TOKENS + NEW_TOKENS)
+        new = max(1, total * NEW_TOKENS // (PROMPT_TOKENS + NEW_TOKENS))
+    if prompt is None:
+        prompt = max(1, min(PROMPT_TOKENS, room - (new or 0)))
+    if new is None:
+        new = max(1, min(NEW_TOKENS, room - prompt))
+    return prompt, new
+
+
+def read_ids(
+    path: Path, bundle: Bundle, most: int | None = None, *, special: bool = True
+) -> list[int]:
+    """Return the token ids of a text in UTF-8, or of a file of ids: .npy, or little-endian .int32.
+
+    most: stop after so many tokens; special: begin with the begin-of-text token if the model was
+    trained with it. Raises InputError.
+    """
+    try:
+        if path.suffix == ".npy":
+            with path.open("rb") as file:  # not np.load, because it would open archives and pickles
+                ids = np.lib.format.read_array(file, allow_pickle=False)
+        elif path.suffix == ".int32":
+            ids = np.frombuffer(path.read_bytes(), "<i4")
+        else:
+            ids = np.array(_encode(path, bundle, most, special), np.int64)
+    except OSError as error:
+        raise InputError(f"{path}: cannot read ({error.strerror}); give a text or ids") from error
+    except ValueError as error:
+        raise InputError(
+            f"{path}: neither a text in UTF-8 nor token ids in {' or '.join(ID_FILES)} ({error})"
+        ) from error
+    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+        raise InputError(f"{path}: no token ids found; expected a flat list of integers, or a text")
+    vocab_size = bundle.manifest.model.vocab_size
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise InputError(
+            f"{path}: ids from {ids.min()} to {ids.max()}, the bundle has 0 to {vocab_size - 1}; "
+            "they belong to another tokenizer"
+        )
+    found: list[int] = ids[:most].tolist()
+    check_text(bundle.manifest.model, found, f"{path}: ")
+    return found
+
+
+def _encode(path: Path, bundle: Bundle, most: int | None, special: bool) -> list[int]:
+    from stem_edge.runtime.text.codec import TextCodec
+
+    codec, ids = TextCodec(bundle.file(TOKENIZER)), list[int]()
+    with path.open(encoding="utf-8") as file:
+        # In pieces of whole lines, because a tokenizer needs a hundred bytes a character.
+        while (most is None or len(ids) < most) and (lines := file.readlines(READ_CHARS)):
+            ids += codec.encode("".join(lines), add_special_tokens=special and not ids)
+    return ids

@@ -1,0 +1,115 @@
+"""Completions of texts, and log probabilities of given ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stem_edge.answers.events import AnswerEvent, End, Text
+from stem_edge.answers.openai.completion import Asked, CompletionBody, prepare
+from stem_edge.answers.openai.shapes import DONE, head, usage
+from stem_edge.answers.refusals import RefusalError
+from stem_edge.runtime.sampling import TokenLogprobs
+from stem_edge.runtime.scoring import Scorer
+from stem_edge.serving.http import read, respond
+from stem_edge.serving.metrics import timings
+from stem_edge.serving.reply import Answering, Answers, merged
+from stem_edge.serving.service import Service, service_of
+from stem_edge.serving.streams import event, until_disconnected
+
+MOST_SCORED = 2048  # texts whose scores are one piece of work, which hold memory while they wait
+
+
+async def completions(request: Request) -> Response:
+    """Continue prompts, or give the log probabilities of given ones, or both."""
+    service = service_of(request)
+    body = await read(request, CompletionBody)
+    with_usage = body.with_usage
+    asked = await service.in_thread(lambda: _prepare(service, body), service.prompts)
+    if body.echo and body.logprobs is not None:
+        await until_disconnected(request, _score(service, asked))
+    submitted = service.compute.submit(asked.requests) if asked.generates else []
+    answers = Answers([Answering(reply, None) for reply in submitted])
+    events = _events(service, asked, answers, with_usage=with_usage) if body.stream else None
+    return await respond(request, answers, events, lambda: _whole(service, asked, answers))
+
+
+async def _score(service: Service, asked: Asked) -> None:
+    """Find the log probabilities of the prompts."""
+    for number, logprobs in await service.compute.run_job(_scores(service, asked)):
+        asked.echoes[number].found.extend(logprobs)
+
+
+def _scores(service: Service, asked: Asked) -> Iterator[tuple[int, list[TokenLogprobs]] | None]:
+    """Yield (number of the prompt, log probabilities of some tokens), or None to wait for memory.
+
+    From the compute thread.
+    """
+    scorer, compute = Scorer(service.model, reuse=False), service.compute
+    for number, request in enumerate(asked.requests[:: asked.count]):
+        while (room := compute.room(request.prompt_tokens)) is None:
+            yield None
+        if request.prompt_tokens > 1:
+            with room:
+                for logprobs in scorer.text(request.prompt, asked.body.logprobs or 0):
+                    yield number, logprobs
+
+
+def _prepare(service: Service, body: CompletionBody) -> Asked:
+    """Tokenize prompts that are not too many. Raises InputError, and what Compute.check raises."""
+    params, prompts = body.sampling(service.model), body.prompts()
+    answers = len(prompts) * body.count
+    service.compute.check(1 if params is None else answers)
+    if answers > MOST_SCORED:
+        raise RefusalError(f"{answers} texts are given; at most {MOST_SCORED} at once", "prompt")
+    return prepare(service.model, service.token_texts, body, prompts, params)
+
+
+async def _whole(service: Service, asked: Asked, answers: Answers) -> dict[str, Any]:
+    """Return all answers as one object."""
+    found = [await each.whole() for each in answers.all]
+    figures = timings(service.model, answers.first.reply) if asked.generates else None
+    return asked.completion(service.name, found) | ({"timings": figures} if figures else {})
+
+
+async def _events(
+    service: Service, asked: Asked, answers: Answers, *, with_usage: bool
+) -> AsyncGenerator[bytes]:
+    """Yield the chunks of a stream."""
+    base = head(service.name, "cmpl", "text_completion") | ({"usage": None} if with_usage else {})
+    offsets = dict[int, int]()  # characters so far, of choices that have begun
+    for number in () if asked.generates else range(len(asked.requests)):
+        choice = asked.choice(number, "", first=True, reason="length")
+        yield event(base | {"choices": [choice]})
+    async for number, piece in merged(answers.all):
+        choice = _piece(asked, number, piece, offsets)
+        chunk: dict[str, Any] = base | {"choices": [choice]}
+        if choice["finish_reason"] is not None or asked.body.timings_per_token:
+            chunk["timings"] = timings(service.model, answers.all[number].reply)
+        yield event(chunk)
+    if with_usage:
+        yield event(base | {"choices": [], "usage": usage(asked.requests, asked.count)})
+    yield DONE
+
+
+def _piece(
+    asked: Asked, number: int, piece: AnswerEvent, offsets: dict[int, int]
+) -> dict[str, Any]:
+    text = piece.text if isinstance(piece, Text) else ""
+    found = list(piece.logprobs or ()) if isinstance(piece, Text) else None
+    reason = piece.reason if isinstance(piece, End) else None
+    offset = offsets.get(number, 0)
+    choice = asked.choice(
+        number, text, found, first=number not in offsets, offset=offset, reason=reason
+    )
+    if choice["logprobs"] is not None:
+        offset += sum(map(len, choice["logprobs"]["tokens"]))
+    offsets[number] = offset
+    return choice
+
+
+ROUTES = (Route("/v1/completions", completions, methods=["POST"]),)

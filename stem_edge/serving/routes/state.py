@@ -1,0 +1,87 @@
+"""Health, metrics, properties of the model, and the list of models, which has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyio import to_thread
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import stem_edge
+from stem_edge.answers.refusals import NotFoundError
+from stem_edge.serving.budget import memory_limit
+from stem_edge.serving.compute import UNUSABLE
+from stem_edge.serving.service import Service, service_of
+
+
+async def health(request: Request) -> Response:
+    """Tell whether answers can be asked for: 200, or 503 with the reason."""
+    compute = service_of(request).compute
+    if compute.failure is not None:
+        return JSONResponse({"status": "error", "error": UNUSABLE}, 503)
+    if compute.draining:
+        return JSONResponse({"status": "ending"}, 503)
+    if compute.loaded is None:
+        return JSONResponse({"status": "loading model"}, 503)
+    return JSONResponse({"status": "ok"})
+
+
+async def metrics(request: Request) -> Response:
+    """Return figures of all answers, rows and memory for Prometheus."""
+    # In a thread, because the system walks all mappings of the process for the memory by kind.
+    text = await to_thread.run_sync(service_of(request).metrics.text)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+async def props(request: Request) -> Response:
+    """Return properties of the model and of the server."""
+    service = service_of(request)
+    model = service.model
+    return JSONResponse(
+        {
+            "model": service.name,
+            "context_length": model.plan.context_length,
+            "has_chat_template": model.has_chat_template,
+            "tools": model.tool_family is not None,
+            "engine": model.plan.engine,
+            "memory_limit": memory_limit(model),
+            "build_info": stem_edge.__version__,
+            "slots": service.compute.places,
+        }
+    )
+
+
+async def models(request: Request) -> Response:
+    """List the model."""
+    return JSONResponse({"object": "list", "data": [_described(service_of(request))]})
+
+
+async def model(request: Request) -> Response:
+    """Describe the model, if it has the name asked for."""
+    service, name = service_of(request), request.path_params["name"]
+    if name != service.name:
+        raise NotFoundError(f"there is no model {name!r} here; this is {service.name!r}", "model")
+    return JSONResponse(_described(service))
+
+
+def _described(service: Service) -> dict[str, Any]:
+    model = service.model
+    about = {
+        "n_vocab": model.config.vocab_size,
+        "n_ctx": model.plan.context_length,
+        "n_ctx_train": model.config.max_context,
+    }
+    described = {"id": service.name, "object": "model", "created": service.created}
+    return described | {"owned_by": "stem-edge", "meta": about}
+
+
+ROUTES = (
+    Route("/health", health),
+    Route("/metrics", metrics),
+    Route("/props", props),
+    Route("/v1/models", models),
+    Route("/v1/models/{name:path}", model),
+)

@@ -1,0 +1,84 @@
+"""The families that are known, and that of a chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+
+from stem_edge.text.tool_calls.family import Family
+from stem_edge.text.tool_calls.forms import BracesForm, PythonForm
+from stem_edge.text.tool_calls.json_form import JsonForm
+from stem_edge.text.tool_calls.tags_form import TagsForm
+
+FAMILIES = (
+    Family(
+        "gemma4",
+        (r"<\|tool_call>call:", r"<\|\"\|>"),
+        BracesForm('<|"|>'),
+        begin="<|tool_call>",
+        end="<tool_call|>",
+        between="",
+    ),
+    Family(
+        "functiongemma",
+        ("<start_function_call>call:", "<escape>"),
+        BracesForm("<escape>"),
+        begin="<start_function_call>",
+        end="<end_function_call>",
+        between="",
+    ),
+    Family(
+        "qwen3-coder",
+        ("<tool_call>", "<function=", "<parameter="),
+        TagsForm(),
+        begin="<tool_call>",
+        end="</tool_call>",
+        inside="\n",
+    ),
+    Family(
+        "hermes",
+        (r"(?s)\A(?!.*<tool_calls>)", "<tool_call>", r'"arguments\\*":'),  # no lists of calls
+        JsonForm("arguments"),
+        begin="<tool_call>",
+        end="</tool_call>",
+        inside="\n",
+    ),
+    Family(
+        "lfm2",
+        (r"<\|tool_call_start\|>",),
+        PythonForm(),
+        begin="<|tool_call_start|>",
+        end="<|tool_call_end|>",
+        listed=True,
+    ),
+    Family(
+        "pythonic",
+        (r"\[func_name1\(params_name1=params_value1",),
+        PythonForm(),
+        begin="<|python_start|>",
+        end="<|python_end|>",
+        bare="[",
+        listed=True,
+    ),
+    Family(
+        "llama3",
+        (r"<\|(start_header_id|header_start)\|>", '"name\\\\*": ', '"parameters\\\\*": '),
+        JsonForm("parameters"),
+        begin="<|python_tag|>",
+        between="; ",
+        bare="{",
+    ),
+)
+
+
+def family_of(template_source: str, special_tokens: Collection[str] = ()) -> Family | None:
+    """Return the family of a chat template, by what the template writes; None if none is known.
+
+    special_tokens: names of those of the tokenizer, which may be some of the family's markers.
+    """
+    for family in FAMILIES:
+        if all(re.search(sign, template_source) for sign in family.signs):
+            special = tuple(mark for mark in family.markers if mark in special_tokens)
+            return replace(family, special=special)
+    return None

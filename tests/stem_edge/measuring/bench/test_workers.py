@@ -1,0 +1,276 @@
+"""Worker processes: phases in order, errors of the engine, and reported crashes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from installed import DEMO
+
+from stem_edge.bundle.opening import open_bundle
+from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanError, StemEdgeError
+from stem_edge.measuring.bench import workers
+from stem_edge.measuring.bench.worker import Worker
+from stem_edge.measuring.bench.workers import Subject, WorkerProcess
+from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
+from stem_edge.runtime.backends.onnxruntime.prepared.preparing import find_or_make
+
+DEADLINE_SECONDS = 10.0
+POSIX = pytest.mark.skipif(os.name != "posix", reason="signals end processes on POSIX systems")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+Scripted: TypeAlias = Callable[[str], Subject]
+ANSWERS = "import json, os, sys, time\nfor line in sys.stdin:\n    "
+
+
+def demo(**options: object) -> Subject:
+    return Subject("demo", "stem-edge", str(DEMO), {"slots": 64, **options})
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Subject]:
+    """Workers of a subject that run a script instead of an engine."""
+
+    def make(script: str) -> Subject:
+        monkeypatch.setattr(workers, "COMMAND", script)
+        return Subject("x", "stem-edge", "y")
+
+    return make
+
+
+def own_fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_whole_run(own_cache_folder: Path) -> None:
+    names = ["start", "import", "load", "prefill", "prefill again", "decode"]
+    with WorkerProcess(demo(), interval=0.001) as worker:
+        started = worker.start()
+        imported, loaded = worker.load(context=64, threads=1)
+        worker.prefill(list(range(20)))
+        worker.prefill(list(range(20)), "prefill again")
+        decoded = worker.decode([5, 6, 7])
+        phases = worker.sampler.phases
+    assert list(phases) == names
+    assert [sample.phase for sample in worker.sampler.samples if sample.phase in names][-1] == (
+        names[-1]
+    )
+    assert started.seconds > 0 and started.counters == imported.counters == {}
+    assert loaded.counters["slots"] == 64 and loaded.counters["hits"] == 0
+    counters = decoded.counters
+    assert len(decoded.steps) == 3 and min(decoded.steps) > 0
+    assert sum(decoded.steps) <= decoded.seconds
+    assert counters["hits"] + counters["misses"] == 43 and counters["misses"] == 20
+    assert counters["filled_slots"] == 20
+    assert min(counters[name] for name in ("planned", "bytes_read", "kv_nbytes")) > 0
+    assert counters["row_cache_nbytes"] > 0
+    for phase in phases.values():
+        assert phase.peak_resident >= phase.at_end.resident > 0
+    assert phases["load"].at_end.unevictable > phases["start"].at_end.unevictable
+    assert not (own_cache_folder / "stem-edge" / "counts").exists()
+    assert not list(own_cache_folder.rglob("*counts*"))  # with a warm start, as users load it
+
+
+@LINUX
+def test_the_first_phase_excludes_the_engine_and_tables_are_not_the_backbone() -> None:
+    with WorkerProcess(demo(reads="mmap")) as worker:
+        worker.start()
+        before = Path(f"/proc/{worker.pid}/maps").read_text()
+        worker.load(context=64, threads=1)
+        after = Path(f"/proc/{worker.pid}/maps").read_text()
+        worker.prefill(list(range(40)))
+        at_end = worker.sampler.phases["prefill"].at_end
+    for name in ("numpy", "onnxruntime"):
+        assert name not in before and name in after
+    assert at_end.tables and at_end.backbone and at_end.libraries
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("subject", "error", "words"),
+    [
+        (Subject("x", "stem-edge", "/none"), BundleError, "/none"),
+        (demo(memory=1_000_000), MemoryPlanError, "at least"),
+        (demo(reads="telepathy"), InputError, "telepathy"),
+    ],
+)
+def test_an_error_of_the_engine_is_the_same_here(
+    subject: Subject, error: type[StemEdgeError], words: str
+) -> None:
+    with WorkerProcess(subject) as worker:
+        worker.start()
+        for _ in range(2):  # it stays alive and answers again
+            with pytest.raises(StemEdgeError, match=words) as raised:
+                worker.load(context=16, threads=1)
+            assert type(raised.value) is error
+        assert list(worker.sampler.phases) == ["start", "import", "load"]
+
+
+def test_tokens_that_do_not_fit_the_context() -> None:
+    with WorkerProcess(demo()) as worker:
+        worker.load(context=16, threads=1)
+        with pytest.raises(InputError, match="17 tokens do not fit"):
+            worker.prefill(list(range(17)))
+        assert worker.prefill([1, 2]).counters["misses"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("BackendError", "a: b", (BackendError, "a: b")),
+        ("MemoryError", "", (StemEdgeError, "x failed in phase start: MemoryError; if it")),
+        ("ValueError", "two\nlines", (StemEdgeError, "in phase start: ValueError two lines; if")),
+        ("annotations", "no class", (StemEdgeError, "annotations no class")),
+        ("KeyboardInterrupt", "z", (StemEdgeError, "KeyboardInterrupt z")),
+    ],
+)
+def test_what_is_no_error_of_ours_is_one_line_with_its_name(
+    scripted: Scripted, kind: str, text: str, expected: tuple[type[StemEdgeError], str]
+) -> None:
+    answer = f"print(json.dumps({{'error': {text!r}, 'type': {kind!r}}}), flush=True)"
+    subject = scripted(ANSWERS + answer)
+    with WorkerProcess(subject) as worker, pytest.raises(StemEdgeError) as raised:
+        worker.start()
+    assert type(raised.value) is expected[0]
+    assert expected[1] in str(raised.value) and "\n" not in str(raised.value)
+
+
+@POSIX
+def test_a_worker_that_was_killed_before_it_was_asked() -> None:
+    with WorkerProcess(demo()) as worker:
+        worker.start()
+        os.kill(worker.pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(StemEdgeError, match=r"demo ended .* in phase import: .*killed it"):
+                worker.load(context=16, threads=1)
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [(signal.SIGKILL, "the system killed it"), (signal.SIGTERM, "signal 15; see what it printed")],
+)
+def test_a_worker_that_is_killed_while_it_works(
+    scripted: Scripted, ends: signal.Signals, words: str
+) -> None:
+    with WorkerProcess(scripted(ANSWERS + "time.sleep(60)"), interval=0.001) as worker:
+
+        def kill_when_watched() -> None:
+            deadline = time.monotonic() + DEADLINE_SECONDS
+            while not worker.sampler.samples and time.monotonic() < deadline:
+                time.sleep(0.001)
+            os.kill(worker.pid, ends)
+
+        thread = threading.Thread(target=kill_when_watched)
+        thread.start()
+        with pytest.raises(StemEdgeError, match=f"in phase prefill: {words}"):
+            worker.prefill([1])
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "ends", ["sys.exit(3)", "print('{\"seconds\": 1', end='', flush=True); os._exit(3)"]
+)
+def test_a_worker_that_ends_itself_or_in_the_middle_of_an_answer(
+    scripted: Scripted, ends: str
+) -> None:
+    subject, words = scripted(ANSWERS + ends), "in phase decode: exit status 3; see what"
+    with WorkerProcess(subject) as worker, pytest.raises(StemEdgeError, match=words):
+        worker.decode([1])
+
+
+def test_a_worker_whose_memory_cannot_be_read_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "END_SECONDS", 0.05)
+
+    def refuse() -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with WorkerProcess(demo()) as worker:
+        worker.start()
+        monkeypatch.setattr(worker.sampler.reader, "totals", refuse)
+        with pytest.raises(StemEdgeError, match="memory cannot be read"):
+            worker.load(context=16, threads=1)
+        assert worker._process.poll() is not None
+
+
+def ended(worker: WorkerProcess) -> bool:
+    return worker._process.returncode is not None and not Path(f"/proc/{worker.pid}").exists()
+
+
+@LINUX
+def test_close_leaves_no_process_no_file_and_no_thread() -> None:
+    fds, threads = own_fds(), threading.active_count()
+    worker = WorkerProcess(demo())
+    worker.start()
+    worker.close()
+    assert ended(worker) and worker._process.returncode == 0
+    worker.close()  # again
+    assert (own_fds(), threading.active_count()) == (fds, threads)
+
+
+@LINUX
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_worker_that_is_busy_or_does_not_stop_is_killed(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    if not interrupted:  # because an interrupt does not wait
+        monkeypatch.setattr(workers, "END_SECONDS", 0.05)
+    fds = own_fds()
+    with (
+        suppress(KeyboardInterrupt),
+        WorkerProcess(scripted("import time; time.sleep(60)")) as busy,
+    ):
+        if interrupted:
+            raise KeyboardInterrupt
+    assert ended(busy) and busy._process.returncode == -signal.SIGKILL
+    assert own_fds() == fds
+
+
+@LINUX
+def test_limits_that_cannot_be_applied_leave_no_process() -> None:
+    pids: list[int] = []
+
+    def refuse(pid: int) -> None:
+        pids.append(pid)
+        raise PermissionError("no")
+
+    fds = own_fds()
+    with pytest.raises(PermissionError):
+        WorkerProcess(demo(), confine=refuse)
+    assert not Path(f"/proc/{pids[0]}").exists() and own_fds() == fds
+
+
+@POSIX
+def test_ctrl_c_in_a_terminal_does_not_reach_the_worker() -> None:
+    with WorkerProcess(demo()) as worker:
+        worker.start()
+        os.kill(worker.pid, signal.SIGINT)
+        assert worker.start().steps == []
+
+
+def test_nothing_runs_before_the_engine_is_loaded() -> None:
+    worker = Worker()
+    assert set(worker.answer({"do": "start"})) == {"seconds"}
+    for do in ("prefill", "decode"):
+        with pytest.raises(RuntimeError, match="nothing is loaded"):
+            worker.answer({"do": do, "ids": [1]})
+
+
+def test_folders_of_a_prepared_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = demo(engine="onnxruntime", cache_dir=str(tmp_path))
+    assert subject.prepared_folders() == ()
+    found = prepared.place(open_bundle(DEMO), tmp_path)
+    assert find_or_make(found, tmp_path, 1, None) is None  # too small
+    monkeypatch.setattr(prepared, "LEAST_NBYTES", 0)
+    assert find_or_make(found, tmp_path, 1, None)
+    (folder,) = subject.prepared_folders()
+    assert folder.is_dir() and folder.is_relative_to(tmp_path)
+    assert {DEMO.resolve(), folder} < {path.parent for path in subject.files()}
+    assert demo(engine="ggml", cache_dir=str(tmp_path)).prepared_folders() == ()
