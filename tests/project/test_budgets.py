@@ -156,7 +156,7 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 58_515, 47_000),
+    "package, lines": Budget(package_lines, 58_510, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_160, 5_000),
     "tests, lines": Budget(lambda: lines_in("tests"), 58_720, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_870, 4_800),
@@ -166,8 +166,8 @@ BUDGETS = {
     "circles between modules": Budget(circles, 0, 0),
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
-PLAIN_MODULES = Budget(int, 107, 110)
-PLAIN_LINES = Budget(int, 13_340, 13_000)
+PLAIN_MODULES = Budget(int, 106, 106)
+PLAIN_LINES = Budget(int, 13_335, 13_000)
 
 
 @pytest.mark.parametrize("name", BUDGETS)
