@@ -78,7 +78,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """Descriptions of all layers. Raises ValueError if no layer can lend one K and V."""
-        found, lenders = list[Layer](), dict[tuple[Rope, int, int], int]()
+        layers, lenders = list[Layer](), dict[tuple[Rope, int, int], int]()
         for number in range(self.n_layers):
             layer = self._own_layer(number)
             kind = layer.rope, layer.window, layer.n_kv_heads
@@ -88,8 +88,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 raise ValueError(
                     f"layer {number} has no K and V, and no layer before it has its kind"
                 )
-            found.append(msgspec.structs.replace(layer, kv_layer=lenders[kind]))
-        return tuple(found)
+            layers.append(msgspec.structs.replace(layer, kv_layer=lenders[kind]))
+        return tuple(layers)
 
     def _own_layer(self, number: int) -> Layer:
         """Description of a layer as if it had K and V of its own."""
