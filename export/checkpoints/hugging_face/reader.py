@@ -84,17 +84,15 @@ def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
 
 
 def _with_own_head(config: ModelConfig, decoder: Decoder, files: PackedFiles) -> ModelConfig:
-    """Return the model, untied if its head has other codes or scales than its embedding.
+    """Return the model, tied if its head has the codes and scales of its embedding.
 
     transformers ties no packed matrices, whatever tie_word_embeddings says.
     """
     head = tensor_name("head")
-    if not config.tied_head or head not in files:
+    if head not in files:
         return config
     own, embedding = files.look(head), files.look(decoder.tensor("embedding"))
-    if same_values(own, embedding):
-        return config
-    return msgspec.structs.replace(config, tied_head=False)
+    return msgspec.structs.replace(config, tied_head=same_values(own, embedding))
 
 
 def _ranges(
