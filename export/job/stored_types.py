@@ -25,6 +25,7 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.graph.layer import kind_of
 from stem_edge.graph.names import head_width
+from stem_edge.tables.rows import ROW_BITS, RowType
 
 # Levels of a block that 4 bits and an offset keep. Q4_0 needs no offset.
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
@@ -50,6 +51,7 @@ def keep_stored_types(source: Checkpoint, options: ExportOptions, keep: Keep) ->
         return options
     matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
     if packed := {name: m.bits for name, m in matrices.items() if isinstance(m, Scaled)}:
+        options = replace(options, stored_rows=_stored_rows(source, options))
         return replace(options, stored=_packed(source.config, packed), prefill_graph=False)
     types = {name: m.type for name, m in matrices.items() if isinstance(m, Coded)}
     if not types or len(types) < len(matrices):
@@ -64,6 +66,15 @@ def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufType | Own
         if all(planned[name] == kind for name, kind in types.items()):
             return mixture
     return short_types(types)
+
+
+def _stored_rows(source: Checkpoint, options: ExportOptions) -> RowType | None:
+    """Return the type of rows that are codes with a scale each; None if others are asked for."""
+    bits = {table.bits for table in source.tables.values() if isinstance(table, Scaled)}
+    asked = (options.tables, options.group_size, options.frequent) != (None, None, None)
+    if len(bits) != 1 or asked or options.add:
+        return None
+    return next(name for name, size in ROW_BITS.items() if size in bits)
 
 
 def _packed(config: ModelConfig, bits: Mapping[str, int]) -> BackboneFormat:
