@@ -66,7 +66,10 @@ def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         config = _with_own_head(config, decoder, files)
     backbone = decoder.backbone(config, files)
     if isinstance(files, PackedFiles):
-        config = msgspec.structs.replace(config, ranges=_ranges(config, decoder, files))
+        try:
+            config = msgspec.structs.replace(config, ranges=_ranges(config, decoder, files))
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}; copy the model again") from error
     tables, index = decoder.tables(config, files), decoder.index(config, files)
     checkpoint = Checkpoint(
         path=path,
