@@ -61,6 +61,9 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     placeholders: dict[str, int] = {}  # "an image" or the like -> id of the token in its place
+    # Matrix, or "head" -> steps of its input and of its result, which are rounded to multiples of
+    # these from -128 to 127; 0: not rounded.
+    ranges: dict[str, tuple[float, float]] = {}
 
     def ffn_kind(self, layer: int) -> str:
         """Key of FFN_TERMS for the FFN of a layer."""
@@ -117,7 +120,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         scales = (self.embedding_scale, self.attention_scale)
         unusual = self.layer_kinds or self.borrowed_kv_layers or self.ple_width
         unusual = unusual or self.v_norm or self.layer_scale or self.activation != "silu"
-        unusual = unusual or self.streams > 1 or self.laurel_rank
+        unusual = unusual or self.streams > 1 or self.laurel_rank or bool(self.ranges)
         return not unusual and scales == (1.0, 0.0)
 
     @property

@@ -25,6 +25,7 @@ from stem_edge.graph.layer import norm
 from stem_edge.graph.linear import DecodeProducts, Products, vector
 from stem_edge.graph.prompt_products import PromptProducts
 from stem_edge.graph.stack import Start, layers_in_order
+from stem_edge.graph.steps import NO_STEPS
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.tables.rows import RecordLayout
 
@@ -140,12 +141,13 @@ def embedding(products: DecodeProducts, config: ModelConfig, result: str) -> str
     """Emit token_ids [B, T] -> result [B, T, hidden_width]."""
     graph, shape = products.graph, (config.vocab_size, config.dim)
     ids = graph.input(io.TOKEN_IDS, np.int64, [graph.sequences, "T"])
+    step = config.ranges.get("head", NO_STEPS)[0] if products.tied else 0.0
     many = config.streams > 1
     scaled = "embedding.scaled" if many else result
     if config.embedding_scale == 1:
-        x = products.rows("embedding", "embedding", ids, scaled, shape)
+        x = products.rows("embedding", "embedding", ids, scaled, shape, step)
     else:
-        rows = products.rows("embedding", "embedding", ids, "embedding.row", shape)
+        rows = products.rows("embedding", "embedding", ids, "embedding.row", shape, step)
         x = graph.add("Mul", [rows, graph.float(config.embedding_scale)], scaled)
     if not many:
         return x
@@ -172,6 +174,7 @@ def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
         normed,
         ("embedding" if config.tied_head else "head",),
         (rows, config.dim),
+        config.ranges.get("head", NO_STEPS),
     )
     if bias:
         constant = vector(graph, plan, "head.bias", rows, ("head.bias",))

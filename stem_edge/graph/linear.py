@@ -10,6 +10,7 @@ import numpy as np
 
 from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph, GraphError, Tensor
+from stem_edge.graph.steps import NO_STEPS, Steps, capped, capped_width, places, rounded
 from stem_edge.graph.weight_plan import (
     LARGE_ALIGNMENT,
     Blocks,
@@ -38,7 +39,13 @@ class Products(Protocol):
         """Return whether a layer's values have a product of their own."""
 
     def product(
-        self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
+        self,
+        name: str,
+        kind: MatrixKind,
+        x: str,
+        parts: tuple[str, ...],
+        shape: tuple[int, int],
+        steps: Steps = NO_STEPS,
     ) -> str:
         """Emit the product with tensors `parts`, stacked to `shape` [N, K]; return its result."""
 
@@ -52,7 +59,9 @@ class DecodeProducts:
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
         self.graph, self.plan, self._format = graph, plan, format
+        self.tied = format.tied
         self._sums: dict[tuple[str, int], str] = {}  # x and its blocks -> the sums of these
+        self._stepped: dict[tuple[str, float, bool], str] = {}  # x, a step, whether capped
 
     def norm(self, name: str, size: int, consumer: str) -> str:
         """Return the weight unchanged: nothing is balanced here."""
@@ -63,25 +72,50 @@ class DecodeProducts:
         return self._format.values_apart(layer)
 
     def product(
-        self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
+        self,
+        name: str,
+        kind: MatrixKind,
+        x: str,
+        parts: tuple[str, ...],
+        shape: tuple[int, int],
+        steps: Steps = NO_STEPS,
     ) -> str:
         """Emit FusedMatMul or MatMulNBits, for a matrix of very many rows several of these."""
+        if steps[1]:
+            exact = self.product(name + ".exact", kind, x, parts, shape, (steps[0], 0.0))
+            return rounded(self.graph, exact, steps[1], name)
         rows, width = shape
-        bits = self._format.bits(kind, name)
+        bits = self._format.bits(kind, name.removesuffix(".exact"))
         if bits == 32:
             weight = matrix(self.graph, self.plan, name + ".weight", shape, parts)
+            x = self._in_steps(x, steps[0])
             return self.graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
-        block = self._block(name, kind, width)
+        if steps[0]:
+            block = self._format.block_size
+            x = self._in_steps(x, steps[0], width, block)
+            width = capped_width(width, block)
+        else:
+            block = self._block(name, kind, width)
         if self._format.tied and kind == "head":
-            stored, pieces = self._stored_once(name, shape, bits, block)
+            stored, pieces = self._stored_once(name, (rows, width), bits, block)
         else:
             step = SPLIT_VALUES // width if len(parts) == 1 else rows
             stored = pieces = [
                 self._piece(n, span, width, bits, block) for n, span in _spans(name, rows, step)
             ]
-        self.plan.items.append(Blocks(name, kind, parts, bits, block, tuple(stored)))
+        self.plan.items.append(Blocks(name, kind, parts, bits, block, tuple(stored), steps[0]))
         made = [self._emit(x, piece, width, bits, block) for piece in pieces]
         return made[0] if len(made) == 1 else self.graph.add("Concat", made, name, axis=-1)
+
+    def _in_steps(self, x: str, step: float, width: int = 0, block: int = 0) -> str:
+        """Emit x in steps, for a block capped, once for all matrices whose input has the same."""
+        key = x, step, block > 0
+        if key not in self._stepped:
+            emit = (
+                capped(self.graph, x, step, width, block) if block else rounded(self.graph, x, step)
+            )
+            self._stepped[key] = emit
+        return self._stepped[key]
 
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
@@ -96,11 +130,21 @@ class DecodeProducts:
         return [whole], [self._slice(n, whole, span) for n, span in _spans(name, rows, step)]
 
     def rows(
-        self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
+        self,
+        name: str,
+        kind: MatrixKind,
+        ids: str,
+        result: str,
+        shape: tuple[int, int],
+        step: float = 0.0,
     ) -> str:
-        """Emit `result`: the rows of a matrix that have these ids."""
-        count, width = shape
-        bits, place = self._format.bits(kind), self.plan.place
+        """Emit `result`: the rows of a matrix that have these ids.
+
+        step: of the head's input, if both are one matrix that is stored once.
+        """
+        if step and self._format.bits(kind) != 32:
+            return self._capped_rows(name, kind, ids, result, shape, step)
+        bits = self._format.bits(kind)
         if bits == 32:
             if self._format.tied:
                 weight = self.graph.weight(replace(self.plan.tensors(name)[0], name=name))
@@ -109,7 +153,29 @@ class DecodeProducts:
             return self.graph.add("Gather", [weight, ids], result)
         if bits == 4 and self._format.offsets:
             raise GraphError(f"{name}: rows of 4 bits cannot have offsets; give them 8 bits")
-        block = self._block(name, kind, width)
+        return self._gathered(name, kind, ids, result, shape, self._block(name, kind, shape[1]))
+
+    def _capped_rows(
+        self,
+        name: str,
+        kind: MatrixKind,
+        ids: str,
+        result: str,
+        shape: tuple[int, int],
+        step: float,
+    ) -> str:
+        """Emit rows of a matrix whose blocks end with a code of zero."""
+        (count, width), block, graph = shape, self._format.block_size, self.graph
+        wide = capped_width(width, block)
+        x = self._gathered(name, kind, ids, result + ".capped", (count, wide), block)
+        order = graph.constant(f"uncapped.{width}.{block}", places(width, block))
+        x = graph.add("Gather", [x, order], result + ".stepped", axis=-1)
+        return graph.add("Div", [x, graph.float(step)], result)
+
+    def _gathered(
+        self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int], block: int
+    ) -> str:
+        (count, width), bits, place = shape, self._format.bits(kind), self.plan.place
         groups, codes = width // block, (count, width * bits // 8)
         # Zero points are explicit because providers' kernels have different defaults.
         dims = {".codes": codes, ".scales": (count, groups)}
