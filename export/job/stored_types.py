@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from stem_edge.config import ModelConfig
+from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import TYPES, ExportOptions, Stored
 from stem_edge.export.tensor_files.gguf_tensor import Coded
@@ -47,7 +48,13 @@ def keep_stored_types(source: Checkpoint, options: ExportOptions, keep: Keep) ->
 
     Matrices that an adapter changed have none, so such a model is quantized as others are.
     """
-    if any(getattr(options, name) is not None for name in CHOICES):
+    asked = [name for name in CHOICES if getattr(options, name) is not None]
+    if source.config.ranges and asked and (options.backbone != "fp32" or len(asked) > 1):
+        raise ExportError(
+            f"{source.path}: was trained for its own types and ranges, so {', '.join(asked)} cannot be chosen; "
+            "leave them out, or take --backbone fp32 alone"
+        )
+    if asked:
         return options
     matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
     if packed := {name: m.bits for name, m in matrices.items() if isinstance(m, Scaled)}:

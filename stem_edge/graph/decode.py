@@ -25,7 +25,6 @@ from stem_edge.graph.layer import norm
 from stem_edge.graph.linear import DecodeProducts, Products, vector
 from stem_edge.graph.prompt_products import PromptProducts
 from stem_edge.graph.stack import Start, layers_in_order
-from stem_edge.graph.steps import NO_STEPS
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.tables.rows import RecordLayout
 
@@ -61,7 +60,7 @@ def decoding(
     names = sorted(io.decode_graphs(config), key=lambda n: format.tied and n == io.EMBED)
     for name in names:
         graph = graphs[name] = Graph(sequences=sequences)
-        products = DecodeProducts(graph, plan, format)
+        products = products_of(config, graph, plan, format)
         if name == io.EMBED:
             _declare_output(graph, config, embedding(products, config, io.NEW + io.HIDDEN))
             continue
@@ -92,8 +91,8 @@ def joined(
     graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format, kv)
     if not format.tied:
-        embedding(DecodeProducts(Graph(), plan, format), config, io.HIDDEN)  # takes its place
-    products = DecodeProducts(graph, plan, format)
+        embedding(products_of(config, Graph(), plan, format), config, io.HIDDEN)  # takes its place
+    products = products_of(config, graph, plan, format)
     x = graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
     parts = io.layer_graphs(config)
     for name, layers in parts.items():
@@ -108,6 +107,17 @@ def joined(
         node.inputs = [updated.get(name, name) for name in node.inputs]
         updated |= updated_caches(node)
     return graph
+
+
+def products_of(
+    config: ModelConfig, graph: Graph, plan: WeightPlan, format: BackboneFormat
+) -> DecodeProducts:
+    """Return what emits the products of a graph that decodes."""
+    if not config.ranges:
+        return DecodeProducts(graph, plan, format)
+    from stem_edge.graph.steps import SteppedProducts  # for models with ranges alone
+
+    return SteppedProducts(graph, plan, format, config)
 
 
 def updated_caches(node: Node) -> dict[str, str]:
@@ -141,13 +151,12 @@ def embedding(products: DecodeProducts, config: ModelConfig, result: str) -> str
     """Emit token_ids [B, T] -> result [B, T, hidden_width]."""
     graph, shape = products.graph, (config.vocab_size, config.dim)
     ids = graph.input(io.TOKEN_IDS, np.int64, [graph.sequences, "T"])
-    step = config.ranges.get("head", NO_STEPS)[0] if products.tied else 0.0
     many = config.streams > 1
     scaled = "embedding.scaled" if many else result
     if config.embedding_scale == 1:
-        x = products.rows("embedding", "embedding", ids, scaled, shape, step)
+        x = products.rows("embedding", "embedding", ids, scaled, shape)
     else:
-        rows = products.rows("embedding", "embedding", ids, "embedding.row", shape, step)
+        rows = products.rows("embedding", "embedding", ids, "embedding.row", shape)
         x = graph.add("Mul", [rows, graph.float(config.embedding_scale)], scaled)
     if not many:
         return x
@@ -174,7 +183,6 @@ def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
         normed,
         ("embedding" if config.tied_head else "head",),
         (rows, config.dim),
-        config.ranges.get("head", NO_STEPS),
     )
     if bias:
         constant = vector(graph, plan, "head.bias", rows, ("head.bias",))

@@ -16,7 +16,6 @@ from stem_edge.graph import names as io
 from stem_edge.graph.ir import CONTRIB, Attribute, GraphError
 from stem_edge.graph.layer import LayerGraph, norm
 from stem_edge.graph.linear import Products, gather_blocks, vector
-from stem_edge.graph.steps import NO_STEPS
 from stem_edge.layers import FFN_TERMS
 from stem_edge.tables.rows import RecordLayout
 
@@ -138,8 +137,7 @@ def contexts(
     graph, width = products.graph, config.ple_width
     at, names = f"layers.{layers[0]}.", [f"layers.{number}.ple_context" for number in layers]
     shape = (len(layers) * width, config.dim)
-    steps = config.ranges.get(names[0], NO_STEPS)
-    x = products.product(at + "ple_context", "ple_context", embedded, tuple(names), shape, steps)
+    x = products.product(at + "ple_context", "ple_context", embedded, tuple(names), shape)
     x = graph.reshape(x, [0, 0, len(layers), width], at + "context.cut")
     weight = vector(graph, products.plan, at + "ple_norm", width, ("ple_norm",))
     # The product is not divided by sqrt(dim), which the norm undoes, so eps must be dim times as

@@ -14,7 +14,6 @@ from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.kv import KvFormat
 from stem_edge.graph.linear import Products, matrix, vector
 from stem_edge.graph.names import SLOT_IDS, head_width
-from stem_edge.graph.steps import NO_STEPS
 from stem_edge.layers import Layer
 from stem_edge.tables.rows import RecordLayout
 
@@ -55,14 +54,9 @@ class LayerGraph:
     def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[str]) -> str:
         """Emit x [B, T, K] times the transpose of the stacked matrices, plus their biases."""
         shapes = [self._shapes[name] for name in matrices]
-        ranges = [self.config.ranges.get(self.at + name, NO_STEPS) for name in matrices]
-        if len(matrices) > 1 and any(map(any, ranges)):  # each has steps of its own
-            made = [self.product(name, kind, x, (name,)) for name in matrices]
-            return self.graph.add("Concat", made, self.at + name, axis=-1)
         rows = sum(shape[0] for shape in shapes)
         parts = tuple(self.at + name for name in matrices)
-        shape = rows, shapes[0][1]
-        result = self._products.product(self.at + name, kind, x, parts, shape, ranges[0])
+        result = self._products.product(self.at + name, kind, x, parts, (rows, shapes[0][1]))
         if not any(n + ".bias" in self._shapes for n in matrices):
             return result
         biases = tuple(part + ".bias" for part in parts)

@@ -10,7 +10,6 @@ import numpy as np
 
 from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph, GraphError, Tensor
-from stem_edge.graph.steps import NO_STEPS, Steps, capped, capped_width, places, rounded
 from stem_edge.graph.weight_plan import (
     LARGE_ALIGNMENT,
     Blocks,
@@ -39,13 +38,7 @@ class Products(Protocol):
         """Return whether a layer's values have a product of their own."""
 
     def product(
-        self,
-        name: str,
-        kind: MatrixKind,
-        x: str,
-        parts: tuple[str, ...],
-        shape: tuple[int, int],
-        steps: Steps = NO_STEPS,
+        self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
         """Emit the product with tensors `parts`, stacked to `shape` [N, K]; return its result."""
 
@@ -58,10 +51,8 @@ class DecodeProducts:
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
-        self.graph, self.plan, self._format = graph, plan, format
-        self.tied = format.tied
+        self.graph, self.plan, self.format = graph, plan, format
         self._sums: dict[tuple[str, int], str] = {}  # x and its blocks -> the sums of these
-        self._stepped: dict[tuple[str, float, bool], str] = {}  # x, a step, whether capped
 
     def norm(self, name: str, size: int, consumer: str) -> str:
         """Return the weight unchanged: nothing is balanced here."""
@@ -69,53 +60,39 @@ class DecodeProducts:
 
     def values_apart(self, layer: int) -> bool:
         """Return whether a layer's values have another type than its queries and keys."""
-        return self._format.values_apart(layer)
+        return self.format.values_apart(layer)
 
     def product(
+        self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
+    ) -> str:
+        """Emit FusedMatMul or MatMulNBits, for a matrix of very many rows several of these."""
+        if self.format.bits(kind, name) == 32:
+            weight = matrix(self.graph, self.plan, name + ".weight", shape, parts)
+            return self.graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
+        return self.in_blocks(name, kind, x, parts, shape, self._block(name, kind, shape[1]))
+
+    def in_blocks(
         self,
         name: str,
         kind: MatrixKind,
         x: str,
         parts: tuple[str, ...],
         shape: tuple[int, int],
-        steps: Steps = NO_STEPS,
+        block: int,
+        step: float = 0.0,
     ) -> str:
-        """Emit FusedMatMul or MatMulNBits, for a matrix of very many rows several of these."""
-        if steps[1]:
-            exact = self.product(name + ".exact", kind, x, parts, shape, (steps[0], 0.0))
-            return rounded(self.graph, exact, steps[1], name)
-        rows, width = shape
-        bits = self._format.bits(kind, name.removesuffix(".exact"))
-        if bits == 32:
-            weight = matrix(self.graph, self.plan, name + ".weight", shape, parts)
-            x = self._in_steps(x, steps[0])
-            return self.graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
-        if steps[0]:
-            block = self._format.block_size
-            x = self._in_steps(x, steps[0], width, block)
-            width = capped_width(width, block)
+        """Emit MatMulNBits. step: of x, in whole steps (Blocks.step)."""
+        (rows, width), bits = shape, self.format.bits(kind, name)
+        if self.format.tied and kind == "head":
+            stored, pieces = self._stored_once(name, shape, bits, block)
         else:
-            block = self._block(name, kind, width)
-        if self._format.tied and kind == "head":
-            stored, pieces = self._stored_once(name, (rows, width), bits, block)
-        else:
-            step = SPLIT_VALUES // width if len(parts) == 1 else rows
+            most = SPLIT_VALUES // width if len(parts) == 1 else rows
             stored = pieces = [
-                self._piece(n, span, width, bits, block) for n, span in _spans(name, rows, step)
+                self._piece(n, span, width, bits, block) for n, span in _spans(name, rows, most)
             ]
-        self.plan.items.append(Blocks(name, kind, parts, bits, block, tuple(stored), steps[0]))
+        self.plan.items.append(Blocks(name, kind, parts, bits, block, tuple(stored), step))
         made = [self._emit(x, piece, width, bits, block) for piece in pieces]
         return made[0] if len(made) == 1 else self.graph.add("Concat", made, name, axis=-1)
-
-    def _in_steps(self, x: str, step: float, width: int = 0, block: int = 0) -> str:
-        """Emit x in steps, for a block capped, once for all matrices whose input has the same."""
-        key = x, step, block > 0
-        if key not in self._stepped:
-            emit = (
-                capped(self.graph, x, step, width, block) if block else rounded(self.graph, x, step)
-            )
-            self._stepped[key] = emit
-        return self._stepped[key]
 
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
@@ -130,57 +107,30 @@ class DecodeProducts:
         return [whole], [self._slice(n, whole, span) for n, span in _spans(name, rows, step)]
 
     def rows(
-        self,
-        name: str,
-        kind: MatrixKind,
-        ids: str,
-        result: str,
-        shape: tuple[int, int],
-        step: float = 0.0,
+        self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
-        """Emit `result`: the rows of a matrix that have these ids.
-
-        step: of the head's input, if both are one matrix that is stored once.
-        """
-        if step and self._format.bits(kind) != 32:
-            return self._capped_rows(name, kind, ids, result, shape, step)
-        bits = self._format.bits(kind)
+        """Emit `result`: the rows of a matrix that have these ids."""
+        bits = self.format.bits(kind)
         if bits == 32:
-            if self._format.tied:
+            if self.format.tied:
                 weight = self.graph.weight(replace(self.plan.tensors(name)[0], name=name))
             else:
                 weight = matrix(self.graph, self.plan, name, shape, (name,))
             return self.graph.add("Gather", [weight, ids], result)
-        if bits == 4 and self._format.offsets:
+        if bits == 4 and self.format.offsets:
             raise GraphError(f"{name}: rows of 4 bits cannot have offsets; give them 8 bits")
-        return self._gathered(name, kind, ids, result, shape, self._block(name, kind, shape[1]))
+        return self.gathered(name, kind, ids, result, shape, self._block(name, kind, shape[1]))
 
-    def _capped_rows(
-        self,
-        name: str,
-        kind: MatrixKind,
-        ids: str,
-        result: str,
-        shape: tuple[int, int],
-        step: float,
-    ) -> str:
-        """Emit rows of a matrix whose blocks end with a code of zero."""
-        (count, width), block, graph = shape, self._format.block_size, self.graph
-        wide = capped_width(width, block)
-        x = self._gathered(name, kind, ids, result + ".capped", (count, wide), block)
-        order = graph.constant(f"uncapped.{width}.{block}", places(width, block))
-        x = graph.add("Gather", [x, order], result + ".stepped", axis=-1)
-        return graph.add("Div", [x, graph.float(step)], result)
-
-    def _gathered(
+    def gathered(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int], block: int
     ) -> str:
-        (count, width), bits, place = shape, self._format.bits(kind), self.plan.place
+        """Emit `result`: rows of a matrix in blocks of this size, dequantized."""
+        (count, width), bits, place = shape, self.format.bits(kind), self.plan.place
         groups, codes = width // block, (count, width * bits // 8)
         # Zero points are explicit because providers' kernels have different defaults.
         dims = {".codes": codes, ".scales": (count, groups)}
         dims[".zero_points"] = (count, -(-groups * bits // 8))
-        if self._format.tied:
+        if self.format.tied:
             stored = zip(dims.items(), self.plan.tensors(name), strict=True)
             tensors = [replace(t, name=name + part, dims=shape) for (part, shape), t in stored]
         else:
@@ -195,7 +145,7 @@ class DecodeProducts:
         return gather_blocks(self.graph, weights, ids, result, bits, block)
 
     def _block(self, name: str, kind: MatrixKind, width: int) -> int:
-        block = fitting_block(width, self._format.block_size)
+        block = fitting_block(width, self.format.block_size)
         if not block:
             raise GraphError(
                 f"{name}: its width {width} is not a multiple of {MIN_BLOCK}, so it cannot be "
@@ -222,11 +172,11 @@ class DecodeProducts:
         )
         codes = place(name + ".codes", np.uint8, (rows, groups, block * bits // 8))
         scales = place(name + ".scales", np.float32, (rows * groups,))
-        if self._format.offsets and bits == 4:
+        if self.format.offsets and bits == 4:
             offsets = place(name + ".offsets", np.float32, (rows, groups))
             return Piece(*span, codes, scales, None, offsets)
         zeros = None
-        if self._format.asymmetric or points:
+        if self.format.asymmetric or points:
             nbytes = rows * -(-groups * bits // 8)
             zeros = place(name + ".zero_points", np.uint8, (nbytes,))
         return Piece(*span, codes, scales, zeros)
@@ -241,7 +191,7 @@ class DecodeProducts:
             suffix = tensor.name.rpartition(".")[2]
             return replace(tensor, name=f"{name}.weight.{suffix}", dims=dims, offset=offset)
 
-        rows, points = span[1] - span[0], whole.points if self._format.asymmetric else None
+        rows, points = span[1] - span[0], whole.points if self.format.asymmetric else None
         return Piece(*span, part(whole.codes), part(whole.scales), points and part(points))
 
     def _emit(self, x: str, piece: Piece, width: int, bits: int, block: int) -> str:

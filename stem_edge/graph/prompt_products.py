@@ -7,7 +7,6 @@ import numpy as np
 from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, MatrixKind
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.linear import DecodeProducts, vector
-from stem_edge.graph.steps import NO_STEPS, Steps
 from stem_edge.graph.weight_plan import Balance, Columns, WeightPlan
 
 INT8_MAX = 127
@@ -42,17 +41,11 @@ class PromptProducts:
         return vector(self.graph, self.plan, name, size, (name,), divided_by=consumer)
 
     def product(
-        self,
-        name: str,
-        kind: MatrixKind,
-        x: str,
-        parts: tuple[str, ...],
-        shape: tuple[int, int],
-        steps: Steps = NO_STEPS,
+        self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
         """Emit an integer product and its scaling; x is quantized once for all its consumers."""
-        if kind in SMALL_KINDS or any(steps):
-            return self._as_decoding.product(name, kind, x, parts, shape, steps)
+        if kind in SMALL_KINDS:
+            return self._as_decoding.product(name, kind, x, parts, shape)
         (rows, width), graph = shape, self.graph
         # gate and up have the same input, so they must share a balance.
         consumer = name.replace(".up", ".gate")

@@ -126,6 +126,16 @@ def test_other_types_can_be_asked_for(packed: Packed, tmp_path: Path) -> None:
         assert divergence(packed.logits, model.logits(packed.ids)) < 1e-3
 
 
+@pytest.mark.parametrize(
+    "option", [{"backbone": "int4"}, {"quality": "small"}, {"bits": {"down": 8}}]
+)
+def test_types_of_other_training_are_refused(
+    option: dict[str, Any], one: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=f"{next(iter(option))} cannot be chosen"):
+        stem_edge.export_bundle(one, tmp_path / "out", progress=False, **option)
+
+
 def changed(folder: Path, out: Path, **tensors: torch.Tensor | None) -> Path:
     """Copy a folder with some tensors replaced, or left out."""
     out.mkdir()
