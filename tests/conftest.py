@@ -24,6 +24,7 @@ from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.installed import library_path
 from stem_edge.ggml.library import Ggml, open_ggml
 from stem_edge.graph.formats import EngineName
+from stem_edge.runtime.backends import options
 
 if TYPE_CHECKING:
     from hub_server import HubServer
@@ -55,6 +56,17 @@ def nothing_is_synced() -> Iterator[None]:
     """Skip real syncs of this process: each takes milliseconds, and no test loses power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Load with one thread where a test names no other number: each core has a process of tests.
+
+    More of them would wait for each other, because threads of engines spin: a third of all time.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(options, "usable_cpus", lambda: 1)
         yield
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from stem_edge.commands.running.demo import demo_bundle
-from stem_edge.measuring.memory.kinds import FileKinds, open_reader
+from stem_edge.system.process_memory import FileKinds, open_reader
 
 HOST = "127.0.0.1"
 POST = "POST /{} HTTP/1.1\r\nHost: localhost\r\n"

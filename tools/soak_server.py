@@ -35,8 +35,8 @@ from soak import Growth, Sample, growth
 
 import stem_edge
 from stem_edge.commands.running.demo import demo_bundle
-from stem_edge.measuring.memory.kinds import FileKinds, open_reader
 from stem_edge.runtime import Model
+from stem_edge.system.process_memory import FileKinds, open_reader
 
 HOST = "127.0.0.1"
 CASES = 48  # different requests, whose answers are known

@@ -9,18 +9,24 @@ from typing import Any, ClassVar, TypeAlias
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.graph.kv import KvType
+from stem_edge.runtime.backends.expected import Expected
 
 CacheDir: TypeAlias = str | Path | None
 Ways: TypeAlias = dict[str, dict[str, Any]]  # name of a way to run a bundle -> options of `load`
 
 
 class EngineWays(ABC):
-    """What runtime/consistency.py compares of an engine, and what keys and values of few bits cost."""
+    """What checking, planning and measuring know of an engine."""
 
     tile = 0  # tokens of a chunk from which other kernels round it otherwise
     few_slots: tuple[int, int]  # the fewest slots to try, and some more
     # Divergence in nats that types of keys and values cause in a real model (docs/models.md).
     kv_nats: ClassVar[Mapping[KvType, float]]
+
+    @property
+    @abstractmethod
+    def expected(self) -> Expected:
+        """What it takes of memory, as expected before it runs a bundle."""
 
     def missing(self, cache_dir: CacheDir) -> str:
         """Return why the library cannot run here; empty if it can."""

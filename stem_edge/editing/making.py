@@ -6,6 +6,7 @@ import contextlib
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files.file import MAX_TEXT, SCOPES, Edit, NewRows, Replacement, Scope, tables_id
 from stem_edge.edit_files.schemes import SCHEMES, Scheme
 from stem_edge.errors import BundleError, InputError
-from stem_edge.measuring.workload import one_token
 from stem_edge.runtime.lookups.overlay import Overlay
 from stem_edge.runtime.lookups.spans import tokens_after
 from stem_edge.runtime.text.codec import TextCodec
@@ -184,3 +184,28 @@ def _padding(bundle: Bundle, codec: TextCodec, pad: str | int | None) -> int | N
         with contextlib.suppress(InputError):
             return one_token(bundle, codec, named)
     return next(iter(bundle.manifest.model.eos_ids), None)
+
+
+def one_token(bundle: Bundle, codec: TextCodec, token: str | int) -> int:
+    """Return the id of a text that is a single token, or a valid id as int. Raises InputError."""
+    encode = partial(codec.encode, add_special_tokens=False)
+    if isinstance(token, str):
+        ids = encode(token)
+        if len(ids) != 1:
+            others = [other for other in (f" {token.strip()}", token.strip()) if other != token]
+            single = [other for other in others if len(encode(other)) == 1]
+            spaced = "" if token.startswith(" ") else ", or try it with a leading space"
+            cut = ", ".join(repr(codec.decode([id_], skip_special_tokens=False)) for id_ in ids)
+            advice = f"did you mean {single[0]!r}?" if single else f"give one of its tokens{spaced}"
+            raise InputError(
+                f"{token!r} is {len(ids)} tokens, expected one: {cut or 'nothing'}; {advice}"
+            )
+        token = ids[0]
+    try:
+        number = operator.index(token)
+    except TypeError:
+        raise InputError(f"a token is {token!r}; expected an integer or a text") from None
+    if not 0 <= number < bundle.manifest.model.vocab_size:
+        last = bundle.manifest.model.vocab_size - 1
+        raise InputError(f"token id {number} is out of range; this model has 0 to {last}")
+    return number

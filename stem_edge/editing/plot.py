@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stem_edge.drawing import LETTERS, WIDTH, check_plot, new_figure, plain, save
 from stem_edge.editing.compare import Comparison, NextToken, Outcome
 from stem_edge.editing.report import head, shown, tail
-from stem_edge.measuring.bench.plots import LETTERS, WIDTH, check_plot, new_figure, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,11 +5,8 @@ The tokens decide which rows are read, and how often: constants or noise would s
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,9 +14,6 @@ from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.lookups import check_text
-
-if TYPE_CHECKING:
-    from stem_edge.runtime.text.codec import TextCodec
 
 DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
 PROMPT_TOKENS, NEW_TOKENS = 512, 128
@@ -128,28 +122,3 @@ def _encode(path: Path, bundle: Bundle, most: int | None, special: bool) -> list
         while (most is None or len(ids) < most) and (lines := file.readlines(READ_CHARS)):
             ids += codec.encode("".join(lines), add_special_tokens=special and not ids)
     return ids
-
-
-def one_token(bundle: Bundle, codec: TextCodec, token: str | int) -> int:
-    """Return the id of a text that is a single token, or a valid id as int. Raises InputError."""
-    encode = partial(codec.encode, add_special_tokens=False)
-    if isinstance(token, str):
-        ids = encode(token)
-        if len(ids) != 1:
-            others = [other for other in (f" {token.strip()}", token.strip()) if other != token]
-            single = [other for other in others if len(encode(other)) == 1]
-            spaced = "" if token.startswith(" ") else ", or try it with a leading space"
-            cut = ", ".join(repr(codec.decode([id_], skip_special_tokens=False)) for id_ in ids)
-            advice = f"did you mean {single[0]!r}?" if single else f"give one of its tokens{spaced}"
-            raise InputError(
-                f"{token!r} is {len(ids)} tokens, expected one: {cut or 'nothing'}; {advice}"
-            )
-        token = ids[0]
-    try:
-        number = operator.index(token)
-    except TypeError:
-        raise InputError(f"a token is {token!r}; expected an integer or a text") from None
-    if not 0 <= number < bundle.manifest.model.vocab_size:
-        last = bundle.manifest.model.vocab_size - 1
-        raise InputError(f"token id {number} is out of range; this model has 0 to {last}")
-    return number

@@ -40,7 +40,8 @@ from stem_edge.numerics.reference import forward
 llama_cpp = pytest.importorskip("llama_cpp")
 gguf = pytest.importorskip("gguf")
 
-from stem_edge.measuring.bench.engine_llama import TYPES, LlamaModel, make_model
+from stem_edge.export.random_dense import TYPES, random_dense
+from stem_edge.measuring.bench.engine_llama import LlamaModel
 
 pytestmark = pytest.mark.usefixtures("ggml")
 
@@ -366,8 +367,8 @@ def test_models_of_random_weights_for_bench(tmp_path: Path) -> None:
     config = ModelConfig(**(SIZES | VARIANTS["all at once"] | sizes))
     found = {}
     for kind in TYPES:
-        path = make_model(tmp_path, config, kind, 2)
-        assert make_model(tmp_path, config, kind, 2) == path
+        path = random_dense(tmp_path, config, kind, 2)
+        assert random_dense(tmp_path, config, kind, 2) == path
         model = LlamaModel(path, 32, 1)
         assert model.vocab_size == 260
         assert np.isfinite(model.process([1, 2, 3])).all()

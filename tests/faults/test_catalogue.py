@@ -1,7 +1,7 @@
 """The catalogue of faults: each line has a test, or a reason why it does not apply.
 
 Lines are numbered in groups; the tests of group M are those of tests/faults/ named test_m1_...,
-test_m2_... and say in their docstring or name what the fault is. A line that does not apply stands
+test_m2_m3_... and say in their docstring or name what the fault is. A line that does not apply stands
 in the NOT_APPLICABLE of a test file of its group: id -> reason.
 """
 
@@ -40,8 +40,8 @@ def _sources() -> list[str]:
 @cache
 def ids_with_a_test() -> set[str]:
     """Find the ids with which names of tests begin."""
-    found = (re.findall(r"^def test_([a-z]\d+)_", text, re.MULTILINE) for text in _sources())
-    return {id.upper() for ids in found for id in ids}
+    names = re.findall(r"^def test_((?:[a-z]\d+_)+)", "\n".join(_sources()), re.MULTILINE)
+    return {id.upper() for name in names for id in name.rstrip("_").split("_")}
 
 
 @cache

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from architectures import SIZES, VARIANTS, write
 from exact_models import export_exact
 from torch import Tensor
@@ -22,7 +21,6 @@ from stem_edge.config import ModelConfig
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 
-TOLERANCE = 1e-4
 PROMPT = "A cat met (dolphin) but no horse, cat."
 Rows = dict[int, Tensor]  # layer -> rows
 
@@ -90,15 +88,6 @@ def tried(folder: Path, name: str) -> Tried:
     out = export_exact(folder / "checkpoint", folder / "out")
     tensors, rows = random_tensors(config, 0)
     return Tried(out, Oracle(config, tensors, rows))
-
-
-def load(path: Path, **options: Any) -> Model:
-    """Load with one thread, because ggml's threads spin and so slow down a busy machine."""
-    return stem_edge.load(path, **({"threads": 1} | options))
-
-
-def off(found: F32, expected: F32) -> float:
-    return float(np.abs(found - expected).max())
 
 
 def tokens(chunks: Iterator[Any]) -> Iterator[int]:

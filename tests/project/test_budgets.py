@@ -156,11 +156,11 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 58_510, 47_000),
+    "package, lines": Budget(package_lines, 58_470, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_160, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 58_720, 48_000),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_870, 4_800),
-    "files in a room": Budget(fullest_room, 19, 15),
+    "tests, lines": Budget(lambda: lines_in("tests"), 58_630, 48_000),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_180, 4_800),
+    "files in a room": Budget(fullest_room, 17, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
     "places that ask which engine it is": Budget(places_that_ask_for_engine, 0, 0),
     "circles between modules": Budget(circles, 0, 0),

@@ -169,16 +169,25 @@ def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model)
         ({"device_memory": "60MB", "slots": 0}, "slots is 0"),
         ({"host_slots": 5}, "host_slots is 5, but no rows go to an accelerator"),
         ({"device_memory": "60MB", "engine": "onnxruntime", "repack": True}, "repack"),
+        ({"engine": "llama"}, "engine is 'llama'; expected one of auto, onnxruntime, ggml"),
+        ({"prompt_cache": True, "keep_prefixes": False}, "keep_prefixes"),
+        ({"prompt_cache": DEMO}, "is a bundle"),
+        ({"prompt_cache": "a\0b"}, "null"),
+        (
+            {"providers": ["NoSuchExecutionProvider"]},
+            "'NoSuch.*does not know; expected cuda, webgpu",
+        ),
+        ({"draft": DEMO, "speculate": False}, "draft is for guessing"),
+        *(
+            ({"speculate": wrong}, "speculate is .*; expected 'auto', True, False, or")
+            for wrong in ("yes", -1, 1.5, None)
+        ),
     ],
+    ids=str,
 )
 def test_bad_options_of_load(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         stem_edge.load(DEMO, **options)
-
-
-def test_an_unknown_provider_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"'NoSuch.*does not know; expected cuda, webgpu"):
-        stem_edge.load(DEMO, providers=["NoSuchExecutionProvider"])
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import stem_edge
 from stem_edge.runtime import Model
 
 if TYPE_CHECKING:
@@ -24,7 +25,5 @@ def stem(tmp_path_factory: pytest.TempPathFactory) -> Tried:
 @pytest.fixture
 def tiny_model(stem: Tried) -> Iterator[Model]:
     """The loaded model, with the smallest row cache."""
-    from edit_oracle import load
-
-    with load(stem.path, slots=4) as model:
+    with stem_edge.load(stem.path, slots=4) as model:
         yield model

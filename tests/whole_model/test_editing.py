@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from architectures import HASHED, SIZES, VARIANTS, write
-from edit_oracle import PROMPT, TOLERANCE, Oracle, Rows, Tried, load, off, swap, tokens, tried
+from edit_oracle import PROMPT, Oracle, Rows, Tried, swap, tokens, tried
+from exact_models import TOLERANCE, exact_stem, off
 from installed import DEMO, add_ggml
 from torch import Tensor
 
@@ -74,7 +75,7 @@ def test_every_scheme_in_every_architecture(any_model: Tried, engine: EngineName
     cases = [case for case in CASES if not experts or all(len(one) == 1 for one in case[4])]
     every = [(case, scope, None) for case in cases for scope in ("positions", "everywhere")]
     some = [(case, scope, [2]) for case, scope, _ in every[1::3]]
-    with load(any_model.path, engine=engine) as model:
+    with stem_edge.load(any_model.path, engine=engine) as model:
         check_cases(model, any_model.oracle, every + some)
 
 
@@ -90,14 +91,14 @@ def test_every_scheme_in_every_architecture(any_model: Tried, engine: EngineName
 )  # fmt: skip
 def test_however_rows_come(options: dict[str, Any], stem: Tried, engine: EngineName) -> None:
     cases = [(case, scope, None) for case in CASES[::3] for scope in ("positions", "everywhere")]
-    with load(stem.path, engine=engine, **options) as model:
+    with stem_edge.load(stem.path, engine=engine, **options) as model:
         check_cases(model, stem.oracle, cases)
 
 
 def test_generation_looks_up_what_the_edits_say(any_model: Tried, engine: EngineName) -> None:
     oracle = any_model.oracle
     # Letters that random models like to write: an edit everywhere must meet generated tokens.
-    with load(any_model.path, engine=engine, slots=4) as model:
+    with stem_edge.load(any_model.path, engine=engine, slots=4) as model:
         ids = model.tokenize(PROMPT)
         plain = list(tokens(model.generate(ids, max_new_tokens=8)))
         assert plain == oracle.greedy(ids, [], 8)
@@ -128,7 +129,7 @@ def test_rows_of_other_values(any_model: Tried, engine: EngineName) -> None:
         token: (scale * rng.normal(size=(len(layers), width))).astype(np.float32)
         for token in (ord("c"), 256)
     }
-    with load(any_model.path, engine=engine, slots=4) as model:
+    with stem_edge.load(any_model.path, engine=engine, slots=4) as model:
         ids = model.tokenize(PROMPT)
         rows = oracle.own(ids)
         for at, token in enumerate(ids):
@@ -186,7 +187,7 @@ def test_with_other_types_of_rows(tables: Any, stem: Tried, tmp_path: Path) -> N
     oracle = Rounded(stem.oracle.config, stem.oracle.tensors, rows, layout)
     cases = [*product(CASES[::3], ["positions", "everywhere"], [None, [2]])]
     for engine in open_bundle(out).manifest.engines:
-        with load(out, engine=engine, slots=5) as model:
+        with stem_edge.load(out, engine=engine, slots=5) as model:
             check_cases(model, oracle, cases)
 
 
@@ -201,7 +202,7 @@ def stem_rows(oracle: Oracle, stem_ids: Sequence[int | Sequence[int]]) -> Rows:
 
 def test_stem_ids_can_be_given(any_model: Tried, engine: EngineName) -> None:
     oracle, rng = any_model.oracle, np.random.default_rng(5)
-    with load(any_model.path, engine=engine, slots=4) as model:
+    with stem_edge.load(any_model.path, engine=engine, slots=4) as model:
         ids = model.tokenize(PROMPT)
         others: Any = rng.integers(0, 260, len(ids))
         expected = oracle.logits(ids, stem_rows(oracle, others.tolist()))
@@ -268,21 +269,18 @@ def test_a_dense_model_has_nothing_to_edit(tmp_path: Path) -> None:
         stem_edge.make_edit(tmp_path / "out", "cat", "dog")
     with pytest.raises(InputError, match="dense"):
         stem_edge.make_row_edit(tmp_path / "out", {5: [[1.0]]})
-    with load(tmp_path / "out") as model, model.edited():
+    with stem_edge.load(tmp_path / "out") as model, model.edited():
         assert model.logits([1, 2]).shape == (2, 260)
         with pytest.raises(InputError, match="dense"):
             model.logits([1, 2], stem_ids=[1, 2])
 
 
 def test_experts_have_no_mean(tmp_path: Path) -> None:
-    write(tmp_path / "checkpoint", ModelConfig(**(SIZES | HASHED)))
-    stem_edge.export_bundle(
-        tmp_path / "checkpoint", tmp_path / "out", backbone="fp32", tables="fp32"
-    )
+    path = exact_stem(tmp_path, HASHED, 4, ggml=False).path
     for scope in SCOPES:
         with pytest.raises(InputError, match="mean of experts"):
-            stem_edge.make_edit(tmp_path / "out", "cat", "horse", scheme="average", scope=scope)
-        stem_edge.make_edit(tmp_path / "out", "cat", "horse", scope=scope)
+            stem_edge.make_edit(path, "cat", "horse", scheme="average", scope=scope)
+        stem_edge.make_edit(path, "cat", "horse", scope=scope)
 
 
 @pytest.mark.parametrize("prefill_graph", [False, True])
@@ -290,7 +288,7 @@ def test_experts_have_no_mean(tmp_path: Path) -> None:
 def test_an_edit_is_what_its_stem_ids_are(scope: Scope, prefill_graph: bool) -> None:
     """Logits are equal bit for bit in both graphs, because int8 rows are copied, not rounded."""
     prompt = "The capital of Spain is Madrid, and that of Spain is"
-    with load(DEMO, prefill_graph=prefill_graph, slots=8) as model:
+    with stem_edge.load(DEMO, prefill_graph=prefill_graph, slots=8) as model:
         ids, others = model.tokenize(prompt), model.tokenize(prompt.replace("Spain", "Germany"))
         assert len(ids) == len(others)
         edit = stem_edge.make_edit(model.bundle, "Spain", "Germany", scope=scope, scheme="swap")

@@ -21,10 +21,10 @@ import numpy as np
 
 import stem_edge
 from stem_edge.bundle.manifest import TABLES
-from stem_edge.measuring.memory.page_cache import drop_pages, files_in
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.rows.shards import READ_MODES
 from stem_edge.runtime.rows.store import RowStore, open_store
+from stem_edge.system.page_cache import drop_pages, files_in
 from stem_edge.tables.shards import ShardGrid
 from stem_edge.tables.store import TableFormat, open_table_store
 

@@ -10,6 +10,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.graph.kv import KvType
+from stem_edge.runtime.backends.expected import Expected
 from stem_edge.runtime.backends.ggml.weights import can_repack
 from stem_edge.runtime.backends.ways import CacheDir, EngineWays, Ways
 
@@ -20,6 +21,12 @@ class GgmlWays(EngineWays):
     # It uses other attention kernels from `tile` tokens on, and other products for a few tokens.
     tile, few_slots = 64, (16, 48)
     kv_nats: ClassVar[Mapping[KvType, float]] = {"int8": 0.0005, "int4": 0.09}
+
+    @property
+    def expected(self) -> Expected:
+        from stem_edge.runtime.backends.ggml import expected
+
+        return expected
 
     def missing(self, cache_dir: CacheDir) -> str:
         try:

@@ -214,7 +214,7 @@ def _remove(args: argparse.Namespace, bundle: Bundle) -> None:
 def _compare(args: argparse.Namespace, bundle: Bundle) -> None:
     if args.plot is not None:
         # Must be refused now, not after the model has been loaded and run.
-        from stem_edge.measuring.bench.plots import check_plot
+        from stem_edge.drawing import check_plot
 
         check_plot(args.plot)
     edits = open_edits(bundle, args.edit)
@@ -228,8 +228,8 @@ def _compare(args: argparse.Namespace, bundle: Bundle) -> None:
     if path is not None:
         edits[-1].save(path)
     if args.plot is not None:
+        from stem_edge.drawing import draw
         from stem_edge.editing.plot import plot_comparison
-        from stem_edge.measuring.bench.plots import draw
 
         draw(args.plot, lambda path: plot_comparison(found, path))
     if args.json:

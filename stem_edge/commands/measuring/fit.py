@@ -9,9 +9,9 @@ from dataclasses import asdict
 from stem_edge.commands.options.loading import add_loading
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder
-from stem_edge.measuring.planning.expected import expected
 from stem_edge.measuring.planning.fit import fit
 from stem_edge.measuring.planning.target import Fit
+from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES, PROFILES
 from stem_edge.text_table import table
@@ -189,7 +189,7 @@ def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit += " --no-prefill-graph" * (one.footprint.prefill_nbytes > 0 and not one.needs.prefill)
     if bundle:
         return ["run it with:", f"  stem-edge generate {path} {limit}"]
-    _, types = expected(one.footprint.engine).types(one.footprint)
+    _, types = ENGINES[one.footprint.engine].ways.expected.types(one.footprint)
     tables = f" --tables {one.tables}" if one.tables else ""
     return [
         "make it and run it with:",
@@ -200,7 +200,7 @@ def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
 
 def _types(one: Fit) -> str:
     rows = f", tables {one.tables}" if one.tables else ", a dense model"
-    shown, _ = expected(one.footprint.engine).types(one.footprint)
+    shown, _ = ENGINES[one.footprint.engine].ways.expected.types(one.footprint)
     return shown + rows
 
 

@@ -18,7 +18,6 @@ from typing import Any, Generic, Unpack
 import psutil
 
 import stem_edge
-from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.measuring.bench.cases import Cases, Results, Run, T, Watched, peaks_of
@@ -28,14 +27,13 @@ from stem_edge.measuring.bench.sequences import sequences
 from stem_edge.measuring.bench.speculation import speculation
 from stem_edge.measuring.bench.subjects import Common, load_options, make_subjects
 from stem_edge.measuring.bench.workers import Subject, WorkerProcess
-from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limits
-from stem_edge.measuring.memory.page_cache import drop_pages, make_cold
 from stem_edge.measuring.planning.bandwidth import measured as measured_bandwidth
-from stem_edge.measuring.planning.predict import check_repack
-from stem_edge.runtime.backends.engines import choose_backbone
+from stem_edge.runtime.backends.engines import ENGINES, choose_backbone
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.system.nvidia import nbytes_on_nvidia
+from stem_edge.system.page_cache import drop_pages, make_cold
 from stem_edge.system.user_folder import cache_folder, cpu_info
 from stem_edge.units import parse_size
 
@@ -87,7 +85,7 @@ def bench(
     given = LoadOptions(**options)
     opened = given.open(bundle)
     engine = choose_backbone(opened, given.engine)
-    check_repack(footprint_of(opened.manifest, engine), on=given.repack)
+    ENGINES[engine].check_lacks(vars(given))
     sizes = text, prompt_tokens, new_tokens, given.context_length
     made: Cases[Any]
     if cases is None:
@@ -116,7 +114,8 @@ def bench(
         found = Turns(settings, made, notify).run(subjects)
     finally:
         notify("")
-    return Report(str(opened.path), machine(), versions(), settings, **made.sum_up(found))
+    versions = {"stem-edge": stem_edge.__version__, "python": platform.python_version()}
+    return Report(str(opened.path), machine(), versions, settings, **made.sum_up(found))
 
 
 def _cases(
@@ -213,7 +212,7 @@ class Turns(Generic[T]):
                 watched = results.watched[name]
                 watched.peaks, watched.about = peaks_of(worker.sampler), worker.about
                 if worker.about:
-                    watched.driver_says = device_nbytes(worker.pid, "cuda") or None
+                    watched.driver_says = nbytes_on_nvidia(worker.pid) or None
 
     def _limited(self, subjects: list[Subject], results: Results[T], limit: int) -> None:
         """Run one subject after the other, because pages count for who reads them first.
@@ -270,11 +269,6 @@ def _confined(subject: Subject, limit: int) -> Iterator[WorkerProcess]:
 
     with Limits(None) as limits, _open(subject, confine) as worker:
         yield worker
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a report names."""
-    return {"stem-edge": stem_edge.__version__, "python": platform.python_version()}
 
 
 def machine() -> str:

@@ -1,79 +1,31 @@
-"""llama.cpp, through llama-cpp-python, for bench --against: on a GGUF file, or on random weights.
+"""llama.cpp on a GGUF file, through llama-cpp-python, for bench --against.
 
-For a dense model of random weights, ggml's own functions quantize the model into llama.cpp's
-mixtures of types, once, in a work folder.
+Steps may have several tokens: of several sequences, or of guesses that are verified. Answers are those
+of given texts: logits are computed and their greatest is looked up, but the text's token is taken.
 Needs pip install 'stem-edge[bench]'.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Self
 
 import llama_cpp
 import numpy as np
-from msgspec.structs import replace
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.types import TensorType
-from stem_edge.graph.formats import GgufType
 from stem_edge.measuring.bench.together import Guessed, Text, Together
 from stem_edge.measuring.bench.worker import MeasuredEngine
-from stem_edge.numerics.matrix import ArrayMatrix
+from stem_edge.runtime.text.codec import same_start
 
-if TYPE_CHECKING:
-    from stem_edge.export.checkpoints.checkpoint import Checkpoint
-
-
-# Name -> mixture of tensor types, and the one type of all matrices if they are not mixed.
-# "pure" is there because llama.cpp keeps the head of a 4-bit model at six bits by default, while our
-# int4 head has four.
-TYPES: dict[str, tuple[GgufType, TensorType | None]] = {
-    "Q4_0": ("q4_0", None),
-    "Q4_0-pure": ("q4_0", ggml_types.Q4_0),
-    "Q4_K_M": ("q4_k_m", None),
-    "Q5_K_M": ("q5_k_m", None),
-    "Q6_K": ("q6_k", None),
-    "Q8_0": ("q8_0", None),
-    "F16": ("f16", None),
-}
-USUAL = ("Q4_0", "Q4_0-pure", "Q4_K_M")  # if no type is asked for
 BATCH = 512
-
-
-def make_model(folder: Path, config: ModelConfig, kind: str, threads: int) -> Path:
-    """Return the quantized GGUF of a dense model of this shape; write it unless it is there.
-
-    Raises BackendError, ExportError.
-    """
-    from stem_edge.export.backbone.gguf_llama import write_dense
-    from stem_edge.export.backbone.gguf_writer import GgufValue
-    from stem_edge.export.dense_gguf import publish_file
-    from stem_edge.ggml.gguf_schema import tensor_types
-    from stem_edge.ggml.library import open_ggml
-
-    if not config.plain:
-        raise BackendError("llama.cpp models are made for STEM layers, and this model has others")
-    sizes = (config.vocab_size, config.dim, config.d_ff, config.n_layers)
-    heads = (config.n_heads, config.n_kv_heads, config.head_dim)
-    name = "x".join(str(size) for size in (*sizes, *heads)) + "-tied" * config.tied_head
-    path = folder / f"dense-{name}-{kind}.gguf"
-    if path.is_file():
-        return path
-    source, (weights, pure) = _random(config), TYPES[kind]
-    types = tensor_types(source.config, weights)
-    if pure is not None:
-        # The mixture has chosen float16 where a row cannot be cut into blocks: keep that.
-        types = {name: type if type.block == 1 else pure for name, type in types.items()}
-    tokenizer: dict[str, GgufValue] = {"tokenizer.ggml.model": "no_vocab"}
-    with publish_file(path, force=False) as part:
-        write_dense(part, open_ggml(), source, weights, tokenizer, types=types, threads=threads)
-    return path
 
 
 class LlamaModel(MeasuredEngine):
@@ -164,13 +116,9 @@ class LlamaModel(MeasuredEngine):
         llama_cpp.llama_memory_seq_rm(memory, sequence, last + 1, -1)
 
     def together(self, texts: list[Text], count: int) -> Together:
-        from stem_edge.measuring.bench.llama_steps import decode_together
-
         return decode_together(self, texts, count)
 
     def guess(self, text: Text, drafts: int) -> Guessed:
-        from stem_edge.measuring.bench.llama_steps import decode_guessing
-
         return decode_guessing(self, text, drafts)
 
     def choose(self, token_ids: list[int]) -> int:
@@ -207,30 +155,106 @@ def _quiet(level: int, text: bytes, data: ctypes.c_void_p) -> None:
     """Drop a line of llama.cpp's log."""
 
 
-class _Repeated(ArrayMatrix):
-    """A matrix that repeats one row, which takes no memory: only sizes matter here."""
+class Input(NamedTuple):
+    """A token of a step."""
 
-    nbytes = 0
+    token: int
+    position: int
+    sequence: int = 0
+    logits: bool = True  # whether they are wanted
 
 
-def _random(config: ModelConfig) -> Checkpoint:
-    """Return a dense model of this shape, without the parts that llama.cpp cannot compute."""
-    from stem_edge.export.checkpoints.checkpoint import Checkpoint, SourceMatrix, TokenizerSource
+class Steps:
+    """Runs steps of up to `size` tokens; a context manager, which frees their arrays."""
 
-    config = replace(
-        config.dense_twin(),
-        biases=(),
-        qk_norm_eps=None,
-        post_norms=False,
-        logit_softcap=0.0,
-        sliding_window=0,
-        window_layers=None,
-        rope_scaling=None,
-    )
-    shapes, random = config.backbone_shapes(), np.random.default_rng(0)
-    noise = random.standard_normal(max(shape[-1] for shape in shapes.values()), np.float32)
-    tensors: dict[str, SourceMatrix] = {
-        name: _Repeated(np.broadcast_to(noise[: shape[-1]] * np.float32(shape[-1] ** -0.5), shape))
-        for name, shape in shapes.items()
-    }
-    return Checkpoint(Path("random"), config, tensors, {}, TokenizerSource("bytes", None, None))
+    def __init__(self, model: LlamaModel, size: int) -> None:
+        self._model, self._batch = model, llama_cpp.llama_batch_init(size, 0, 1)
+
+    def run(self, inputs: Sequence[Input]) -> list[int]:
+        """Compute tokens; return the most probable next one after each whose logits are wanted."""
+        batch = self._batch
+        batch.n_tokens = len(inputs)
+        for at, one in enumerate(inputs):
+            batch.token[at], batch.pos[at], batch.logits[at] = one.token, one.position, one.logits
+            batch.n_seq_id[at], batch.seq_id[at][0] = 1, one.sequence
+        self._model.decode(batch)
+        wanted = (at for at, one in enumerate(inputs) if one.logits)
+        return [int(self._model.logits(at).argmax()) for at in wanted]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        llama_cpp.llama_batch_free(self._batch)
+
+
+def prompt_inputs(prompt: Sequence[int], sequence: int = 0) -> list[Input]:
+    """Return a prompt, of which only the last token's logits are wanted."""
+    last = len(prompt) - 1
+    return [Input(token, at, sequence, at == last) for at, token in enumerate(prompt)]
+
+
+def decode_together(model: LlamaModel, texts: list[Text], count: int) -> Together:
+    """Run `count` sequences, and one that joins them, as stem_edge.measuring.bench.together says.
+
+    A prompt is computed in one step with the tokens of the others, as llama.cpp's server does.
+    """
+    for text in texts:
+        model.check([*text.prompt, *text.answer])
+    model.clear()
+    run, short = Together(count), count - 1
+    with Steps(model, max(len(text.prompt) for text in texts) + count) as steps:
+        sequences = _Sequences(steps, texts, run)
+        for sequence in range(count):
+            sequences.step(list(range(sequence)), sequence, sequence)
+        for _ in texts[short].answer[1:]:
+            sequences.step(list(range(count)))
+        if short:
+            model.rewind(-1, short)
+            sequences.step(list(range(short)), count, short)
+    return run
+
+
+class _Sequences:
+    """Sequences and how many tokens of each answer were chosen."""
+
+    def __init__(self, steps: Steps, texts: list[Text], run: Together) -> None:
+        self._steps, self._texts, self._run = steps, texts, run
+        self._chosen = [0] * len(texts)
+
+    def step(self, decoding: list[int], begins: int | None = None, place: int = 0) -> None:
+        """Compute a token of those that decode, and the prompt of one that begins in a place."""
+        inputs = [self._input(sequence) for sequence in decoding]
+        if begins is not None:
+            inputs += prompt_inputs(self._texts[begins].prompt, place)
+        self._steps.run(inputs)
+        for sequence in [*decoding, *([] if begins is None else [begins])]:
+            self._run.chosen(sequence, self._texts[sequence].answer[self._chosen[sequence]])
+            self._chosen[sequence] += 1
+
+    def _input(self, sequence: int) -> Input:
+        text, last = self._texts[sequence], self._chosen[sequence] - 1
+        return Input(text.answer[last], len(text.prompt) + last, sequence)
+
+
+def decode_guessing(model: LlamaModel, text: Text, drafts: int) -> Guessed:
+    """Decode an answer with llama-cpp-python's guesses from the text so far, `drafts` at a time."""
+    model.check([*text.prompt, *text.answer])
+    model.clear()
+    lookup = LlamaPromptLookupDecoding(num_pred_tokens=max(1, drafts))
+    ids, begin = np.array([*text.prompt, *text.answer], np.intc), len(text.prompt)
+    drafted = accepted = 0
+    with Steps(model, max(begin, drafts + 1)) as steps:
+        own = steps.run(prompt_inputs(text.prompt))
+        started, at = time.perf_counter(), begin  # of the next token that is computed
+        while at + 1 < len(ids):
+            guessed = lookup(ids[: at + 1]).tolist() if drafts else []
+            guessed = guessed[: len(ids) - at - 2]  # the last token of the answer is not computed
+            tokens = [int(ids[at]), *guessed]
+            best = steps.run([Input(token, at + after) for after, token in enumerate(tokens)])
+            right = same_start(guessed, ids[at + 1 :].tolist())
+            drafted, accepted, at = drafted + len(guessed), accepted + right, at + 1 + right
+            own += best[: right + 1]
+            if right < len(guessed):
+                model.rewind(at - 1)
+    return Guessed(time.perf_counter() - started, drafted, accepted, own)

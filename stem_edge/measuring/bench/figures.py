@@ -113,21 +113,16 @@ class Report:
     machine: str
     versions: dict[str, str]
     settings: Settings
-    results: list[CaseResult] = field(
-        default_factory=list
-    )  # of `cases`, which alone are given then
+    # Of `cases`; the others are those without.
+    results: list[CaseResult] = field(default_factory=list)
     subjects: dict[str, Figures] = field(default_factory=dict)  # the first one is the bundle
     ratios: list[Ratio] = field(default_factory=list)
     # Of the machine's memory, before each round, because it changes if others use the machine. Empty
     # for a device, which has its own memory.
     bandwidth: list[float] = field(default_factory=list)
     token_nbytes: int = 0
-    bandwidth_reached: float | None = (
-        None  # share of the speed that bandwidth and token_nbytes allow
-    )
-    failed: dict[str, str] = field(
-        default_factory=dict
-    )  # round from which there are no figures: why
+    bandwidth_reached: float | None = None  # share of what bandwidth and token_nbytes allow
+    failed: dict[str, str] = field(default_factory=dict)  # round without figures, and why
 
 
 def figures_of(found: Sequence[Round], watched: Watched) -> Figures:

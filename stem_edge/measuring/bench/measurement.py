@@ -20,9 +20,7 @@ from stem_edge.measuring.bench.figures import Figures, Round, figures_of
 from stem_edge.measuring.bench.subjects import bundle_subject, load_options
 from stem_edge.measuring.bench.workers import Answer, WorkerProcess
 from stem_edge.measuring.memory.device_profiles import Device, find_device
-from stem_edge.measuring.memory.gpu import device_nbytes
 from stem_edge.measuring.memory.limits import Limit, Limits
-from stem_edge.measuring.memory.page_cache import cached_nbytes, make_cold
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS, PhaseMemory, Sample
 from stem_edge.measuring.planning.bandwidth import measured
 from stem_edge.measuring.planning.predict import Prediction, expect_run
@@ -34,6 +32,8 @@ from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.memory import usable_cpus
+from stem_edge.system.nvidia import nbytes_on_nvidia
+from stem_edge.system.page_cache import cached_nbytes, make_cold
 
 LONGEST_INTERVAL = 10.0
 
@@ -261,7 +261,7 @@ class _Run:
                     cached_nbytes(tables),
                     int(answer.counters.get("kv_nbytes", 0)),
                     int(answer.counters.get("row_cache_nbytes", 0)),
-                    device_nbytes(worker.pid, self.options.providers),
+                    0 if self.options.providers is None else nbytes_on_nvidia(worker.pid),
                 )
             )
             return answer

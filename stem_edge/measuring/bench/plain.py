@@ -17,9 +17,9 @@ from stem_edge.measuring.bench.cases import Cases, Key, Results, Run
 from stem_edge.measuring.bench.figures import Round, figures_of, ratios
 from stem_edge.measuring.bench.subjects import on_device
 from stem_edge.measuring.bench.workers import WorkerProcess
-from stem_edge.measuring.memory.page_cache import drop_pages, files_in
 from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.system.page_cache import drop_pages, files_in
 
 SHORT_PROMPT = 16  # tokens, for the time from nothing to a first token
 

@@ -12,7 +12,6 @@ import numpy as np
 import stem_edge
 from stem_edge.measuring.bench.together import Guessed, Text, Together
 from stem_edge.measuring.bench.worker import MeasuredEngine
-from stem_edge.measuring.memory.gpu import about_accelerator
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.sampling import Sampler, sampler_of
@@ -75,6 +74,8 @@ class StemEdge(MeasuredEngine):
         device, providers = self._model.plan.device, self._options.get("providers")
         if device is None and providers is None:
             return {}
+        from stem_edge.runtime.backends.onnxruntime.providers.about import about_accelerator
+
         found = about_accelerator(providers, self._options.get("provider_libraries"))
         if device is not None:
             found["variant"] = str(device.variant)

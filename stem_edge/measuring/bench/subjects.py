@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.bench.workers import Subject
-from stem_edge.measuring.planning.expected import expected
 from stem_edge.runtime.backends.engines import ENGINES, check_installed, choose_engine
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.emulated_flash import open_flash
@@ -172,7 +171,7 @@ def _alternative(name: str, engine: str, options: dict[str, Any]) -> tuple[str, 
             "--against cpu: the bundle runs on the CPU itself; leave out this comparison, or name "
             "another provider with --providers"
         )
-    if name == "unprepared" and (device or not expected(engine).PREPARES):
+    if name == "unprepared" and (device or not ENGINES[engine].ways.expected.PREPARES):
         raise InputError(
             f"--against unprepared: nothing is prepared on {'accelerators' if device else engine}; "
             "leave out this comparison, or run on the CPU with onnxruntime"
@@ -215,7 +214,7 @@ def _dense_models(common: Common, kind: str) -> dict[str, Path]:
     """Make models of a type, or of the usual ones, in the work folder; return type -> file."""
     for package in ("llama_cpp", "gguf"):
         _need(package)
-    from stem_edge.measuring.bench.engine_llama import TYPES, USUAL, make_model
+    from stem_edge.export.random_dense import TYPES, USUAL, random_dense
 
     if kind and kind not in TYPES:
         raise InputError(
@@ -225,7 +224,7 @@ def _dense_models(common: Common, kind: str) -> dict[str, Path]:
     try:
         common.work.mkdir(parents=True, exist_ok=True)
         return {
-            each: make_model(common.work, config, each, common.threads)
+            each: random_dense(common.work, config, each, common.threads)
             for each in ([kind] if kind else USUAL)
         }
     except OSError as error:

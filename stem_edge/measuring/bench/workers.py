@@ -18,12 +18,11 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import StemEdgeError
 from stem_edge.measuring.bench.together import Text
 from stem_edge.measuring.bench.worker import KINDS
-from stem_edge.measuring.memory.kinds import FileKinds, open_reader
-from stem_edge.measuring.memory.page_cache import files_in
 from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
-from stem_edge.measuring.planning.expected import expected
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.system.child import code_command
+from stem_edge.system.page_cache import files_in
+from stem_edge.system.process_memory import FileKinds, open_reader
 
 # Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
 # something; it also ends them.
@@ -57,7 +56,7 @@ class Subject:
             return ()
         later = given.get("tables_later", False)
         bundle = open_bundle(self.path, given.get("tables"), tables_later=later)
-        found = expected(given["engine"]).prepared_folder(
+        found = ENGINES[given["engine"]].ways.expected.prepared_folder(
             bundle, given.get("cache_dir"), given.get("kv", "auto")
         )
         return () if found is None else (found,)

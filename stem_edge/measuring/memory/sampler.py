@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from stem_edge.measuring.memory.kinds import Memory, MemoryReader, Totals
+from stem_edge.system.process_memory import Memory, MemoryReader, Totals
 
 # Kinds are sampled more rarely than totals, because the system then walks every mapping: that takes
 # milliseconds, which would slow the measured process down.

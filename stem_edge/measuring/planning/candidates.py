@@ -15,7 +15,6 @@ from stem_edge.errors import InputError
 from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import keep_ref, open_snapshot
 from stem_edge.hub.names import hub_name
-from stem_edge.measuring.planning.expected import expected
 from stem_edge.runtime.backends.engines import ENGINES, engine_names
 from stem_edge.runtime.backends.options import AUTO
 from stem_edge.tables.rows import RowType, make_layout
@@ -70,7 +69,7 @@ def of_checkpoint(path: Path, engine: str) -> list[Footprint]:
         raise InputError(f"engine is {engine!r}; expected one of {', '.join(engine_names())}")
     config = open_checkpoint(path).config
     chosen = next(iter(ENGINES)) if engine == AUTO else engine
-    found = expected(chosen).footprints(config, partial(_tables, config))
+    found = ENGINES[chosen].ways.expected.footprints(config, partial(_tables, config))
     return found if config.stem_layers else found[:-1]  # the last two differ only in their tables
 
 

@@ -29,10 +29,9 @@ from stem_edge.measuring.planning.hit_rates import (
     zipf_counts,
 )
 from stem_edge.measuring.planning.network import parse_network
-from stem_edge.measuring.planning.predict import check_repack
 from stem_edge.measuring.planning.target import Fit, Target
 from stem_edge.measuring.workload import read_ids
-from stem_edge.runtime.backends.engines import choose_backbone
+from stem_edge.runtime.backends.engines import ENGINES, choose_backbone
 from stem_edge.runtime.backends.options import SMALL_KV, check_sequences
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, contexts
 from stem_edge.runtime.rows.emulated_flash import PROFILES
@@ -134,7 +133,7 @@ def _check(
         raise InputError(f"flash is {flash!r}; expected one of {', '.join(PROFILES)}")
     if context_length is not None and not 1 <= context_length <= most:
         raise InputError(f"context_length is {context_length}; this model takes 1 to {most}")
-    check_repack(footprint, on=repack)
+    ENGINES[footprint.engine].check_lacks({"repack": repack})
 
 
 def _hits(

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import InputError
 from stem_edge.measuring.planning.candidates import is_bundle
-from stem_edge.measuring.planning.expected import NeedsAt, expected
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.process import worker_nbytes
 from stem_edge.measuring.workload import Workload
+from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.runtime.backends.expected import NeedsAt
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.planner import plan_memory
@@ -99,7 +98,7 @@ def predict(
     footprint, model, engine = (
         needs.footprint,
         needs.footprint.model,
-        expected(needs.footprint.engine),
+        ENGINES[needs.footprint.engine].ways.expected,
     )
     stored = footprint.table_format
     tokens = min(plan.context_length, usage.prompt_tokens + usage.new_tokens)
@@ -191,22 +190,17 @@ def tokenizer_memory(root: Path) -> TokenizerMemory:
     return check_tokenizer(root / TOKENIZER).memory if is_bundle(root) else NO_TOKENIZER
 
 
-def check_repack(footprint: Footprint, *, on: bool) -> None:
-    """Raise InputError if an engine cannot rearrange weights, and is told to."""
-    if on and not footprint.repacked_nbytes:
-        raise InputError(
-            f"repack is for 4-bit matrices on ggml, and this backbone, for {footprint.engine}, has "
-            "none; leave it out or choose ggml"
-        )
-
-
 def _peak(needs_at: NeedsAt, plan: MemoryPlan, usage: Usage) -> int:
     """Return the bytes of keys, values and activations: those of a prompt are gone while decoding.
 
     Some engines keep them. The last chunk attends to all of the prompt.
     """
     needs, chunk = needs_at(usage.prompt_tokens), min(plan.chunk_tokens, usage.prompt_tokens)
-    footprint, part, engine = needs.footprint, needs.host, expected(needs.footprint.engine)
+    footprint, part, engine = (
+        needs.footprint,
+        needs.host,
+        ENGINES[needs.footprint.engine].ways.expected,
+    )
     context = min(plan.context_length, usage.prompt_tokens + usage.new_tokens)
     whole, begun = (
         usage.sequences * footprint.kv_nbytes(n) for n in (context, usage.prompt_tokens)

@@ -13,7 +13,6 @@ from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.measuring.planning.bandwidth import Bandwidth
-from stem_edge.measuring.planning.expected import NeedsAt, expected
 from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.predict import (
     Prediction,
@@ -22,6 +21,8 @@ from stem_edge.measuring.planning.predict import (
     tokenizer_memory,
 )
 from stem_edge.measuring.planning.process import generate_nbytes
+from stem_edge.runtime.backends.engines import ENGINES
+from stem_edge.runtime.backends.expected import NeedsAt
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, Planner, leaves_room
 from stem_edge.runtime.rows.disk_tier import file_slot_nbytes
@@ -68,7 +69,7 @@ class Fit:
     @property
     def mapped(self) -> int:
         """Bytes of weights that every token reads in place, in mapped files."""
-        return expected(self.footprint.engine).read_in_place(self.needs)
+        return ENGINES[self.footprint.engine].ways.expected.read_in_place(self.needs)
 
     @property
     def memory(self) -> int:
@@ -107,7 +108,7 @@ class Target:
 
     def fit(self, footprint: Footprint) -> Fit:
         """Plan for one of the possible bundles. Raises MemoryPlanError."""
-        tokenizer, engine = self._tokenizer, expected(footprint.engine)
+        tokenizer, engine = self._tokenizer, ENGINES[footprint.engine].ways.expected
         prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
         needs_at = engine.needs_at(footprint, self.bundle, prefill=prefill, repack=self.repack)
         plan = _plan(
@@ -170,7 +171,7 @@ def _plan(
         needs = needs_at(context)
         engine = needs.footprint.engine
         planner = Planner(needs, generate_nbytes(engine) + tokenizer.kept, sequences)
-        anonymous = memory - expected(engine).read_in_place(needs)
+        anonymous = memory - ENGINES[engine].ways.expected.read_in_place(needs)
         smallest = planner.least(anonymous)
         if smallest.total <= anonymous and _loading(engine, tokenizer) <= memory:
             plan = planner.filled(smallest, anonymous)

@@ -139,51 +139,43 @@ def test_t11_threads_take_turns(tmp_path: Path) -> None:
     assert sorted(found) == sorted(str(number) for number in range(4) for _ in range(5))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("template", "named"),
-    [
-        ("{{ 'a' * 10**10 }}", "memory" if os.name == "posix" else ""),
-        ("{{ 'a' * (2**20 + 1) }}", "1,048,576 characters"),
-        ("{% for _ in range(2000) %}{{ 'a' * 1000 }}{% endfor %}", "1,048,576 characters"),
-        ("{% set ns = namespace(x='a') %}{% for _ in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}", ""),
-    ],
-)  # fmt: skip
-def test_t12_output_and_memory_are_bounded(tmp_path: Path, template: str, named: str) -> None:
-    fails(tmp_path, template, named, seconds=4.0)
-
-
 def test_t12_up_to_the_bound_there_is_output(tmp_path: Path) -> None:
     with ChatTemplate(write(tmp_path, "{{ 'é' * 2**20 }}"), 30.0) as template:
         assert template.render(HELLO) == "é" * 2**20
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ " + "(" * 20_000 + ")" * 20_000 + " }}", "{% if x %}" * 3000 + "{% endif %}" * 3000,
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ " + "-" * 20_000 + "1 }}",
-    ],
-)  # fmt: skip
-def test_t13_deep_nesting_is_refused(tmp_path: Path, template: str) -> None:
-    fails(tmp_path, template, seconds=4.0)
 
 
 TAGS = ["include 'x'", "import 'x' as x", "from 'x' import y", "extends 'x'", "if", "odd", "endif"]
 UNDEFINED = ["nobody", "nobody.name", "'a' + nobody", "messages[0].name.first"]
 
 
+BEYOND = [
+    ("{{ 'a' * 10**10 }}", "memory" if os.name == "posix" else ""),
+    ("{{ 'a' * (2**20 + 1) }}", "1,048,576 characters"),
+    ("{% for _ in range(2000) %}{{ 'a' * 1000 }}{% endfor %}", "1,048,576 characters"),
+    ("{% set ns = namespace(x='a') %}{% for _ in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}", ""),
+]  # fmt: skip
+DEEP = [
+    "{{ " + "(" * 20_000 + ")" * 20_000 + " }}", "{% if x %}" * 3000 + "{% endif %}" * 3000,
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ " + "-" * 20_000 + "1 }}",
+]  # fmt: skip
+WRONG = [(f"one\ntwo\n{{% {tag} %}}", "line 3") for tag in TAGS]
+WRONG += [(f"one\n{{{{ {it} }}}}", "line 2: the chat template fails: ") for it in UNDEFINED]
+
+
 @pytest.mark.parametrize(
     ("template", "named"),
     [
-        *((f"one\ntwo\n{{% {tag} %}}", "line 3") for tag in TAGS),
-        *((f"one\n{{{{ {name} }}}}", "line 2: the chat template fails: ") for name in UNDEFINED),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in BEYOND),
+        *((template, "") for template in DEEP),
+        *WRONG,
     ],
+    ids=range(len(BEYOND) + len(DEEP) + len(WRONG)),
 )
-def test_t14_what_is_wrong_is_refused_with_the_line(
+def test_t12_t13_t14_what_is_too_much_too_deep_or_wrong(
     tmp_path: Path, template: str, named: str
 ) -> None:
-    fails(tmp_path, template, named)
+    """What is wrong is refused with its line."""
+    fails(tmp_path, template, named, seconds=4.0)
 
 
 def test_t15_text_of_messages_is_not_a_template(tmp_path: Path) -> None:

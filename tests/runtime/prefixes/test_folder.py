@@ -223,19 +223,6 @@ def test_what_is_no_conversation_is_refused(tmp_path: Path, model: Model) -> Non
             model.load_conversation(bad)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"prompt_cache": True, "keep_prefixes": False}, "keep_prefixes"),
-        ({"prompt_cache": DEMO}, "is a bundle"),
-        ({"prompt_cache": "a\0b"}, "null"),
-    ],
-)
-def test_prompt_caches_that_cannot_be(options: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        stem_edge.load(DEMO, **options)
-
-
 def test_an_accelerator_has_no_prompt_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

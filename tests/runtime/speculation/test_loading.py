@@ -81,12 +81,6 @@ def test_guesses_that_may_change_answers_are_asked_for(
         assert (model.stepping.speculation is not None) == (asked or (same_bits and sure))
 
 
-@pytest.mark.parametrize("wrong", ["yes", -1, 1.5, None])
-def test_bad_values(wrong: Any) -> None:
-    with pytest.raises(InputError, match=r"speculate is .*; expected 'auto', True, False, or"):
-        stem_edge.load(DEMO, speculate=wrong)
-
-
 def test_measuring_counts_few_tokens_as_used() -> None:
     with stem_edge.load(DEMO, threads=1, speculate=True) as model:
         assert model.engine.rows.counters().hits + model.engine.rows.counters().misses == 8
@@ -203,11 +197,6 @@ def test_texts_beyond_its_context_have_no_drafts_of_it() -> None:
 def test_another_tokenizer_is_refused(tiny_bundle: Path) -> None:
     with pytest.raises(InputError, match=r"tiny: has another tokenizer than .*demo_model"):
         stem_edge.load(DEMO, threads=1, draft=tiny_bundle)
-
-
-def test_a_draft_without_speculation_is_refused() -> None:
-    with pytest.raises(InputError, match="draft is for guessing"):
-        stem_edge.load(DEMO, draft=DEMO, speculate=False)
 
 
 def test_it_is_closed_with_the_model() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from installed import DEMO
 from text_codecs import codec_of
 
 import stem_edge
@@ -19,7 +20,9 @@ from stem_edge.bundle.manifest import TOKENIZER, TOKENIZER_CONFIG
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files.file import Replacement, check_edit, tables_id
 from stem_edge.edit_files.schemes import Scheme
+from stem_edge.editing.making import one_token
 from stem_edge.errors import InputError
+from stem_edge.runtime.text.codec import TextCodec
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +183,20 @@ def test_rows_of_new_values_are_checked(bundle: Bundle) -> None:
             make_row_edit(bundle, {5: good}, layers=layers)
     mixed: dict[Any, Any] = {5: good, "a": good.tolist()}
     check_edit(make_row_edit(bundle, mixed), bundle)
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (1756, "token id 1756 is out of range; this model has 0 to 1755"),
+        ("France", r"2 tokens, expected one: 'F', 'rance'; did you mean ' France'\?"),
+        ("Mississippi", r"tokens, expected one: .*; give one of its tokens, or try it with"),
+        ("", "is 0 tokens, expected one: nothing"),
+    ],
+)
+def test_what_is_no_single_token(token: str | int, message: str) -> None:
+    bundle = open_bundle(DEMO)
+    codec = TextCodec(bundle.file(TOKENIZER))
+    with pytest.raises(InputError, match=message):
+        one_token(bundle, codec, token)
+    assert one_token(bundle, codec, " France") == 704

@@ -12,7 +12,7 @@ from installed import DEMO
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, one_token, read_ids
+from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
 from stem_edge.runtime.text.codec import TextCodec
 
 IDS = list(range(900))
@@ -141,19 +141,3 @@ def test_files_that_hold_no_tokens_of_this_model(
     with pytest.raises(InputError, match=re.escape(words)) as raised:
         read_ids(path, bundle)
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("token", "message"),
-    [
-        (1756, "token id 1756 is out of range; this model has 0 to 1755"),
-        ("France", r"2 tokens, expected one: 'F', 'rance'; did you mean ' France'\?"),
-        ("Mississippi", r"tokens, expected one: .*; give one of its tokens, or try it with"),
-        ("", "is 0 tokens, expected one: nothing"),
-    ],
-)
-def test_what_is_no_single_token(bundle: Bundle, token: str | int, message: str) -> None:
-    codec = TextCodec(bundle.file(TOKENIZER))
-    with pytest.raises(InputError, match=message):
-        one_token(bundle, codec, token)
-    assert one_token(bundle, codec, " France") == 704

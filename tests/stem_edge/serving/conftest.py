@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from installed import DEMO, ROOT
 from llama_model import write_bundle
-from servers import client_of, compute_of, serving, wait_for
+from servers import Steps, client_of, compute_of, listening, serving, wait_for
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 import stem_edge
@@ -56,3 +57,19 @@ def chat_url(chat_bundle: Path) -> Iterator[str]:
         serving(app(model, name="m")) as url,
     ):
         yield url
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Steps of all schedulers, which can be held."""
+    return Steps(monkeypatch)
+
+
+@pytest.fixture
+def port(program: Starlette, steps: Steps) -> Iterator[int]:
+    """Port of a server of the test's program; its steps go on at the end."""
+    with listening(program) as port:
+        try:
+            yield port
+        finally:
+            steps.release()

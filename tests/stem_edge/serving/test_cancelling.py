@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from servers import Connection, Steps, compute_of, listening, wait_for
+from servers import Connection, Steps, compute_of, wait_for
 from starlette.applications import Starlette
 
 from stem_edge.runtime.model import Model
@@ -26,22 +25,8 @@ TEXT = "The capital of France is"
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    return Steps(monkeypatch)
-
-
-@pytest.fixture
 def program(model: Model) -> Starlette:
     return app(model, sequences=2, waiting=4)
-
-
-@pytest.fixture
-def port(program: Starlette, steps: Steps) -> Iterator[int]:
-    with listening(program) as port:
-        try:
-            yield port
-        finally:
-            steps.release()
 
 
 def left(program: Starlette, count: int) -> bool:

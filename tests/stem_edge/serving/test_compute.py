@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from servers import SECONDS, Connection, Steps, client_of, compute_of, listening, wait_for
+from servers import SECONDS, Connection, Steps, client_of, compute_of, wait_for
 from starlette.applications import Starlette
 
 import stem_edge
@@ -25,22 +25,8 @@ ASKED: dict[str, Any] = {"prompt": "The capital of France is", "max_tokens": 12,
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    return Steps(monkeypatch)
-
-
-@pytest.fixture
 def program(model: Model) -> Starlette:
     return app(model, sequences=1, waiting=1)
-
-
-@pytest.fixture
-def port(program: Starlette, steps: Steps) -> Iterator[int]:
-    with listening(program) as port:
-        try:
-            yield port
-        finally:
-            steps.release()
 
 
 def test_a_full_queue_is_told_when_to_come_back(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NoReturn
 
 import pytest
-from servers import client_of, compute_of, wait_for
+from servers import Connection, client_of, compute_of, listening, wait_for
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
@@ -42,6 +43,23 @@ def test_two_servers_of_one_model(model: Model) -> None:
         for client in (first, second):
             assert client.post("/v1/completions", json=ASKED).json()["model"] in "ab"
             assert 'outcome="stop"} 1.0' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_crosses_few_files(model: Model, stream: bool) -> None:
+    """Those of the server whose code runs from the arrival of a request to the end of its answer."""
+    files = set[str]()
+    threading.setprofile(lambda frame, *_: files.add(frame.f_code.co_filename))
+    try:
+        with listening(app(model)) as port:
+            files.clear()
+            message = {"role": "user", "content": "The capital of France is"}
+            asked = {"messages": [message], "max_tokens": 4, "stream": stream}
+            assert b"finish_reason" in Connection(port, "/v1/chat/completions", asked).read_all()
+            crossed = {name for name in files.copy() if "/stem_edge/serving/" in name}
+    finally:
+        threading.setprofile(None)
+    assert 10 <= len(crossed) <= 12, crossed
 
 
 def test_props(client: TestClient, model: Model) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
-from servers import Connection, Steps, compute_of, listening, wait_for
+from servers import Connection, Steps, compute_of, wait_for
 from starlette.applications import Starlette
 
 from stem_edge.answers.events import AnswerEvents
@@ -24,15 +23,10 @@ def program(model: Model) -> Starlette:
     return app(model, waiting=50)
 
 
-@pytest.fixture
-def port(program: Starlette) -> Iterator[int]:
-    with listening(program) as port:
-        yield port
-
-
-def test_comments_while_nothing_comes(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comments_while_nothing_comes(
+    port: int, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.05)
-    steps = Steps(monkeypatch)
     steps.hold()
     waiting = Connection(port, "/v1/completions", ASKED | {"stream": True})
     waiting.read_until(b"\r\n:\n\n\r\n")

@@ -142,7 +142,10 @@ def test_the_command_prints_json_and_writes_it(tmp_path: Path, capsys: Capture) 
             {"against": ["unprepared"], "device_memory": "1GB"},
             "nothing is prepared on accelerators; .*on the CPU",
         ),
-        ({"repack": True, "engine": "onnxruntime"}, "repack is for 4-bit matrices on ggml"),
+        (
+            {"repack": True, "engine": "onnxruntime"},
+            "repack: not supported by the engine in use, onnxruntime",
+        ),
         (
             {"against": ["llama.cpp=x.gguf,lasy"]},
             "'lasy' is not known; expected lazy, no-lazy, no-r",

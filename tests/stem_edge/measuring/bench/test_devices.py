@@ -18,8 +18,9 @@ from stem_edge.measuring.bench.bench import bench
 from stem_edge.measuring.bench.figures import Report
 from stem_edge.measuring.bench.report import report_table
 from stem_edge.measuring.bench.subjects import UNLIMITED, Common, load_options, make_subjects
-from stem_edge.measuring.memory import gpu
+from stem_edge.runtime.backends.onnxruntime.providers import about
 from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.system import nvidia
 
 BUNDLE = open_bundle(DEMO)
 SLOTS = 40
@@ -143,12 +144,12 @@ def test_what_nvidias_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert gpu.about_nvidia("0") == {"device": "H, 1", "driver": "595.1"}
-    assert gpu.device_nbytes(7, "cuda") == 12 << 20
-    assert gpu.device_nbytes(8, "cuda") is None  # in a container, processes have other numbers
+    assert nvidia.about_nvidia("0") == {"device": "H, 1", "driver": "595.1"}
+    assert nvidia.nbytes_on_nvidia(7) == 12 << 20
+    assert nvidia.nbytes_on_nvidia(8) is None  # in a container, processes have other numbers
     program.write_text("#!/bin/sh\nexit 9\n")
-    assert gpu.about_nvidia("0") == {}
-    assert gpu.device_nbytes(7, "cuda") is None
+    assert nvidia.about_nvidia("0") == {}
+    assert nvidia.nbytes_on_nvidia(7) is None
 
 
 @pytest.mark.parametrize(
@@ -180,11 +181,9 @@ def test_software_is_told_from_hardware(
         device=hardware, ep_metadata={"version": "0.4"}, memory_info=lambda kind: None
     )
     provider = SimpleNamespace(name="webgpu", on_cpu=False, devices=(device,), options={})
-    from stem_edge.runtime.backends.onnxruntime.providers import resolve as providers
-
-    monkeypatch.setattr(providers, "resolve", lambda wanted, libraries: (provider,))
+    monkeypatch.setattr(about, "resolve", lambda wanted, libraries: (provider,))
     monkeypatch.setenv("VK_DRIVER_FILES", driver)
-    found = gpu.about_accelerator("webgpu")
+    found = about.about_accelerator("webgpu")
     assert (found["provider"], found["software"], found["plug-in"]) == ("webgpu", software, "0.4")
     name = next(iter(named.values()), f"{numbers[0]:#06x}:{numbers[1]:#06x}")
     assert found["device"] == f"GPU {name}"

@@ -129,7 +129,7 @@ def test_fit_plans_for_the_engine_that_runs_it(both: Path, alone: Path, capsys: 
     assert main(["fit", str(alone), "--memory", "100MB", *arguments]) == 0
     out = capsys.readouterr().out
     assert "backbone q4_0 for ggml" in out and "--engine ggml --repack" in out
-    with pytest.raises(InputError, match="repack is for 4-bit matrices on ggml"):
+    with pytest.raises(InputError, match="repack: not supported by the engine in use"):
         stem_edge.fit(both, "100MB", bandwidth="10GB", repack=True)
 
 
@@ -155,14 +155,15 @@ def test_bench_takes_engines_against_each_other(
     assert found.token_nbytes == token_nbytes(open_bundle(both), "ggml", 9)
     with pytest.raises(InputError, match="nothing is prepared on ggml"):
         bench(both, engine="ggml", against=["unprepared"])
-    with pytest.raises(InputError, match="repack is for 4-bit matrices on ggml"):
+    with pytest.raises(InputError, match="repack: not supported by the engine in use"):
         bench(both, repack=True)
 
 
 def test_llama_takes_prompts_longer_than_its_usual_batch(tmp_path: Path) -> None:
-    from stem_edge.measuring.bench.engine_llama import LlamaModel, make_model
+    from stem_edge.export.random_dense import random_dense
+    from stem_edge.measuring.bench.engine_llama import LlamaModel
 
-    path = make_model(tmp_path, open_bundle(DEMO).manifest.model, "Q8_0", 1)
+    path = random_dense(tmp_path, open_bundle(DEMO).manifest.model, "Q8_0", 1)
     model = LlamaModel(path, 700, 1)
     assert 0 <= model.choose([index % 300 for index in range(600)]) < model.vocab_size
 
@@ -196,10 +197,11 @@ def test_modes_of_llama(
 def test_bench_takes_a_file_that_llama_runs(
     both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stem_edge.measuring.bench.engine_llama import LlamaModel, make_model
+    from stem_edge.export.random_dense import random_dense
+    from stem_edge.measuring.bench.engine_llama import LlamaModel
 
     monkeypatch.setattr("stem_edge.measuring.planning.bandwidth.READ_NBYTES", 1 << 20)
-    path = make_model(tmp_path, open_bundle(both).manifest.model, "Q8_0", 1)
+    path = random_dense(tmp_path, open_bundle(both).manifest.model, "Q8_0", 1)
     few: dict[str, Any] = {
         "prompt_tokens": 8,
         "new_tokens": 2,
@@ -220,9 +222,9 @@ def test_bench_takes_a_file_that_llama_runs(
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dense model whose rows differ, so that its tokens do."""
-    from stem_edge.measuring.bench import engine_llama
+    from stem_edge.export import random_dense
 
-    random, noise = engine_llama._random, np.random.default_rng(0)
+    random, noise = random_dense._random, np.random.default_rng(0)
 
     def noisy(config: ModelConfig) -> Any:
         found = random(config)
@@ -231,9 +233,9 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return replace(found, backbone={n: _Noise(0.2 * array) for n, array in drawn.items()})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_llama, "_random", noisy)
+        patch.setattr(random_dense, "_random", noisy)
         folder = tmp_path_factory.mktemp("gguf")
-        return engine_llama.make_model(folder, open_bundle(DEMO).manifest.model, "F16", 1)
+        return random_dense.random_dense(folder, open_bundle(DEMO).manifest.model, "F16", 1)
 
 
 class _Noise(ArrayMatrix):
@@ -242,20 +244,19 @@ class _Noise(ArrayMatrix):
 
 @pytest.mark.parametrize("unified", [True, False])
 def test_sequences_of_llama_are_computed_as_alone(gguf: Path, unified: bool) -> None:
-    from stem_edge.measuring.bench import llama_steps
-    from stem_edge.measuring.bench.engine_llama import LlamaModel
+    from stem_edge.measuring.bench.engine_llama import Input, LlamaModel, Steps
 
     texts = texts_of(list(range(5, 400)), 3, 20, 5)
     model = LlamaModel(gguf, 60, 1, exact=True, sequences=3, each=True, unified=unified)
     found: list[list[int]] = []
-    ran = llama_steps.Steps.run
+    ran = Steps.run
 
-    def run(steps: llama_steps.Steps, inputs: Any) -> list[int]:
+    def run(steps: Steps, inputs: list[Input]) -> list[int]:
         found.append(ran(steps, inputs))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llama_steps.Steps, "run", run)
+        patch.setattr(Steps, "run", run)
         together = model.together(texts, 3)
     assert [len(step) for step in found] == [1, 2, 3, *[3] * 4, 3]
     assert together.figures()["distinct_rows_per_step"] == 3

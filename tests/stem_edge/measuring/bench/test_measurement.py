@@ -18,6 +18,7 @@ import stem_edge
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.commands.main import main
+from stem_edge.drawing import FORMATS
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.measuring.bench import plots
 from stem_edge.measuring.bench.measure_report import (
@@ -134,7 +135,7 @@ def test_json_and_csv(found: Measurement) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", plots.FORMATS)
+@pytest.mark.parametrize("suffix", FORMATS)
 def test_plots(found: Measurement, tmp_path: Path, suffix: str) -> None:
     plots.plot(found, tmp_path / f"run{suffix}")
     assert (tmp_path / f"run{suffix}").stat().st_size > 5000

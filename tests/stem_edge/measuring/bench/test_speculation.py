@@ -16,7 +16,7 @@ from stem_edge.measuring.bench.bench import bench
 from stem_edge.measuring.bench.cases import Key, Results, Seen, Spread
 from stem_edge.measuring.bench.figures import Report
 from stem_edge.measuring.bench.report import report_table
-from stem_edge.measuring.bench.texts import KINDS
+from stem_edge.measuring.bench.speculation import KINDS
 
 QUICK: dict[str, Any] = {"prompt_tokens": 24, "new_tokens": 12, "rounds": 1, "threads": 1}
 

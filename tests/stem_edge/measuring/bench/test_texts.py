@@ -11,7 +11,7 @@ from installed import DEMO
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.bench.texts import FIRST_WORD, KINDS, PIECE, Ids, _texts, read_tasks
+from stem_edge.measuring.bench.speculation import FIRST_WORD, KINDS, PIECE, Ids, _texts, read_tasks
 from stem_edge.measuring.workload import DEFAULT_TEXT
 from stem_edge.runtime.text.codec import TextCodec
 
@@ -25,13 +25,14 @@ def bundle() -> Bundle:
 
 def test_every_kind_has_tasks_of_prompt_and_answer(bundle: Bundle) -> None:
     tasks = read_tasks(bundle, context_length=100_000, new_tokens=50_000)
-    assert tuple(dict.fromkeys(task.kind for task in tasks)) == KINDS
+    assert tuple(tasks) == KINDS
     codec = TextCodec(bundle.file(TOKENIZER))
-    first, prose = tasks[0], tasks[-1]
+    every = [task for kind in tasks.values() for task in kind]
+    first, prose = every[0], every[-1]
     assert codec.decode(first.prompt).startswith("Correct the spelling")
     assert codec.decode(first.answer).startswith("The ferry to the northern islands")
     assert codec.decode(prose.prompt + prose.answer) == DEFAULT_TEXT.read_text("utf-8")
-    assert all("###" not in codec.decode(task.prompt + task.answer) for task in tasks)
+    assert all("###" not in codec.decode(task.prompt + task.answer) for task in every)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,9 @@ def test_prompts_lose_their_beginning_and_answers_their_end(
     bundle: Bundle, given: dict[str, int], prompt: int, answer: int
 ) -> None:
     whole = read_tasks(bundle, context_length=100_000, new_tokens=50_000)
-    for task, all_of_it in zip(read_tasks(bundle, **given), whole, strict=True):  # type: ignore[arg-type]
+    found = read_tasks(bundle, **given)  # type: ignore[arg-type]
+    pairs = [pair for kind in KINDS for pair in zip(found[kind], whole[kind], strict=True)]
+    for task, all_of_it in pairs:
         assert len(task.prompt) == min(prompt, len(all_of_it.prompt))
         assert task.prompt == all_of_it.prompt[-prompt:]
         assert task.answer == all_of_it.answer[:answer]
@@ -62,8 +65,8 @@ def test_no_room(bundle: Bundle, given: dict[str, int]) -> None:
 
 def test_a_file_is_a_kind_of_its_own(bundle: Bundle, tmp_path: Path) -> None:
     np.save(tmp_path / "own.npy", np.arange(50))
-    (task,) = read_tasks(bundle, tmp_path / "own.npy", prompt_tokens=30)
-    assert task == ("own.npy", list(range(30)), list(range(30, 50)))
+    found = read_tasks(bundle, tmp_path / "own.npy", prompt_tokens=30)
+    assert found == {"own.npy": [(list(range(30)), list(range(30, 50)))]}
 
 
 def test_words_stand_for_tokens_where_only_bytes_are_known(

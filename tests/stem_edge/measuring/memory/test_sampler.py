@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from programs import LINUX, SIZE, Program
 
-from stem_edge.measuring.memory.kinds import FileKinds, LinuxReader, Memory, MemoryReader, Totals
 from stem_edge.measuring.memory.sampler import Sampler
+from stem_edge.system.process_memory import FileKinds, LinuxReader, Memory, MemoryReader, Totals
 
 DEADLINE_SECONDS = 10.0
 

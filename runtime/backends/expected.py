@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -11,7 +10,6 @@ from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.graph.kv import KvChoice
-from stem_edge.runtime import backends
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.tables.rows import RowType
 from stem_edge.tables.store import TableFormat
@@ -52,9 +50,3 @@ class Expected(Protocol):
 
     def mapped(self, needs: Needs, prompt_tokens: int, distinct_tokens: int) -> tuple[int, int]:
         """Return the bytes of mapped pages that decoding reads, and that only prompts read."""
-
-
-def expected(engine: str) -> Expected:
-    """Return what an engine expects."""
-    found: Expected = import_module(f"{backends.__name__}.{engine}.expected")
-    return found

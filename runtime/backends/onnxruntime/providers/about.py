@@ -1,4 +1,4 @@
-"""The accelerator that an execution provider runs on, and the memory that a process holds there."""
+"""The accelerator that an execution provider runs on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from stem_edge.runtime.backends.onnxruntime.providers.resolve import describe, resolve
 from stem_edge.runtime.backends.options import Providers
-from stem_edge.system.nvidia import ask_nvidia
+from stem_edge.system.nvidia import about_nvidia
 
-NAME_QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
-MEMORY_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 # Vulkan drivers that compute in software, and "CPU", which onnxruntime lists if it finds no GPU.
 SOFTWARE = re.compile(r"llvmpipe|lavapipe|lvp|swiftshader|\bcpu\b", re.IGNORECASE)
 # Vendor and device id of SwiftShader's display adapter, and of the stand-in in
@@ -28,8 +27,6 @@ def about_accelerator(
 
     Raises what resolving providers raises.
     """
-    from stem_edge.runtime.backends.onnxruntime.providers.resolve import describe, resolve
-
     first = resolve(providers, libraries)[0]
     found = {"provider": first.name}
     if first.on_cpu:
@@ -48,22 +45,3 @@ def about_accelerator(
     software = ids == SOFTWARE_IDS or SOFTWARE.search(f"{found.get('device', '')} {driver}")
     found |= {"driver": driver} if driver else {}
     return found | {"software": "yes" if software else "no"}
-
-
-def about_nvidia(device_id: str) -> dict[str, str]:
-    """Return name and driver of an NVIDIA GPU, or nothing if nvidia-smi gives no answer."""
-    name, _, driver = "".join(ask_nvidia(*NAME_QUERY, f"--id={device_id}")[:1]).rpartition(",")
-    return {"device": name.strip(), "driver": driver.strip()} if name else {}
-
-
-def device_nbytes(pid: int, providers: Providers) -> int | None:
-    """Return the bytes that a process holds on NVIDIA GPUs; None if the driver does not list it.
-
-    0 without `providers` (as in stem_edge.load). The driver lists processes that use CUDA, by the
-    ids that they have outside of any container.
-    """
-    if providers is None:
-        return 0
-    pairs = [line.partition(", ")[::2] for line in ask_nvidia(*MEMORY_QUERY)]
-    held = [int(used) << 20 for owner, used in pairs if owner == str(pid) and used.isdigit()]
-    return sum(held) if held else None

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from programs import LINUX, SIZE, Program
 
-from stem_edge.measuring.memory.kinds import (
+from stem_edge.system.process_memory import (
     DEFINITIONS,
     PORTABLE_DEFINITIONS,
     FileKinds,
@@ -296,5 +296,5 @@ def test_every_kind_has_a_definition_and_every_system_a_reader(
 def test_a_kernel_without_smaps(
     program: Program, kinds: FileKinds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.measuring.memory.kinds.PROC", tmp_path)
+    monkeypatch.setattr("stem_edge.system.process_memory.PROC", tmp_path)
     assert isinstance(open_reader(program.pid, kinds), MemoryReader)

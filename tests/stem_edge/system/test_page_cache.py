@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stem_edge.measuring.memory.page_cache import cached_nbytes, drop_pages, files_in, make_cold
+from stem_edge.system.page_cache import cached_nbytes, drop_pages, files_in, make_cold
 
 SIZE = 8 << 20
 pytestmark = pytest.mark.skipif(

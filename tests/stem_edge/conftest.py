@@ -1,4 +1,4 @@
-"""A process that does as told, for the tests of this folder."""
+"""A process that does as told, whose memory is measured."""
 
 from __future__ import annotations
 
