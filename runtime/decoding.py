@@ -63,7 +63,7 @@ class Decoding:
     def step(self) -> Iterator[Sampled]:
         """Process the token chosen last; yield those that follow, until one is not yet processed.
 
-        Whoever takes them all can take another step, or process that one by other means.
+        A caller that takes them all can take another step, or process that one by other means.
         """
         started = time.perf_counter()
         step, self._next = self._next or self._following(), None

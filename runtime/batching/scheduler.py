@@ -64,7 +64,7 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue; any thread may. Raises InputError after `close`.
 
-        It wakes nobody: whoever waits with `busy` is told.
+        It wakes no thread that waits for work.
         """
         self._queue.submit(request)
 

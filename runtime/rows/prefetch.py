@@ -63,7 +63,7 @@ class Background:
         try:
             return self._pool.submit(call)
         except (RuntimeError, MemoryError):  # no threads left, or the interpreter is ending
-            self.close()  # cancels the call if it was queued, since nobody will ask for its result
+            self.close()  # cancels the call if it was queued, since its result is not asked for
             self._renew()
             return None
 
