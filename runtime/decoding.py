@@ -63,13 +63,13 @@ class Decoding:
     def step(self) -> Iterator[Sampled]:
         """Process the token chosen last; yield those that follow, until one is not yet processed.
 
-        Whoever takes them all can take another step, or process that one by other means.
+        A caller that takes them all can take another step, or process that one by other means.
         """
         started = time.perf_counter()
         step, self._next = self._next or self._following(), None
         verified = _verify(self._engine, self._context, step, self._answer.top)
         seconds = self._guessing + time.perf_counter() - started
-        records, drafted = len(set(step.stem_ids.tolist())), len(step.token_ids) - 1
+        records, drafted = len(set(step.row_ids.tolist())), len(step.token_ids) - 1
         self._record.decoded(seconds, records=records, drafted=drafted)
         self._guessing = 0.0
         return self._chosen(verified)
@@ -82,7 +82,7 @@ class Decoding:
                 self._next = self._following()
             step = self._next or self._of([sampled.token_id])
             # Read rows while the caller handles the token.
-            self._engine.expect(step.stem_ids, step.logits)
+            self._engine.expect(step.row_ids, step.logits)
             self._guessing = time.perf_counter() - started
         self._record.sampled()
         yield sampled
@@ -111,8 +111,8 @@ class Decoding:
         return self._of([seen[-1], *drafts])
 
     def _of(self, tokens: list[int]) -> Step:
-        stem_ids = np.array([self._lookups.of_token(token) for token in tokens])
-        return Step(np.array(tokens), stem_ids, len(tokens))
+        row_ids = np.array([self._lookups.of_token(token) for token in tokens])
+        return Step(np.array(tokens), row_ids, len(tokens))
 
 
 def sample_tokens(
@@ -156,12 +156,12 @@ def _verify(engine: Engine, context: Context, step: Step, top: int) -> Verified:
     Otherwise the row of a token that the answer does not have could end it.
     """
     try:
-        logits = engine.step(context, step.token_ids, step.logits, stem_ids=step.stem_ids, top=top)
+        logits = engine.step(context, step.token_ids, step.logits, row_ids=step.row_ids, top=top)
         return Verified(logits, step.token_ids[1:].tolist())
     except StemEdgeError:
         if step.logits == 1:
             raise
-        return _verify(engine, context, Step(step.token_ids[:1], step.stem_ids[:1], 1), top)
+        return _verify(engine, context, Step(step.token_ids[:1], step.row_ids[:1], 1), top)
 
 
 class Stepping(NamedTuple):

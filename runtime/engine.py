@@ -1,6 +1,6 @@
 """The engine: token ids in, logits out, with rows read from flash while the backbone computes.
 
-Token ids go to the backbone. Stem ids, which say whose rows a token looks up (its own unless an edit
+Token ids go to the backbone. Row ids, which say whose rows a token looks up (its own unless an edit
 changes that), go to the prefetcher.
 
 Calls go one way: engine -> prefetcher -> cache -> store for rows, engine -> backend for logits. A
@@ -135,50 +135,50 @@ class Engine:
         logits: int = 1,
         following: Step | None = None,
         *,
-        stem_ids: I64 | None = None,
+        row_ids: I64 | None = None,
         prefill: bool = False,
         top: int = 0,
     ) -> F32:
         """Process ids [T], T <= chunk_tokens; return logits [logits, V] of the last tokens.
 
         following: the next step, whose rows may be read while this one computes.
-        stem_ids [T]: whose rows the tokens look up; default: their own. prefill: the tokens are part
+        row_ids [T]: whose rows the tokens look up; default: their own. prefill: the tokens are part
         of a prompt. top: see BackendContext.finish.
 
         The next step overwrites the logits. When it raises, the context is as before, and the step
         can be tried again.
         """
-        looked_up = token_ids if stem_ids is None else stem_ids
+        looked_up = token_ids if row_ids is None else row_ids
 
         def run() -> F32:
             context.backend.begin(token_ids, context.position, prefill=prefill)
             slots = self.rows.fetch(looked_up, logits)
             if following is not None:
-                self.rows.submit(following.stem_ids, following.logits)
+                self.rows.submit(following.row_ids, following.logits)
             result = context.backend.finish(slots, logits, top)
             context.position += len(token_ids)
             return result
 
         return self.in_turn(run)
 
-    def expect(self, stem_ids: I64, logits: int = 1) -> None:
+    def expect(self, row_ids: I64, logits: int = 1) -> None:
         """Start reading the rows of the next step, if this engine overlaps."""
         if self.overlap:
-            self.in_turn(lambda: self.rows.submit(stem_ids, logits))
+            self.in_turn(lambda: self.rows.submit(row_ids, logits))
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Stem ids int64 [n] that stand for lookups [n] until they are released."""
+        """Row ids int64 [n] that stand for lookups [n] until they are released."""
         return self.in_turn(lambda: self.rows.make(lookups))
 
-    def release(self, stem_ids: Sequence[int]) -> None:
+    def release(self, row_ids: Sequence[int]) -> None:
         """Give back ids from `make`; takes no lock, so generators may do it when collected."""
-        self.rows.release(stem_ids)
+        self.rows.release(row_ids)
 
     def process(
         self,
         context: Context,
         token_ids: Sequence[int],
-        stem_ids: I64 | None = None,
+        row_ids: I64 | None = None,
         *,
         computed: int = 0,
         every: bool = False,
@@ -186,28 +186,28 @@ class Engine:
     ) -> Iterator[F32]:
         """Process ids in chunks; yield logits [1, V] of the last id, or [n, V] of `every` one.
 
-        stem_ids [T]: whose rows they look up; default: their own. computed: how many of the ids the
+        row_ids [T]: whose rows they look up; default: their own. computed: how many of the ids the
         context has processed already; the others then take the steps that they would have without.
         top: see BackendContext.finish.
         """
         left = len(token_ids) - computed
         if not 0 < left <= context.room:
             raise InputError(f"{left} tokens do not fit: the context has room for {context.room}")
-        steps = self.steps(token_ids, stem_ids, computed=computed, every=every)
+        steps = self.steps(token_ids, row_ids, computed=computed, every=every)
         run = self._overlapped if self.overlap else self._plain
         return run(context, steps, top, len(token_ids) >= PREFILL_FROM)
 
     def steps(
         self,
         token_ids: Sequence[int],
-        stem_ids: I64 | None = None,
+        row_ids: I64 | None = None,
         *,
         computed: int = 0,
         every: bool = False,
     ) -> list[Step]:
         """Return the steps of `process`, which has the same arguments."""
         tokens = np.asarray(token_ids, np.int64)
-        looked_up = tokens if stem_ids is None else np.asarray(stem_ids)
+        looked_up = tokens if row_ids is None else np.asarray(row_ids)
         starts = self.starts(len(tokens), every=every)
         starts = [0, *(at - computed for at in starts if at > computed)]
         pieces = split(tokens[computed:], starts), split(looked_up[computed:], starts)
@@ -221,8 +221,8 @@ class Engine:
         return starts_of(tokens, self.logit_tokens if every else self.chunk_tokens)
 
     def _plain(self, context: Context, steps: list[Step], top: int, prefill: bool) -> Iterator[F32]:
-        for tokens, stem_ids, wanted in steps:
-            logits = self.step(context, tokens, wanted, stem_ids=stem_ids, prefill=prefill, top=top)
+        for tokens, row_ids, wanted in steps:
+            logits = self.step(context, tokens, wanted, row_ids=row_ids, prefill=prefill, top=top)
             if wanted:
                 yield logits
 
@@ -230,10 +230,10 @@ class Engine:
         self, context: Context, steps: list[Step], top: int, prefill: bool
     ) -> Iterator[F32]:
         """Do as the plain loop, but read the rows of the next chunk while this one computes."""
-        self.expect(steps[0].stem_ids, steps[0].logits)
-        for (tokens, stem_ids, wanted), after in zip(steps, [*steps[1:], None], strict=True):
+        self.expect(steps[0].row_ids, steps[0].logits)
+        for (tokens, row_ids, wanted), after in zip(steps, [*steps[1:], None], strict=True):
             logits = self.step(
-                context, tokens, wanted, after, stem_ids=stem_ids, prefill=prefill, top=top
+                context, tokens, wanted, after, row_ids=row_ids, prefill=prefill, top=top
             )
             if wanted:
                 yield logits

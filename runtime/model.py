@@ -24,7 +24,7 @@ class Model(Answering):
     """A loaded bundle. Use it as a context manager, or call close().
 
     Several generations may take turns, in one thread or in many, or decode together (generate_many);
-    the memory plan counts the KV cache of one, or of as many as `load` was told. What is unused of it
+    the memory plan counts the KV cache of one, or of as many as `load` has sequences. The rest
     keeps prompts, from which later ones that begin alike go on with the same tokens as without
     (docs/python.md). A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
     """

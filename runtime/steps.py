@@ -41,7 +41,7 @@ class Step(NamedTuple):
     """Tokens to process at once."""
 
     token_ids: I64  # [T]
-    stem_ids: I64  # [T], whose rows they look up
+    row_ids: I64  # [T], whose rows they look up
     logits: int  # of how many of the last tokens logits are wanted
 
 

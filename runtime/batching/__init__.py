@@ -2,7 +2,7 @@
 
 `Model.generate_many` submits requests to a Scheduler, which one thread steps. A step is one unit of
 work: a token of each running sequence, or one chunk of the prompt at the front of the queue, in turns
-where there are both. So nobody waits longer than one chunk, and which rows the next unit needs is
+where there are both. So no request waits longer than one chunk, and which rows the next unit needs is
 known one ahead: they are read while this one computes. A sequence that runs alone decodes as in
 `generate`, by the same Decoding (runtime/decoding.py), until another one begins.
 

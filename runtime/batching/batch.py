@@ -91,7 +91,7 @@ class Batch:
                 return [error]
         found: list[F32 | Exception] = []
         for place, position in enumerate(positions):
-            one = Step(step.token_ids[[place]], step.stem_ids[[place]], 1)
+            one = Step(step.token_ids[[place]], step.row_ids[[place]], 1)
             try:
                 # Copied, because the next one overwrites them.
                 found.append(self.step(one, [position], first=place, top=top)[0].copy())
@@ -118,15 +118,15 @@ class Batch:
         rows, count = self._engine.rows, len(positions)
 
         def run() -> F32:
-            token_ids, stem_ids = step.token_ids, step.stem_ids
+            token_ids, row_ids = step.token_ids, step.row_ids
             places = np.array(positions, np.int64)
             if count == self._count and self._pad():
-                token_ids, stem_ids = (np.append(ids, ids[-1]) for ids in (token_ids, stem_ids))
+                token_ids, row_ids = (np.append(ids, ids[-1]) for ids in (token_ids, row_ids))
                 places = np.append(places, 0)
             self._backend.begin(first, token_ids, places)
-            slots = rows.fetch(stem_ids, len(stem_ids))
+            slots = rows.fetch(row_ids, len(row_ids))
             if following is not None:
-                rows.submit(following.stem_ids, following.logits)
+                rows.submit(following.row_ids, following.logits)
             return self._backend.finish(slots, top)[:count]
 
         return self._engine.in_turn(run)

@@ -39,7 +39,7 @@ class Request:
     answer: Answer  # these are there once it has begun
     chunks: Chunks
     sampled: Sampled  # the token chosen last
-    stem_id: int  # whose row it looks up
+    row_id: int  # whose row it looks up
     context: Context  # until it has joined a batch that copies
 
     def __init__(
@@ -108,8 +108,8 @@ class Request:
         # Fewer than it has room for, where contexts must have the length of a batch.
         self.context.length = self.length
         self.cached_tokens = self.context.position
-        stem_ids = self.lookups.prompt
-        self.steps.extend(engine.steps(self.prompt, stem_ids, computed=self.cached_tokens))
+        row_ids = self.lookups.prompt
+        self.steps.extend(engine.steps(self.prompt, row_ids, computed=self.cached_tokens))
 
     def reserve(self, prefixes: Prefixes, nbytes: int) -> None:
         """Take memory in a batch."""
@@ -141,7 +141,7 @@ class Request:
         """Note the next token."""
         self.sampled = sampled
         if self.goes_on:
-            self.stem_id = self.lookups.of_token(sampled.token_id)
+            self.row_id = self.lookups.of_token(sampled.token_id)
 
     def hand_out(self) -> Chunk | None:
         """Return a chunk if the token chosen last makes text certain, or is the last of all."""
@@ -177,8 +177,8 @@ def next_step(requests: Sequence[Request]) -> Step | None:
     """Return the step of the tokens that these chose last, without those known to end; None without any."""
     going = [request for request in requests if request.goes_on]
     tokens = np.array([request.answer.seen[-1] for request in going], np.int64)
-    stem_ids = np.array([request.stem_id for request in going], np.int64)
-    return Step(tokens, stem_ids, len(going)) if going else None
+    row_ids = np.array([request.row_id for request in going], np.int64)
+    return Step(tokens, row_ids, len(going)) if going else None
 
 
 @contextmanager

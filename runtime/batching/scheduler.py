@@ -64,7 +64,7 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue; any thread may. Raises InputError after `close`.
 
-        It wakes nobody: whoever waits with `busy` is told.
+        It wakes no thread that waits for work.
         """
         self._queue.submit(request)
 
@@ -181,7 +181,7 @@ class Scheduler:
             step.token_ids,
             step.logits,
             next_step(self._running) or rest,
-            stem_ids=step.stem_ids,
+            row_ids=step.row_ids,
             prefill=request.prefill,
             top=request.answer.top,
         )
@@ -238,7 +238,7 @@ class Scheduler:
             self._prompt.steps[0] if self._prompt is not None else None,
             top=max(tops) if all(tops) else 0,
         )
-        records = len(set(step.stem_ids.tolist()))
+        records = len(set(step.row_ids.tolist()))
         self._record.decoded(time.perf_counter() - started, records=records)
         for request, logits in zip(running, found, strict=True):
             with self._errors_of(request):
@@ -265,7 +265,7 @@ class Scheduler:
     def _expect(self, step: Step | None) -> None:
         """Start reading the rows of the next unit."""
         if step is not None:
-            self._engine.expect(step.stem_ids, step.logits)
+            self._engine.expect(step.row_ids, step.logits)
 
     @contextmanager
     def _errors_of(self, request: Request) -> Iterator[None]:

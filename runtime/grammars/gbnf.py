@@ -51,7 +51,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Choice:
-    """Sequences of which one is meant."""
+    """Alternatives: the text follows one of these sequences."""
 
     sequences: list[list[Item]]
 
@@ -61,7 +61,7 @@ _Tokens: TypeAlias = Iterator[tuple[str, str]]
 
 
 def read_gbnf(gbnf: str) -> Rules:
-    """Return the rules by name, of which one is "root". Raises InputError naming what is wrong."""
+    """Return the rules by name, "root" among them. Raises InputError naming what is wrong."""
     if len(gbnf) > MAX_CHARS:
         raise InputError(f"GBNF has {len(gbnf):,} characters; expected at most {MAX_CHARS:,}")
     rules: dict[str, list[tuple[str, str]]] = {}

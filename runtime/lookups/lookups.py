@@ -78,7 +78,7 @@ class Changes:
 
 
 class Lookups:
-    """Stem ids of one call; as a context manager, it owns the records made for them.
+    """Row ids of one call; as a context manager, it owns the records made for them.
 
     given: lookups of the prompt's tokens, which then ignore edits. Raises as Changes.of_prompt.
     """
@@ -97,7 +97,7 @@ class Lookups:
         )
         self._made: list[int] = []
         self._of_token: dict[int, int] = {}
-        self.prompt = np.array(prompt, np.int64)  # its stem ids, once this is entered
+        self.prompt = np.array(prompt, np.int64)  # its row ids, once this is entered
 
     def __enter__(self) -> Self:
         self.prompt[list(self.places)] = self._make(list(self.places.values()))
@@ -108,7 +108,7 @@ class Lookups:
         self._engine.release(made)
 
     def of_token(self, token_id: int) -> int:
-        """Stem id of a generated token."""
+        """Row id of a generated token."""
         lookup = self._tokens.get(token_id)
         if lookup is None:
             return token_id

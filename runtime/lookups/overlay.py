@@ -29,7 +29,7 @@ from stem_edge.tables.rows import Row, RowLookup, plain, tokens_of
 
 
 def given_lookups(config: ModelConfig, stem_ids: Sequence[StemId], length: int) -> list[RowLookup]:
-    """Lookups that given stem ids of `length` tokens stand for. Raises InputError."""
+    """Return the lookups of `length` tokens by ids from a caller. Raises InputError."""
     if not isinstance(stem_ids, Sequence | np.ndarray):
         raise InputError("stem_ids must be a sequence; give one id, or several, for each token")
     if len(stem_ids) != length:

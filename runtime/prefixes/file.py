@@ -3,7 +3,7 @@
 The format is safetensors. The first tensors have the token ids, where steps began and the messages
 of a conversation, the last one the CRC-32C of all bytes before it. Only tokens that look up their own
 rows are written, so ids and the fingerprint say all.
-A file is read by nobody but its user: it tells what was asked.
+Only its user may read a file, because it holds what was asked.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _header(saved: Saved, tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
 class PrefixFile:
     """An open file, whose header was read. Raises UnusableError, OSError.
 
-    own: it is this user's, and nobody else can have written it.
+    own: only this user can have written it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -4,7 +4,7 @@ A call takes a context out and gives it back when it ends, so that no two calls 
 back takes no lock, because a generator does so when it is collected, which may be in the midst of
 anything. What decoding added is not reused, because it was not computed as a prompt.
 
-The lock is held for the lists alone: nobody who holds it calls the engine, reads or writes files. A
+The lock guards the lists alone: code that holds it calls no engine, and reads and writes no files. A
 signal handler may wait for it in the midst of a step, that is, while other threads wait for the engine.
 """
 

@@ -20,7 +20,7 @@ from stem_edge.tables.rows import RowLookup, token_of, tokens_of
 
 
 class EditedStore(Records):
-    """Records for the prefetcher. Stem ids below `tokens` are token ids, others made records."""
+    """Records for the prefetcher. Row ids below `tokens` are token ids, others made records."""
 
     def __init__(self, store: Records) -> None:
         self.base, self.tokens, self.index = store, store.tokens, store.index
@@ -39,16 +39,16 @@ class EditedStore(Records):
         """Count of made records at present."""
         return len(self._lookups)
 
-    def records_of(self, stem_ids: I64) -> I64:
-        """Numbers of the records [T] that stem ids [T] stand for."""
+    def records_of(self, row_ids: I64) -> I64:
+        """Numbers of the records [T] that row ids [T] stand for."""
         if self.index is None:
-            return stem_ids
-        made = stem_ids >= self.tokens
-        own = records_of(self, np.where(made, 0, stem_ids))
-        return np.where(made, stem_ids - self.tokens + self.layout.records, own)
+            return row_ids
+        made = row_ids >= self.tokens
+        own = records_of(self, np.where(made, 0, row_ids))
+        return np.where(made, row_ids - self.tokens + self.layout.records, own)
 
     def make(self, lookups: Iterable[RowLookup]) -> I64:
-        """Stem ids of lookups: a token's own id, or that of a made record, good until released."""
+        """Row ids of lookups: a token's own id, or that of a made record, good until released."""
         made: list[int] = []
         try:
             made.extend(map(self._make, lookups))
@@ -74,12 +74,12 @@ class EditedStore(Records):
         self._users[number] += 1
         return number - self.layout.records + self.tokens
 
-    def release(self, stem_ids: Sequence[int]) -> None:
+    def release(self, row_ids: Sequence[int]) -> None:
         """Give back made records, once for each time `make` returned them.
 
         Any thread may call it at any time, because it only queues them.
         """
-        self._released.extend(stem_id for stem_id in stem_ids if stem_id >= self.tokens)
+        self._released.extend(row_id for row_id in row_ids if row_id >= self.tokens)
 
     def unused(self) -> I64:
         """Return numbers without users, if any was released; they stay valid until forgotten."""

@@ -9,8 +9,8 @@ fails: then `fetch` reads again, except over a network, and reports what still f
 If the slots are in a device's memory, a host tier (stem_edge.runtime.rows.host_tier) may hold records
 between flash and cache. The thread also converts records to the form of the slots.
 
-Stem ids become record numbers here: engine and backend know tokens and slots, cache and store know
-records. A stem id is a token's id, or stands for a record made by an edit.
+Row ids become record numbers here: engine and backend know tokens and slots, cache and store know
+records. A row id is a token's id, or stands for a record made by an edit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Background:
         try:
             return self._pool.submit(call)
         except (RuntimeError, MemoryError):  # no threads left, or the interpreter is ending
-            self.close()  # cancels the call if it was queued, since nobody will ask for its result
+            self.close()  # cancels the call if it was queued, since its result is not asked for
             self._renew()
             return None
 
@@ -100,25 +100,25 @@ class Rows:
         """Most tokens that a step may have, whichever they are."""
         return ANY_NUMBER
 
-    def submit(self, stem_ids: I64, whole: int | None = None) -> None:
+    def submit(self, row_ids: I64, whole: int | None = None) -> None:
         """Start reading the records of these ids that are in no slot; whole as in `fetch`."""
 
-    def fetch(self, stem_ids: I64, whole: int | None = None) -> npt.NDArray[np.int32]:
-        """Slots int32 [T] of stem ids [T], all resident until the next call.
+    def fetch(self, row_ids: I64, whole: int | None = None) -> npt.NDArray[np.int32]:
+        """Slots int32 [T] of row ids [T], all resident until the next call.
 
         whole: of how many of the last ids all rows are needed, not only those that every token of
         a prompt needs (ModelConfig.prompt_rows). Default: of all.
         """
-        return np.zeros(len(stem_ids), np.int32)
+        return np.zeros(len(row_ids), np.int32)
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Stem ids int64 [n] that stand for lookups [n] until released. Raises InputError."""
+        """Row ids int64 [n] that stand for lookups [n] until released. Raises InputError."""
         if lookups:
             raise InputError("this model is dense: it has no rows to edit; load one with tables")
         return np.zeros(0, np.int64)
 
-    def release(self, stem_ids: Sequence[int]) -> None:
-        """Give back stem ids from `make`; safe in any thread."""
+    def release(self, row_ids: Sequence[int]) -> None:
+        """Give back row ids from `make`; safe in any thread."""
 
     def counters(self) -> RowCounters:
         """Return the counts so far."""
@@ -162,7 +162,7 @@ class Prefetcher(Rows):
         )
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
-        """Make stem ids as Rows.make does, and free the records released since the last call."""
+        """Make row ids as Rows.make does, and free the records released since the last call."""
         if (edited := self.edited) is None:
             if not lookups:
                 return np.zeros(0, np.int64)
@@ -178,20 +178,20 @@ class Prefetcher(Rows):
             raise
         return made
 
-    def release(self, stem_ids: Sequence[int]) -> None:
+    def release(self, row_ids: Sequence[int]) -> None:
         if self.edited is not None:
-            self.edited.release(stem_ids)
+            self.edited.release(row_ids)
 
-    def _records_of(self, stem_ids: I64) -> I64:
+    def _records_of(self, row_ids: I64) -> I64:
         if self.edited is not None:
-            return self.edited.records_of(stem_ids)
-        return records_of(self.store, stem_ids)
+            return self.edited.records_of(row_ids)
+        return records_of(self.store, row_ids)
 
-    def submit(self, stem_ids: I64, whole: int | None = None) -> None:
+    def submit(self, row_ids: I64, whole: int | None = None) -> None:
         if self._background is None or self._pending is not None:
             return
         whole = whole if self._splits else None
-        reading = self._missing(self._records_of(stem_ids), whole)
+        reading = self._missing(self._records_of(row_ids), whole)
         if len(reading.numbers):
             started = self._background.start(partial(self._read, reading))
             self._pending = None if started is None else (reading, started)
@@ -203,13 +203,13 @@ class Prefetcher(Rows):
     def _read(self, reading: Reading) -> Staged:
         return self.cache.storage.stage((self.edited or self.store).read(*reading))
 
-    def fetch(self, stem_ids: I64, whole: int | None = None) -> npt.NDArray[np.int32]:
-        """Slots int32 [T] of stem ids [T], whose distinct records must not outnumber the slots.
+    def fetch(self, row_ids: I64, whole: int | None = None) -> npt.NDArray[np.int32]:
+        """Slots int32 [T] of row ids [T], whose distinct records must not outnumber the slots.
 
         Raises RowReadError or MemoryError; the cache then is still right, and a later call reads
         again what is missing.
         """
-        wanted = self._records_of(stem_ids)
+        wanted = self._records_of(row_ids)
         whole = whole if self._splits else None
         self.cache.use(wanted, whole)
         self._install_pending(wanted)

@@ -22,7 +22,7 @@ _TO_SHARED = re.compile(rf"\.\./\.\./{BLOBS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})"
 def blob_of(link: Path) -> Path | None:
     """Return the file that a link of a hub's cache stands for; None for any other link.
 
-    Whoever opens the file must not follow another link there. Raises OSError.
+    The caller must open the file without following another link there. Raises OSError.
     """
     found = _TO_BLOB.fullmatch(_target(link))
     folder = Path(os.path.realpath(link.parent))

@@ -82,7 +82,7 @@ class Totals:
 
 
 class FileKinds:
-    """Kinds of mapped files, told by their paths."""
+    """Kinds of mapped files, by their paths."""
 
     def __init__(self, tables: Path, backbone: tuple[Path, ...]) -> None:
         self._tables = _as_shown(tables)

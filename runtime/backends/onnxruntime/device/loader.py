@@ -1,7 +1,6 @@
 """Loaders for accelerators: the first variant of the graphs that the provider can run is taken.
 
-Nobody has to know which one that is: each is opened so that no operator falls back to the CPU, and
-computes some tokens. If none works, the error says what each lacked. Kernels for many tokens are
+Each is opened so that no operator falls back to the CPU, and computes some tokens. If none works, the error says what each lacked. Kernels for many tokens are
 trusted only when their logits agree with those of kernels for few.
 """
 
