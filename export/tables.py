@@ -19,9 +19,10 @@ from stem_edge.export.job.job import Advance, WriteStep
 from stem_edge.export.job.table_plan import TablePlan, scaling_of
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.streams import Threads
+from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.numerics.matrix import Matrix
-from stem_edge.numerics.quantize import F32, I64
-from stem_edge.tables.packing import pack_records
+from stem_edge.numerics.quantize import F32, I64, U8
+from stem_edge.tables.packing import keep_records, pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata, pieces_for
 from stem_edge.tables.store import INDEX, encode_index, group_metadata, index_chunk, index_metadata
@@ -89,6 +90,9 @@ class TableWriter:
 
         def seal(span: tuple[int, int]) -> bytes:
             layout, numbers = grid.layout, (first + span[0], first + span[1])
+            if (kept := self._kept(layout, *numbers)) is not None:
+                progress(4 * kept.shape[0] * layout.row_width * len(layout.layers))
+                return grid.append_checksums(kept)
             rows = [self._rows(layer, *numbers) for layer in layout.layers]
             records = pack_records(layout, rows, scaling_of(layout))
             for index, values in enumerate(rows):
@@ -102,6 +106,19 @@ class TableWriter:
                 file.write(piece)
             file.write(grid.index_bytes(shard))
         return {path: file.entry}
+
+    def _kept(self, layout: RecordLayout, start: int, stop: int) -> U8 | None:
+        """Read records of rows that are stored as the checkpoint has them; None if they are not."""
+        tables = [self._tables[layer] for layer in layout.layers]
+        scaled = [
+            table for table in tables if isinstance(table, Scaled) and table.bits == layout.bits
+        ]
+        if len(scaled) < len(tables) or self._plan.order is not None:
+            return None
+        rows = [(table.codes(start, stop), table.scales(start, stop)) for table in scaled]
+        for layer, (_, scales) in zip(layout.layers, rows, strict=True):
+            check_finite(f"table of layer {layer}", start, scales)
+        return keep_records(layout, rows)
 
     def _rows(self, layer: int, start: int, stop: int) -> F32:
         """Read the rows of records start..stop from wherever they are in the checkpoint's table."""

@@ -67,15 +67,15 @@ class Decoding:
         """
         started = time.perf_counter()
         step, self._next = self._next or self._following(), None
-        found = _verify(self._engine, self._context, step, self._answer.top)
+        verified = _verify(self._engine, self._context, step, self._answer.top)
         seconds = self._guessing + time.perf_counter() - started
         records, drafted = len(set(step.stem_ids.tolist())), len(step.token_ids) - 1
         self._record.decoded(seconds, records=records, drafted=drafted)
         self._guessing = 0.0
-        return self._chosen(found)
+        return self._chosen(verified)
 
-    def _chosen(self, found: Verified) -> Iterator[Sampled]:
-        sampled = yield from self._as_drafted(found)
+    def _chosen(self, verified: Verified) -> Iterator[Sampled]:
+        sampled = yield from self._as_drafted(verified)
         if sampled.finish_reason is None:
             started = time.perf_counter()
             if self._guesses.quick:
@@ -87,13 +87,13 @@ class Decoding:
         self._record.sampled()
         yield sampled
 
-    def _as_drafted(self, found: Verified) -> Generator[Sampled, None, Sampled]:
+    def _as_drafted(self, verified: Verified) -> Generator[Sampled, None, Sampled]:
         """Yield tokens while they are as drafted; return the first other one, or the last of all.
 
         The context then has what comes before it.
         """
-        answer, context, left = self._answer, self._context, len(found.drafts)
-        for logits, draft in zip(found.logits, found.drafts, strict=False):
+        answer, context, left = self._answer, self._context, len(verified.drafts)
+        for logits, draft in zip(verified.logits, verified.drafts, strict=False):
             sampled = answer.choose(logits, room=context.room + left)
             if sampled.token_id != draft or sampled.finish_reason is not None:
                 context.rewind(context.position - left)
@@ -101,7 +101,7 @@ class Decoding:
             left -= 1
             self._record.sampled(drafted=True)
             yield sampled
-        return answer.choose(found.logits[-1], room=context.room)
+        return answer.choose(verified.logits[-1], room=context.room)
 
     def _following(self) -> Step:
         """Return the token chosen last with what follows it, or may."""
@@ -131,10 +131,10 @@ def sample_tokens(
     """
     cached, prompt, top = context.position, tuple(answer.seen), answer.top
     for logits in engine.process(context, prompt, lookups.prompt, computed=cached, top=top):
-        found = logits
+        last = logits
     record.prefilled(len(prompt), cached)
     decoding = Decoding(engine, context, answer, lookups, record, guesses, exact=exact)
-    tokens = decoding.after(found)
+    tokens = decoding.after(last)
     while True:
         for sampled in tokens:
             yield sampled

@@ -14,8 +14,7 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.sampling import TokenLogprobs, needed_logits, sampler_of, token_logprobs
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.runtime.text.stream import TokenStream
+from stem_edge.runtime.text.codec import TextCodec, TokenStream
 from stem_edge.system.memory import raise_out_of_memory
 
 FinishReason = Literal["stop", "length", "error"]
@@ -132,14 +131,14 @@ class Chunks:
         skip, self._logprobs = params.skip_special_tokens, params.logprobs is not None
         self._stream = TokenStream(codec, params.stop, skip_special_tokens=skip, silent=eos_ids)
         self._token_ids: list[int] = []  # since the last chunk, as are the log probabilities
-        self._found: list[TokenLogprobs] = []
+        self._waiting: list[TokenLogprobs] = []
 
     def push(self, sampled: Sampled) -> Chunk | None:
         """Take a token; return a chunk if there is text, or if a reason or a stop text ends the answer."""
         token, logprob, reason = sampled
         self._token_ids.append(token)
         if logprob is not None:
-            self._found.append(logprob)
+            self._waiting.append(logprob)
         text = self._stream.push(token)
         if self._stream.stopped:
             reason = "stop"
@@ -158,10 +157,10 @@ class Chunks:
     def _chunk(
         self, text: str, reason: FinishReason | None, error: StemEdgeError | None = None
     ) -> Chunk:
-        found = self._found if self._logprobs else None
+        logprobs = self._waiting if self._logprobs else None
         stop = self._stream.stop_text
-        chunk = Chunk(text, self._token_ids, found, reason, error, stop)
-        self._token_ids, self._found = [], []
+        chunk = Chunk(text, self._token_ids, logprobs, reason, error, stop)
+        self._token_ids, self._waiting = [], []
         return chunk
 
 

@@ -6,7 +6,7 @@ from math import prod
 
 import msgspec
 
-from stem_edge.config_check import check_config
+from stem_edge.config_check import check_config, check_ranges
 from stem_edge.description import Description
 from stem_edge.layers import FFN_TERMS, LENT
 from stem_edge.limits import MAX_PARAMETERS
@@ -19,6 +19,10 @@ class ModelConfig(Description, frozen=True):
         check_config(self)
         if (count := self.backbone_parameters) > MAX_PARAMETERS:
             raise ValueError(f"a backbone of {count} parameters; expected at most {MAX_PARAMETERS}")
+        if self.ranges:
+            shapes = self.backbone_shapes()
+            matrices = {name for name, shape in shapes.items() if len(shape) == 2} | {"head"}
+            check_ranges(self.ranges, matrices - {"embedding"})
 
     def layer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         """Name -> shape of a layer's tensors in the backbone, matrices as [outputs, inputs]."""

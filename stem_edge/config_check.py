@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import get_args
 
 from stem_edge.description import Description
@@ -17,6 +18,7 @@ from stem_edge.layers import (
 from stem_edge.limits import (
     LARGEST,
     LEAST_SCALING,
+    LEAST_STEP,
     MAX_CONTEXT,
     MAX_FACTOR,
     MAX_KINDS,
@@ -160,6 +162,17 @@ def _check_altup(config: Description) -> None:
         raise ValueError(f"layer_scale in a model with {config.streams} streams; expected 1 stream")
     if not 0 <= config.laurel_rank <= MAX_WIDTH:
         raise ValueError(f"laurel_rank is {config.laurel_rank}; expected 0 to {MAX_WIDTH}")
+
+
+def check_ranges(ranges: Mapping[str, tuple[float, float]], matrices: Collection[str]) -> None:
+    """Raise ValueError for ranges of what is not multiplied, and for impossible steps."""
+    for name, steps in ranges.items():
+        if name not in matrices:
+            raise ValueError(f"ranges of {name[:64]!r}, which is no matrix that is multiplied")
+        if not all(step == 0 or LEAST_STEP <= step <= 1 / LEAST_STEP for step in steps):
+            raise ValueError(
+                f"ranges of {name} are {steps}; expected 0, or {LEAST_STEP:g} to {1 / LEAST_STEP:g}"
+            )
 
 
 def _check_scaling(scaling: RopeScaling) -> None:

@@ -61,6 +61,9 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     placeholders: dict[str, int] = {}  # "an image" or the like -> id of the token in its place
+    # Matrix, or "head" -> steps of its input and of its result, which are rounded to multiples of
+    # these from -128 to 127; 0: not rounded.
+    ranges: dict[str, tuple[float, float]] = {}
 
     def ffn_kind(self, layer: int) -> str:
         """Key of FFN_TERMS for the FFN of a layer."""
@@ -78,7 +81,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """Descriptions of all layers. Raises ValueError if no layer can lend one K and V."""
-        found, lenders = list[Layer](), dict[tuple[Rope, int, int], int]()
+        layers, lenders = list[Layer](), dict[tuple[Rope, int, int], int]()
         for number in range(self.n_layers):
             layer = self._own_layer(number)
             kind = layer.rope, layer.window, layer.n_kv_heads
@@ -88,8 +91,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 raise ValueError(
                     f"layer {number} has no K and V, and no layer before it has its kind"
                 )
-            found.append(msgspec.structs.replace(layer, kv_layer=lenders[kind]))
-        return tuple(found)
+            layers.append(msgspec.structs.replace(layer, kv_layer=lenders[kind]))
+        return tuple(layers)
 
     def _own_layer(self, number: int) -> Layer:
         """Description of a layer as if it had K and V of its own."""
@@ -117,7 +120,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         scales = (self.embedding_scale, self.attention_scale)
         unusual = self.layer_kinds or self.borrowed_kv_layers or self.ple_width
         unusual = unusual or self.v_norm or self.layer_scale or self.activation != "silu"
-        unusual = unusual or self.streams > 1 or self.laurel_rank
+        unusual = unusual or self.streams > 1 or self.laurel_rank or bool(self.ranges)
         return not unusual and scales == (1.0, 0.0)
 
     @property

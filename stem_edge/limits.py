@@ -24,3 +24,4 @@ MAX_STREAMS = 8  # published models have up to 4
 MAX_THETA = 1e15
 LEAST_SCALING = 1e-6
 MAX_SOFTCAP = 1e6
+LEAST_STEP = 1e-20  # of activations on int8

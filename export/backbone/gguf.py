@@ -22,6 +22,7 @@ from stem_edge.export.job.stored_types import in_gguf
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import importance_vectors
+from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.ggml import gguf_schema
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.library import Ggml
@@ -60,6 +61,11 @@ class GgufForm(Form):
             raise ExportError(
                 f"{source.path}: has {', '.join(foreign)}, which run on onnxruntime only; export it "
                 "with --engine onnx"
+            )
+        if any(isinstance(matrix, Scaled) for matrix in source.backbone.values()):
+            raise ExportError(
+                f"{source.path}: has codes with a float32 scale for each row, which no type of ggml "
+                "holds; export it with --engine onnx"
             )
 
     def footprint(self, job: Job) -> Footprint:

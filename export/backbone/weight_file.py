@@ -6,17 +6,21 @@ Input channels are balanced for prompts (SmoothQuant, arXiv 2211.10438).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from stem_edge.config import ModelConfig
+from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.quantizers import Quantizer
-from stem_edge.export.quantization.streams import Rows, Weights, all_rows
+from stem_edge.export.quantization.streams import Rows, Weights, all_rows, spans
+from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.graph.ir import Array, Tensor
 from stem_edge.graph.prompt_products import INT8_MAX
+from stem_edge.graph.steps import capped_width, places
 from stem_edge.graph.weight_plan import (
     Balance,
     Blocks,
@@ -31,6 +35,7 @@ from stem_edge.graph.weight_plan import (
 from stem_edge.numerics.matrix import Matrix, whole
 from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, zero_points
 from stem_edge.numerics.quantizing import Blocks as Quantized
+from stem_edge.numerics.quantizing import pack_codes
 
 # Greatest value of an outlier channel over the median channel's; balancing smaller ones would gain
 # less than its pass over the inputs costs.
@@ -142,6 +147,10 @@ class WeightFile:
 
     def _blocks(self, item: Blocks) -> None:
         """Write codes as they come, then the scales and zero points that came with them."""
+        kept = [matrix for part in item.parts if isinstance(matrix := self._tensors[part], Scaled)]
+        if kept:
+            self._kept(item, kept)
+            return
         if self._quantizer is None:
             raise ValueError(f"{item.name} is quantized, but there is no quantizer")
         work = self._quantizer.worker(item.name, item.kind, item.bits, item.block)
@@ -160,6 +169,38 @@ class WeightFile:
             stream = self._weights.stream(item.name, rows, quantize)
             self._put(piece.codes, _codes(stream, made))
             self._put_scales(item, piece, made)
+
+    def _kept(self, item: Blocks, matrices: list[Scaled]) -> None:
+        """Write the codes and scales that the checkpoint has. Raises ExportError for others."""
+        if len(matrices) < len(item.parts) or any(m.bits != item.bits for m in matrices):
+            raise ExportError(
+                f"{item.name} is stored as {item.bits} bits, and the checkpoint has "
+                f"{', '.join(str(m.bits) for m in matrices)}; leave out what chooses types"
+            )
+        for piece in item.pieces:
+            rows, made = all_rows(matrices), list[Quantized]()
+            if len(item.pieces) > 1:
+                rows = [(matrices[0], piece.start, piece.stop)]
+            stream = self._weights.in_order(partial(self._kept_rows, item), spans(rows))
+            self._put(piece.codes, _codes(stream, made))
+            self._put_scales(item, piece, made)
+
+    def _kept_rows(self, item: Blocks, span: Rows) -> Quantized:
+        """Read codes as the plan lays them, and their scales, of some rows."""
+        matrix, start, stop = span
+        if not isinstance(matrix, Scaled):
+            raise TypeError(f"{item.name} has no codes")
+        codes, scales = matrix.codes(start, stop), matrix.scales(start, stop)
+        self._weights.progress(4 * codes.size)
+        check_finite(item.name, start, scales)
+        width = codes.shape[1]
+        if item.step:
+            wide = capped_width(width, item.block)
+            laid = np.full((len(codes), wide), 1 << (item.bits - 1), np.uint8)
+            laid[:, places(width, item.block)] = codes
+            codes, width, scales = laid, wide, scales * np.float32(item.step)
+        groups = np.repeat(scales, width // item.block // scales.shape[1], axis=1)
+        return Quantized(pack_codes(codes, item.bits), np.ascontiguousarray(groups))
 
     def _put_scales(self, item: Blocks, piece: Piece, made: list[Quantized]) -> None:
         scales = np.concatenate([blocks.scales for blocks in made])

@@ -6,12 +6,11 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
-from stem_edge.graph.decode import BACKBONE_DATA, embedding, head, updated_caches
+from stem_edge.graph.decode import BACKBONE_DATA, embedding, head, products_of, updated_caches
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import place_peaks
 from stem_edge.graph.layer import NORM, plain_norm
-from stem_edge.graph.linear import DecodeProducts
 from stem_edge.graph.stack import Start, layers_in_order
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.tables.rows import RecordLayout
@@ -26,7 +25,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
     """
     graph, plan = Graph(), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format)
-    products = DecodeProducts(graph, plan, format)
+    products = products_of(config, graph, plan, format)
     if not format.tied:
         embedding(products, config, io.HIDDEN)
     start = Start(positions="")

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
 from stem_edge.config import ModelConfig
+from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.options import ExportOptions, Stored
+from stem_edge.export.job.options import TYPES, ExportOptions, Stored
 from stem_edge.export.tensor_files.gguf_tensor import Coded
+from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.ggml.gguf_schema import short_types, tensor_types
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import (
     GGUF_TYPES,
+    MATRIX_KINDS,
     BackboneFormat,
     GgufType,
     OwnTypes,
     WeightType,
+    usual_type,
 )
 from stem_edge.graph.layer import kind_of
 from stem_edge.graph.names import head_width
+from stem_edge.tables.rows import ROW_BITS, RowType
 
 # Levels of a block that 4 bits and an offset keep. Q4_0 needs no offset.
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
@@ -28,6 +34,7 @@ FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
 EIGHT_BITS = ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values, of Q4_0, Q4_1 and Q8_0, and the smaller blocks of Q4_K
+PACKED_BLOCK = 128  # values; the kernels of 2 bits take no more, or are slow with more
 CHOICES = ("quality", "size", "max_kl", "backbone", "head", "bits", "block_size", "asymmetric",
            "quantizer")  # fmt: skip
 
@@ -41,9 +48,18 @@ def keep_stored_types(source: Checkpoint, options: ExportOptions, keep: Keep) ->
 
     Matrices that an adapter changed have none, so such a model is quantized as others are.
     """
-    if any(getattr(options, name) is not None for name in CHOICES):
+    asked = [name for name in CHOICES if getattr(options, name) is not None]
+    if source.config.ranges and asked and (options.backbone != "fp32" or len(asked) > 1):
+        raise ExportError(
+            f"{source.path}: was trained for its own types and ranges, so {', '.join(asked)} cannot be chosen; "
+            "leave them out, or take --backbone fp32 alone"
+        )
+    if asked:
         return options
     matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
+    if packed := {name: m.bits for name, m in matrices.items() if isinstance(m, Scaled)}:
+        options = replace(options, stored_rows=_stored_rows(source, options))
+        return replace(options, stored=_packed(source.config, packed), prefill_graph=False)
     types = {name: m.type for name, m in matrices.items() if isinstance(m, Coded)}
     if not types or len(types) < len(matrices):
         return options
@@ -57,6 +73,52 @@ def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufType | Own
         if all(planned[name] == kind for name, kind in types.items()):
             return mixture
     return short_types(types)
+
+
+def _stored_rows(source: Checkpoint, options: ExportOptions) -> RowType | None:
+    """Return the type of rows that are codes with a scale each; None if others are asked for."""
+    bits = {table.bits for table in source.tables.values() if isinstance(table, Scaled)}
+    asked = (options.tables, options.group_size, options.frequent) != (None, None, None)
+    if len(bits) != 1 or asked or options.add:
+        return None
+    return next(name for name, size in ROW_BITS.items() if size in bits)
+
+
+def _packed(config: ModelConfig, bits: Mapping[str, int]) -> BackboneFormat:
+    """Return the format that keeps codes with a scale for each row; bits: of each such matrix."""
+    found: dict[str, dict[str, WeightType]] = {}  # kind -> product -> type
+    for name, shape in config.backbone_shapes().items():
+        if len(shape) == 2 and (kind := kind_of(name)) in MATRIX_KINDS:
+            found.setdefault(kind, {})[_product(config, name)] = TYPES[bits.get(name, 32)]
+    found.setdefault("head", dict(found["embedding"]))
+    usual = {kind: Counter(of.values()).most_common(1)[0][0] for kind, of in found.items()}
+    head, weights = usual["head"], usual["gate"]
+    return BackboneFormat(
+        weights=weights,
+        head=head,
+        block_size=PACKED_BLOCK,
+        kinds={
+            kind: usual[kind]
+            for kind in MATRIX_KINDS
+            if kind in usual and usual[kind] != usual_type(kind, weights, head)
+        },
+        matrices={
+            product: type
+            for kind, of in found.items()
+            for product, type in of.items()
+            if type != usual[kind]
+        },
+        kv_peaks=True,
+    )
+
+
+def _product(config: ModelConfig, name: str) -> str:
+    """Return the product that a matrix is a part of; with ranges, each of q, k and v has its own."""
+    at, _, part = name.rpartition(".")
+    if part not in ("wq", "wk", "wv"):
+        return name
+    alone = config.layer(int(at.split(".")[1])).kv_layer != int(at.split(".")[1])
+    return name if name in config.ranges and not alone else f"{at}.qkv"
 
 
 def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat | None:

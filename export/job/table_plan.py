@@ -42,7 +42,11 @@ class TablePlan:
 
 
 def plan_tables(
-    source: Checkpoint, tables: ExportTables, group_size: int, frequent: float, counts: Counts
+    source: Checkpoint,
+    tables: ExportTables | RowType,
+    group_size: int,
+    frequent: float,
+    counts: Counts,
 ) -> TablePlan | None:
     """Plan the table store of a checkpoint; None for a dense model.
 

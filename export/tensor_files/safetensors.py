@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ class TensorFiles:
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
+
+    def again(self) -> TensorFiles:
+        """Return a copy with the same tensors left, to look at some without taking them."""
+        other = copy(self)
+        other._left = dict(self._left)
+        return other
 
     @property
     def names(self) -> list[str]:

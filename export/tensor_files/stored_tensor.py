@@ -31,6 +31,7 @@ OTHERS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "U32": 4, "U64": 8, "
 OTHERS |= {f"F8_{kind}": 1 for kind in ("E4M3", "E5M2", "E8M0", "E4M3FNUZ", "E5M2FNUZ")}
 VALUE_NBYTES = FLOATS | INTEGERS | OTHERS
 _NUMPY = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+_NUMPY |= {"U8": "|u1", "I8": "|i1"}
 MAX_VALUES = 1 << 48  # of one tensor, more than any file holds
 MAX_AXES = 8
 PIECE_NBYTES = 1 << 22  # of a file, read at a time for a checksum
@@ -188,12 +189,20 @@ class StoredTensor:
 
     def rows(self, start: int, stop: int) -> F32:
         """Read rows start..stop as float32."""
-        values = self.part(start, stop)._values()
+        return self.part(start, stop).all()
+
+    def all(self) -> F32:
+        """Read all values as float32."""
+        values = self._values()
         if self.dtype == "BF16":  # the upper half of a float32
             return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
         # No warning if a float64 overflows, because check_finite refuses infinite values later.
         with np.errstate(over="ignore"):
             return cast(F32, np.ascontiguousarray(values, np.float32))
+
+    def raw(self) -> npt.NDArray[np.uint8]:
+        """Read all values of a type of one byte as uint8."""
+        return np.ascontiguousarray(self._values()).view(np.uint8)
 
     def integers(self) -> npt.NDArray[np.int64]:
         """Read all values as int64."""

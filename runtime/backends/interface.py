@@ -194,9 +194,9 @@ def reason(error: Exception) -> str:
 
 def _without_signature(said: str) -> str:
     """Return a message without file, line and signature of a C++ function at its beginning."""
-    if (found := _FUNCTION.match(said)) is None:
+    if (signature := _FUNCTION.match(said)) is None:
         return said
-    depth, at = 1, found.end()
+    depth, at = 1, signature.end()
     while depth and at < len(said):
         depth += {"(": 1, ")": -1}.get(said[at], 0)
         at += 1

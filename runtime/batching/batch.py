@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,25 +15,29 @@ from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.steps import Step
 
 
+class Rounding(NamedTuple):
+    """How far the bits of a token may depend on what is computed in the same step."""
+
+    exact: bool = (
+        False  # compute guesses only where each has the bits of a step of its own: Decoding
+    )
+    # Step each sequence in its own context, so that its logits have the bits that they have alone.
+    apart: bool = False
+    # Run a lone request in the batch, too, and an odd number of sequences beside an empty one: kernels take
+    # tokens in pairs and round a last single one otherwise, so tokens would tell how many there are.
+    steady: bool = False
+
+
 class Batch:
-    """Sequences in places 0, 1, ... that decode together. Raises what steps of an engine raise.
+    """Sequences in places 0, 1, ... that decode together. Raises what steps of an engine raise."""
 
-    exact: each sequence runs in its own context, one after the other, so that its logits have the bits
-    that they have alone; default: as the backend does it fastest.
-    steady: compute an odd number of sequences beside an empty one, so that the bits of each do not tell
-    how many there are: onnxruntime's kernels take two tokens at a time, and round a last single one
-    otherwise.
-    """
-
-    def __init__(
-        self, engine: Engine, size: int, length: int, *, exact: bool = False, steady: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine, size: int, length: int, rounding: Rounding) -> None:
         self._engine, self._count, self._padded = engine, 0, False
-        self._empty = engine.open_context(1) if steady else None
-        size += size % 2 if steady else 0
+        self._empty = engine.open_context(1) if rounding.steady else None
+        size += size % 2 if rounding.steady else 0
         self._backend: BackendBatch = (
             PlainBatch()
-            if exact
+            if rounding.apart
             else engine.in_turn(lambda: engine.backend.open_batch(size, length))
         )
 

@@ -14,6 +14,7 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import check_sequences
+from stem_edge.runtime.batching.batch import Rounding
 from stem_edge.runtime.batching.pump import Pump
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
@@ -59,9 +60,7 @@ def open_scheduler(
         partial(stepping.guessing, exact=exact),
         size=sequences,
         length=plan.context_length,
-        exact=exact,
-        batches=batches,
-        steady=steady and not exact,
+        rounding=Rounding(exact, apart=not batches, steady=steady and not exact),
     )
 
 

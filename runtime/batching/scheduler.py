@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.interface import LESS_MEMORY
-from stem_edge.runtime.batching.batch import Batch
+from stem_edge.runtime.batching.batch import Batch, Rounding
 from stem_edge.runtime.batching.lone import Lone, Sizes
 from stem_edge.runtime.batching.queue import Queue
 from stem_edge.runtime.batching.request import Guessing, Request, next_step, out_of_memory
@@ -31,9 +31,7 @@ class Scheduler:
     other waits for its end if there is no memory to copy it.
 
     nbytes_of: bytes of keys and values of so many tokens. length: most tokens of a sequence. record:
-    counts tokens and times. batches: compute several in a step, or else each by itself. exact: see
-    Decoding. steady: run a lone request in the batch, too, as far as memory allows, so that its tokens
-    do not depend on what runs beside it; see Batch. Raises OutOfMemoryError.
+    counts tokens and times. Raises OutOfMemoryError.
     """
 
     def __init__(
@@ -46,22 +44,20 @@ class Scheduler:
         *,
         size: int,
         length: int,
-        exact: bool = False,
-        batches: bool = True,
-        steady: bool = False,
+        rounding: Rounding,
     ) -> None:
         # A step of a batch takes the memory of a step that gives the logits of each of its tokens.
         self.size = min(size, engine.logit_tokens)
         self._engine, self._prefixes, self._record = engine, prefixes, record
-        self._steady = steady and batches and self.size > 1
+        self._steady = rounding.steady and not rounding.apart and self.size > 1
         if self._steady and self.size == engine.logit_tokens:
             self.size -= self.size % 2  # an empty sequence takes a place beside an odd number
-        self._batch = Batch(engine, self.size, length, exact=not batches, steady=self._steady)
+        self._batch = Batch(engine, self.size, length, rounding._replace(steady=self._steady))
         self._sizes = Sizes(nbytes_of, length, fixed=self._batch.fixed_nbytes > 0)
         self._queue = Queue()
         self._prompt: Request | None = None  # the request whose prompt is being computed
         self._running: list[Request] = []  # in the order of their places
-        self._lone = Lone(engine, prefixes, self._sizes, record, guessing, exact=exact)
+        self._lone = Lone(engine, prefixes, self._sizes, record, guessing, exact=rounding.exact)
         self._prompt_next = False  # whether the next unit is a chunk of the prompt
         self._chunks = list[tuple[Request, Chunk]]()  # of this step
 

@@ -146,12 +146,12 @@ class RowStore(Records):
             return
         checked = np.empty(job.piece.nbytes, np.uint8)
         self._read_checked(fill, job, checked)
-        found = grid.without_checksums(checked[None])
+        record = grid.without_checksums(checked[None])
         if job.array == 0:
-            job.buffer[: found.size] = found
+            job.buffer[: record.size] = record
         else:  # rare records, whose codes are narrower in the file
             narrow = np.zeros((1, grid.layout.record_nbytes), np.uint8)
-            narrow[:, : found.size] = found
+            narrow[:, : record.size] = record
             self._format.widen(narrow, job.buffer[None, :-CRC_NBYTES])
 
     def _read_checked(self, fill: Fill, job: _Job, buffer: U8) -> None:

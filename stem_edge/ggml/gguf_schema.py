@@ -114,9 +114,10 @@ def gguf_name(name: str) -> str:
 
 
 def foreign_parts(config: ModelConfig) -> list[str]:
-    """Return names of what ggml's graphs have no part for: tensors, and sparse gates."""
+    """Return names of what ggml's graphs have no part for: tensors, sparse gates, and ranges."""
     parts = {name.removesuffix(".bias").rsplit(".", 1)[-1] for name in config.backbone_shapes()}
     parts |= {"sparsity"} if any(layer.sparsity for layer in config.layers) else set()
+    parts |= {"ranges"} if config.ranges else set()
     return sorted(parts - NAMES.keys())
 
 
@@ -264,7 +265,7 @@ def slot_type(layout: RecordLayout) -> TensorType:
     """Return the type of rows in the row cache: ggml's blocks for int8 and int4 if groups fit."""
     if layout.row_type == "fp16":
         return types.F16
-    if not layout.quantized or layout.group_size % types.Q8_0.block:
+    if not layout.quantized or layout.bits == 2 or layout.group_size % types.Q8_0.block:
         return types.F32
     return {8: types.Q8_0, 4: types.Q4_0}[layout.bits]
 

@@ -60,7 +60,7 @@ def decoding(
     names = sorted(io.decode_graphs(config), key=lambda n: format.tied and n == io.EMBED)
     for name in names:
         graph = graphs[name] = Graph(sequences=sequences)
-        products = DecodeProducts(graph, plan, format)
+        products = products_of(config, graph, plan, format)
         if name == io.EMBED:
             _declare_output(graph, config, embedding(products, config, io.NEW + io.HIDDEN))
             continue
@@ -91,8 +91,8 @@ def joined(
     graph, plan = Graph(sequences="B"), WeightPlan(BACKBONE_DATA)
     cache = place_peaks(plan, config, format, kv)
     if not format.tied:
-        embedding(DecodeProducts(Graph(), plan, format), config, io.HIDDEN)  # takes its place
-    products = DecodeProducts(graph, plan, format)
+        embedding(products_of(config, Graph(), plan, format), config, io.HIDDEN)  # takes its place
+    products = products_of(config, graph, plan, format)
     x = graph.input(io.HIDDEN, np.float32, [graph.sequences, "T", config.hidden_width])
     parts = io.layer_graphs(config)
     for name, layers in parts.items():
@@ -107,6 +107,17 @@ def joined(
         node.inputs = [updated.get(name, name) for name in node.inputs]
         updated |= updated_caches(node)
     return graph
+
+
+def products_of(
+    config: ModelConfig, graph: Graph, plan: WeightPlan, format: BackboneFormat
+) -> DecodeProducts:
+    """Return what emits the products of a graph that decodes."""
+    if not config.ranges:
+        return DecodeProducts(graph, plan, format)
+    from stem_edge.graph.steps import SteppedProducts  # for models with ranges alone
+
+    return SteppedProducts(graph, plan, format, config)
 
 
 def updated_caches(node: Node) -> dict[str, str]:

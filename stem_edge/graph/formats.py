@@ -10,8 +10,9 @@ from stem_edge.numerics.quantize import MIN_BLOCK
 
 MAX_BLOCK = 256
 EngineName = Literal["onnxruntime", "ggml"]
-WeightType = Literal["fp32", "int8", "int4"]
-WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4}
+# int2 only for matrices that a checkpoint has as such: nothing here rounds to 2 bits.
+WeightType = Literal["fp32", "int8", "int4", "int2"]
+WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4, "int2": 2}
 # qkv stacks the three matrices before attention, but v is apart where its type differs; project expands the rows of low-rank tables; those
 # with ple belong to per-layer embeddings, laurel is beside attention, and altup at both ends of the
 # layers. AltUp's coefficients within layers have no kind, because they are floats in every format.

@@ -51,7 +51,7 @@ class DecodeProducts:
     """
 
     def __init__(self, graph: Graph, plan: WeightPlan, format: BackboneFormat) -> None:
-        self.graph, self.plan, self._format = graph, plan, format
+        self.graph, self.plan, self.format = graph, plan, format
         self._sums: dict[tuple[str, int], str] = {}  # x and its blocks -> the sums of these
 
     def norm(self, name: str, size: int, consumer: str) -> str:
@@ -60,26 +60,37 @@ class DecodeProducts:
 
     def values_apart(self, layer: int) -> bool:
         """Return whether a layer's values have another type than its queries and keys."""
-        return self._format.values_apart(layer)
+        return self.format.values_apart(layer)
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
     ) -> str:
         """Emit FusedMatMul or MatMulNBits, for a matrix of very many rows several of these."""
-        rows, width = shape
-        bits = self._format.bits(kind, name)
-        if bits == 32:
+        if self.format.bits(kind, name) == 32:
             weight = matrix(self.graph, self.plan, name + ".weight", shape, parts)
             return self.graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
-        block = self._block(name, kind, width)
-        if self._format.tied and kind == "head":
+        return self.in_blocks(name, kind, x, parts, shape, self._block(name, kind, shape[1]))
+
+    def in_blocks(
+        self,
+        name: str,
+        kind: MatrixKind,
+        x: str,
+        parts: tuple[str, ...],
+        shape: tuple[int, int],
+        block: int,
+        step: float = 0.0,
+    ) -> str:
+        """Emit MatMulNBits. step: of x, in whole steps (Blocks.step)."""
+        (rows, width), bits = shape, self.format.bits(kind, name)
+        if self.format.tied and kind == "head":
             stored, pieces = self._stored_once(name, shape, bits, block)
         else:
-            step = SPLIT_VALUES // width if len(parts) == 1 else rows
+            most = SPLIT_VALUES // width if len(parts) == 1 else rows
             stored = pieces = [
-                self._piece(n, span, width, bits, block) for n, span in _spans(name, rows, step)
+                self._piece(n, span, width, bits, block) for n, span in _spans(name, rows, most)
             ]
-        self.plan.items.append(Blocks(name, kind, parts, bits, block, tuple(stored)))
+        self.plan.items.append(Blocks(name, kind, parts, bits, block, tuple(stored), step))
         made = [self._emit(x, piece, width, bits, block) for piece in pieces]
         return made[0] if len(made) == 1 else self.graph.add("Concat", made, name, axis=-1)
 
@@ -99,22 +110,27 @@ class DecodeProducts:
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
     ) -> str:
         """Emit `result`: the rows of a matrix that have these ids."""
-        count, width = shape
-        bits, place = self._format.bits(kind), self.plan.place
+        bits = self.format.bits(kind)
         if bits == 32:
-            if self._format.tied:
+            if self.format.tied:
                 weight = self.graph.weight(replace(self.plan.tensors(name)[0], name=name))
             else:
                 weight = matrix(self.graph, self.plan, name, shape, (name,))
             return self.graph.add("Gather", [weight, ids], result)
-        if bits == 4 and self._format.offsets:
+        if bits == 4 and self.format.offsets:
             raise GraphError(f"{name}: rows of 4 bits cannot have offsets; give them 8 bits")
-        block = self._block(name, kind, width)
+        return self.gathered(name, kind, ids, result, shape, self._block(name, kind, shape[1]))
+
+    def gathered(
+        self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int], block: int
+    ) -> str:
+        """Emit `result`: rows of a matrix in blocks of this size, dequantized."""
+        (count, width), bits, place = shape, self.format.bits(kind), self.plan.place
         groups, codes = width // block, (count, width * bits // 8)
         # Zero points are explicit because providers' kernels have different defaults.
         dims = {".codes": codes, ".scales": (count, groups)}
         dims[".zero_points"] = (count, -(-groups * bits // 8))
-        if self._format.tied:
+        if self.format.tied:
             stored = zip(dims.items(), self.plan.tensors(name), strict=True)
             tensors = [replace(t, name=name + part, dims=shape) for (part, shape), t in stored]
         else:
@@ -129,7 +145,7 @@ class DecodeProducts:
         return gather_blocks(self.graph, weights, ids, result, bits, block)
 
     def _block(self, name: str, kind: MatrixKind, width: int) -> int:
-        block = fitting_block(width, self._format.block_size)
+        block = fitting_block(width, self.format.block_size)
         if not block:
             raise GraphError(
                 f"{name}: its width {width} is not a multiple of {MIN_BLOCK}, so it cannot be "
@@ -156,11 +172,11 @@ class DecodeProducts:
         )
         codes = place(name + ".codes", np.uint8, (rows, groups, block * bits // 8))
         scales = place(name + ".scales", np.float32, (rows * groups,))
-        if self._format.offsets and bits == 4:
+        if self.format.offsets and bits == 4:
             offsets = place(name + ".offsets", np.float32, (rows, groups))
             return Piece(*span, codes, scales, None, offsets)
         zeros = None
-        if self._format.asymmetric or points:
+        if self.format.asymmetric or points:
             nbytes = rows * -(-groups * bits // 8)
             zeros = place(name + ".zero_points", np.uint8, (nbytes,))
         return Piece(*span, codes, scales, zeros)
@@ -175,7 +191,7 @@ class DecodeProducts:
             suffix = tensor.name.rpartition(".")[2]
             return replace(tensor, name=f"{name}.weight.{suffix}", dims=dims, offset=offset)
 
-        rows, points = span[1] - span[0], whole.points if self._format.asymmetric else None
+        rows, points = span[1] - span[0], whole.points if self.format.asymmetric else None
         return Piece(*span, part(whole.codes), part(whole.scales), points and part(points))
 
     def _emit(self, x: str, piece: Piece, width: int, bits: int, block: int) -> str:

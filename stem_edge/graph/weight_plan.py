@@ -76,6 +76,9 @@ class Blocks:
     bits: int
     block: int
     pieces: tuple[Piece, ...]
+    # Of the input, in whole steps; a part of the scales. Then each block ends with a code of zero
+    # (stem_edge/graph/steps.py).
+    step: float = 0.0
 
 
 @dataclass(frozen=True)

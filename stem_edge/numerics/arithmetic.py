@@ -19,12 +19,28 @@ Observer = Callable[[str, F32], None]
 
 
 def linear(x: F32, weights: Mapping[str, Matrix], name: str) -> F32:
-    """x [T, K] times the transpose of a matrix [N, K], piece by piece, plus its bias."""
-    matrix, bias = weights[name], weights.get(name + ".bias")
+    """x [T, K] times the transpose of a matrix [N, K], piece by piece, plus its bias.
+
+    With a range, a vector of two steps, input and result are rounded to int8 multiples of these.
+    """
+    matrix, bias, steps = weights[name], weights.get(name + ".bias"), (0.0, 0.0)
+    if (ranged := weights.get(name + ".range")) is not None:
+        steps = ranged.rows(0, 1)[0], ranged.rows(1, 2)[0]
+        x = on_grid(x, steps[0])
     starts = range(0, matrix.shape[0], READ_ROWS)
     pieces = [x @ matrix.rows(at, min(at + READ_ROWS, matrix.shape[0])).T for at in starts]
     product = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=-1)
-    return product if bias is None else product + bias.rows(0, bias.shape[0])
+    product = product if bias is None else product + bias.rows(0, bias.shape[0])
+    return on_grid(product, steps[1])
+
+
+def on_grid(x: F32, step: float) -> F32:
+    """Round x to multiples of a step from -128 to 127, halves to even; 0: leave x as it is."""
+    if not step:
+        return x
+    return np.asarray(
+        np.clip(np.rint(x / np.float32(step)), -128, 127) * np.float32(step), np.float32
+    )
 
 
 def pick(matrix: Matrix, token_ids: Sequence[int]) -> F32:

@@ -2,8 +2,8 @@
 
 A matrix [N, K] is cut along K into blocks; a block of `bits`-bit codes shares one float32 scale and
 one zero point: `value = (code - zero_point) * scale`. Symmetric blocks all have the zero point
-2**(bits-1), which need not be stored. 4-bit codes and zero points are packed two to a byte, low
-nibble first, each row from a whole byte on.
+2**(bits-1), which need not be stored. Codes and zero points of 4 and 2 bits are packed two and four
+to a byte, the first in the lowest bits, each row from a whole byte on.
 
 quantizing.py makes them.
 """
@@ -59,13 +59,16 @@ def dequantize_blocks(
 
 def zero_points(rows: int, groups: int, bits: int) -> U8:
     """Zero points [rows, ceil(groups*bits/8)] of symmetric codes, packed as codes are."""
-    return np.full((rows, -(-groups * bits // 8)), {8: 0x80, 4: 0x88}[bits], np.uint8)
+    middle = {8: 0x80, 4: 0x88, 2: 0xAA}[bits]
+    return np.full((rows, -(-groups * bits // 8)), middle, np.uint8)
 
 
 def unpack_codes(packed: U8, bits: int) -> U8:
-    """Undo quantizing.pack_codes; the rest of a last byte becomes one more code."""
+    """Undo quantizing.pack_codes; the rest of a last byte becomes codes, too."""
     if bits == 8:
         return packed
-    codes = np.empty((packed.shape[0], packed.shape[1] * 2), np.uint8)
-    codes[:, 0::2], codes[:, 1::2] = packed & 15, packed >> 4
+    count, mask = 8 // bits, np.uint8((1 << bits) - 1)
+    codes = np.empty((packed.shape[0], packed.shape[1] * count), np.uint8)
+    for at in range(count):
+        np.bitwise_and(packed >> np.uint8(at * bits), mask, out=codes[:, at::count])
     return codes

@@ -86,6 +86,10 @@ def pack_codes(codes: U8, bits: int) -> U8:
     """Pack codes [N, K] into bytes [N, ceil(K*bits/8)]; the rest of a last byte is 0."""
     if bits == 8:
         return codes
-    if codes.shape[1] % 2:
-        codes = np.pad(codes, ((0, 0), (0, 1)))
-    return codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))
+    count = 8 // bits
+    if rest := -codes.shape[1] % count:
+        codes = np.pad(codes, ((0, 0), (0, rest)))
+    packed = codes[:, 0::count].copy()
+    for at in range(1, count):
+        packed |= codes[:, at::count] << np.uint8(at * bits)
+    return packed

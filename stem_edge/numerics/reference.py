@@ -24,7 +24,7 @@ from stem_edge.numerics.arithmetic import (
     silu,
     sparse_gate,
 )
-from stem_edge.numerics.matrix import IndexedMatrix, Matrix, whole
+from stem_edge.numerics.matrix import ArrayMatrix, IndexedMatrix, Matrix, whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables, rotate
 
@@ -103,6 +103,11 @@ def layer_forward(
     """
     at, many = f"layers.{layer}.", config.streams > 1
     weights = {name: backbone[at + name] for name in config.layer_shapes(layer)}
+    weights |= {
+        f"{name}.range": steps_of(config, at + name)
+        for name in weights
+        if at + name in config.ranges
+    }
     streams = altup.predicted(config, weights, x) if many else x[:, None]  # [T, streams, dim]
     active = streams[:, config.active_stream]
     active = _attended(config, layer, weights, active, tokens, observe)
@@ -158,9 +163,16 @@ def head_forward(
     head = {"head": backbone["embedding" if config.tied_head else "head"]}
     if "head" in config.biases:
         head["head.bias"] = backbone["head.bias"]
+    if "head" in config.ranges:
+        head["head.range"] = steps_of(config, "head")
     logits = linear(normed, head, "head")
     cap = np.float32(config.logit_softcap)
     return np.asarray(cap * np.tanh(logits / cap), np.float32) if cap else logits
+
+
+def steps_of(config: ModelConfig, name: str) -> Matrix:
+    """Return the two steps of a matrix with a range, as `linear` takes them."""
+    return ArrayMatrix(np.array(config.ranges[name], np.float32))
 
 
 def _attention(

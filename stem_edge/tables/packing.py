@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.numerics.quantizing import cut, encode, extremes
+from stem_edge.numerics.quantizing import cut, encode, extremes, pack_codes
 from stem_edge.tables.rows import RecordLayout
 
 # Scales of blocks [..., size], for codes of so many bits.
@@ -43,6 +43,15 @@ def pack_records(layout: RecordLayout, rows: Sequence[F32], scaling: Scaling = r
             layout.row_scales(records, index)[:] = scales
         else:
             layout.row_codes(records, index)[:] = values
+    return records
+
+
+def keep_records(layout: RecordLayout, rows: Sequence[tuple[U8, F32]]) -> U8:
+    """Put codes [n, row_width] and scales [n, 1] of each STEM layer into records [n, record_nbytes]."""
+    records = np.empty((len(rows[0][0]), layout.record_nbytes), np.uint8)
+    for index, (codes, scales) in enumerate(rows):
+        layout.row_codes(records, index)[:] = pack_codes(codes, layout.bits)
+        layout.row_scales(records, index)[:] = scales
     return records
 
 

@@ -5,8 +5,8 @@ A record holds, for each STEM layer in ascending order, the row's codes and then
     [codes 0][scales 0][codes 1][scales 1] ...
 
 A row is one or more arrays, its *parts*, one after the other: a vector of d_ff values, or the
-matrices of an expert. float32 and float16 rows are stored as they are and have no scales. int8 and
-int4 rows are cut into groups of `group_size` values that share one scale (numerics/quantize.py); no
+matrices of an expert. float32 and float16 rows are stored as they are and have no scales. int8,
+int4 and int2 rows are cut into groups of `group_size` values that share one scale (numerics/quantize.py); no
 group spans two rows of a matrix. Everything is little-endian. The layout of a store is written into
 the attributes of its zarr group.
 
@@ -35,8 +35,8 @@ from stem_edge.numerics.quantize import (
     zero_points,
 )
 
-RowType = Literal["fp32", "fp16", "int8", "int4"]
-ROW_BITS: dict[RowType, int] = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4}
+RowType = Literal["fp32", "fp16", "int8", "int4", "int2"]
+ROW_BITS: dict[RowType, int] = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4, "int2": 2}
 ScaleType = Literal["fp32", "fp16"]
 Parts: TypeAlias = tuple[tuple[int, ...], ...]
 F16: TypeAlias = npt.NDArray[np.float16]

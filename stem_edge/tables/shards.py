@@ -124,9 +124,9 @@ class ShardGrid(msgspec.Struct, frozen=True):
         return descriptor
 
     def _check_shard(self, path: Path, descriptor: int, shard: int) -> None:
-        found, expected = disk.size(descriptor), self.shard_nbytes(shard)
-        if found != expected:
-            raise damaged(path, f"shard has {found} bytes, expected {expected}")
+        nbytes, expected = disk.size(descriptor), self.shard_nbytes(shard)
+        if nbytes != expected:
+            raise damaged(path, f"shard has {nbytes} bytes, expected {expected}")
         at = self.shard_records(shard) * self.stride
         for piece in self._index_pieces(shard):
             if read_at(descriptor, len(piece), at) != piece:
@@ -156,10 +156,10 @@ class ShardGrid(msgspec.Struct, frozen=True):
         pieces = checked.reshape(-1, self.piece_stride)
         sums = np.ascontiguousarray(pieces[:, -CRC_NBYTES:]).view("<u4")[:, 0].tolist()
         for at, expected in enumerate(sums):
-            found = crc32c(pieces[at, :-CRC_NBYTES])
-            if found != expected:
+            checksum = crc32c(pieces[at, :-CRC_NBYTES])
+            if checksum != expected:
                 place = at * len(checked) // len(pieces)
-                return place, f"its crc32c is {found:08x}, expected {expected:08x}"
+                return place, f"its crc32c is {checksum:08x}, expected {expected:08x}"
         return None
 
 

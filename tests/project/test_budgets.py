@@ -156,9 +156,9 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 58_480, 47_000),
+    "package, lines": Budget(package_lines, 59_120, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_160, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 58_650, 48_000),
+    "tests, lines": Budget(lambda: lines_in("tests"), 58_950, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_180, 4_800),
     "files in a room": Budget(fullest_room, 17, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
@@ -166,8 +166,8 @@ BUDGETS = {
     "circles between modules": Budget(circles, 0, 0),
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
-PLAIN_MODULES = Budget(int, 107, 110)
-PLAIN_LINES = Budget(int, 13_340, 13_000)
+PLAIN_MODULES = Budget(int, 106, 110)
+PLAIN_LINES = Budget(int, 13_390, 13_000)
 
 
 @pytest.mark.parametrize("name", BUDGETS)

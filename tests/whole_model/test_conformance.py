@@ -8,6 +8,7 @@ empty context, in float32. Written by the public STEM trainer: `full` and `third
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,9 @@ from installed import add_ggml
 import stem_edge
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.graph.formats import EngineName
+from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
+from stem_edge.runtime import Model
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -45,18 +48,13 @@ def test_reference_model_computes_the_trainers_logits(case: str) -> None:
         assert np.abs(found - expected).max() < TOLERANCE
 
 
-def test_one_pass_computes_the_trainers_logits(case: str, bundle: Path, engine: EngineName) -> None:
-    with stem_edge.load(bundle, engine=engine) as model:
-        for ids, expected in zip(*reference(case), strict=True):
-            assert np.abs(model.logits(ids) - expected).max() < TOLERANCE
-
-
-def test_token_by_token_computes_the_trainers_logits(
-    case: str, bundle: Path, engine: EngineName
+@pytest.mark.parametrize("way", [Model.logits, stepwise], ids=["one pass", "token by token"])
+def test_each_way_computes_the_trainers_logits(
+    way: Callable[[Model, list[int]], F32], case: str, bundle: Path, engine: EngineName
 ) -> None:
     with stem_edge.load(bundle, engine=engine) as model:
         for ids, expected in zip(*reference(case), strict=True):
-            assert np.abs(stepwise(model, ids) - expected).max() < TOLERANCE
+            assert np.abs(way(model, ids) - expected).max() < TOLERANCE
 
 
 def test_greedy_generation_follows_the_trainers_argmax(

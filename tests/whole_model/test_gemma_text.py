@@ -22,7 +22,7 @@ from stem_edge.errors import InputError
 from stem_edge.measuring.analysis.geometry import geometry
 from stem_edge.runtime import Model
 from stem_edge.runtime.scoring import Scorer
-from stem_edge.runtime.text.stream import TokenStream
+from stem_edge.runtime.text.codec import TokenStream
 
 Capture = pytest.CaptureFixture[str]
 CHATS = [

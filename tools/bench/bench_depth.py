@@ -24,8 +24,7 @@ import stem_edge
 from stem_edge.graph import names as io
 from stem_edge.runtime.backends.ggml.backend import GgmlContext
 from stem_edge.runtime.backends.ggml.kv_cache import rounded
-from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.backends.onnxruntime.kv_arrays import _Shift
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext, _Shift
 from stem_edge.system.memory import own_memory, usable_cpus
 from stem_edge.text_table import table
 from stem_edge.units import format_rate, format_size

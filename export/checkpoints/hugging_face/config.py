@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,9 +28,9 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.keys import CODE, check_keys
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
+from stem_edge.export.checkpoints.hugging_face.packed import METHOD, Files
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import convert_options, one_line, read_json
-from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.layers import RopeScaling
 from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 
@@ -41,6 +41,7 @@ QUANTIZED = ("quantization_config", "compression_config", "quantization")
 class Decoder(msgspec.Struct, kw_only=True):
     """Keys that all models here have, with the defaults of transformers."""
 
+    packable: ClassVar[bool] = False  # whether its matrices may be codes, as packed.py reads them
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -83,17 +84,25 @@ class Decoder(msgspec.Struct, kw_only=True):
         """Return the names of the model's modules."""
         return NAMES
 
-    def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, SourceMatrix]:
+    def backbone(self, config: ModelConfig, files: Files) -> dict[str, SourceMatrix]:
         """Take the tensors of ModelConfig.backbone_shapes() out of `files`."""
-        return {
-            name: files.take(tensor_name(name, self.names())) for name in config.backbone_shapes()
-        }
+        return {name: files.take(self.tensor(name)) for name in config.backbone_shapes()}
 
-    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
+    def tensor(self, name: str) -> str:
+        """Return Hugging Face's name of a tensor of the backbone."""
+        return tensor_name(name, self.names())
+
+    def widths(self, config: ModelConfig) -> dict[str, int]:
+        """Return the columns of each matrix by Hugging Face's name of it."""
+        shapes = config.backbone_shapes().items()
+        found = {self.tensor(name): shape[1] for name, shape in shapes if len(shape) == 2}
+        return found | {tensor_name("head"): config.dim}
+
+    def tables(self, config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
         """Take the tables out of `files`; return STEM layer -> table."""
         return {}
 
-    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
+    def index(self, config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
         """Return the record of each token [V]; None if token i has record i."""
         return None
 
@@ -208,6 +217,7 @@ class Described(NamedTuple):
     config: ModelConfig
     decoder: Decoder
     notes: tuple[str, ...]  # for the user, a sentence each
+    packed: bool = False  # matrices are codes, as packed.py reads them
 
 
 def read_config(
@@ -224,6 +234,10 @@ def read_config(
             f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
         )
     given = kinds[kind].text(whole)
+    packed = kinds[kind].packable and _is_packed(whole | given)
+    if packed:
+        whole.pop(QUANTIZED[0], None)
+        given.pop(QUANTIZED[0], None)
     _refuse_quantized(path, whole | given)
     fields = kinds[kind].__struct_fields__
     notes = _note_ignored(path, whole | given, fields, ignore_keys)
@@ -236,7 +250,12 @@ def read_config(
         raise CheckpointError(f"{path}: {one_line(error, 400)}") from error
     named = ", ".join(key for key in CODE if given.get(key))
     notes += (f"{path.name} names code ({named}), which is not run",) if named else ()
-    return Described(config, decoder, notes + decoder.notes())
+    return Described(config, decoder, notes + decoder.notes(), packed)
+
+
+def _is_packed(given: dict[str, Any]) -> bool:
+    found = given.get(QUANTIZED[0])
+    return isinstance(found, dict) and found.get("quant_method") == METHOD
 
 
 def _refuse_quantized(path: Path, given: dict[str, Any]) -> None:

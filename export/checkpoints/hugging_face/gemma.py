@@ -19,9 +19,10 @@ from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
 from stem_edge.export.checkpoints.hugging_face.keys import read_known_keys
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
+from stem_edge.export.checkpoints.hugging_face.packed import UNUSED, Files
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.export.tensor_files.packed_tensor import PackedTensor
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.layers import LayerKind, RopeScaling
 
@@ -41,7 +42,10 @@ LAYER = {
     "ple_out": "per_layer_projection",
     "ple_post_norm": "post_per_layer_input_norm",
 }
-BORROWED = r"layers\.(\d{1,4})\.self_attn\.(k_proj|v_proj|k_norm)\.weight"
+BORROWED = (
+    r"layers\.(\d{1,4})\.self_attn\.(k_proj|v_proj|k_norm)\."
+    r"(weight|weight_scale|input_activation_scale|output_activation_scale)"
+)
 MULTIMODAL_INSIDE = "model.language_model."
 # Modules of a multimodal checkpoint that text does not need.
 TOWERS = re.compile(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..+")
@@ -50,6 +54,7 @@ TOWERS = re.compile(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)
 class Gemma(Windowed, kw_only=True, dict=True):
     """Keys of config.json, or of its text_config."""
 
+    packable = True
     # What differs between the families.
     family: ClassVar[str]
     multimodal: ClassVar[str]  # model_type of a multimodal model
@@ -184,13 +189,18 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return Names(TOP, LAYER, self.inside)
 
     def tensor(self, name: str) -> str:
-        """Return Hugging Face's name of a tensor of the backbone that is a whole one there."""
         at, _, part = name.rpartition(".")
+        if part == "ple_context":
+            return self.inside + CONTEXT
         if part in self.TENSORS:
             return f"{self.inside}{at}.{self.TENSORS[part]}"
         return tensor_name(name, self.names())
 
-    def backbone(self, config: ModelConfig, files: TensorFiles) -> dict[str, SourceMatrix]:
+    def widths(self, config: ModelConfig) -> dict[str, int]:
+        table = {self.inside + TABLE: config.n_layers * config.ple_width}
+        return super().widths(config) | table
+
+    def backbone(self, config: ModelConfig, files: Files) -> dict[str, SourceMatrix]:
         found: dict[str, SourceMatrix] = {}
         context, width = None, config.n_layers * config.ple_width
         if width:
@@ -209,7 +219,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         """Return whether a layer has no matrix for V beside that for K."""
         return False
 
-    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
+    def tables(self, config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
         if not config.ple_width:
             return {}
         width = config.ple_width
@@ -218,7 +228,9 @@ class Gemma(Windowed, kw_only=True, dict=True):
             layer: table.columns(layer * width, (layer + 1) * width) for layer in config.stem_layers
         }
 
-    def _take(self, files: TensorFiles, name: str, expected: tuple[int, int]) -> StoredTensor:
+    def _take(
+        self, files: Files, name: str, expected: tuple[int, int]
+    ) -> StoredTensor | PackedTensor:
         """Take a tensor that holds something of every layer. Raises CheckpointError."""
         tensor = files.take(self.inside + name)
         if tensor.shape != expected:
@@ -228,7 +240,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
             )
         return tensor
 
-    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
+    def index(self, config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
         """Return the record of each token [V]; those beyond the table have its first."""
         if not config.ple_records:
             return None
@@ -242,6 +254,6 @@ class Gemma(Windowed, kw_only=True, dict=True):
         """
         found = re.fullmatch(re.escape(self.inside) + BORROWED, name)
         own = self.num_hidden_layers - self.num_kv_shared_layers
-        return bool(found and own <= int(found[1]) < self.num_hidden_layers) or bool(
-            self.inside != NAMES.inside and TOWERS.fullmatch(name)
-        )
+        borrowed = found is not None and own <= int(found[1]) < self.num_hidden_layers
+        tower = self.inside != NAMES.inside and TOWERS.fullmatch(name)
+        return bool(borrowed or tower or UNUSED.fullmatch(name))

@@ -10,6 +10,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+import msgspec
+
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import (
@@ -30,6 +32,7 @@ from stem_edge.export.checkpoints.hugging_face.config import (
 from stem_edge.export.checkpoints.hugging_face.gemma3n import Gemma3n
 from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
 from stem_edge.export.checkpoints.hugging_face.names import module_names, tensor_name
+from stem_edge.export.checkpoints.hugging_face.packed import Files, PackedFiles
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
@@ -56,9 +59,17 @@ def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
 
     Raises CheckpointError.
     """
-    config, decoder, notes = read_config(path / CONFIG, KINDS, ignore_keys)
-    files = TensorFiles(path)
+    config, decoder, notes, is_packed = read_config(path / CONFIG, KINDS, ignore_keys)
+    files: Files = TensorFiles(path)
+    if is_packed:
+        files = PackedFiles(TensorFiles(path), decoder.widths(config))
+        config = _with_own_head(config, decoder, files)
     backbone = decoder.backbone(config, files)
+    if isinstance(files, PackedFiles):
+        try:
+            config = msgspec.structs.replace(config, ranges=_ranges(config, decoder, files))
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}; copy the model again") from error
     tables, index = decoder.tables(config, files), decoder.index(config, files)
     checkpoint = Checkpoint(
         path=path,
@@ -75,17 +86,41 @@ def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     return checkpoint
 
 
+def _with_own_head(config: ModelConfig, decoder: Decoder, files: PackedFiles) -> ModelConfig:
+    """Return the model, tied if its head has the codes and scales of its embedding.
+
+    transformers ties no packed matrices, whatever tie_word_embeddings says.
+    """
+    head = tensor_name("head")
+    if head not in files:
+        return config
+    own, embedding = files.look(head), files.look(decoder.tensor("embedding"))
+    return msgspec.structs.replace(config, tied_head=same_values(own, embedding))
+
+
+def _ranges(
+    config: ModelConfig, decoder: Decoder, files: PackedFiles
+) -> dict[str, tuple[float, float]]:
+    """Take the steps of all matrices that are multiplied and have some."""
+    shapes = config.backbone_shapes().items()
+    matrices = [name for name, shape in shapes if len(shape) == 2 and name != "embedding"]
+    modules = {name: decoder.tensor(name).removesuffix(".weight") for name in matrices}
+    modules["head"] = tensor_name("head").removesuffix(".weight")
+    steps = {module: files.steps(module) for module in dict.fromkeys(modules.values())}
+    return {name: steps[module] for name, module in modules.items() if any(steps[module])}
+
+
 def _check_rest(
     folder: Path,
     config: ModelConfig,
     decoder: Decoder,
-    files: TensorFiles,
+    files: Files,
     embedding: SourceMatrix,
 ) -> None:
     """Raise CheckpointError for tensors left over, unless they only repeat what is known."""
     head = tensor_name("head")
     for name in files.names:
-        if DERIVED.fullmatch(name) or decoder.unused(name):
+        if name not in files or DERIVED.fullmatch(name) or decoder.unused(name):
             continue
         if not (config.tied_head and name == head):
             raise CheckpointError(

@@ -40,7 +40,8 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
-from stem_edge.export.tensor_files.safetensors import TensorFiles
+from stem_edge.export.checkpoints.hugging_face.packed import Files
+from stem_edge.export.tensor_files.packed_tensor import PackedTensor
 from stem_edge.export.tensor_files.stored_tensor import INTEGERS, StoredTensor
 from stem_edge.layers import BIASED
 from stem_edge.numerics.matrix import Matrix, whole
@@ -83,10 +84,10 @@ class Stem(Windowed, kw_only=True):
             "logit_softcap": self.final_logit_softcapping or 0.0,
         }
 
-    def tables(self, config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
+    def tables(self, config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
         return read_tables(config, files)
 
-    def index(self, config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
+    def index(self, config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
         return read_index(config, files)
 
 
@@ -120,13 +121,13 @@ class _Stacked:
         return self._tensor.rows(self._at, self._at + 1)[0, start:stop]
 
 
-def read_tables(config: ModelConfig, files: TensorFiles) -> dict[int, SourceMatrix]:
+def read_tables(config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
     """Take the table of each STEM layer out of `files`."""
     read = _read_experts if config.stem_ffn == "hash-moe" else _read_rows
     return {layer: read(config, files, layer) for layer in config.stem_layers}
 
 
-def read_index(config: ModelConfig, files: TensorFiles) -> npt.NDArray[np.int32] | None:
+def read_index(config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
     """Read the expert of each token [V]; None where tokens have rows of their own."""
     if config.stem_ffn != "hash-moe":
         return None
@@ -151,11 +152,11 @@ def expert_name(layer: int, matrix: str, expert: int | None = None) -> str:
     return f"model.layers.{layer}.mlp.experts.{number}{matrix}_proj.weight"
 
 
-def _read_rows(config: ModelConfig, files: TensorFiles, layer: int) -> SourceMatrix:
+def _read_rows(config: ModelConfig, files: Files, layer: int) -> SourceMatrix:
     return _shaped(files.take(table_name(layer)), (config.vocab_size, *config.row_parts()[0]))
 
 
-def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> SourceMatrix:
+def _read_experts(config: ModelConfig, files: Files, layer: int) -> SourceMatrix:
     shapes = dict.fromkeys(EXPERT_MATRICES, (config.d_ff, config.dim))
     shapes["down"] = (config.dim, config.d_ff)
     count = config.n_experts
@@ -177,8 +178,8 @@ def _read_experts(config: ModelConfig, files: TensorFiles, layer: int) -> Source
     return ExpertTable(config, experts, sum(tensor.nbytes for tensor in tensors))
 
 
-def _shaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
-    if tensor.shape != shape:
+def _shaped(tensor: StoredTensor | PackedTensor, shape: tuple[int, ...]) -> StoredTensor:
+    if isinstance(tensor, PackedTensor) or tensor.shape != shape:
         raise CheckpointError(
             f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(shape)}, by "
             "config.json: check that both are from the same run"

@@ -218,9 +218,8 @@ def check_logits(
     rows: STEM layer -> its row in each record.
     """
     mixture = case.weights if isinstance(case.weights, str) else None
-    config, tolerance = case.config, LOGITS.get(mixture, LOGITS_OF_CODES)
-    if case.kv == "int4":
-        tolerance = LOGITS_OF_INT4_KV
+    config, usual = case.config, LOGITS.get(mixture, LOGITS_OF_CODES)
+    tolerance = LOGITS_OF_INT4_KV if case.kv == "int4" else usual
     ids = np.random.default_rng(1).integers(0, config.vocab_size, sum(STEPS))
     record_of = np.arange(config.vocab_size, dtype=np.int32) % config.records
     tables = {layer: IndexedMatrix(ArrayMatrix(one), record_of) for layer, one in rows.items()}
@@ -245,8 +244,7 @@ def _write(path: Path, ggml: Ggml, case: Case, values: dict[str, F32]) -> GgufWe
     with path.open("wb") as file:
         for name, tensor in planned.items():
             given, data = values[name], np.empty(tensor.nbytes, np.uint8)
-            width = given.shape[-1]
-            pointers = given.ctypes.data, data.ctypes.data
+            width, pointers = given.shape[-1], (given.ctypes.data, data.ctypes.data)
             kind, rows = tensor.type, given.size // width
             nbytes = ggml.quantize_chunk(kind.number, *pointers, 0, rows, width, None)
             if nbytes != tensor.nbytes:

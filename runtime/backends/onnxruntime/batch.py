@@ -13,8 +13,7 @@ from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
-from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.backends.onnxruntime.kv_arrays import KvArrays, KvWindow
+from stem_edge.runtime.backends.onnxruntime.context import KvArrays, KvWindow, OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 
 

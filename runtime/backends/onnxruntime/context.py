@@ -1,19 +1,168 @@
-"""A generation on the graphs for the CPU, or on those for devices: its KV cache, and its steps."""
+"""A generation on the graphs for the CPU, or on those for devices: its KV cache, and its steps.
+
+Keys and values lie in the memory of a provider, as graphs take them. Pages of this process's memory are
+provided as they are written, so an array may be as long as the longest text. On the CPU, layers with a
+window drop older tokens: a step finds its tokens' windows in the first rows, in the order of their
+positions, and appends its own. Graphs are told only how many rows are filled; keys were rotated before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime as ort
 
+from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import MOST, Resumes
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs, Shape
-from stem_edge.runtime.backends.onnxruntime.kv_arrays import KvArrays
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
-from stem_edge.system.memory import return_freed_memory
+from stem_edge.runtime.backends.onnxruntime.memory import DeviceArray
+from stem_edge.system.memory import free_pages, return_freed_memory
+
+
+class _Shift(NamedTuple):
+    base: int = 0  # position of the token in the first row
+    by: int = 0  # rows to drop at the front; 0 once that is done
+    rows: int = 0  # rows that stay
+    done: int = 0  # of those, how many are in their new place
+
+
+class KvWindow:
+    """Arrays [1, heads, rows, width] of layers with a window, which is in tokens.
+
+    Without arrays, there is room for everything.
+    """
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]], window: int) -> None:
+        self._heads, self._window = [head for array in arrays for head in array[0]], window
+        self.capacity = min(map(len, self._heads), default=sys.maxsize)
+        self._shift = _Shift()
+        # Position of the step for which tokens left last. From a step at or after it, a context that
+        # took the same steps finds them gone alike, and sums in the same order.
+        self.settled = 0
+
+    @property
+    def earliest(self) -> int:
+        """Earliest position, beside 0, that still has its window here."""
+        base = self._shift.base + self._shift.by
+        return base + self._window - 1 if base else 0
+
+    @property
+    def dropped(self) -> int:
+        """Tokens that have left: the position of the token in the first row."""
+        self._finish()
+        return self._shift.base
+
+    def follow(self, other: KvWindow) -> None:
+        """Go on where another is, after its rows were copied here."""
+        self._shift, self.settled = _Shift(other.dropped), other.settled
+
+    def make_room(self, position: int, count: int) -> int:
+        """Make room for `count` tokens from a position on; return the position of the first row.
+
+        No row that the step at this position sees is lost, so that it can fail and be tried again,
+        also if this itself is interrupted. Raises ValueError for positions from 1 to `earliest`,
+        and for more tokens than there can be room for.
+        """
+        self._finish()
+        if 0 < position < self.earliest:
+            raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
+        shift, settled = (self._shift, self.settled) if position else (_Shift(), 0)
+        if position - shift.base + count > self.capacity:
+            first = (position - self._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
+            shift = _Shift(shift.base, first - shift.base, position - first)
+            settled = position
+        if (most := self.capacity - position + shift.base + shift.by) < count:
+            raise ValueError(f"a step has {count} tokens; expected up to {most}")
+        self._shift, self.settled = shift, settled
+        self._finish()
+        return self._shift.base
+
+    def _finish(self) -> None:
+        """Move rows to the front, in pieces that can be repeated because they leave their source."""
+        base, by, rows, done = self._shift
+        while done < rows:
+            stop = min(done + by, rows)
+            for head in self._heads:
+                head[done:stop] = head[done + by : stop + by]
+            done = stop
+            self._shift = _Shift(base, by, rows, done)
+        self._shift = _Shift(base + by)
+
+
+class KvArrays:
+    """Arrays [size, heads, rows, width] for sequences of up to `length` tokens, two a layer.
+
+    Raises OutOfMemoryError.
+    """
+
+    def __init__(self, loaded: Loaded, size: int, length: int) -> None:
+        config, self.length = loaded.config, length
+        self.arrays: list[DeviceArray] = []
+        self._window, self._names = config.sliding_window, list[list[str]]()
+        for number in range(config.own_kv_layers):
+            layer = config.layer(number)
+            rows = io.kv_capacity(layer.window, length) if loaded.windowed else length
+            shape = (size, layer.n_kv_heads, rows, loaded.kv.width(layer))
+            # Those that borrow it, too: kernels of quantized caches demand outputs of each.
+            users = [n for n in range(config.n_layers) if config.layer(n).kv_layer == number]
+            for name in (io.KEYS, io.VALUES):
+                what, dtype = f"the KV cache of {length:,} tokens", np.dtype(loaded.kv.dtype)
+                self.arrays.append(loaded.memory.empty(shape, dtype, what))
+                outputs = [f"{io.NEW}{name}{user}" for user in users]
+                self._names.append([f"{name}{number}", *outputs])
+
+    def values(self) -> dict[str, ort.OrtValue]:
+        """Return inputs and outputs of the graphs for all sequences."""
+        pairs = zip(self._names, self.arrays, strict=True)
+        return {name: array.value() for names, array in pairs for name in names}
+
+    def part(self, first: int, count: int) -> dict[str, ort.OrtValue]:
+        """Return `values` for some sequences, in this process's memory."""
+        found = dict[str, ort.OrtValue]()
+        for names, array in zip(self._names, self.arrays, strict=True):
+            view = array.host[first : first + count]
+            found |= dict.fromkeys(names, ort.OrtValue.ortvalue_from_numpy(view))
+        return found
+
+    def beginning(self, count: int) -> dict[str, ort.OrtValue]:
+        """Return `values` for the first `count` sequences, in any memory."""
+        pairs = zip(self._names, self.arrays, strict=True)
+        return {name: array.beginning(count) for names, array in pairs for name in names}
+
+    def window(self, place: int = 0) -> KvWindow:
+        """Return the window of a sequence without tokens."""
+        short = [array for array in self.arrays if self._is_short(array)]
+        return KvWindow([array.host[place : place + 1] for array in short], self._window)
+
+    def nbytes_of(self, tokens: int) -> int:
+        """Return the bytes that so many tokens of each sequence fill."""
+        shapes = ((array, array.shape[2]) for array in self.arrays)
+        return sum(a.nbytes // rows * min(rows, tokens) for a, rows in shapes)
+
+    def copy(self, place: int, source: KvArrays, other: int, tokens: int, dropped: int) -> None:
+        """Copy what another place, of these arrays or of others, has of a sequence.
+
+        dropped: of its first tokens, how many have left the window.
+        """
+        for array, found in zip(self.arrays, source.arrays, strict=True):
+            rows = tokens - dropped if source._is_short(found) else tokens
+            array.host[place, :, :rows] = found.host[other, :, :rows]
+
+    def free(self, place: int, tokens: int = 0) -> None:
+        """Give the memory of a sequence, from so many tokens on, back to the system."""
+        for array in self.arrays:
+            for head in array.host[place]:
+                free_pages(head[tokens:])
+
+    def _is_short(self, array: DeviceArray) -> bool:
+        return array.shape[2] < self.length
+
 
 # A step of no more, as when guesses are verified, leaves too little behind to look for.
 FEW_TOKENS = MOST

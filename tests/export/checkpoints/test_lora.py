@@ -231,55 +231,53 @@ def test_an_unsupported_option_is_refused_by_name(
     refused(adapter, f"{name} is {found!r}", f"expected {expected}", "merge_and_unload")
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"r": 0}, "$.r"), ({"r": ...}, "`r`"), ({"lora_alpha": "6"}, "lora_alpha"),
-        ({"lora_alpha": 1e30}, "lora_alpha"), ({"rank_pattern": {"q_proj": 0}}, "rank_pattern"),
-        ({"alpha_pattern": {"(": 1}}, "adapter_config.json"),
-        ({"alpha_pattern": {"a{99999999999}": 1}}, "adapter_config.json"),
-        ({"alpha_pattern": {"(a|a)+b": 1}}, "too general"),
-        ({"alpha_pattern": {".*a.*a.*a": 1}}, "more than two repeats"),
-        ({"alpha_pattern": {"(.|.)" * 20: 1}}, "more than two repeats"),
-        ({"alpha_pattern": {"q" * 300: 1}}, "too general"),
-    ],
-)  # fmt: skip
-def test_options_out_of_range(tmp_path: Path, options: dict[str, Any], part: str) -> None:
-    refused(save(tmp_path, pair(Q, 8, 8), **options), "adapter_config.json", part)
-
-
 def moved(tensors: dict[str, torch.Tensor], old: str, new: str) -> dict[str, torch.Tensor]:
     return {name.replace(old, new): value for name, value in tensors.items()}
 
 
+OPTIONS_OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
+    ({"r": 0}, "$.r"), ({"r": ...}, "`r`"), ({"lora_alpha": "6"}, "lora_alpha"),
+    ({"lora_alpha": 1e30}, "lora_alpha"), ({"rank_pattern": {"q_proj": 0}}, "rank_pattern"),
+    ({"alpha_pattern": {"(": 1}}, "adapter_config.json"),
+    ({"alpha_pattern": {"a{99999999999}": 1}}, "adapter_config.json"),
+    ({"alpha_pattern": {"(a|a)+b": 1}}, "too general"),
+    ({"alpha_pattern": {".*a.*a.*a": 1}}, "more than two repeats"),
+    ({"alpha_pattern": {"(.|.)" * 20: 1}}, "more than two repeats"),
+    ({"alpha_pattern": {"q" * 300: 1}}, "too general"),
+]  # fmt: skip
+OTHER_TENSORS: list[tuple[dict[str, torch.Tensor], list[str]]] = [
+    (moved(pair(Q, 8, 8), "q_proj", "x_proj"), [f"{Q[:-6]}x_proj is not a matrix"]),
+    (pair("model.layers.1.mlp.up_proj", 12, 8), ["layers.1.mlp.up_proj is not a matrix"]),
+    (pair("model.layers.9.mlp.up_proj", 12, 8), ["layers.9.mlp.up_proj is not a matrix"]),
+    ({"score.weight": drawn(2, 8)}, ["score is not a matrix"]),
+    (pair(Q, 8, 8, rank=3), ["lora_A.weight is [3, 8], expected [2, 8]"]),
+    (pair(Q, 9, 8), ["lora_B.weight is [9, 2], expected [8, 2]"]),
+    (pair("model.norm", 8, 1), ["model.norm.lora_A.weight is [2, 1]"]),
+    ({f"{Q}.lora_B.weight": drawn(8, 2)}, ["lora_A.weight is missing, expected [2, 8]"]),
+    ({f"{Q}.lora_A.weight": drawn(2, 8)}, ["lora_B.weight is missing, expected [8, 2]"]),
+    ({f"{EMBED}.lora_embedding_A": drawn(2, 20)}, ["lora_embedding_B is missing"]),
+    ({f"{EMBED}.weight": drawn(21, 8)}, ["weight is [21, 8], expected [20, 8]"]),
+    ({f"{Q}.lora_magnitude_vector": drawn(8)}, ["lora_magnitude_vector", "plain LoRA"]),
+    ({f"{Q}.lora_A.weight": drawn(2, 8).to(torch.int8)}, ["lora_A.weight is I8", "F32"]),
+    ({}, ["no tensors"]),
+    (pair(Q, 8, 8) | {f"{Q}.lora_B.bias": drawn(8)}, ["lora_B.bias", "plain LoRA"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("tensors", "parts"),
+    ("tensors", "options", "parts"),
     [
-        (moved(pair(Q, 8, 8), "q_proj", "x_proj"), [f"{Q[:-6]}x_proj is not a matrix"]),
-        (pair("model.layers.1.mlp.up_proj", 12, 8), ["layers.1.mlp.up_proj is not a matrix"]),
-        (pair("model.layers.9.mlp.up_proj", 12, 8), ["layers.9.mlp.up_proj is not a matrix"]),
-        ({"score.weight": drawn(2, 8)}, ["score is not a matrix"]),
-        (pair(Q, 8, 8, rank=3), ["lora_A.weight is [3, 8], expected [2, 8]"]),
-        (pair(Q, 9, 8), ["lora_B.weight is [9, 2], expected [8, 2]"]),
-        (pair("model.norm", 8, 1), ["model.norm.lora_A.weight is [2, 1]"]),
-        ({f"{Q}.lora_B.weight": drawn(8, 2)}, ["lora_A.weight is missing, expected [2, 8]"]),
-        ({f"{Q}.lora_A.weight": drawn(2, 8)}, ["lora_B.weight is missing, expected [8, 2]"]),
-        ({f"{EMBED}.lora_embedding_A": drawn(2, 20)}, ["lora_embedding_B is missing"]),
-        ({f"{EMBED}.weight": drawn(21, 8)}, ["weight is [21, 8], expected [20, 8]"]),
-        ({f"{Q}.lora_magnitude_vector": drawn(8)}, ["lora_magnitude_vector", "plain LoRA"]),
-        ({f"{Q}.lora_A.weight": drawn(2, 8).to(torch.int8)}, ["lora_A.weight is I8", "F32"]),
-        ({}, ["no tensors"]),
+        *(
+            (pair(Q, 8, 8), options, ["_config.json", part])
+            for options, part in OPTIONS_OUT_OF_RANGE
+        ),
+        *((tensors, {}, ["_model.safetensors", *parts]) for tensors, parts in OTHER_TENSORS),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused(
-    tmp_path: Path, tensors: dict[str, torch.Tensor], parts: list[str]
+def test_options_and_tensors_that_do_not_fit_are_refused(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], options: dict[str, Any], parts: list[str]
 ) -> None:
-    refused(save(tmp_path, tensors), "adapter_model.safetensors", *parts)
-
-
-def test_every_tensor_is_used_or_refused(tmp_path: Path) -> None:
-    left = {f"{Q}.lora_B.bias": drawn(8)}
-    refused(save(tmp_path, pair(Q, 8, 8) | left), "lora_B.bias", "plain LoRA")
+    refused(save(tmp_path, tensors, **options), *parts)
 
 
 def test_names_without_pefts_prefix_are_refused(tmp_path: Path) -> None:

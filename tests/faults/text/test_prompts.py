@@ -187,6 +187,11 @@ def test_p9_values_are_shown_in_short() -> None:
         assert text.isprintable()
 
 
+OTHER_ARRAYS: list[Any] = [
+    np.array([1.0]), np.array([[1]]), np.array([True]), np.array(1), np.array(["a"]), "1", {1}, {1: 2},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("ids", "place"),
     [
@@ -197,17 +202,12 @@ def test_p9_values_are_shown_in_short() -> None:
         ([1, "2"], "position 1 is '2'"), ([1, None], "position 1 is None"),
         ([1, [2]], "position 1 is [2]"), ([[1], [2, 3]], "position 0 is [1]"),
         (["a"], "position 0 is 'a'"),
+        *((array, "flat sequence of integers") for array in OTHER_ARRAYS),
     ],
+    ids=str,
 )  # fmt: skip
 def test_p10_token_ids(ids: Any, place: str) -> None:
     refused(lambda: checked_ids(ids, 1756), InputError, place)
-
-
-@pytest.mark.parametrize(
-    "ids", [np.array([1.0]), np.array([[1]]), np.array([True]), np.array(1), np.array(["a"]), "1", {1}, {1: 2}]
-)  # fmt: skip
-def test_p10_arrays_of_another_kind(ids: Any) -> None:
-    refused(lambda: checked_ids(ids, 10), InputError, "flat sequence of integers")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ import stem_edge
 from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
+from stem_edge.runtime.conversations.file import load, save
 from stem_edge.runtime.engine import Context
-from stem_edge.runtime.prefixes.conversation_file import load, save
 from stem_edge.runtime.prefixes.folder import PrefixFolder
 from stem_edge.runtime.prefixes.kept import MOST_KEPT, Prefixes
 from stem_edge.runtime.steps import starts_of

@@ -199,11 +199,6 @@ def test_another_tokenizer_is_refused(tiny_bundle: Path) -> None:
         stem_edge.load(DEMO, threads=1, draft=tiny_bundle)
 
 
-def test_a_draft_without_speculation_is_refused() -> None:
-    with pytest.raises(InputError, match="draft is for guessing"):
-        stem_edge.load(DEMO, draft=DEMO, speculate=False)
-
-
 def test_it_is_closed_with_the_model() -> None:
     model = stem_edge.load(DEMO, threads=1, draft=DEMO)
     assert (

@@ -12,8 +12,7 @@ from text_codecs import byte_chars
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from stem_edge.errors import InputError
-from stem_edge.runtime.text.codec import TEXT_NBYTES, TextCodec, TextRoom
-from stem_edge.runtime.text.stream import TokenStream
+from stem_edge.runtime.text.codec import TEXT_NBYTES, TextCodec, TextRoom, TokenStream
 from stem_edge.system.memory import own_memory, return_freed_memory
 
 # A token id below 256 is that byte; these are the others.

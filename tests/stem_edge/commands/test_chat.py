@@ -22,7 +22,7 @@ from stem_edge.commands.main import main
 from stem_edge.commands.running.chat.command import take
 from stem_edge.commands.running.chat.input import Typed
 from stem_edge.commands.running.chat.session import Session
-from stem_edge.runtime.conversation import Conversation
+from stem_edge.runtime.conversations.conversation import Conversation
 
 Capture = pytest.CaptureFixture[str]
 FRANCE, PERU = "The capital of France is", "The capital of Peru is"

@@ -22,9 +22,8 @@ from stem_edge.graph.kv import CACHES
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
-from stem_edge.runtime.backends.onnxruntime.context import OrtContext
+from stem_edge.runtime.backends.onnxruntime.context import KvArrays, OrtContext
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
-from stem_edge.runtime.backends.onnxruntime.kv_arrays import KvArrays
 from stem_edge.runtime.backends.onnxruntime.loaded import CANNOT_READ, Loaded, Ropes, open_sessions
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource

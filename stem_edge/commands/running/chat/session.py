@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stem_edge.commands.options.answers import as_object, dim, write_text
 from stem_edge.errors import StemEdgeError
-from stem_edge.runtime.conversation import Conversation
+from stem_edge.runtime.conversations.conversation import Conversation
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ import pytest
 from interrupts import interrupted
 
 from stem_edge.graph import names as io
-from stem_edge.runtime.backends.onnxruntime.kv_arrays import KvWindow
+from stem_edge.runtime.backends.onnxruntime.context import KvWindow
 
 LENGTH = 2000
 

@@ -144,50 +144,49 @@ def test_the_cpu_has_several_names(wanted: Wanted) -> None:
     assert not has_own_memory(CPU)
 
 
+INVALID: list[tuple[Any, str]] = [
+    ([], "providers is empty; leave it out"),
+    ("", "empty name"),
+    (["cpu", "cpu"], "cpu before others"),
+    (["CPUExecutionProvider", "webgpu"], "cpu before others"),
+    (["auto", "cpu"], '"auto" beside others or with options'),
+    ([("auto", {"a": 1})], '"auto" beside others or with options'),
+    ([("cpu", {"a": 1})], "cpu has no options, but a is given"),
+    ("wepgpu", "'wepgpu', which onnxruntime .* did you mean webgpu"),
+    ("NoSuchExecutionProvider", "does not know; expected cuda, webgpu"),
+    ([("cuda", {1: 2})], "cuda has an option named 1; expected a string"),
+    ([("cuda", {"a": [1]})], r"a of cuda is \[1\]; expected a string, a number"),
+    ([("cuda", {"a": None})], "a of cuda is None"),
+    ([("cuda",)], r"\('cuda',\); expected a name, or a name and its options"),
+    ([7], "has 7; expected a name"),
+    (5, "providers is 5; expected a name"),
+    ({"cuda"}, "providers is {'cuda'}; expected a name"),
+]
+ABSENT: list[tuple[Any, str]] = [  # which name their package
+    ("cuda", r'pip install "stem-edge\[cuda\]" && pip install .* onnxruntime-gpu; available'),
+    ("CUDAExecutionProvider", r"cuda is not available: .*stem-edge\[cuda\]"),
+    ("webgpu", r'pip install "stem-edge\[webgpu\]"; available here: cpu$'),
+    ("coreml", "onnxruntime's package for macOS"),
+    ("openvino", "onnxruntime-ep-openvino"),
+    ("qnn", "onnxruntime-qnn"),
+    ("dml", "directml is not available: .*onnxruntime-directml"),
+    ("tensorrt", "onnxruntime-gpu.*TensorRT's own libraries"),
+    ("Xnnpack", "xnnpack is not available: no installed package has it"),
+]
+
+
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("wanted", "message", "error"),
     [
-        ([], "providers is empty; leave it out"),
-        ("", "empty name"),
-        (["cpu", "cpu"], "cpu before others"),
-        (["CPUExecutionProvider", "webgpu"], "cpu before others"),
-        (["auto", "cpu"], '"auto" beside others or with options'),
-        ([("auto", {"a": 1})], '"auto" beside others or with options'),
-        ([("cpu", {"a": 1})], "cpu has no options, but a is given"),
-        ("wepgpu", "'wepgpu', which onnxruntime .* did you mean webgpu"),
-        ("NoSuchExecutionProvider", "does not know; expected cuda, webgpu"),
-        ([("cuda", {1: 2})], "cuda has an option named 1; expected a string"),
-        ([("cuda", {"a": [1]})], r"a of cuda is \[1\]; expected a string, a number"),
-        ([("cuda", {"a": None})], "a of cuda is None"),
-        ([("cuda",)], r"\('cuda',\); expected a name, or a name and its options"),
-        ([7], "has 7; expected a name"),
-        (5, "providers is 5; expected a name"),
-        ({"cuda"}, "providers is {'cuda'}; expected a name"),
+        *((wanted, message, InputError) for wanted, message in INVALID),
+        *((wanted, message, BackendError) for wanted, message in ABSENT),
     ],
 )
-def test_invalid_providers_are_refused(machine: Machine, wanted: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
+def test_invalid_and_absent_providers_are_refused(
+    machine: Machine, wanted: Any, message: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=message) as caught:
         resolve(wanted)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("cuda", r'pip install "stem-edge\[cuda\]" && pip install .* onnxruntime-gpu; available'),
-        ("CUDAExecutionProvider", r"cuda is not available: .*stem-edge\[cuda\]"),
-        ("webgpu", r'pip install "stem-edge\[webgpu\]"; available here: cpu$'),
-        ("coreml", "onnxruntime's package for macOS"),
-        ("openvino", "onnxruntime-ep-openvino"),
-        ("qnn", "onnxruntime-qnn"),
-        ("dml", "directml is not available: .*onnxruntime-directml"),
-        ("tensorrt", "onnxruntime-gpu.*TensorRT's own libraries"),
-        ("Xnnpack", "xnnpack is not available: no installed package has it"),
-    ],
-)
-def test_an_absent_provider_names_its_package(machine: Machine, name: str, message: str) -> None:
-    with pytest.raises(BackendError, match=message) as caught:
-        resolve(name)
     assert "\n" not in str(caught.value)
 
 

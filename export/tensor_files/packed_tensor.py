@@ -1,0 +1,132 @@
+"""Matrices stored as codes of 2, 4 or 8 bits with a scale for each row, as Gemma's QAT models have them.
+
+transformers defines the form (QuantizedLinear and QuantizedEmbedding of integrations/gemma_quant.py):
+codes of 2 and 4 bits count from 0 and lie low bits first in bytes, those of 8 bits are signed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from stem_edge.errors import CheckpointError
+from stem_edge.export.tensor_files.stored_tensor import StoredTensor
+from stem_edge.numerics.matrix import Matrix
+from stem_edge.numerics.quantize import F32, U8, unpack_codes
+
+PACKED = {"U8": 1, "I8": 1}  # types of stored codes, and bytes of each
+
+
+@runtime_checkable
+class Scaled(Matrix, Protocol):
+    """Matrix [N, K] that is stored as codes with a scale for each row."""
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+
+    def codes(self, start: int, stop: int) -> U8:
+        """Codes [rows, K] of rows start..stop, one in a byte; 2**(bits-1) stands for 0."""
+
+    def scales(self, start: int, stop: int) -> F32:
+        """Scales [rows, 1] of rows start..stop."""
+
+
+@dataclass(frozen=True, repr=False)
+class PackedTensor:
+    """Columns first..first+width of a Scaled matrix in a file."""
+
+    stored: StoredTensor  # [N, K * bits / 8]
+    row_scales: StoredTensor  # [N, 1], or [N, parts] with one for each part of a row
+    bits: int
+    width: int
+    first: int = 0
+
+    def __repr__(self) -> str:
+        return f"a tensor {list(self.shape)} of {self.bits}-bit codes"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.stored.shape[0], self.width
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self.stored.path
+
+    @property
+    def name(self) -> str:
+        """Name of the codes in the file."""
+        return self.stored.name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the codes."""
+        return self.shape[0] * self.width * self.bits // 8
+
+    def part(self, start: int, stop: int) -> PackedTensor:
+        """Return the matrix of rows start..stop."""
+        stored, scales = self.stored.part(start, stop), self.row_scales.part(start, stop)
+        return replace(self, stored=stored, row_scales=scales)
+
+    def columns(self, start: int, stop: int) -> PackedTensor:
+        """Return the matrix of columns start..stop, which have one scale in a row."""
+        parts = self.row_scales.shape[1]
+        each = self.width // parts
+        if parts > 1 and (start % each or stop - start != each):
+            raise CheckpointError(
+                f"{self.path}: {self.row_scales.name} has {parts} scales for {self.width} columns; "
+                f"expected one, or one for each {stop - start}"
+            )
+        scales = self.row_scales
+        if parts > 1:
+            scales = scales.columns(start // each, start // each + 1)
+        return replace(self, row_scales=scales, first=self.first + start, width=stop - start)
+
+    def codes(self, start: int, stop: int) -> U8:
+        """Read codes [rows, width] of rows start..stop."""
+        count = 8 // self.bits
+        first, last = self.first // count, -(-(self.first + self.width) // count)
+        packed = self.stored.columns(first, last).part(start, stop).raw()
+        if self.bits == 8:
+            return packed.view(np.uint8) ^ np.uint8(0x80)
+        skipped = self.first - first * count
+        return unpack_codes(packed, self.bits)[:, skipped : skipped + self.width]
+
+    def scales(self, start: int, stop: int) -> F32:
+        """Read scales [rows, 1] of rows start..stop."""
+        return self.row_scales.rows(start, stop)
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Read rows start..stop as float32."""
+        values = self.codes(start, stop).astype(np.float32) - np.float32(1 << (self.bits - 1))
+        scales = self.scales(start, stop)
+        values *= np.repeat(scales, self.width // scales.shape[1], axis=1)
+        return values
+
+
+def packed(stored: StoredTensor, scales: StoredTensor, width: int) -> PackedTensor:
+    """Return codes and scales as a matrix of this many columns. Raises CheckpointError."""
+    rows, nbytes = (*stored.shape, 0, 0)[:2]
+    sizes = {-(-width * bits // 8): bits for bits in (8, 4, 2)}
+    bits = sizes.get(nbytes, 0)
+    if bits == 0 or len(stored.shape) != 2 or (bits == 8) != (stored.dtype == "I8"):
+        raise CheckpointError(
+            f"{stored.path}: {stored.name} is {stored.dtype} {list(stored.shape)}; expected codes of 2, "
+            f"4 or 8 bits for {width} columns, as transformers' gemma quantization packs them"
+        )
+    if (
+        len(scales.shape) != 2
+        or scales.shape[0] != rows
+        or not scales.shape[1]
+        or width % scales.shape[1]
+    ):
+        raise CheckpointError(
+            f"{scales.path}: {scales.name} is {list(scales.shape)}; expected [{rows}, 1], or a number "
+            f"of scales in a row that divides {width}"
+        )
+    return PackedTensor(stored, scales, bits, width)

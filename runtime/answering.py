@@ -1,0 +1,220 @@
+"""One sequence at a time through a loaded bundle: its edits, its logits, its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, Unpack
+
+import numpy as np
+
+from stem_edge.bundle.opening import Bundle
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import LESS_MEMORY, MOST
+from stem_edge.runtime.backends.memory_plan import MemoryPlan
+from stem_edge.runtime.decoding import Stepping, sample_tokens
+from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled, join_chunks
+from stem_edge.runtime.lookups.lookups import Lookups, StemId
+from stem_edge.runtime.lookups.open_edits import OpenEdits
+from stem_edge.runtime.model_text import ModelText, Prompts
+from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
+from stem_edge.runtime.stats import GenerationStats, Recorder
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.system.memory import raise_out_of_memory
+
+if TYPE_CHECKING:  # imported by the methods that need them, which few callers use
+    from stem_edge.edit_files.file import Edit
+    from stem_edge.runtime.grammars.constraint import Grammars
+    from stem_edge.runtime.grammars.grammar import Grammar
+
+
+class Answering(ModelText):
+    """What a Model computes for a caller by itself, who may be one of several threads."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        plan: MemoryPlan,
+        text: TextCodec,
+        prefixes: Prefixes,
+        stepping: Stepping,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(bundle, text)
+        self.plan = plan
+        # Figures of the latest generate or logits; calls at the same time count each other's rows.
+        self.stats = GenerationStats.planned(plan)
+        self.engine = engine  # for callers that measure, or feed tokens themselves
+        self._prefixes, self._on_close, self._closed = prefixes, on_close, False
+        self._open_edits = OpenEdits(engine, text, bundle.manifest.model)
+        self._prompts = Prompts(text, bundle.manifest.model, plan.context_length)
+        self.stepping = stepping
+
+    @contextmanager
+    def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:
+        """Apply edits to the calls of generate and logits inside `with model.edited(edit):`.
+
+        edits: made by stem_edge.make_edit, or names or paths of edit files; stacked in their order,
+        on top of those of an enclosing `edited`. Rows that edits look up are always the bundle's
+        own; where two edits change the same row (place or token, and layer), the later one wins. A
+        call keeps the edits that it began with: a generation begun before the block runs on without
+        them, and one begun inside it, in whichever thread, keeps them to its end. Of several edits
+        at positions, at least one must have its source in the prompt.
+
+        Raises EditError for a file that is not an edit or was made for another bundle, InputError
+        for an edit that cannot be applied.
+        """
+        from stem_edge.edit_files.folder import as_edit
+
+        self.engine.check_usable()
+        with self._open_edits.added(tuple(as_edit(self.bundle, edit) for edit in edits)):
+            yield self
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """Edits that a call beginning now would have, in their order."""
+        return self._open_edits.all
+
+    def logits(self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None) -> F32:
+        """Logits float32 [T, V] of every position, from an empty context.
+
+        stem_ids: see generate. Raises InputError for no ids, ids out of range, or more ids than the
+        context holds.
+        """
+        ids = self._prompt_ids(token_ids)
+        try:
+            logits = np.empty((len(ids), self.config.vocab_size), np.float32)
+        except MemoryError as error:
+            raise_out_of_memory(error, "for logits", "take logits_chunks, or a shorter text")
+        filled = 0
+        for piece in self._logits_chunks(ids, self._open_edits.lookups(ids, stem_ids)):
+            logits[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return logits
+
+    def logits_chunks(
+        self, token_ids: Sequence[int], *, stem_ids: Sequence[StemId] | None = None
+    ) -> Iterator[F32]:
+        """Yield the result of `logits` in pieces [n, V], in order, for texts too long to hold it.
+
+        Each piece overwrites the one before. Raises InputError at once, as `logits` does.
+        """
+        ids = self._prompt_ids(token_ids)
+        return self._logits_chunks(ids, self._open_edits.lookups(ids, stem_ids))
+
+    def _logits_chunks(self, ids: list[int], lookups: Lookups) -> Iterator[F32]:
+        try:
+            with self.empty_context(len(ids)) as context, self._recorder() as record, lookups:
+                yield from self.engine.process(context, ids, lookups.prompt, every=True)
+                record.prefilled(len(ids))
+        except MemoryError as error:
+            raise_out_of_memory(error, "for logits", LESS_MEMORY)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        stem_ids: Sequence[StemId] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Generator[Chunk]:
+        """Continue a text or token ids; yield each chunk as soon as its text is certain.
+
+        Options are the fields of SamplingParams: max_new_tokens, temperature (0 is greedy), top_k,
+        top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, stop, seed,
+        logprobs, skip_special_tokens, and grammar, schema or regex: which texts the answer may be.
+        top_k, top_p and min_p without a temperature sample at temperature 1.
+
+        stem_ids: for each token of the prompt, whose rows it looks up in the tables: a token id, or
+        several ids for the mean of their rows. By default, each token looks up its own. Rows looked
+        up by given ids are the bundle's, unedited; edits (see edited) then apply to generated tokens
+        only.
+
+        Raises InputError at once for a bad option or prompt, RowReadError while iterating when
+        flash fails.
+        """
+        params = params_of(params, options)
+        ids = self._prompt_ids(prompt)
+        lookups, eos_ids = self._open_edits.lookups(ids, stem_ids), self.config.eos_ids
+        length = self._prompts.length(ids, params)
+        answer = Answer(ids, params, eos_ids, self._constraint(params))
+        return join_chunks(
+            self._tokens(ids, answer, lookups, length), Chunks(self._text, params, eos_ids)
+        )
+
+    def generate_text(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        stem_ids: Sequence[StemId] | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> str:
+        """Return the whole generated text; arguments as for generate."""
+        chunks = self.generate(prompt, params, stem_ids=stem_ids, **options)
+        return "".join(chunk.text for chunk in chunks)
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Raise InputError for a grammar that no answer can follow; what is compiled is kept."""
+        self._grammars.open(grammar)
+
+    def _constraint(self, params: SamplingParams) -> Constraint | None:
+        return None if params.grammar is None else self._grammars.open(params.grammar)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from stem_edge.runtime.grammars.constraint import Grammars  # needs an optional package
+
+        return Grammars(self._text, self.config.eos_ids, self.config.vocab_size)
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        self.engine.check_usable()
+        return self._prompts.ids(prompt)
+
+    def _tokens(
+        self, prompt: list[int], answer: Answer, lookups: Lookups, length: int
+    ) -> Generator[Sampled]:
+        exact, lent = self.stepping.exact, self._prefixes.lent(prompt, lookups.places, length)
+        guessing, engine = self.stepping.guessing(prompt, length, exact=exact), self.engine
+        with self._recorder() as record, lookups, guessing as guesses, lent as context:
+            own = engine, context, answer, lookups, record, guesses
+            for token in sample_tokens(*own, exact=exact):
+                self._prefixes.make_room(context, MOST)
+                yield token
+
+    def empty_context(self, length: int) -> AbstractContextManager[Context]:
+        """Lend a context for callers that feed tokens themselves; kept prompts give way to it."""
+        return self._prefixes.empty(length)
+
+    def _recorder(self) -> Recorder:
+        # Another thread may replace self.stats before the next line, so it cannot be read back.
+        stats = self.stats = GenerationStats.planned(self.plan)
+        return Recorder(stats, self.engine.rows)
+
+    def close(self) -> None:
+        """Release memory, threads and files; closing twice is fine.
+
+        Any thread may call it: a step under way is completed, and later uses of the model raise
+        InputError. In a forked process it does nothing, because the model is its parent's.
+        """
+        first, self._closed = not self._closed, True
+        self._close_chat()
+        with ExitStack() as last_first:
+            if first and self._on_close is not None and not self.engine.forked:
+                last_first.callback(self._on_close)
+            if self.stepping.speculation is not None:
+                last_first.callback(self.stepping.speculation.close)
+            last_first.callback(self.engine.close)
+            if first and not self.engine.forked:
+                self._prefixes.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
