@@ -179,6 +179,10 @@ def test_a_bundle_of_mixed_tables(tiny_checkpoint: Path, tmp_path: Path) -> None
     assert agrees(found.layers[0].cosines, rows)
 
 
+def test_a_bundle_for_ggml_alone(tiny_gguf: Path) -> None:
+    assert geometry(tiny_gguf).row_type == "fp32"
+
+
 def test_rows_of_zeros_are_counted_and_left_out(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = with_rows(tiny_bundle, tmp_path, zero=[0, 7, 299])
     first, second = geometry(bundle).layers
