@@ -40,6 +40,8 @@ WHOLE_ROW = 1 << 20  # more than a row has, so that its group is as large as can
 # what blocks of 32 save in errors of the activations is worth their scales.
 BLOCK_SIZES: dict[WeightType, int] = {"int4": 64, "int8": 32, "fp32": 64}
 TYPES = {bits: name for name, bits in WEIGHT_BITS.items()}
+# To choose from: 2 bits are only kept where a checkpoint has them.
+CHOSEN: tuple[WeightType, ...] = ("fp32", "int8", "int4")
 QUANTIZERS: tuple[QuantizerName, ...] = ("rtn", "gptq")
 CALIBRATION_TOKENS = 16384
 # Types whose ggml quantizers ignore the importance of channels.
@@ -47,7 +49,7 @@ UNWEIGHTED: tuple[GgufType, ...] = ("f32", "f16", "q8_0")
 ExportEngine = Literal["onnx", "gguf"]
 # Engine -> types that its backbone can have, and the default.
 BACKBONES: dict[ExportEngine, tuple[Collection[str], WeightType | GgufType]] = {
-    "onnx": (WEIGHT_BITS, "int4"),
+    "onnx": (CHOSEN, "int4"),
     "gguf": (GGUF_TYPES, "q4_k_m"),
 }
 # Options that the engine gguf does not have: there a type leaves nothing else to choose.
@@ -240,12 +242,12 @@ class ExportOptions:
         """Return the format without the choice of a quantizer."""
         head = self.head or weights
         block_size = BLOCK_SIZES[weights] if self.block_size is None else self.block_size
-        _check("head", head, WEIGHT_BITS)
+        _check("head", head, CHOSEN)
         _check("block_size", block_size, SIZES)
         given = self.bits or {}
         for kind, bits in given.items():
             _check("a kind of matrix in bits", kind, MATRIX_KINDS)
-            _check(f"bits of {kind}", bits, TYPES)
+            _check(f"bits of {kind}", bits, [WEIGHT_BITS[name] for name in CHOSEN])
         usual = {kind: usual_type(kind, weights, head) for kind in MATRIX_KINDS}
         if "qkv" in given:
             usual["v"] = TYPES[given["qkv"]]

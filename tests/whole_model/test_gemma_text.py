@@ -19,7 +19,6 @@ from trained_tokenizers import TEXTS
 import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
-from stem_edge.measuring.analysis.geometry import geometry
 from stem_edge.runtime import Model
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.runtime.text.codec import TokenStream
@@ -169,7 +168,6 @@ ENTRIES: dict[str, Callable[[Path, Path], object]] = {
     "logits_chunks": of_model(lambda model: model.logits_chunks(IDS)),
     "a context to score": of_model(lambda model: Scorer(model).scores([(IDS, [301])])),
     "a continuation to score": of_model(lambda model: Scorer(model).scores([([BOS], IDS[1:])])),
-    "geometry": lambda bundle, ids: geometry(bundle),
 }
 
 

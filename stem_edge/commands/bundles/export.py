@@ -20,13 +20,14 @@ from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.exporter import export_bundle, export_with
 from stem_edge.export.job.options import (
     BACKBONES,
+    CHOSEN,
     ONNX_ONLY,
     QUANTIZERS,
     ExportOptions,
 )
 from stem_edge.export.job.recipe import QUALITIES
 from stem_edge.export.job.table_plan import EXPORT_TABLES
-from stem_edge.graph.formats import MATRIX_KINDS, WEIGHT_BITS
+from stem_edge.graph.formats import MATRIX_KINDS
 from stem_edge.tables.token_counts import read_counts
 from stem_edge.units import format_size
 
@@ -107,7 +108,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "add": {"action": "store_true"},
     "quality": {"choices": QUALITIES},
     "size": {"metavar": "SIZE"},
-    "head": {"choices": list(WEIGHT_BITS)},
+    "head": {"choices": list(CHOSEN)},
     "bits": {
         "type": _bits,
         "metavar": "KIND=BITS,...",

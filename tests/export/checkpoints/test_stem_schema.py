@@ -56,6 +56,7 @@ GEMMA = {
     "layer_kinds", "borrowed_kv_layers", "embedding_scale", "activation", "attention_scale",
     "v_norm", "layer_scale", "ple_width", "ple_scale", "ple_records", "placeholders",
     "streams", "active_stream", "ple_gate_scale", "laurel_rank",
+    "ranges",
 }  # fmt: skip
 
 

@@ -82,7 +82,7 @@ GOLDEN: dict[str, Any] = {
         "laurel_rank": 0, "layer_kinds": [], "layer_scale": False, "logit_softcap": 0.0, "max_context": 16,
         "n_experts": 0, "n_heads": 2, "n_kv_heads": 1, "n_layers": 2, "norm_eps": 1e-05,
         "placeholders": {}, "ple_gate_scale": False, "ple_records": 0, "ple_scale": 1.0, "ple_width": 0,
-        "post_norms": False, "qk_norm_eps": None, "rope_interleaved": True, "rope_scaling": None,
+        "post_norms": False, "qk_norm_eps": None, "ranges": {}, "rope_interleaved": True, "rope_scaling": None,
         "rope_theta": 10000.0, "row_rank": 0, "sliding_window": 0, "stem_ffn": "stem",
         "stem_layers": [1], "streams": 1, "tied_head": False, "v_norm": False, "vocab_size": 10,
         "window_layers": None,
