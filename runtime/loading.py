@@ -61,7 +61,7 @@ def load(
 ) -> Model:
     """Load a bundle.
 
-    The first sentence of each keyword, and its default, are also the help of the commands (commands/described.py).
+    The first sentence of each keyword, and its default, are also the help of the commands (commands/options/described.py).
 
     path: its folder, or its name on a model hub: hf:org/name, or hf:org/name@revision with a branch, a tag or
         a commit. It is fetched into the hub's own cache, hashed, and loaded from there.

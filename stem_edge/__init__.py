@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stem_edge.editing.making import make_edit, make_row_edit
     from stem_edge.export import export_bundle, export_dense_gguf
     from stem_edge.measuring.bench.bench import bench
-    from stem_edge.measuring.bench.measurement import measure
+    from stem_edge.measuring.phases.measurement import measure
     from stem_edge.measuring.planning.fit import fit
     from stem_edge.measuring.quality.quality import evaluate
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
@@ -83,7 +83,7 @@ _HOMES = {
     "export": ("export_bundle",),
     "export.dense_gguf": ("export_dense_gguf",),
     "measuring.bench.bench": ("bench",),
-    "measuring.bench.measurement": ("measure",),
+    "measuring.phases.measurement": ("measure",),
     "measuring.planning.fit": ("fit",),
     "measuring.quality.quality": ("evaluate",),
     "runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
@@ -113,7 +113,7 @@ _MOVED = {
         "UnknownOptionError",
     ),
     "measuring.analysis.geometry": ("geometry",),
-    "measuring.bench.measurement": ("Measurement",),
+    "measuring.phases.measurement": ("Measurement",),
     "measuring.planning.target": ("Fit",),
     "measuring.quality.quality": ("Quality",),
     "runtime.consistency": ("verify_runs",),

@@ -20,7 +20,7 @@ from stem_edge.export.quantization.streams import Rows, Weights, all_rows, spans
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.graph.ir import Array, Tensor
 from stem_edge.graph.prompt_products import INT8_MAX
-from stem_edge.graph.steps import capped_width, places
+from stem_edge.graph.special.steps import capped_width, places
 from stem_edge.graph.weight_plan import (
     Balance,
     Blocks,

@@ -5,7 +5,7 @@
 | stack.py | the layers in their order |
 | layer.py | what all parts of a layer share: products, biases, norms |
 | attention.py, ffn.py | the two parts of a layer, and per-layer embeddings after them |
-| altup.py | several hidden states of a token, around each layer and at both ends |
+| special/ | of some models: several hidden states of a token, around each layer and at both ends |
 | linear.py | matrix products, in float32 or quantized |
 | device.py, portable.py | variants of these graphs for accelerators |
 """
@@ -115,7 +115,7 @@ def products_of(
     """Return what emits the products of a graph that decodes."""
     if not config.ranges:
         return DecodeProducts(graph, plan, format)
-    from stem_edge.graph.steps import SteppedProducts  # for models with ranges alone
+    from stem_edge.graph.special.steps import SteppedProducts  # for models with ranges alone
 
     return SteppedProducts(graph, plan, format, config)
 
@@ -160,7 +160,7 @@ def embedding(products: DecodeProducts, config: ModelConfig, result: str) -> str
         x = graph.add("Mul", [rows, graph.float(config.embedding_scale)], scaled)
     if not many:
         return x
-    from stem_edge.graph.altup import expanded  # for models with several streams alone
+    from stem_edge.graph.special.altup import expanded  # for models with several streams alone
 
     return expanded(products, config, x, result)
 
@@ -169,7 +169,7 @@ def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
     """Emit x [B, tokens, hidden_width] -> logits [B, tokens, V]."""
     graph, plan, rows = products.graph, products.plan, config.vocab_size
     if config.streams > 1:
-        from stem_edge.graph.altup import merged
+        from stem_edge.graph.special.altup import merged
 
         x = merged(products, config, x)
     graph.output(io.LOGITS, np.float32, [graph.sequences, tokens, rows])

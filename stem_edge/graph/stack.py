@@ -76,7 +76,7 @@ def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
     )
     delta = layer.post_norm("attention_post_norm", attention(layer, x))
     if config.laurel_rank:
-        from stem_edge.graph.altup import laurel
+        from stem_edge.graph.special.altup import laurel
 
         residual, delta = laurel(layer, x, residual, delta), ""
     multiplies = any("matrix" in terms for terms in FFN_TERMS[layer.kind].values())
@@ -86,7 +86,7 @@ def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
 
 def _around(layer: LayerGraph, streams: str, context: str) -> str:
     """Emit a layer that computes one of the streams [B, T, streams, dim] -> the same shape."""
-    from stem_edge.graph.altup import AltUp
+    from stem_edge.graph.special.altup import AltUp
 
     altup = AltUp(layer, streams)
     both = _layer(layer, altup.active, "")

@@ -77,7 +77,7 @@ class Blocks:
     block: int
     pieces: tuple[Piece, ...]
     # Of the input, in whole steps; a part of the scales. Then each block ends with a code of zero
-    # (stem_edge/graph/steps.py).
+    # (stem_edge/graph/special/steps.py).
     step: float = 0.0
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.drawing import check_plot, draw
-from stem_edge.measuring.bench.measure_report import explanation, report_table, to_csv, to_dict
-from stem_edge.measuring.bench.measurement import measure
-from stem_edge.measuring.bench.plots import plot
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS
+from stem_edge.measuring.phases.measurement import measure
+from stem_edge.measuring.phases.plots import plot
+from stem_edge.measuring.phases.report import explanation, report_table, to_csv, to_dict
 from stem_edge.measuring.workload import NEW_TOKENS, PROMPT_TOKENS
 from stem_edge.progress import show_status
 

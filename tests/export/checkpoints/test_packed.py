@@ -20,7 +20,7 @@ from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.ir import Tensor
-from stem_edge.graph.steps import places
+from stem_edge.graph.special.steps import places
 from stem_edge.graph.weight_plan import Blocks
 from stem_edge.numerics.quantize import dequantize_blocks
 from stem_edge.numerics.reference import forward

@@ -19,11 +19,11 @@ from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.bench.bench import bench
-from stem_edge.measuring.bench.measure_report import report_table as measure_table
-from stem_edge.measuring.bench.measure_report import to_dict
 from stem_edge.measuring.bench.plain import token_nbytes
 from stem_edge.measuring.bench.report import report_table
 from stem_edge.measuring.bench.together import Text, texts_of
+from stem_edge.measuring.phases.report import report_table as measure_table
+from stem_edge.measuring.phases.report import to_dict
 from stem_edge.measuring.quality.quality import evaluate
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.runtime.backends.ggml.engine import Ggml

@@ -20,8 +20,10 @@ from stem_edge.bundle.manifest import TABLES
 from stem_edge.commands.main import main
 from stem_edge.drawing import FORMATS
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.measuring.bench import plots
-from stem_edge.measuring.bench.measure_report import (
+from stem_edge.measuring.memory import device_profiles
+from stem_edge.measuring.phases import plots
+from stem_edge.measuring.phases.measurement import Measurement
+from stem_edge.measuring.phases.report import (
     EXPLAINED,
     LABELS,
     accounted,
@@ -31,8 +33,6 @@ from stem_edge.measuring.bench.measure_report import (
     to_csv,
     to_dict,
 )
-from stem_edge.measuring.bench.measurement import Measurement
-from stem_edge.measuring.memory import device_profiles
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
 
 Capture = pytest.CaptureFixture[str]
@@ -188,7 +188,7 @@ def test_a_device_too_small_for_both_sets_of_matrices(monkeypatch: pytest.Monkey
     """Plan and run take prompts through the matrices that decode, as a load there would."""
     sizes = footprint_of(stem_edge.open_bundle(DEMO).manifest, "onnxruntime")
     both = sizes.step_nbytes + sizes.prefill_nbytes
-    run = "stem_edge.measuring.bench.measurement._Run.measure"
+    run = "stem_edge.measuring.phases.measurement._Run.measure"
     seen: list[bool] = []
     monkeypatch.setattr(run, lambda run, *_, **__: seen.append(run.loader.needs(64).prefill))
     options: dict[str, Any] = {"device": "pi4", "memory": "500MB", "engine": "onnxruntime"}

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stem_edge.drawing import LETTERS, check_plot, new_figure, plain, save
-from stem_edge.measuring.bench.measure_report import LABELS
-from stem_edge.measuring.bench.measurement import Measurement
+from stem_edge.measuring.phases.measurement import Measurement
+from stem_edge.measuring.phases.report import LABELS
 from stem_edge.units import format_size
 
 if TYPE_CHECKING:

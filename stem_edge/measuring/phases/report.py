@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from statistics import quantiles
 
-from stem_edge.measuring.bench.measurement import Measurement, Phase
+from stem_edge.measuring.phases.measurement import Measurement, Phase
 from stem_edge.text_table import seconds, table, wrapped
 from stem_edge.units import format_rate, format_size
 
