@@ -29,7 +29,7 @@ from stem_edge.measuring.bench.subjects import Common, load_options, make_subjec
 from stem_edge.measuring.bench.workers import Subject, WorkerProcess
 from stem_edge.measuring.memory.limits import Limits
 from stem_edge.measuring.planning.bandwidth import measured as measured_bandwidth
-from stem_edge.runtime.backends.engines import ENGINES, choose_backbone
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.nvidia import nbytes_on_nvidia
@@ -84,7 +84,7 @@ def bench(
     """
     given = LoadOptions(**options)
     opened = given.open(bundle)
-    engine = choose_backbone(opened, given.engine)
+    engine = choose_engine(opened, given.engine)
     ENGINES[engine].check_lacks(vars(given))
     sizes = text, prompt_tokens, new_tokens, given.context_length
     made: Cases[Any]

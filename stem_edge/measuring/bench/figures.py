@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.bench.cases import CaseResult, PhasePeak, Watched
 from stem_edge.measuring.bench.workers import Answer
 
@@ -101,7 +100,7 @@ class Settings:
     threads: int
     cold: bool
     limit: int | None  # memory of each process, mapped files included; each round loads anew then
-    engine: EngineName
+    engine: str
     options: dict[str, Any]  # the other options of stem_edge.load
 
 

@@ -11,13 +11,13 @@ from typing import Any
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
-from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.bench.cases import Cases, Key, Results, Run
 from stem_edge.measuring.bench.figures import Round, figures_of, ratios
 from stem_edge.measuring.bench.subjects import on_device
 from stem_edge.measuring.bench.workers import WorkerProcess
 from stem_edge.measuring.workload import DEFAULT_TEXT, make_workload, read_ids
+from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.page_cache import drop_pages, files_in
 
@@ -26,7 +26,7 @@ SHORT_PROMPT = 16  # tokens, for the time from nothing to a first token
 
 def plain(
     bundle: Bundle,
-    engine: EngineName,
+    engine: str,
     given: LoadOptions,
     sizes: tuple[str | Path | None, int | None, int | None, int | None],
     *,
@@ -80,11 +80,11 @@ def plain(
     )
 
 
-def token_nbytes(bundle: Bundle, engine: EngineName, position: int, kv: KvChoice = "auto") -> int:
+def token_nbytes(bundle: Bundle, engine: str, position: int, kv: KvChoice = "auto") -> int:
     """Return the bytes that a decode step at this position reads from memory.
 
     kv: type of keys and values, as in stem_edge.load.
     """
-    footprint = footprint_of(bundle.manifest, engine).with_kv(kv)
+    footprint = footprint_of(bundle.manifest, ENGINES[engine].backbone).with_kv(kv)
     record = 0 if footprint.tables is None else footprint.slot_nbytes - SLOT_BOOKKEEPING_NBYTES
     return footprint.step_nbytes + footprint.kv_read_nbytes(position) + record

@@ -14,7 +14,6 @@ from stem_edge.bundle.manifest import BACKBONES, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError
-from stem_edge.graph.formats import EngineName
 from stem_edge.measuring.bench.cases import Watched
 from stem_edge.measuring.bench.figures import Figures, Round, figures_of
 from stem_edge.measuring.bench.subjects import bundle_subject, load_options
@@ -27,7 +26,7 @@ from stem_edge.measuring.planning.predict import Prediction, expect_run
 from stem_edge.measuring.planning.target import fit_on_device
 from stem_edge.measuring.workload import Workload, make_workload
 from stem_edge.runtime.backends.engine import EngineLoader
-from stem_edge.runtime.backends.engines import choose_backbone, loaders
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine, loaders
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.options import LoadOptions
@@ -58,7 +57,7 @@ class Measurement:
     """Results of one run. Sizes in bytes, times in seconds."""
 
     bundle: str
-    engine: EngineName
+    engine: str
     system: str
     threads: int
     context_length: int
@@ -160,7 +159,7 @@ def measure(
         )
     stated = None if device is None else find_device(device)
     workload = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
-    engine = choose_backbone(opened, given.engine)
+    engine = choose_engine(opened, given.engine)
     flash = given.emulate_flash or (stated.flash if stated else None)
     reads = opened.manifest.tables is not None and not given.resident
     try:
@@ -172,7 +171,7 @@ def measure(
                 context_length=given.context_length or workload.tokens,
                 threads=given.threads or limits.cpus or usable_cpus(),
             )
-            footprint = footprint_of(opened.manifest, engine)
+            footprint = footprint_of(opened.manifest, ENGINES[engine].backbone)
             if stated and given.prefill_graph is None and crowding(footprint, stated.memory):
                 chosen = replace(chosen, prefill_graph=False)  # as a load there would find
             loader = loaders(opened, engine, chosen)[0]
@@ -192,7 +191,7 @@ class _Run:
     """A run of a worker through all phases."""
 
     bundle: Bundle
-    engine: EngineName
+    engine: str
     workload: Workload
     options: LoadOptions
     loader: EngineLoader
@@ -245,7 +244,7 @@ class _Run:
 
     def _phases(self, worker: WorkerProcess, phases: list[Phase]) -> Round:
         """Run all phases in order, and append them to `phases`."""
-        files, own = worker.subject.files(), BACKBONES[self.engine].files
+        files, own = worker.subject.files(), BACKBONES[ENGINES[self.engine].backbone].files
         made = worker.subject.prepared_folders()
         backbone = [path for path in files if path.name in own or path.parent in made]
         tables = [path for path in files if TABLES in path.parts]
