@@ -109,7 +109,7 @@ def export_bundle(
         "laurel_in", "laurel_out", "altup_in" and "altup_out" in Gemma 3n.
     block_size: values of the backbone that share a scale. Smaller blocks are more exact and
         larger. Weights that were trained for 4 bits have the blocks of their training
-        (job/trained_grid.py). Default: 64, or 32 if all have 8 bits.
+        . Default: 64, or 32 if all have 8 bits.
     asymmetric: give each block of the backbone a zero point, which takes half a byte with int4.
         Default: if there are matrices of 4 bits that were not trained for them.
     quantizer: how codes of 4 bits are found: "rtn" rounds to nearest, "gptq" lets later weights

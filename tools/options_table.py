@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from stem_edge.commands.options.described import keywords
+from stem_edge.commands.bundles.export import SETTINGS
+from stem_edge.commands.options.described import keywords, option_of
 from stem_edge.export import export_bundle
 from stem_edge.runtime import SamplingParams, load
 
@@ -23,6 +24,10 @@ def table(function: Callable[..., object]) -> str:
     lines = ["| option | meaning | default |", "|---|---|---|"]
     for name, keyword in keywords(function).items():
         only = f" ({keyword.only})" if keyword.only else ""
+        if function is export_bundle:  # on the page of the command, as it is typed
+            if name not in SETTINGS:
+                continue
+            name = SETTINGS[name].get("flags", [option_of(name)])[-1]
         lines += [f"| `{name}`{only} | {keyword.text} | {keyword.default.rstrip('.')} |"]
     return "\n".join(lines)
 

@@ -151,6 +151,10 @@ class WeightFile:
         if kept:
             self._kept(item, kept)
             return
+        if item.step:
+            raise ExportError(
+                f"{item.name} was trained with ranges for its own codes, which are gone; take --backbone fp32"
+            )
         if self._quantizer is None:
             raise ValueError(f"{item.name} is quantized, but there is no quantizer")
         work = self._quantizer.worker(item.name, item.kind, item.bits, item.block)

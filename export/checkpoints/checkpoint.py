@@ -149,8 +149,10 @@ def check_finite(name: str, start: int, values: F32) -> F32:
 
 def same_values(one: SourceMatrix, other: SourceMatrix) -> bool:
     """Return whether two matrices have equal values."""
+    if one.shape != other.shape or not one.shape:
+        return False
     starts = range(0, other.shape[0], READ_ROWS)
-    return one.shape == other.shape and all(
+    return all(
         np.array_equal(one.rows(at, at + READ_ROWS), other.rows(at, at + READ_ROWS))
         for at in starts
     )

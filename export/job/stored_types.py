@@ -49,21 +49,31 @@ def keep_stored_types(source: Checkpoint, options: ExportOptions, keep: Keep) ->
     Matrices that an adapter changed have none, so such a model is quantized as others are.
     """
     asked = [name for name in CHOICES if getattr(options, name) is not None]
-    if source.config.ranges and asked and (options.backbone != "fp32" or len(asked) > 1):
-        raise ExportError(
-            f"{source.path}: was trained for its own types and ranges, so {', '.join(asked)} cannot be chosen; "
-            "leave them out, or take --backbone fp32 alone"
-        )
-    if asked:
-        return options
     matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
     if packed := {name: m.bits for name, m in matrices.items() if isinstance(m, Scaled)}:
         options = replace(options, stored_rows=_stored_rows(source, options))
-        return replace(options, stored=_packed(source.config, packed), prefill_graph=False)
+        asked += ["prefill_graph"] * bool(options.prefill_graph)
+        return _keep_packed(source, options, [name for name in asked if name != "max_kl"], packed)
+    if asked:
+        return options
     types = {name: m.type for name, m in matrices.items() if isinstance(m, Coded)}
     if not types or len(types) < len(matrices):
         return options
     return replace(options, stored=keep(source.config, types))
+
+
+def _keep_packed(
+    source: Checkpoint, options: ExportOptions, asked: list[str], bits: Mapping[str, int]
+) -> ExportOptions:
+    """Keep codes with a scale for each row, or take floats; bits: of each such matrix."""
+    if asked == ["backbone"] and options.backbone == "fp32":
+        return replace(options, prefill_graph=False)
+    if asked:
+        raise ExportError(
+            f"{source.path}: was trained for its own types, so {', '.join(asked)} cannot be chosen; leave out "
+            "what chooses types, or take --backbone fp32 and nothing else"
+        )
+    return replace(options, stored=_packed(source, bits), prefill_graph=False)
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufType | OwnTypes:
@@ -84,12 +94,17 @@ def _stored_rows(source: Checkpoint, options: ExportOptions) -> RowType | None:
     return next(name for name, size in ROW_BITS.items() if size in bits)
 
 
-def _packed(config: ModelConfig, bits: Mapping[str, int]) -> BackboneFormat:
+def _packed(source: Checkpoint, bits: Mapping[str, int]) -> BackboneFormat:
     """Return the format that keeps codes with a scale for each row; bits: of each such matrix."""
-    found: dict[str, dict[str, WeightType]] = {}  # kind -> product -> type
+    config, found = source.config, dict[str, dict[str, WeightType]]()  # kind -> product -> type
     for name, shape in config.backbone_shapes().items():
         if len(shape) == 2 and (kind := kind_of(name)) in MATRIX_KINDS:
-            found.setdefault(kind, {})[_product(config, name)] = TYPES[bits.get(name, 32)]
+            product, type = _product(config, name), TYPES[bits.get(name, 32)]
+            if found.setdefault(kind, {}).setdefault(product, type) != type:
+                raise ExportError(
+                    f"{source.path}: the matrices of {product} have different types, which no product "
+                    "of onnxruntime takes together; take --backbone fp32"
+                )
     found.setdefault("head", dict(found["embedding"]))
     usual = {kind: Counter(of.values()).most_common(1)[0][0] for kind, of in found.items()}
     head, weights = usual["head"], usual["gate"]

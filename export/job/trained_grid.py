@@ -16,6 +16,7 @@ import numpy as np
 from stem_edge.bundle.expected import kinds_of
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, MatrixKind
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.block_search import grid_scales
@@ -42,7 +43,7 @@ def keep_trained_grid(
     if four and options.stored is None:
         options, said = _matrices(trained_kinds(source), kinds_of(source.config), options)
     stem = source.config.stem_layers and not source.config.n_experts
-    kept = options.add or options.stored_rows is not None
+    kept = options.add or any(isinstance(table, Scaled) for table in source.tables.values())
     if stem and options.tables in (None, "int4") and not kept:
         block = min(map(_block, _some(source.tables.values())))
         options, more = _rows(block, options)

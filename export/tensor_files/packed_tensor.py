@@ -105,7 +105,9 @@ class PackedTensor:
         """Read rows start..stop as float32."""
         values = self.codes(start, stop).astype(np.float32) - np.float32(1 << (self.bits - 1))
         scales = self.scales(start, stop)
-        values *= np.repeat(scales, self.width // scales.shape[1], axis=1)
+        # No warning of what is not finite, because check_finite refuses it later.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values *= np.repeat(scales, self.width // scales.shape[1], axis=1)
         return values
 
 

@@ -7,7 +7,7 @@
 | attention.py, ffn.py | the two parts of a layer, and per-layer embeddings after them |
 | special/ | of some models: several hidden states of a token, around each layer and at both ends |
 | linear.py | matrix products, in float32 or quantized |
-| device.py, portable.py | variants of these graphs for accelerators |
+| device/ | variants of these graphs for accelerators |
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class PackedFiles:
         scale = module + SCALE
         if module + EMBEDDED in self._files:
             codes, scale = module + EMBEDDED, module + EMBEDDED_SCALE
-        elif scale not in self._files:
+        if scale not in self._files or name not in self._widths:
             return self._files.take(name, dtypes)
         return packed(self._files.take(codes, PACKED), self._files.take(scale), self._widths[name])
 

@@ -7,7 +7,7 @@ Dense models of the kinds in config.py, and STEM models in this project's own sc
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -35,6 +35,7 @@ from stem_edge.export.checkpoints.hugging_face.names import module_names, tensor
 from stem_edge.export.checkpoints.hugging_face.packed import Files, PackedFiles
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
 from stem_edge.export.tensor_files.json import one_line
+from stem_edge.export.tensor_files.packed_tensor import PackedTensor
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 
 CONFIG = "config.json"
@@ -67,7 +68,7 @@ def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     backbone = decoder.backbone(config, files)
     if isinstance(files, PackedFiles):
         try:
-            config = msgspec.structs.replace(config, ranges=_ranges(config, decoder, files))
+            config = msgspec.structs.replace(config, ranges=_ranges(backbone, decoder, files))
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}; copy the model again") from error
     tables, index = decoder.tables(config, files), decoder.index(config, files)
@@ -99,12 +100,18 @@ def _with_own_head(config: ModelConfig, decoder: Decoder, files: PackedFiles) ->
 
 
 def _ranges(
-    config: ModelConfig, decoder: Decoder, files: PackedFiles
+    backbone: Mapping[str, SourceMatrix], decoder: Decoder, files: PackedFiles
 ) -> dict[str, tuple[float, float]]:
-    """Take the steps of all matrices that are multiplied and have some."""
-    shapes = config.backbone_shapes().items()
-    matrices = [name for name, shape in shapes if len(shape) == 2 and name != "embedding"]
-    modules = {name: decoder.tensor(name).removesuffix(".weight") for name in matrices}
+    """Take the steps of all matrices that are multiplied and have some. Raises ValueError."""
+    modules = dict[str, str]()
+    for name, matrix in backbone.items():
+        if len(matrix.shape) != 2 or name == "embedding":
+            continue
+        if isinstance(matrix, PackedTensor) and matrix.row_scales.shape[1] != 1:
+            raise ValueError(f"{matrix.row_scales.name} is not one scale for each row")
+        same = name.replace("wv", "wk")  # where keys are values
+        module = modules[same] if name != same and backbone[same] is matrix else ""
+        modules[name] = module or decoder.tensor(name).removesuffix(".weight")
     modules["head"] = tensor_name("head").removesuffix(".weight")
     steps = {module: files.steps(module) for module in dict.fromkeys(modules.values())}
     return {name: steps[module] for name, module in modules.items() if any(steps[module])}

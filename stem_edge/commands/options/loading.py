@@ -35,7 +35,11 @@ LOADING: dict[str, dict[str, Any]] = {
     "memory": _SIZE,
     "threads": _COUNT,
     "context_length": _COUNT,
-    "sequences": _COUNT,
+    "sequences": _COUNT
+    | {
+        "help": "full contexts that the KV cache has room for at a time (default: 1; of batch and serve: 8 "
+        "answers, in what memory leaves room for)"
+    },
     "engine": {"type": engine_name},
     "repack": _FLAG,
     "kv": {"choices": KV_CHOICES},

@@ -67,7 +67,13 @@ def of_checkpoint(path: Path, engine: str) -> list[Footprint]:
     """
     if engine not in engine_names():
         raise InputError(f"engine is {engine!r}; expected one of {', '.join(engine_names())}")
-    config = open_checkpoint(path).config
+    source = open_checkpoint(path)
+    if any(hasattr(matrix, "bits") for matrix in source.backbone.values()):
+        raise InputError(
+            f"{path}: was trained for its own types, so there is nothing to choose; export it, and give "
+            "the bundle"
+        )
+    config = source.config
     chosen = next(iter(ENGINES)) if engine == AUTO else engine
     found = ENGINES[chosen].ways.expected.footprints(config, partial(_tables, config))
     return found if config.stem_layers else found[:-1]  # the last two differ only in their tables

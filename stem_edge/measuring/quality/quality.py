@@ -140,7 +140,7 @@ def evaluate(
     stride: tokens between the starts of two windows: every token has at least window - stride + 1
         tokens of context, or all, so small is exact and slow. Each is scored once. Default: half the
         window.
-    against: reference to compare distributions with: a bundle, or a checkpoint that export_bundle
+    against: reference to compare distributions with: a bundle, or a checkpoint that an export
         takes. A checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
     worst: how many of the tokens that diverge most to report. Default: 10.
     edits: of the bundle, not of `against`, with scope everywhere: compare a bundle with itself to

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.errors import BackendError, CheckpointError, ExportError
+from stem_edge.errors import BackendError, CheckpointError, ExportError, InputError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.graph.decode import decoding
@@ -30,7 +30,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "ranges": {},
     "no ranges": {"ranges": False},
     "rows of 2 bits, a scale for each layer": {"row_scales": 6, "row_bits": 2},
-    "wide": {"hidden_size": 192, "intermediate_size": 320},
+    "wide, keys are values": {
+        "hidden_size": 192,
+        "intermediate_size": 320,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 2,
+    },
 }
 
 
@@ -127,13 +132,25 @@ def test_other_types_can_be_asked_for(packed: Packed, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [{"backbone": "int4"}, {"quality": "small"}, {"bits": {"down": 8}}]
+    "option",
+    [{"backbone": "int4"}, {"quality": "small"}, {"bits": {"down": 8}}, {"prefill_graph": True}],
 )
 def test_types_of_other_training_are_refused(
     option: dict[str, Any], one: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError, match=f"{next(iter(option))} cannot be chosen"):
         stem_edge.export_bundle(one, tmp_path / "out", progress=False, **option)
+
+
+def test_a_bound_of_the_divergence_is_kept(one: Path, tmp_path: Path) -> None:
+    stem_edge.export_bundle(one, tmp_path / "out", max_kl=5.0, progress=False)
+    with pytest.raises(ExportError, match="nats"):
+        stem_edge.export_bundle(one, tmp_path / "far", max_kl=1e-9, progress=False)
+
+
+def test_fit_says_that_nothing_is_to_choose(one: Path) -> None:
+    with pytest.raises(InputError, match="nothing to choose"):
+        stem_edge.fit(one, "1GB")
 
 
 def changed(folder: Path, out: Path, **tensors: torch.Tensor | None) -> Path:
@@ -159,6 +176,18 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
     ),
     "codes as floats": ({f"{Q}.weight": torch.zeros(64, 32)}, "is F32; expected one of U8, I8"),
     "scales of other rows": ({f"{Q}.weight_scale": torch.ones(3, 1)}, "a number of scales"),
+    "several scales in a row": (
+        {f"{Q}.weight_scale": torch.ones(64, 2)},
+        "not one scale for each row",
+    ),
+    "a scale of a norm": ({"model.norm.weight_scale": torch.ones(32, 1)}, "not part of the model"),
+    "a scalar embedding": (
+        {
+            "model.embed_tokens.embedding_quantized": None,
+            "model.embed_tokens.weight": torch.tensor(1.0),
+        },
+        "disagree|not part of the model",
+    ),
     "steps of several numbers": (
         {f"{Q}.input_activation_scale": torch.ones(2)},
         "expected one number",
@@ -186,6 +215,14 @@ def test_other_methods_are_refused(one: Path, tmp_path: Path) -> None:
     (out / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="already quantized"):
         read_checkpoint(out)
+
+
+def test_values_of_other_bits_without_ranges_are_refused(tmp_path: Path) -> None:
+    folder = write_packed(tmp_path, ranges=False).folder
+    v = "model.layers.0.self_attn.v_proj.weight"
+    out = changed(folder, tmp_path / "changed", **{v: torch.zeros(32, 32, dtype=torch.int8)})
+    with pytest.raises(ExportError, match=r"matrices of layers.0.qkv have different types"):
+        stem_edge.export_bundle(out, tmp_path / "out", progress=False)
 
 
 @needs_ggml
