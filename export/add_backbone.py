@@ -1,8 +1,8 @@
-"""Adding a backbone to an existing bundle, whose other files are kept.
+"""Add a backbone to an existing bundle and keep its other files.
 
-The two backbones share tables and tokenizer, so the bundle must be of the same checkpoint. It does
-not name its checkpoint, so the two are compared: the model, the tokenizer, and rows from all over
-the tables with the checkpoint's rows as they are stored now.
+The two backbones share tables and tokenizer, so the bundle must come from the same checkpoint. It
+does not name its checkpoint, so the model, the tokenizer and rows from all over the tables are
+compared with the checkpoint's, quantized as they would be now.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import open_table_store
 
-TOKENS = 32  # tokens whose rows are compared
+TOKENS = 32  # rows of these many tokens are compared
 # Most values that are compared, because an expert is large; two tokens always are.
 VALUES = 1 << 26
-# Mean error of a stored row, over that of the same row quantized now. Above 1, because other
+# Mean error of a stored row / mean error of the same row quantized now. Above 1, because other
 # versions and processors may find other codes; another checkpoint's rows are tens of times off.
 MORE = 1.5
 LEAST = 1e-5  # mean error, over the row's greatest value, that is only rounding
@@ -56,7 +56,7 @@ def check_base(out: Path, *, force: bool) -> None:
 
 
 def open_base(out: Path, source: Checkpoint, converted: ExportedTokenizer) -> Bundle:
-    """Open the bundle in `out`. Raises BundleError, and ExportError if its checkpoint is another."""
+    """Open the bundle in `out`. Raises BundleError, and ExportError if it has another checkpoint."""
     base = open_bundle(out)
     model = base.manifest.model
     pairs = {f: (getattr(model, f), getattr(source.config, f)) for f in model.__struct_fields__}

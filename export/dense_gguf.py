@@ -108,11 +108,11 @@ def export_dense_gguf(
 
 @contextlib.contextmanager
 def publish_file(out: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a path beside `out` that takes its name when the block ends without an error.
+    """Yield a path beside `out`, and rename it to `out` when the block ends without an error.
 
-    Otherwise it is removed. The block must fsync what it writes there. Raises ExportError when
-    `out` exists and `force` is not set, when it is something other than a GGUF file, when another
-    export to it is running, or when it cannot be written.
+    After an error, remove it. The block must fsync what it writes there. Raises ExportError when
+    `out` exists and `force` is not set, when it is no GGUF file, when another export to it is
+    running, or when it cannot be written.
     """
     check_target(out, force, "file", "a GGUF file", _is_gguf)
     part, keep = out.with_name(WORKING + out.name), False

@@ -1,7 +1,7 @@
 """Quality check of a new bundle, and the manifest that reports the result.
 
-The bundle is loaded through the public API, as a user does; the numpy reference model computes from
-the checkpoint what it should say.
+The bundle is loaded through the public API, as a user does; the numpy reference model computes the
+expected logits from the checkpoint.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _manifest(
 
 
 def _errors(job: Job, journal: Journal) -> dict[str, KindError]:
-    """Collect the steps' errors; tables of the base keep those of when they were written."""
+    """Collect the steps' errors; errors of the base's tables stay as measured when written."""
     found = errors(step.totals for step in journal.steps.values())
     if job.base is not None:
         before = job.base.manifest.report.errors

@@ -1,4 +1,4 @@
-"""Dense models of random weights as GGUF files, for comparisons with llama.cpp in which only sizes matter.
+"""Dense models of random weights as GGUF files, to compare with llama.cpp where only sizes matter.
 
 ggml's own functions quantize them into llama.cpp's mixtures of types, once, in a work folder.
 """

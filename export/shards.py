@@ -1,8 +1,8 @@
 """Shards of a table store as work for other processes, which see the same disk.
 
-The process that runs the export hands out names of shards and alone writes the journal. Whoever
-writes a shard does so below PARTS and then gives it its name, so that a process may be killed, or be
-taken for dead and go on: another one writes the same bytes under the same name.
+The process that runs the export hands out names of shards, and only it writes the journal. A worker
+writes a shard below PARTS and then gives it its name. So a worker may be killed, or be taken for
+dead and still go on: another one writes the same bytes under the same name.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class TableWriter:
     def _write_shard(
         self, grid: ShardGrid, shard: int, first: int, meter: ErrorMeter, progress: Advance
     ) -> dict[Path, FileEntry]:
-        """Write a shard of an array whose records are numbered from `first` on."""
+        """Write a shard of an array. first: number of its first record."""
 
         def seal(span: tuple[int, int]) -> bytes:
             layout, numbers = grid.layout, (first + span[0], first + span[1])

@@ -60,9 +60,9 @@ class Answering(ModelText):
         """Apply edits to the calls of generate and logits inside `with model.edited(edit):`.
 
         edits: made by stem_edge.make_edit, or names or paths of edit files; stacked in their order,
-        on top of those of an enclosing `edited`. Rows that edits look up are always the bundle's
-        own; where two edits change the same row (place or token, and layer), the later one wins. A
-        call keeps the edits that it began with: a generation begun before the block runs on without
+        on top of an enclosing `edited`'s. Rows that edits look up are always the bundle's own;
+        where two edits change the same row (place or token, and layer), the later one wins. A call
+        keeps the edits that it began with: a generation begun before the block runs on without
         them, and one begun inside it, in whichever thread, keeps them to its end. Of several edits
         at positions, at least one must have its source in the prompt.
 
@@ -130,10 +130,9 @@ class Answering(ModelText):
         logprobs, skip_special_tokens, and grammar, schema or regex: which texts the answer may be.
         top_k, top_p and min_p without a temperature sample at temperature 1.
 
-        stem_ids: for each token of the prompt, whose rows it looks up in the tables: a token id, or
-        several ids for the mean of their rows. By default, each token looks up its own. Rows looked
-        up by given ids are the bundle's, unedited; edits (see edited) then apply to generated tokens
-        only.
+        stem_ids: for each token of the prompt, the rows that it looks up: a token id, or several ids
+        for the mean of their rows. By default, each token looks up its own. Rows looked up by given
+        ids are the bundle's, unedited; edits (see edited) then apply to generated tokens only.
 
         Raises InputError at once for a bad option or prompt, RowReadError while iterating when
         flash fails.

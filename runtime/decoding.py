@@ -1,9 +1,9 @@
-"""Decoding one sequence in a context of its own, a step at a time, and what a step may hold.
+"""Decoding one sequence in its context, a step at a time, and what a step may hold.
 
-With guesses at the tokens that follow (stem_edge.runtime.speculation), a step computes these, too. A
-token is chosen from its logits just as without: with the same sampler, the same random numbers, and
-the same tokens before it. If it differs from the guess, the rest of the step is dropped. Tokens
-that a constraint leaves no choice of are guesses that always come true.
+A step may also compute guesses at the next tokens (stem_edge.runtime.speculation). A token is chosen
+from its logits just as without guesses: with the same sampler, the same random numbers, and the same
+tokens before it. If it differs from the guess, the rest of the step is dropped. Where a constraint
+allows only one token, the guess is always right.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 class Decoding:
-    """Steps of one answer. The context has all of it but its last token, once one was chosen.
+    """Steps of one answer. Once a token was chosen, the context has all tokens but the last.
 
-    exact: tokens are computed together only as guesses, which are for those whose bits stay.
+    exact: compute tokens together only as guesses, and only where that keeps their bits.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ def _verify(engine: Engine, context: Context, step: Step, top: int) -> Verified:
 class Stepping(NamedTuple):
     """Whether a model decodes several tokens, or sequences, in a step."""
 
-    exact: bool = False  # only where each then has the bits of a step of its own
+    exact: bool = False  # only where each then has the bits of a step alone
     costs: StepCosts | None = None  # if they are known
     speculation: Speculation | None = None  # None: a step of an answer has one token
 

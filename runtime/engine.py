@@ -1,7 +1,7 @@
 """The engine: token ids in, logits out, with rows read from flash while the backbone computes.
 
-Token ids go to the backbone. Row ids, which say whose rows a token looks up (its own unless an edit
-changes that), go to the prefetcher.
+Token ids go to the backbone. Row ids go to the prefetcher: they say which rows a token looks up
+(its own unless an edit changes that).
 
 Calls go one way: engine -> prefetcher -> cache -> store for rows, engine -> backend for logits. A
 step begins with the layers that need no rows, so that on slow flash they run while records arrive.
@@ -142,7 +142,7 @@ class Engine:
         """Process ids [T], T <= chunk_tokens; return logits [logits, V] of the last tokens.
 
         following: the next step, whose rows may be read while this one computes.
-        row_ids [T]: whose rows the tokens look up; default: their own. prefill: the tokens are part
+        row_ids [T]: the rows that tokens look up; default: their own. prefill: the tokens are part
         of a prompt. top: see BackendContext.finish.
 
         The next step overwrites the logits. When it raises, the context is as before, and the step
@@ -186,8 +186,8 @@ class Engine:
     ) -> Iterator[F32]:
         """Process ids in chunks; yield logits [1, V] of the last id, or [n, V] of `every` one.
 
-        row_ids [T]: whose rows they look up; default: their own. computed: how many of the ids the
-        context has processed already; the others then take the steps that they would have without.
+        row_ids [T]: the rows that they look up; default: their own. computed: how many of the ids
+        the context has processed already; the others take the same steps as in a fresh context.
         top: see BackendContext.finish.
         """
         left = len(token_ids) - computed
@@ -217,7 +217,7 @@ class Engine:
         return steps
 
     def starts(self, tokens: int, *, every: bool = False) -> list[int]:
-        """Return where `process` begins its steps over so many ids in an empty context."""
+        """Return where `process` begins its steps over this many ids in an empty context."""
         return starts_of(tokens, self.logit_tokens if every else self.chunk_tokens)
 
     def _plain(self, context: Context, steps: list[Step], top: int, prefill: bool) -> Iterator[F32]:

@@ -66,7 +66,7 @@ class Constraint(Protocol):
 class Answer:
     """The new tokens of one sequence: chooses each from its logits, and says when it was the last.
 
-    constraint: what it may be; None: anything.
+    constraint: the texts that it may be; None: any.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Answer:
 
     def choose(self, logits: F32, *, room: int) -> Sampled:
         """Choose a token by logits [V]; room: tokens that the context can still take."""
-        # The sampler may change the logits, but log probabilities are those of the model itself.
+        # The sampler may change the logits, but log probabilities are the model's own.
         scores = logits if self._logprobs is None else logits.copy()
         token = self._next(scores)
         logprobs: TokenLogprobs | None = None

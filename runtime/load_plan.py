@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 else:
     MoreKeywords = dict  # for those who ask for the types of memory_plan
 
-# Of tables elsewhere: records that are read at a time to begin with, which is as many as are under way
-# at once; memory of threads, connections and answers (measured); and of a record in the tier's map.
+# Of tables elsewhere: records read at a time at first, all of them under way at once; memory of
+# threads, connections and answers (measured); memory of a record in the tier's map.
 FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 8_000_000, 32
 
 
@@ -38,8 +38,8 @@ def memory_plan(
 ) -> MemoryPlan:
     """Plan memory as `load` would, here and now, with these keywords; loads nothing.
 
-    With `prepare`, the plan is that of a prepared backbone, even if no load has prepared it yet. On
-    an accelerator, it is that of the first variant of the graphs that `load` would try.
+    With `prepare`, it plans for a prepared backbone, even if no load has prepared it yet. On an
+    accelerator, it plans for the first variant of the graphs that `load` would try.
     """
     options = LoadOptions(memory=memory, **more)
     bundle = options.open(path)

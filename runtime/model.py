@@ -25,12 +25,12 @@ class Model(Answering):
 
     Several generations may take turns, in one thread or in many, or decode together (generate_many);
     the memory plan counts the KV cache of one, or of as many as `load` has sequences. The rest
-    keeps prompts, from which later ones that begin alike go on with the same tokens as without
+    keeps prompts: a later one with the same beginning goes on from there, with the same tokens
     (docs/python.md). A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
     """
 
     def conversation(self, messages: Messages = ()) -> Conversation:
-        """Begin a conversation, or go on with one whose messages are given.
+        """Begin a conversation, or go on from the given messages.
 
         Raises InputError for malformed messages.
         """
@@ -51,8 +51,8 @@ class Model(Answering):
     ) -> Generator[tuple[int, Chunk]]:
         """Continue many prompts, several at a time; yield (number of the prompt, chunk) as they come.
 
-        Each has the tokens that generate gives it alone, but for rounding: kernels may round a step of
-        several sequences otherwise, which can change a token where two are almost as probable.
+        Each gets the tokens that generate gives it alone, except for rounding: kernels may round a
+        step of several sequences otherwise. That can change a token if two are almost as probable.
 
         prompts: begin in their order; each is taken once there is a place for it, so it may be an
             iterable of any length, but nothing decodes while it waits for its next one.
@@ -62,9 +62,9 @@ class Model(Answering):
             preparing did not find that steps of several compute them. Default: as loaded.
         stem_ids: as for generate, for each prompt.
 
-        A sequence that fails ends with a chunk whose finish_reason is "error", with its `error`; the
-        others go on. So does a prompt that generate would refuse, but raises InputError at once if all
-        are given as a list, as bad options do.
+        A sequence that fails ends with a chunk with finish_reason "error" and its `error`; the others
+        go on. So does a prompt that generate would refuse; but if all prompts are given as a list, it
+        raises InputError at once, as bad options do.
         """
         from stem_edge.runtime.batching.opening import params_of_each, requests, run
 
@@ -144,9 +144,9 @@ class Model(Answering):
         save_messages(self._prefixes, Path(path), lambda: conversation.prompt(messages), messages)
 
     def load_conversation(self, path: str | Path) -> Conversation:
-        """Return the conversation of a file; its next turn goes on from where it was, if it can.
+        """Return the conversation of a file; its next turn goes on from there, if it can.
 
-        Another bundle, engine, processor or release computes its prompt anew. Raises InputError
+        Another bundle, engine, processor or release computes its prompt again. Raises InputError
         for a file that is damaged or no conversation.
         """
         from stem_edge.runtime.conversations.file import load_messages

@@ -158,8 +158,8 @@ def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np
 def nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
     """Mask of the fewest weights [n], greatest first, that reach the share `top_p` of their sum.
 
-    Weights are 0 to 1. A histogram over their exponents finds the bin in which the share is
-    reached, and only that bin is sorted.
+    Weights are 0 to 1. A histogram over their exponents finds the bin that reaches the share, and
+    only that bin is sorted.
     """
     bins = np.ascontiguousarray(weights).view(np.int64) >> NUCLEUS_SHIFT  # in the order of weights
     bins -= bins.max() - NUCLEUS_BINS

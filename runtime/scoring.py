@@ -1,4 +1,4 @@
-"""Log probabilities of continuations, which is what most evaluations ask of a model.
+"""Log probabilities of continuations, which most evaluations ask of a model.
 
 Pairs are sorted by their token ids, so that those with a common beginning are neighbours, and one KV
 cache serves them all: each pair computes only what differs from the one before. The choices of a
@@ -7,11 +7,11 @@ question process its context once, and choices of a single token share everythin
 Reuse must not decide which choice wins, so every token is computed in the same way whatever its
 neighbours: by the graph for prompts, if that is loaded, and paired with the token beside it, at an
 even position and the next (kernels round an unpaired token differently; see steps.cut). A sequence
-of odd length is padded with its last token, whose logits are not used. What still differs with reuse
-is rounding in float32: with the demo model, logits by up to 4e-6, and in 99 of 100 sequences by
-nothing. Smaller keys and values make steps of it: with float16, choices moved by up to 0.15 nats. So
-these are reused only where pairs are computed to the same bits (BackendContext.resumes); float32 ones
-also where kernels round by the number of tokens of a step, as ggml's and those of experts do.
+of odd length is padded with its last token; the logits of the padding are not used. With reuse, only
+rounding in float32 still differs: with the demo model, logits by up to 4e-6, and in 99 of 100
+sequences not at all. Smaller keys and values enlarge this: with float16, choices moved by up to 0.15
+nats. So these are reused only where pairs are computed to the same bits (BackendContext.resumes);
+float32 ones also where kernels (ggml's, experts') round by the number of tokens of a step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Request:
 
 
 class Scorer:
-    """Scores pairs with a loaded model; it can be used again and keeps nothing but counts.
+    """Scores pairs with a loaded model; it can be used again and keeps only counts.
 
     reuse: False processes every pair from its beginning, for comparison; so does True with keys and
     values whose reuse would show in scores, such as float16.
@@ -128,8 +128,8 @@ class Scorer:
     def text(self, token_ids: Sequence[int], top: int) -> Iterator[list[TokenLogprobs]]:
         """Yield log probabilities of each token of a text but the first, a step's at a time.
 
-        They are those of which `scores` makes sums. top: of the most probable tokens, too. Raises
-        InputError for fewer than two ids, ids out of range, or more than the context holds.
+        `scores` sums these up. top: also give this many most probable tokens. Raises InputError for
+        fewer than two ids, ids out of range, or more than the context holds.
         """
         request = self._request(0, token_ids[:1], token_ids[1:])
         inputs, targets = request.inputs, request.targets
@@ -162,7 +162,7 @@ class Scorer:
 def _sum_up(
     logits: Iterator[tuple[int, F32]], length: int, alike: Sequence[_Request]
 ) -> list[Score]:
-    """Score continuations whose inputs are the same `length` ids, from (position, logits)."""
+    """Score continuations with the same `length` input ids, from (position, logits)."""
     sums, greedy = [0.0] * len(alike), [True] * len(alike)
     for position, row in logits:
         if position == length:  # the padding of an odd length

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Figures that follow from others.
 DERIVED = ("prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_step", "records_per_step",
            "flash_bytes_per_token", "hit_rate", "host_hit_rate", "tier_hit_rate")  # fmt: skip
-# Field of RowCounters -> that of GenerationStats, where the names differ.
+# Field of RowCounters -> field of GenerationStats, where the names differ.
 STATS_OF = {"hits": "row_hits", "misses": "row_misses", "bytes_read": "flash_bytes"}
 
 
@@ -29,17 +29,17 @@ class GenerationStats:
     """
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt, whose keys and values an earlier call had computed
+    cached_tokens: int = 0  # of the prompt; an earlier call had computed their keys and values
     new_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0  # steps after the first token
-    sequences: int = 0  # whose prompt was computed
+    sequences: int = 0  # with a computed prompt
     decode_steps: int = 0
     decode_records: int = 0  # distinct ones of each decode step, added up
     drafted_tokens: int = 0  # guessed, and computed in a step beside the token before
     accepted_tokens: int = 0  # of those, in the answer
     first_token_seconds: float = 0.0  # from the call to the first token
-    row_hits: int = 0  # tokens whose record was there when a step needed it
+    row_hits: int = 0  # the record was there when a step needed it
     row_misses: int = 0  # records that a step had to bring
     flash_bytes: int = 0  # records read from the table store
     stall_seconds: float = 0.0  # waiting for those reads
@@ -74,7 +74,7 @@ class GenerationStats:
 
     @property
     def decoded_tokens(self) -> int:
-        """New tokens without the first of each sequence, whose logits come from the prompt."""
+        """New tokens without the first of each sequence: its logits come from the prompt."""
         return self.new_tokens - max(1, self.sequences)
 
     @property
@@ -95,7 +95,7 @@ class GenerationStats:
 
     @property
     def hit_rate(self) -> float:
-        """Share of tokens that needed no read of their own."""
+        """Share of tokens that needed no read themselves."""
         uses = self.row_hits + self.row_misses
         return self.row_hits / uses if uses else 0.0
 
@@ -163,9 +163,9 @@ class Recorder:
         self._update()
 
     def prefilled(self, tokens: int, cached: int = 0, seconds: float | None = None) -> None:
-        """Note the end of a prompt, whose first `cached` tokens had been computed before.
+        """Note the end of a prompt; its first `cached` tokens had been computed before.
 
-        seconds: that its steps took, if others took turns with them; default: since the call began.
+        seconds: of its steps, if others took turns with them; default: since the call began.
         """
         self._stats.sequences += 1
         self._stats.prompt_tokens += tokens
@@ -175,7 +175,7 @@ class Recorder:
         self._update()
 
     def sampled(self, *, drafted: bool = False) -> None:
-        """Note that a token was chosen. drafted: it is what was guessed."""
+        """Note that a token was chosen. drafted: whether it was guessed."""
         self._stats.new_tokens += 1
         self._stats.accepted_tokens += drafted
         if self._stats.new_tokens == 1:

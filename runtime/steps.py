@@ -41,19 +41,19 @@ class Step(NamedTuple):
     """Tokens to process at once."""
 
     token_ids: I64  # [T]
-    row_ids: I64  # [T], whose rows they look up
+    row_ids: I64  # [T], the rows that they look up
     logits: int  # of how many of the last tokens logits are wanted
 
 
 class Guesses:
-    """Drafts for one answer; this base class has none."""
+    """Drafts for one answer; this base class makes no drafts."""
 
     quick = True  # whether a token may wait for what follows it
 
     def after(self, seen: Sequence[int], room: int) -> list[int]:
         """Return guesses at what follows the prompt and answer so far: at most `room` tokens.
 
-        `seen` begins with what it was at the call before.
+        `seen` begins with the `seen` of the previous call.
         """
         return []
 

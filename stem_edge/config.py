@@ -13,7 +13,7 @@ from stem_edge.limits import MAX_PARAMETERS
 
 
 class ModelConfig(Description, frozen=True):
-    """A model whose numbers do not contradict each other. Raises ValueError if they do."""
+    """A model's numbers. Raises ValueError if they contradict each other."""
 
     def __post_init__(self) -> None:
         check_config(self)

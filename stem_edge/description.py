@@ -46,14 +46,14 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     activation: Activation = "silu"
     attention_scale: float = 0.0  # factor of scores; 0: 1 / sqrt(head_dim)
     v_norm: bool = False  # an RMS norm of v heads, without a weight
-    layer_scale: bool = False  # hidden states after a layer are multiplied by a factor of its own
+    layer_scale: bool = False  # hidden states after a layer are multiplied by the layer's factor
     ple_width: int = 0  # per-layer embeddings: values of a row
     ple_scale: float = 1.0  # per-layer embeddings: factor of rows that come from the tables
-    # Per-layer embeddings: ids with rows of their own, while the others use row 0; 0: all ids.
+    # Per-layer embeddings: ids with their own rows; other ids use row 0. 0: all ids.
     ple_records: int = 0
-    # AltUp (arXiv 2301.13310): a token has several hidden states, of which one goes through
-    # attention and FFN, while the others are predicted from it; per-layer embeddings are added to
-    # all but the first.
+    # AltUp (arXiv 2301.13310): a token has several hidden states. One goes through attention and
+    # FFN, and the others are predicted from it; per-layer embeddings are added to all but the
+    # first.
     streams: int = 1
     active_stream: int = 0  # the one that goes through attention and FFN
     ple_gate_scale: bool = False  # factors of the active stream before the gate of its row
@@ -95,7 +95,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return tuple(layers)
 
     def _own_layer(self, number: int) -> Layer:
-        """Description of a layer as if it had K and V of its own."""
+        """Description of a layer as if it computed K and V."""
         kinds = [kind for kind in self.layer_kinds if number in kind.layers]
 
         def own(field: str) -> int:
@@ -113,9 +113,9 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def plain(self) -> bool:
-        """Return whether all layers have the model's sizes, SiLU, and K and V of their own.
+        """Return whether all layers have the model's sizes and SiLU, and compute K and V.
 
-        Everything runs such models; only ggml and onnxruntime's CPU graphs run the others.
+        All engines run such models; only ggml and onnxruntime's CPU graphs run the others.
         """
         scales = (self.embedding_scale, self.attention_scale)
         unusual = self.layer_kinds or self.borrowed_kv_layers or self.ple_width
@@ -130,7 +130,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def own_kv_layers(self) -> int:
-        """Number of the first layers that compute K and V of their own."""
+        """Number of the first layers, which compute K and V."""
         return self.n_layers - self.borrowed_kv_layers
 
     @property

@@ -9,7 +9,7 @@ import msgspec
 
 Term = Literal["matrix", "row"]
 # An FFN computes W_down (SiLU(gate) * up); gate and up are each W x, the token's row, or their sum.
-# An expert is a dense FFN whose three matrices are the row.
+# An expert is a dense FFN with its three matrices in the row.
 FFN_TERMS: dict[str, dict[str, tuple[Term, ...]]] = {
     "dense": {"gate": ("matrix",), "up": ("matrix",)},
     "stem": {"gate": ("matrix",), "up": ("row",)},  # STEM paper, eq. 4
@@ -69,7 +69,7 @@ class Rope(msgspec.Struct, frozen=True):
 
 
 class LayerKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes and rotation in which some layers differ from the model; 0: as in the model."""
+    """Sizes and rotation of layers that differ from the model; 0: as in the model."""
 
     layers: tuple[int, ...]  # ascending
     head_dim: int = 0

@@ -11,7 +11,7 @@ WIDTH = 80  # columns of a small terminal
 
 
 def table(rows: Sequence[Sequence[str]], align: str = "lr", gap: int = 2) -> list[str]:
-    """Return rows as lines whose columns line up, each as wide as its widest cell.
+    """Return rows as lines with aligned columns, each as wide as its widest cell.
 
     align: "l" or "r" for each column; the last letter holds for all that follow. Rows may differ in
     length. A table wider than a small terminal gets one space between its columns.

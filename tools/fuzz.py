@@ -88,7 +88,7 @@ def run_guided(
         random = Random(seed)
         return mutate(change, random, data, random.choice(seeds))[:max_nbytes]
 
-    if child := os.fork():  # because libFuzzer ends the process in which it runs
+    if child := os.fork():  # because libFuzzer ends its process
         if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             sys.exit(status)
         return

@@ -229,7 +229,7 @@ def attacked(
 
 @contextmanager
 def served(bundle: Path, files: int, options: list[str], log: Path) -> Iterator[tuple[int, int]]:
-    """Start a server that may open so many files; yield its port and process id."""
+    """Start a server with a limit of open files; yield its port and process id."""
     with socket.create_server((HOST, 0)) as free:
         port = int(free.getsockname()[1])
     serve = f'ulimit -n {files}; exec "$0" -m stem_edge serve "$@" --port {port}'

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 Layout = Literal["training", "consolidated"]
-# Tables are cut from one block of so many random values, because drawing 17 billion takes minutes.
+# Tables are cut from one block of this many random values: drawing 17 billion would take minutes.
 NOISE_VALUES = 1 << 22
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -119,7 +119,7 @@ def run_hidden(arguments: Sequence[str]) -> int:
     library = BUILD / "hide_vnni.so"
     source = Path(__file__).with_name("hide_vnni.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-    # A cache of its own, because the user's one holds results for this processor with all features.
+    # A separate cache, because the user's holds results for this processor with all features.
     hidden = {"LD_PRELOAD": str(library), "XDG_CACHE_HOME": str(BUILD / "cache")}
     command = [sys.executable, *arguments]
     status = subprocess.run(command, cwd=ROOT, env={**os.environ, **hidden}, check=False).returncode

@@ -27,7 +27,7 @@ Share = Literal["1/3", "1/2", "full"]
 KINDS: tuple[ExportTables, ...] = ("int8", "mixed", "fp16")  # of rows
 SHARES: tuple[Share, ...] = get_args(Share)
 GROUP = 128  # values that share a scale, in rows and in matrices
-VOCABULARY = 128_256  # of Llama 3, in whose ids the texts are
+VOCABULARY = 128_256  # of Llama 3, which gave the texts' ids
 # From the published config.json of Llama 3.1 and 3.2 and Qwen2.5, whose shapes the paper takes. Heads
 # are untied, as in the paper. Name: vocabulary, d, layers, query heads, key heads, head, d_ff.
 SHAPES = {

@@ -24,10 +24,10 @@ class Form(ABC):
 
     exact: str  # options that quantize nothing
     better: str  # what comes closer to the checkpoint, in words
-    after_tables = False  # whether its steps follow those of the tables
+    after_tables = False  # whether its steps run after the steps of the tables
 
     def library(self) -> Ggml | None:
-        """Return the library that quantizes, if one does. Raises what tells that it is not there."""
+        """Return the library that quantizes, if one does. Raises BackendError if it is missing."""
         return None
 
     @abstractmethod
@@ -43,7 +43,7 @@ class Form(ABC):
         """Return what keeps these types of a GGUF file, by the names of their matrices."""
 
     def texts_of_peaks(self, job: Job) -> Sequence[list[int]]:
-        """Return the sequences that peaks of keys and values are taken from, beside the judged one."""
+        """Return the sequences that give peaks of keys and values, beside the judged one."""
         return ()
 
     @abstractmethod

@@ -159,7 +159,7 @@ def _rope(config: ModelConfig, architecture: str) -> tuple[dict[str, GgufValue],
 
 
 def _own_ramp(scaling: object) -> bool:
-    """Return whether YaRN's ramp is not llama.cpp's, which ends at whole dimensions and at YARN_TURNS."""
+    """Return whether YaRN's ramp differs from llama.cpp's (ends at whole dimensions and YARN_TURNS)."""
     if not isinstance(scaling, YarnRope):
         return False
     return not scaling.truncate or (scaling.beta_fast, scaling.beta_slow) != YARN_TURNS

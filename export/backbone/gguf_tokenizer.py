@@ -8,10 +8,10 @@ r"""Metadata of a tokenizer in GGUF's standard keys, so that llama.cpp reads tex
 
 llama.cpp gives the ids of the tokenizers library, with these exceptions:
 
-- a pattern that it does not know, which becomes "default", and what else `differences` finds;
+- a pattern that it does not know becomes "default"; `differences` finds this and more;
 - characters whose class differs between the Unicode versions of the two;
 - names of special tokens that overlap in a text, and white space that a token strips around it;
-- the text "▁" itself in "llama" tokenizers, which is read as a space; sentencepiece does so, too.
+- the text "▁" itself is read as a space in "llama" tokenizers, as sentencepiece does.
 
 A model with more tokens than its tokenizer gets unused tokens [PAD0] and so on. There is no
 tokenizer.ggml.padding_token_id, because no exported tokenizer pads. tokenizer.huggingface.json
@@ -207,7 +207,7 @@ def _types(parsed: dict[str, Any], names: list[str], kind: str) -> I32:
 def _special(
     converted: ExportedTokenizer, names: list[str], unknown: str | None
 ) -> dict[str, GgufValue]:
-    """Return the ids of special tokens, which of them are added to a text, and the chat template."""
+    """Return special tokens' ids, whether a text gets begin and end, and the chat template."""
     ids = {"bos": converted.bos_id, "unknown": names.index(unknown) if unknown else None}
     ids |= dict(zip(("eos", "eot", "eom"), converted.eos_ids, strict=False))
     values: dict[str, GgufValue] = {

@@ -1,8 +1,8 @@
 """Writer of GGUF files, version 3, in a stream: header, metadata, and tensors piece by piece.
 
-The format is ggml's docs/gguf.md, of which only what this project needs is here: little-endian,
-alignment 32, tensors in the given order. The gguf package's writer opens files of its own; this one
-writes through BundleFile, which hashes and fsyncs, and holds only a few pieces of a matrix.
+The format is ggml's docs/gguf.md. Only what this project needs is here: little-endian, alignment
+32, tensors in the given order. The gguf package's writer opens files itself; this one writes
+through BundleFile, which hashes and fsyncs, and holds only a few pieces of a matrix.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class PaddedTensors(Mapping[str, Matrix]):
 class WeightFile:
     """Weight file being written. Matrices in blocks need a quantizer.
 
-    peaks: consumer of the prefill graph -> greatest magnitudes of its input [K]; and those of keys
-        and values, by the names of their tensors.
+    peaks: consumer of the prefill graph -> greatest magnitudes of its input [K]; name of a tensor
+    of keys or values -> its peaks.
     """
 
     def __init__(

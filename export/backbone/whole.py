@@ -20,7 +20,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
     """Build one graph from token ids to logits, over the weight file of `decoding`.
 
     It is made for other tools: every value has a shape, rows are float inputs row.<l> [1, T, row
-    width], and ONNX's default domain has none of the operators that onnxruntime alone adds to it.
+    width], and the default domain has only ONNX's own operators, not those that onnxruntime adds.
     Experts are inputs in slots, as at runtime.
     """
     graph, plan = Graph(), WeightPlan(BACKBONE_DATA)
@@ -34,7 +34,7 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
         start = start._replace(hidden=x)
         x = layers_in_order(products, config, layout, cache, rest, start, f"{io.REST}.{io.HIDDEN}")
     head(products, config, x, "T")
-    if format.tied:  # after the head, whose weights it takes, but computed first
+    if format.tied:  # built after the head, because it takes its weights, but computed first
         later, graph.nodes = graph.nodes, []
         embedding(products, config, io.HIDDEN)
         graph.nodes += later

@@ -49,10 +49,10 @@ LAYER_NAMES = {
     "mlp.stem_embedding": "table",
 }
 FUSED, TABLE = "wkv", "table"
-TURNED = ("wq", "wk", "q_norm", "k_norm")  # tensors whose rows are in the order of RoPE
+TURNED = ("wq", "wk", "q_norm", "k_norm")  # their rows are in the order of RoPE
 
 EPS = 1e-8  # of all norms
-SPANS = {"1/3": 3, "1/2": 2, "full": 1}  # stem_ratio -> every so many layers, the last has a table
+SPANS = {"1/3": 3, "1/2": 2, "full": 1}  # stem_ratio -> n: every n-th layer has a table
 BIASED = ("wq", "wk", "wv", "wo", "gate", "up", "down")
 
 EXPECTED: dict[str, tuple[object, ...]] = {
@@ -141,7 +141,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         tables=tables,
         tokenizer=TokenizerSource("json", file.with_name("tokenizer.json"), add_bos=False),
         notes=(f"{file.name} of {len(states)} states, not {one_line(others)}",) if others else (),
-        # Only modules whose rows keep their order, because LoRA adapters are merged by row.
+        # Only modules that keep the order of their rows, because LoRA adapters are merged by row.
         names={
             theirs: ours
             for theirs, ours in _names(config).items()

@@ -88,7 +88,7 @@ def module_names(
 
 
 def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint if its tensors are those of its config. Raises CheckpointError."""
+    """Return the checkpoint if its tensors fit its config. Raises CheckpointError."""
     config = checkpoint.config
     expected: dict[str, tuple[int, ...]] = dict(config.backbone_shapes())
     table = (config.records, config.record_values // max(1, len(config.stem_layers)))

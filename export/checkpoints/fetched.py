@@ -124,7 +124,7 @@ def _matching(files: set[str], patterns: Iterable[str]) -> list[str]:
 
 
 def _fetch(snapshot: Snapshot, files: list[str]) -> None:
-    """Fetch files; those of more than some megabytes have hashes on the hub, which are compared."""
+    """Fetch files. The hub has hashes of files above some megabytes; compare these."""
     listing = snapshot.listing
     hashed = {
         file: Expected(listing[file].nbytes, listing[file].blob)

@@ -43,7 +43,7 @@ SUFFIX = ".gguf"
 LLAMA, QWEN3 = "llama", "qwen3"
 ARCHITECTURES = (LLAMA, "qwen2", QWEN3)
 ROPE_FACTORS = "rope_freqs.weight"
-# What Llama 3.1 and 3.2 make their factors with, of which a file has only the result.
+# Llama 3.1 and 3.2 compute their factors from these; a file has only the result.
 LLAMA3 = 1.0, 4.0, 8192  # low_freq_factor, high_freq_factor, original_context
 # Keys that change nothing here: sizes that follow from others, and what converters note.
 IGNORED = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.causal"}

@@ -92,7 +92,7 @@ class HeadRows:
 
 
 class CodedHeads(HeadRows):
-    """The same of a Coded matrix, whose rows keep their codes."""
+    """The same for a Coded matrix; its rows keep their codes."""
 
     def __init__(self, matrix: Coded, order: npt.NDArray[np.intp], nbytes: int = 0) -> None:
         super().__init__(matrix, order, nbytes)

@@ -119,12 +119,12 @@ def merge_lora(checkpoint: Checkpoint, adapter: str | Path) -> Checkpoint:
             "safetensors"
         )
     modules = _read_modules(path)
-    # Added for a tied head, which has no matrix of its own; lm_head is PEFT's usual name for it.
+    # Added for a tied head, which has no matrix; lm_head is PEFT's usual name for it.
     names = {"lm_head": "head", **checkpoint.names}
     if checkpoint.config.tied_head and {"embedding", "head"} & {names.get(m) for m in modules}:
         checkpoint = _untied(checkpoint)
     backbone = dict(checkpoint.backbone)
-    # Where keys are values, there is one matrix, which is that of the keys.
+    # Where keys are values, the matrix of the keys is the only one.
     keys = {name: name.removesuffix("wv") + "wk" for name in backbone if name.endswith(".wv")}
     shared = {v: k for v, k in keys.items() if backbone[v] is backbone[k]}
     for module, parts in modules.items():
@@ -172,7 +172,7 @@ def _read_modules(path: Path) -> dict[str, dict[str, StoredTensor]]:
 
 
 def _untied(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with a head of its own, because an adapter changes only one of the two."""
+    """Return the checkpoint with its head untied, because an adapter changes only one of the two."""
     config = msgspec.structs.replace(checkpoint.config, tied_head=False)
     backbone = {**checkpoint.backbone, "head": checkpoint.backbone["embedding"]}
     return replace(checkpoint, config=config, backbone=backbone)

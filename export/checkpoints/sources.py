@@ -23,7 +23,7 @@ class Sources:
     """Files that an export may read, with their state when it began."""
 
     def __init__(self, paths: Sequence[str | Path | None]) -> None:
-        """paths: files, and folders, whose files all count."""
+        """paths: files, and folders for all their files."""
         given = _real(paths)
         inside = {file for path in given for file in (path, *path.rglob("*"))}
         self._before = {
@@ -80,7 +80,7 @@ def _state(path: Path) -> tuple[int, ...] | None:
 
 
 def check_apart(out: str | Path, paths: Sequence[str | Path | None]) -> None:
-    """Raise ExportError if what an export replaces is, or holds, what it reads."""
+    """Raise ExportError if an export would replace what it reads, or a folder around it."""
     place = Path(out).resolve()
     if not place.exists():
         return

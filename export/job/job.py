@@ -43,7 +43,7 @@ class Job:
     source: Checkpoint
     converted: ExportedTokenizer
     options: ExportOptions
-    format: BackboneFormat | GgufFormat  # that of the options, with types that were measured
+    format: BackboneFormat | GgufFormat  # the options' format, with types that were measured
     text_ids: npt.NDArray[np.int64]  # of the calibration text
     counts: Counts  # of the tokens in a text that the user gave
     tables: TablePlan | None  # None for a dense model

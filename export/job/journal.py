@@ -1,13 +1,13 @@
-"""Journal of the finished steps of an export, by which it can be continued if it is killed.
+"""Journal of the finished steps of an export, so that it can go on after it was killed.
 
 An export is a sequence of steps, each of which writes whole files. The journal is a file of the
 working folder with one line for each finished step: its files with their checksums, and the errors
 that it measured. Files of a step that is not in the journal are written again. The first line
-identifies what is being exported; if the checkpoint or an option differs, everything starts anew.
+identifies what is exported; if the checkpoint or an option differs, everything starts again.
 So a resumed export ends in the same bytes.
 
 A step's files are durable, names included, before its line is written. Lines of an earlier run may
-be readable and yet not on the medium, so the journal is written anew, as a whole.
+be readable and yet not on the medium, so the whole journal is written again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def read_subject(folder: Path) -> str | None:
 
 
 class Journal:
-    """Steps of the export in `folder`, those of an earlier run included."""
+    """Steps of the export in `folder`, also from an earlier run."""
 
     def __init__(self, folder: Path, subject: str) -> None:
         self.folder, self.subject, self.steps = folder, subject, dict[str, Step]()

@@ -44,7 +44,7 @@ TYPES = {bits: name for name, bits in WEIGHT_BITS.items()}
 CHOSEN: tuple[WeightType, ...] = ("fp32", "int8", "int4")
 QUANTIZERS: tuple[QuantizerName, ...] = ("rtn", "gptq")
 CALIBRATION_TOKENS = 16384
-# Types whose ggml quantizers ignore the importance of channels.
+# ggml's quantizers of these types ignore the importance of channels.
 UNWEIGHTED: tuple[GgufType, ...] = ("f32", "f16", "q8_0")
 ExportEngine = Literal["onnx", "gguf"]
 # Engine -> types that its backbone can have, and the default.
@@ -146,7 +146,7 @@ class ExportOptions:
 
     @property
     def fixed(self) -> frozenset[MatrixKind]:
-        """Kinds of matrices whose types are given, or follow from others."""
+        """Kinds of matrices with given types, or types that follow from others."""
         given: list[MatrixKind] = [*SMALL_KINDS, *(self.bits or {})]
         given += VOCABULARY_KINDS if self.head is not None else ()
         given += ["v"] if "qkv" in given else []

@@ -39,7 +39,7 @@ class Working:
     """Folder or file that takes the target's name when it is complete."""
 
     path: Path
-    needed_nbytes: int = 0  # at least so many are still to be written; 0: not known yet
+    needed_nbytes: int = 0  # least bytes still to be written; 0: not known yet
     keep: bool = False  # after any error, because the next export can continue it
 
 
@@ -209,8 +209,8 @@ def _sync_all(folder: Path) -> None:
 def take_place(new: Path, out: Path) -> None:
     """Give `new` the name `out` durably, then delete what had that name.
 
-    After an OSError `out` is what it was, as far as the disk still obeys; nothing is deleted then,
-    since nobody knows which of the names a power cut would bring back.
+    After an OSError `out` is what it was, as far as the disk still obeys. Nothing is deleted then,
+    because a power cut could bring back either name.
     """
     old, undo = _swap(new, out)
     try:

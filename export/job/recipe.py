@@ -23,8 +23,8 @@ from stem_edge.units import format_size
 
 Quality = Literal["small", "balanced", "near-lossless"]
 QUALITIES: tuple[Quality, ...] = get_args(Quality)
-# Quality -> divergence in nats that its matrices of 4 bits may cost; near-lossless has none. With
-# 0.042, SmolLM2-135M-Instruct is no further off than with llama.cpp's Q4_K_M, in fewer bytes.
+# Quality -> divergence in nats that its 4-bit matrices may cost; near-lossless has no such ones.
+# With 0.042, SmolLM2-135M-Instruct is no further off than with llama.cpp's Q4_K_M, in fewer bytes.
 BOUNDS: dict[str, float] = {"small": 0.1, "balanced": 0.042}
 # Share of the cost of rounding that GPTQ leaves. Found with SmolLM2-135M-Instruct, on other text.
 LEFT_BY_GPTQ = 0.312
@@ -54,10 +54,10 @@ def choose_types(
     text_ids: I64,
     layer_done: Callable[[], object] = lambda: None,
 ) -> BackboneFormat:
-    """Return the format with 8 bits for the matrices whose 4 bits cost most for their bytes.
+    """Return the format with 8 bits for the matrices that lose most at 4 bits for their bytes.
 
-    format: has 4 bits everywhere; fixed: kinds that keep their type. Raises ExportError for a size
-    that 4 bits everywhere exceed.
+    format: has 4 bits everywhere; fixed: kinds that keep their type. Raises ExportError if even
+    4 bits everywhere exceed the size.
     """
     if kinds_of(source.config) <= {*fixed}:
         return format

@@ -44,9 +44,9 @@ Keep: TypeAlias = Callable[[ModelConfig, dict[str, TensorType]], Stored]
 
 
 def keep_stored_types(source: Checkpoint, options: ExportOptions, keep: Keep) -> ExportOptions:
-    """Choose the types of the checkpoint's own matrices, if no others are asked for.
+    """Keep the types in which the checkpoint stores its matrices, if no others are asked for.
 
-    Matrices that an adapter changed have none, so such a model is quantized as others are.
+    Matrices that an adapter changed have no stored type, so such a model is quantized as usual.
     """
     asked = [name for name in CHOICES if getattr(options, name) is not None]
     matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}

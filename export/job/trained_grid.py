@@ -52,9 +52,9 @@ def keep_trained_grid(
 
 
 def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
-    """Return each kind of matrix whose values lie on a grid of 4 bits, with the size of its blocks.
+    """Return the kinds of matrices with values on a grid of 4 bits: kind -> size of its blocks.
 
-    Some rows of some layers are read. Matrices that an adapter changed lie on no grid.
+    Reads some rows of some layers. Matrices that an adapter changed lie on no grid.
     """
     matrices: dict[str, list[Matrix]] = {}
     for name, shape in source.config.backbone_shapes().items():
@@ -108,7 +108,7 @@ def _some(matrices: Iterable[Matrix]) -> list[Matrix]:
 
 
 def _block(matrix: Matrix) -> int:
-    """Return the greatest block size at which all values lie on a grid; 0 if no size does."""
+    """Return the greatest block size that puts all values on a grid; 0 if there is none."""
     count, width = matrix.shape
     starts = range(0, count, max(1, count // ROWS))[:ROWS]
     rows: F32 = np.concatenate([matrix.rows(at, at + 1) for at in starts])

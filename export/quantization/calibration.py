@@ -102,7 +102,7 @@ def observe(
     """Compute the checkpoint's logits [T, V], and peaks, the greatest magnitude of every channel.
 
     Peaks are of each input of matrices [K], by its name in stem_edge.numerics.reference.Observer,
-    and of keys and values, as kv_peaks.py says; those of keys and values also over the texts.
+    and of keys and values (kv_peaks.py), for which the texts count, too.
     """
     peaks, config = dict[str, F32](), checkpoint.config
 

@@ -55,6 +55,6 @@ def errors(totals: Iterable[Mapping[str, Total]]) -> dict[str, KindError]:
 
 
 def _total(parts: Iterable[Total]) -> Total:
-    """Add up, exactly, so that the order in which threads finished does not show."""
+    """Add up exactly, so that the order of threads does not change the sum."""
     worst, sums, counts = zip(*((part.worst, part.sum, part.count) for part in parts), strict=True)
     return Total(max(worst), math.fsum(sums), sum(counts))

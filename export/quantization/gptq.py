@@ -25,7 +25,7 @@ from stem_edge.numerics.quantizing import Blocks, cut, pack_codes, reciprocals
 DAMPING = 0.1
 DAMPING_STEP = 10.0  # factor of more damping when rounding errors leave no Cholesky factor
 SMALL = 256  # triangles up to this size are inverted at once
-TILE_COLUMNS = 32  # columns whose corrections are applied to the rest of the matrix at once
+TILE_COLUMNS = 32  # columns per tile: their corrections reach the rest of the matrix at once
 
 
 class Inputs(NamedTuple):
@@ -55,7 +55,7 @@ def inverse_factor(hessian: F32) -> F32:
     Takes three times the memory of H beside it.
     """
     mean = float(np.diagonal(hessian).mean(dtype=np.float64)) or 1.0
-    # Rows and columns are reversed, so that H = L L^T becomes H = R R^T with an upper R, whose
+    # Rows and columns are reversed, so that H = L L^T becomes H = R R^T with an upper R. Its
     # inverse is U: one factorization instead of two and an inversion.
     damped = hessian[::-1, ::-1] / np.float32(mean)
     diagonal, damping = np.einsum("kk->k", damped), DAMPING  # a view of the diagonal

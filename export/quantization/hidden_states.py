@@ -48,7 +48,7 @@ class HiddenStates:
     def observe_head(self, see: Observer) -> None:
         """Show the inputs of the head, and of matrices before it, to `see`, after the last layer."""
         backbone, config = self._checkpoint.backbone, self._checkpoint.config
-        # A head of one row avoids computing logits, which nobody reads.
+        # A head of one row saves computing logits, which are not used.
         row = ArrayMatrix(np.zeros((1, config.dim), np.float32))
         bias = ArrayMatrix(np.zeros(1, np.float32))
         short: dict[str, Matrix] = {
@@ -71,7 +71,7 @@ def squares(x: F32) -> F32:
 
 def damped(squares: F32) -> F32:
     """Return the importance [K] of channels by their squares, all positive. A share of the mean is
-    added, because a text lacks some inputs, and ggml loses blocks whose channels all count 0."""
+    added, because a text lacks some inputs, and ggml loses blocks if all their channels count 0."""
     return np.asarray(squares + DAMPING * (squares.mean() or 1), np.float32)
 
 

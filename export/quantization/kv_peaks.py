@@ -1,7 +1,7 @@
-"""Greatest magnitudes of keys and values, which the scales of a quantized KV cache follow from.
+"""Peaks: greatest magnitudes of keys and values. They give the scales of a quantized KV cache.
 
-They are of rotated keys. What rotates is a pair of channels, whose angle depends on the position,
-so both have the peak of the pair's length.
+Keys are rotated first. RoPE rotates pairs of channels by an angle that depends on the position,
+so both channels get the peak of the pair's length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT_TOKENS = 1024  # of a calibration text
 
 
 class KvPeaks:
-    """Peaks of each layer with keys and values of its own, over all tokens that it has seen."""
+    """Peaks of each layer that computes keys and values, over all tokens that it has seen."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint, self._found = checkpoint, dict[tuple[int, str], F32]()

@@ -40,8 +40,8 @@ TILE_VALUES = 1 << 18  # at a time, so that they stay in the CPU's cache
 def with_offsets(matrix: F32, block: int) -> Blocks:
     """Quantize [N, K] to 4 bits: value = (code - 8) * scale + offset.
 
-    Values of a block that have at most 16 evenly spaced levels are kept, up to a rounding of float32;
-    those of other blocks go to the nearest of 16 levels from the least to the greatest of them.
+    A block with at most 16 evenly spaced levels keeps its values, up to a rounding of float32. Values
+    of other blocks go to the nearest of 16 levels from their least to their greatest.
     """
     rows, width = matrix.shape
     codes = np.empty((rows, width), np.uint8)
@@ -89,7 +89,7 @@ SHARED = {"up": "gate", "v": "qkv"}  # product of a layer -> the one with the sa
 class Quantizer:
     """Quantizer to the nearest code, with scales from the range of each block.
 
-    It is asked for one product after the other, in the order in which data flows through the model.
+    It is asked for one product after the other, in the order of the data flow through the model.
     """
 
     def __init__(self, format: BackboneFormat) -> None:

@@ -1,7 +1,7 @@
 """Costs of storing each matrix of a model at 4 bits, measured on a text.
 
-A layer's cost is the divergence of the model in which it alone is rounded; its matrices share it by
-how far each moves the layer's result. Nothing is written, and one layer is in memory at a time.
+A layer's cost is the divergence of the model when only this layer is rounded. Its matrices share
+it by how far each moves the layer's result. Nothing is written; one layer is in memory at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRODUCTS = {"qkv": ("wq", "wk"), "v": ("wv",)}
 
 
 class Cost(NamedTuple):
-    """Cost of a product, whose name is as in a backbone's graph."""
+    """Cost of a product; its name is as in a backbone's graph."""
 
     kind: MatrixKind
     values: int  # of the matrix, or of those that it stacks
@@ -43,8 +43,8 @@ def costs(
 ) -> dict[str, Cost]:
     """Measure what 4 bits cost in each product of the layers, in the embedding and in the head.
 
-    token_ids: of a text. block: most values that share a scale. Products whose width is no multiple of
-    a block, and small ones (formats.SMALL_KINDS), are left out.
+    token_ids: of a text. block: most values that share a scale. Leaves out products with a width that
+    is no multiple of a block, and small ones (formats.SMALL_KINDS).
     """
     walk = _Walk(source, token_ids, block)
     for layer in range(source.config.n_layers):
@@ -68,7 +68,7 @@ class _Walk:
             self._rounded["embedding"] = embed(source.config, backbone, token_ids)
 
     def advance(self, layer: int) -> None:
-        """Run all models through a layer, and add the one in which this layer is rounded."""
+        """Run all models through a layer, and add a model with this layer rounded."""
         at = f"layers.{layer}."
         names = [at + name for name in self._config.layer_shapes(layer)]
         weights: dict[str, Matrix] = {
@@ -124,7 +124,7 @@ class _Walk:
 
 
 class _RoundedRows:
-    """Matrix [N, K] whose rows are rounded as they are read."""
+    """Matrix [N, K] that rounds its rows as they are read."""
 
     def __init__(self, matrix: Matrix, block: int) -> None:
         self._matrix, self._block = matrix, block
@@ -143,7 +143,7 @@ def _rounded(values: F32, block: int) -> F32:
 
 
 def _counts(name: str, matrix: Matrix, block: int) -> bool:
-    """Return whether a tensor is a matrix whose bits can be chosen."""
+    """Return whether a tensor is a matrix with a choice of bits."""
     shape = matrix.shape
     chosen = len(shape) == 2 and name.rpartition(".")[2] in _PARTS
     return chosen and fitting_block(shape[1], block) > 0

@@ -1,9 +1,9 @@
-"""GGUF files, version 2 or 3: keys with values, and tensors, read in place when their rows are asked for.
+"""GGUF files, version 2 or 3: keys with values, and tensors, read in place as their rows are used.
 
 A file is a header (counts, keys, the list of tensors) and the values of the tensors one after another,
 each at a multiple of general.alignment, up to the end of the file. Nothing is taken from a header
 before it is known to lie within the file; the layout is ggml's docs/gguf.md. A model may be split
-into files NAME-00001-of-00003.gguf and so on, whose first has the keys.
+into files NAME-00001-of-00003.gguf and so on; the first has the keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stem_edge.ggml.types import KEPT_TYPES
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT, ALIGNMENTS = 32, tuple(1 << n for n in range(3, 17))
-MAX_HEADER_NBYTES = 1 << 28  # that of a vocabulary of 260,000 tokens has 12 MB
+MAX_HEADER_NBYTES = 1 << 28  # a header with 260,000 tokens has 12 MB
 MAX_TENSORS, MAX_KEYS, MAX_AXES = 1 << 16, 1 << 14, 4
 MAX_NAME_NBYTES, MAX_TEXT_NBYTES = 1 << 10, 1 << 24
 MAX_VALUES = 1 << 22  # in arrays of a file, because each text takes about a hundred bytes
@@ -65,7 +65,7 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 def read_keys(path: Path) -> dict[str, Value]:
-    """Read the keys of a file, of a split model those of its first. Raises CheckpointError."""
+    """Read the keys of a file, or of a split model's first file. Raises CheckpointError."""
     return _open(split_files(path)[0]).keys
 
 
@@ -255,7 +255,7 @@ def _entry(header: _Header) -> _Entry:
 def _placed(
     file: SourceFile, entries: list[_Entry], start: int, alignment: int
 ) -> dict[str, GgufTensor]:
-    """Check where tensors lie, whose values begin at byte `start`, and return them by name."""
+    """Check where tensors lie and return them by name. start: byte where the values begin."""
     tensors: dict[str, GgufTensor] = {}
     at = end = 0
     for entry in entries:

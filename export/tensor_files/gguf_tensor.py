@@ -24,7 +24,7 @@ TILE_NBYTES = 1 << 18  # of codes that are decoded at once, so that they stay in
 
 @runtime_checkable
 class Coded(Matrix, Protocol):
-    """Matrix whose rows are stored in one of ggml's types."""
+    """Matrix with rows stored in one of ggml's types."""
 
     @property
     def type(self) -> TensorType:

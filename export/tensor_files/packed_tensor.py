@@ -1,7 +1,7 @@
 """Matrices stored as codes of 2, 4 or 8 bits with a scale for each row, as Gemma's QAT models have them.
 
 transformers defines the form (QuantizedLinear and QuantizedEmbedding of integrations/gemma_quant.py):
-codes of 2 and 4 bits count from 0 and lie low bits first in bytes, those of 8 bits are signed.
+codes of 2 and 4 bits count from 0 and lie low bits first in bytes; codes of 8 bits are signed.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ MOST_SHOWN = 8  # problems in a message
 
 
 class TensorFiles:
-    """Tensors of a folder, each of which is taken once, so that those left over can be found."""
+    """Tensors of a folder. Each is taken once, so that unused ones can be found."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -76,7 +76,7 @@ class TensorFiles:
         return sorted(self._left)
 
     def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> StoredTensor:
-        """Take the tensor of that name. Raises CheckpointError if it has none of these types."""
+        """Take the tensor of that name. Raises CheckpointError if it has another type."""
         if name not in self._left:
             raise CheckpointError(
                 f"{self._folder}: no tensor {name} in its safetensors files; check that config.json "

@@ -153,7 +153,7 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     at: int  # byte of the first value
-    strides: tuple[int, ...] = ()  # in values; by default those of plain rows
+    strides: tuple[int, ...] = ()  # in values; default: rows lie one after another
     checksum: Checksum | None = None
 
     def __post_init__(self) -> None:

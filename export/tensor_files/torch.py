@@ -68,7 +68,7 @@ def load_tensors(path: Path) -> dict[Any, Any]:
 
 
 def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict[str, StoredTensor]:
-    """Return the matrices and vectors of a model's state, by names without those of wrappers.
+    """Return the matrices and vectors of a model's state, by names without wrappers' prefixes.
 
     skipped: prefixes of names to be left out. Raises CheckpointError.
     """

@@ -142,7 +142,7 @@ def _check_pieces(folder: Path, key: str, shape: tuple[int, ...], pieces: list[_
 def _read(
     folder: Path, key: str, places: dict[Any, Any], piece: _Piece, files: dict[Path, SourceFile]
 ) -> StoredTensor:
-    """Open a piece of a tensor, whose size must be the index's."""
+    """Open a piece of a tensor; it must have the size that the index gives."""
     name = one_line(key)
     if (key, piece.offsets) not in places:
         raise ValueError(f"tensor {name} has no place in the index")

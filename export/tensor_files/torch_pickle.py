@@ -113,7 +113,7 @@ class _Reader:
         return Made(text, given) if maker is None else maker(*given)
 
     def _set_state(self, state: Any) -> None:
-        if isinstance(self.stack[-1], Made):  # not on a dict, whose attributes no reader needs
+        if isinstance(self.stack[-1], Made):  # not on a dict: no reader needs its attributes
             self.stack[-1].state = state
 
     def _append(self, values: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Reader of torch.save's zip archives, whose members are stored without compression.
+"""Reader of torch.save's zip archives, which store members without compression.
 
 Only what torch writes is accepted: no compression, no encryption, no comment or other bytes before
 or after the archive, every member within it and none over another. So no member can grow, lead
@@ -32,7 +32,7 @@ class Member(NamedTuple):
 
     at: int  # byte of the file
     nbytes: int
-    crc32: int  # 0: torch was told not to compute it
+    crc32: int  # 0: torch was set not to compute it
 
 
 def read_members(file: SourceFile, start: int, nbytes: int) -> dict[str, Member]:

@@ -1,7 +1,7 @@
 """Comparison of a converted tokenizer with its original, on texts of all kinds.
 
-A token's id chooses its row, so a bundle whose tokenizer gives other ids than the trainer's would
-run, and be wrong.
+A token's id chooses its row, so a bundle with a tokenizer that gives other ids than the trainer's
+would run, and be wrong.
 """
 
 from __future__ import annotations

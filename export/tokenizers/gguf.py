@@ -5,11 +5,11 @@
 | gpt2 | byte-level BPE, after the pattern that tokenizer.ggml.pre names |
 | llama | BPE as sentencepiece does it, with merges in the order of the scores |
 
-The patterns are those of the models' own tokenizer.json, which for "tekken" llama.cpp has without marks; a
-name stands for several models whose tokenizers are alike.
+The patterns come from the models' own tokenizer.json; llama.cpp's for "tekken" lacks marks. A name
+stands for several models with the same tokenizer.
 
-Differences that remain are those that backbone/gguf_tokenizer.py names. llama.cpp normalises no
-text, so a tokenizer whose original did reads such texts as llama.cpp does.
+backbone/gguf_tokenizer.py names the differences that remain. llama.cpp normalises no text, so if
+the original tokenizer did, the converted one reads such texts as llama.cpp does.
 """
 
 from __future__ import annotations

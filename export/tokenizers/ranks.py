@@ -1,4 +1,4 @@
-"""Conversion of tiktoken's rank files, and the tokenizer whose tokens are bytes.
+"""Conversion of tiktoken's rank files, and the tokenizer with bytes as tokens.
 
 One difference remains: text of more than 400,000 characters, which the trainer cuts into pieces
 first.
@@ -24,7 +24,7 @@ _NAMED |= {253: "<|fim_end_fill|>", 254: "<|fim_pad|>", 255: "<|fim_suffix|>"}
 
 
 def convert_bytes() -> Conversion:
-    """Build the tokenizer whose first 256 ids are the bytes of UTF-8."""
+    """Build the tokenizer that has the bytes of UTF-8 as its first 256 ids."""
     # Byte-level instead of byte fallback, which decodes a whole run of bytes to U+FFFD when a
     # single one of them is wrong.
     vocab = {char: byte for byte, char in enumerate(_byte_chars())}

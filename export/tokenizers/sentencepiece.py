@@ -62,7 +62,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """What a model file says about splitting a text; the names are those of its fields."""
+    """What a model file says about splitting a text; attributes are named like its fields."""
 
     pieces: tuple[Piece, ...]
     type: int

@@ -44,7 +44,7 @@ class EngineLoader(Protocol):
         """Allocate slots in the form that this engine's graph reads."""
 
     def open(self, slots: Slots | None) -> Backend:
-        """Load the backbone over these slots; a dense model has none.
+        """Load the backbone over these slots; None for a dense model.
 
         Raises BackendError; NotRunnableError if the engine's next loader may work instead.
         """

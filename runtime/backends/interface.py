@@ -22,8 +22,8 @@ LESS_MEMORY = (
 SIZES = (2, 4, 8)  # tokens of steps that are measured, and then taken
 MOST = max(SIZES)  # tokens of a step
 BEFORE = 64  # tokens before the steps that are measured; a batch has copies of them
-# Where a call may go on from kept keys and values, and compute the bits of a call that has none: at
-# the start of a pair of tokens, only where that call begins a step, or nowhere.
+# Where a call may go on from kept keys and values and get the bits of a fresh call: at the start of
+# a pair of tokens, only where a fresh call begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]
 MAX_REASON = 300  # characters of an engine's message
 # What onnxruntime puts before its messages: an error code, a place in its sources.
@@ -31,7 +31,7 @@ _CODE = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (?:Exception during initialization: )?"
 )
 _FUNCTION = re.compile(r"^\S+\.(?:cc|cpp|cu|h):\d+ [^(]*\(")
-# Parts of messages of onnxruntime, CUDA and WebGPU: these errors have no type of their own.
+# Parts of messages of onnxruntime, CUDA and WebGPU, because these errors have no own type.
 NO_MEMORY = (
     "bad_alloc",
     "allocate memory",
@@ -55,9 +55,9 @@ class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     seconds: float  # of a step of one token
     times: dict[int, float]  # tokens of a step -> its time beside that
-    same_bits: bool  # whether a token's logits are those of a step of its own
+    same_bits: bool  # whether a token's logits are the same as in a step alone
     same_in_batches: bool = False  # whether they are in a step of several sequences
-    threads: int = 0  # of the backbone; 0: those of this process
+    threads: int = 0  # of the backbone; 0: this process's threads
     sure: bool = True  # False where the machine was too busy to tell times
 
 
@@ -82,7 +82,7 @@ class BackendContext(Protocol):
 
     @property
     def settled(self) -> int:
-        """Earliest start of a step to which it can go back, beside 0, and compute the same bits."""
+        """Earliest position, beside 0, to go back to so that steps compute the same bits."""
 
     def rest(self) -> None:
         """Free what steps have taken beside the KV cache; the next step takes it again."""
@@ -119,7 +119,7 @@ class BackendContext(Protocol):
 class BackendBatch(Protocol):
     """Sequences that decode together, in places 0, 1, ...; a step takes one token of each.
 
-    Prompts are computed in contexts of their own, which then join.
+    Each prompt is computed in a context, which then joins.
     """
 
     copies: bool  # whether `join` copies, so that the context is free again
@@ -134,7 +134,7 @@ class BackendBatch(Protocol):
         """
 
     def leave(self, place: int) -> None:
-        """Remove a sequence; the last one moves to its place, whose own is free memory again."""
+        """Remove a sequence; the last one moves to its place, and its own place is freed."""
 
     def begin(
         self, first: int, token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]

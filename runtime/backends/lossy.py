@@ -1,4 +1,4 @@
-"""Warning of keys and values whose type changes what a model says."""
+"""Warning that the type of keys and values changes what a model says."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class LossyCache(UserWarning):
 
 
 def tell_of_loss(kv: KvType, engine: str, options: LoadOptions) -> None:
-    """Warn of a type of keys and values that changes a model noticeably, unless it was asked for.
+    """Warn if the type of keys and values changes a model noticeably, unless it was asked for.
 
-    That of 4 bits is warned of even then.
+    4 bits give a warning even then.
     """
     nats = ENGINES[engine].ways.kv_nats.get(kv, 0.0)
     if nats > NOTICEABLE and (options.kv == "auto" or kv == "int4"):

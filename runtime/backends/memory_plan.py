@@ -33,7 +33,7 @@ class Part:
     kv_cache: int  # of a full context
     fixed: int  # activations of any chunk
     chunk_token: int  # further activations, for each token of a chunk
-    logits: int  # further, for each position whose logits are wanted, if it is more than one
+    logits: int  # further, for each position with logits, if more than one
     slot: int  # of the row cache
 
 
@@ -44,12 +44,12 @@ class Device:
     needs: Part
     limit: int | None  # bytes that may be taken; None if unknown
     asked: bool  # the limit comes from the user, not from the device
-    shared: bool  # without memory of its own, so what it takes is memory of this process
+    shared: bool  # has no memory itself, so it takes this process's memory
 
 
 @dataclass(frozen=True)
 class Preparing:
-    """What a first load takes once, in a process of its own, to prepare a backbone."""
+    """What a first load takes once, in a separate process, to prepare a backbone."""
 
     disk: int  # bytes, which stay in the cache folder
     memory: int  # bytes
@@ -69,7 +69,7 @@ class Needs:
     host: Part
     device: Device | None = None
     provider: str = "cpu"  # onnxruntime's execution provider
-    variant: Variant | None = None  # of the graphs; None for those of the CPU
+    variant: Variant | None = None  # of the graphs; None: the CPU's graphs
     prepared: bool = False  # weights stay in files that were packed beforehand
     prefill: bool = False  # the graph for prompts is loaded, too
     prefill_refused: str = ""  # why it is not loaded, if something bars it

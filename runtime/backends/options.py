@@ -151,7 +151,7 @@ class LoadOptions:
         return [context]
 
     def row_slots(self, bundle: Bundle) -> int | None:
-        """Return the slots asked for; None stands for as many as fit."""
+        """Return the slots asked for; None: as many as fit."""
         return bundle.manifest.model.records if self.resident else self.slots
 
 

@@ -117,7 +117,7 @@ class Planner:
         return self.plan(plan.chunk_tokens, plan.slots, records)
 
     def plan(self, chunk: int, slots: int, host_slots: int = 0) -> MemoryPlan:
-        """Return the plan for a number of tokens in a chunk, and of slots up to that of records."""
+        """Return the plan for `chunk` tokens in a chunk and `slots` slots, at most one a record."""
         needs, host, tables = self.needs, self.needs.host, self._tables
         slots = min(slots, self.records)
         # All rows of a chunk must be resident at once.
@@ -232,7 +232,7 @@ def choose_plan(
 
 
 def leaves_room(plan: MemoryPlan, limit: int) -> bool:
-    """Tell whether the context takes no more than its share, and chunks of prompts are whole.
+    """Return whether the context takes no more than its share, and chunks of prompts are whole.
 
     On a device whose memory is unknown it does not.
     """

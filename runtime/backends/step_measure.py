@@ -25,10 +25,10 @@ FEWEST_ROUNDS, MOST_SECONDS = 7, 10.0
 
 
 class Probe:
-    """Steps over made-up tokens, behind `before` that the context has already.
+    """Steps over made-up tokens, after the `before` tokens that the context has already.
 
     token_ids, slots: of all positions, with room for the largest step. batch_length: tokens that a
-    sequence of a batch has room for. Default: as many as the context, which devices demand.
+    sequence of a batch has room for. Default: the context's length, which devices demand.
     """
 
     def __init__(

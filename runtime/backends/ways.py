@@ -18,7 +18,7 @@ Ways: TypeAlias = dict[str, dict[str, Any]]  # name of a way to run a bundle -> 
 class EngineWays(ABC):
     """What checking, planning and measuring know of an engine."""
 
-    tile = 0  # tokens of a chunk from which other kernels round it otherwise
+    tile = 0  # chunks of at least these many tokens run on kernels that round otherwise
     few_slots: tuple[int, int]  # the fewest slots to try, and some more
     # Divergence in nats that types of keys and values cause in a real model (docs/models.md).
     kv_nats: ClassVar[Mapping[KvType, float]]
@@ -26,7 +26,7 @@ class EngineWays(ABC):
     @property
     @abstractmethod
     def expected(self) -> Expected:
-        """What it takes of memory, as expected before it runs a bundle."""
+        """Memory that the engine is expected to take, before it runs a bundle."""
 
     def missing(self, cache_dir: CacheDir) -> str:
         """Return why the library cannot run here; empty if it can."""
@@ -34,7 +34,7 @@ class EngineWays(ABC):
 
     @abstractmethod
     def kernels(self, bundle: Bundle, cache_dir: CacheDir) -> Ways:
-        """Return its kernels, each of which rounds in the same way however a bundle is run."""
+        """Return the engine's kernels. Each rounds in the same way however a bundle is run."""
 
     def ways(self, bundle: Bundle, cache_dir: CacheDir) -> Ways:
         """Return ways with these kernels beside those that all engines have."""

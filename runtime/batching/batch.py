@@ -19,7 +19,7 @@ class Rounding(NamedTuple):
     """How far the bits of a token may depend on what is computed in the same step."""
 
     exact: bool = (
-        False  # compute guesses only where each has the bits of a step of its own: Decoding
+        False  # compute guesses only where each has the bits of a step alone: see Decoding
     )
     # Step each sequence in its own context, so that its logits have the bits that they have alone.
     apart: bool = False
@@ -78,10 +78,10 @@ class Batch:
     def step_or_errors(
         self, step: Step, positions: Sequence[int], following: Step | None, *, top: int
     ) -> list[F32 | Exception]:
-        """Process a token of each sequence; return logits [V] of each, or why it has none.
+        """Process a token of each sequence; return the logits [V] or the error of each.
 
-        Arguments as for `step`. After an error of all of them, each is tried alone. Raises InputError
-        once the model is closed.
+        Arguments as for `step`. If the step of all of them fails, each is tried alone. Raises
+        InputError once the model is closed.
         """
         try:
             return list(self.step(step, positions, following, top=top))

@@ -18,8 +18,8 @@ from stem_edge.runtime.stats import Recorder
 class Sizes(NamedTuple):
     """Bytes of keys and values.
 
-    nbytes_of: of so many tokens. length: most tokens of a sequence. fixed: whether the batch has
-    taken the memory of its places, which only contexts of that length can join.
+    nbytes_of: tokens -> bytes. length: most tokens of a sequence. fixed: whether the batch has
+    taken the memory of its places; then only contexts of that length can join it.
     """
 
     nbytes_of: Callable[[int], int]
@@ -77,7 +77,7 @@ class Lone:
         return self._prefixes.fits(nbytes, without=request.context)
 
     def lets_begin(self, request: Request, *, beside: bool) -> bool:
-        """Tell whether there is memory for another request. beside: it will join a batch that copies."""
+        """Return whether memory allows another request. beside: it will join a batch that copies."""
         sizes = self._sizes
         if not beside:
             return self._prefixes.fits(sizes.nbytes(request.length))
@@ -86,9 +86,9 @@ class Lone:
         return self._prefixes.fits(nbytes) if lone is None else self.leaves(lone, nbytes)
 
     def move(self, request: Request, join: Callable[[Request], None], *, copies: bool) -> bool:
-        """Let it join a batch; False if there is no memory for that, and it goes on alone.
+        """Let the request join a batch; return False if memory is short, so that it goes on alone.
 
-        copies: whether the batch takes memory of its own.
+        copies: whether the batch takes memory beside the context's.
         """
         try:
             if copies:

@@ -34,7 +34,7 @@ class Pump(Generic[T]):
         self.scheduler.submit(request)
 
     def cancel(self, request: Request) -> T | None:
-        """End a request, whose owner gets no more chunks; return the owner unless it has ended."""
+        """End a request: its owner gets no more chunks. Return the owner unless it has ended."""
         self.scheduler.cancel(request)
         return self.owners.pop(request, None)
 
@@ -55,7 +55,7 @@ class Pump(Generic[T]):
         """Begin items as places become free; yield all results, and close the scheduler at the end.
 
         items: nothing decodes while it waits for the next one; None: there is none yet.
-        begin: submits the requests of an item, or returns its result if it has none.
+        begin: submits the requests of an item, or returns its result if it has no requests.
         push: gives an owner a chunk, and returns a result if there is one now.
         """
         scheduler, more = self.scheduler, True
@@ -75,10 +75,10 @@ class Pump(Generic[T]):
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end if Ctrl-C came inside; the second one raises it at once.
+    """Hold back a first Ctrl-C until the block ends; a second one raises KeyboardInterrupt at once.
 
-    Python drops what is raised in a callback, such as that of a weak set one of whose members goes.
-    Nothing changes in other threads than the main one, nor where Ctrl-C has a handler of its own.
+    Python drops exceptions in callbacks, such as a weak set's when one of its members goes. Does
+    nothing outside the main thread, and where Ctrl-C has another handler.
     """
     usual = signal.default_int_handler
     main = threading.current_thread() is threading.main_thread()

@@ -31,7 +31,7 @@ class Queue:
 
     @property
     def first(self) -> Request | None:
-        """The request that begins next; None if there is none, or other work goes first."""
+        """The request that begins next; None if the queue is empty, or other work goes first."""
         if not self._waiting or (self._refused and self._others_first):
             return None
         return self._waiting[0]

@@ -39,7 +39,7 @@ class Request:
     answer: Answer  # these are there once it has begun
     chunks: Chunks
     sampled: Sampled  # the token chosen last
-    row_id: int  # whose row it looks up
+    row_id: int  # the row that it looks up
     context: Context  # until it has joined a batch that copies
 
     def __init__(

@@ -20,18 +20,18 @@ from stem_edge.runtime.steps import Step
 
 
 class Scheduler:
-    """Decodes up to `size` sequences together. One thread steps it; any may submit and cancel.
+    """Decodes up to `size` sequences together. One thread steps; any thread may submit and cancel.
 
-    Requests begin in the order of their submission, one prompt at a time, each once there is a place
-    and memory: keys and values of all that run, and of a prompt until it is copied, stay within the
-    limit of `prefixes`. If nothing runs, nor other work (`room`), any may begin.
+    Requests begin in the order of submission, one prompt at a time, once there is a place and
+    memory: keys and values of all running sequences, and of a prompt until it is copied, stay within
+    the limit of `prefixes`. If nothing runs, other work (`room`) included, any request may begin.
 
     A sequence that runs alone stays in its context and guesses, as Model.generate does; a unit of work
-    may then give several tokens. It joins the batch, and guesses no more, when another begins. The
-    other waits for its end if there is no memory to copy it.
+    may then give several tokens. When another one begins, it joins the batch and stops guessing. If
+    there is no memory to copy it, the other one waits for its end.
 
-    nbytes_of: bytes of keys and values of so many tokens. length: most tokens of a sequence. record:
-    counts tokens and times. Raises OutOfMemoryError.
+    nbytes_of: number of tokens -> bytes of keys and values. length: most tokens of a sequence.
+    record: counts tokens and times. Raises OutOfMemoryError.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Scheduler:
         self._batch = Batch(engine, self.size, length, rounding._replace(steady=self._steady))
         self._sizes = Sizes(nbytes_of, length, fixed=self._batch.fixed_nbytes > 0)
         self._queue = Queue()
-        self._prompt: Request | None = None  # the request whose prompt is being computed
+        self._prompt: Request | None = None  # its prompt is being computed
         self._running: list[Request] = []  # in the order of their places
         self._lone = Lone(engine, prefixes, self._sizes, record, guessing, exact=rounding.exact)
         self._prompt_next = False  # whether the next unit is a chunk of the prompt
@@ -69,9 +69,9 @@ class Scheduler:
         self._queue.submit(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request, which gets no more chunks but of a step under way; any thread may.
+        """End a request: only a step under way may give it more chunks. Any thread may call it.
 
-        The next step drops it, wherever it is: in the queue, its prompt or its answer.
+        The next step drops it from the queue, its prompt or its answer.
         """
         request.cancelled = True
 
@@ -81,7 +81,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Tell whether a step has anything to do; any thread may ask."""
+        """Whether a step has anything to do; any thread may ask."""
         return bool(self._queue or self._running or self._prompt is not None)
 
     @property
@@ -105,7 +105,7 @@ class Scheduler:
 
     @property
     def free(self) -> int:
-        """Count of places that no request has, nor waits for."""
+        """Count of places that no request has or waits for."""
         return self.size - len(self._running) - len(self._queue) - (self._prompt is not None)
 
     def step(self) -> list[tuple[Request, Chunk]]:
@@ -209,7 +209,7 @@ class Scheduler:
             self._lone.move(request, self._join, copies=copies)
 
     def _join(self, request: Request) -> None:
-        """Let a sequence go on in the batch, for which there is memory."""
+        """Move a sequence into the batch; there must be memory for it."""
         self._batch.join(request.context, request.position)
         request.stop_guessing()
         if self._batch.copies:
@@ -286,7 +286,7 @@ class Scheduler:
             self._lone.request = None
         elif place is not None:
             self._batch.leave(place)
-        request.end(error)  # before it leaves the lists, from which `close` would end it
+        request.end(error)  # while it is in the lists: if this is interrupted, `close` ends it
         if place is None:
             self._prompt = None
             return

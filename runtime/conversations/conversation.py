@@ -1,4 +1,4 @@
-"""A conversation: messages, to which each turn adds a question and its answer."""
+"""A conversation: messages. Each turn adds a question and its answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Conversation:
         self.messages = checked_messages(messages) if messages else []
         self._text, self._engine, self._generate = text, engine, generate
         self._context_length = context_length
-        # Weak, so that an answer whose iterator is dropped ends, and gives its KV cache back.
+        # Weak, so that an answer ends and gives its KV cache back when its iterator is dropped.
         self._answer: weakref.ref[Generator[Chunk]] | None = None
 
     def send(

@@ -66,10 +66,10 @@ def check_safety(
     progress: bool | None = None,
     tables: str | None = None,
 ) -> Safety:
-    """Check a bundle and try it anew, whatever an earlier trial found.
+    """Check a bundle and try it again, whatever an earlier trial found.
 
-    cache_dir: where the verdict of the trial is kept. progress: show a bar on stderr. tables: URL of
-    its tables, if their shards are elsewhere; they are then left out, and the result says so. Raises
+    cache_dir: keeps the verdict of the trial. progress: show a bar on stderr. tables: URL of its
+    tables, if their shards are elsewhere; they are then left out, and the result says so. Raises
     BundleError if there is no such folder.
     """
     root = bundle_folder(path, tables_later=tables is not None, progress=progress)
@@ -86,7 +86,7 @@ def check_safety(
     with Progress(sum(here.values()) + twice, "verifying", progress) as bar:
         files = verify(root, bar.advance, shards=tables is None)
         beside = files.keys() - manifest.files.keys()
-        # Harmless files are ignored, because model hubs add READMEs and systems files of their own.
+        # Harmless files are ignored, because model hubs add READMEs, and systems their own files.
         ignored = {name for name in beside if _is_harmless(root / name)}
         strays = beside - ignored
         files |= {name: f"{files[name]}, and {STRAY}" for name in strays}

@@ -47,7 +47,7 @@ def _check_shard(
     first: int,
     progress: Callable[[int], object],
 ) -> None:
-    """Check a shard of an array whose records are numbered from `first` on."""
+    """Check a shard of an array. first: number of its first record."""
     path, count = grid.shard_path(shard), grid.shard_records(shard)
     first += shard * grid.records_per_shard
     step = max(1, PIECE_NBYTES // grid.stride)

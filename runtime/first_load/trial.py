@@ -100,11 +100,11 @@ def try_first(
     command: Sequence[str] | None = None,
     limits: Limits | None = None,
 ) -> Verdict:
-    """Return the good verdict on a bundle, trying it now if none is known.
+    """Return the good verdict on a bundle, after a trial if no verdict is known.
 
     Its files are then those of its manifest, and it loads.
 
-    memory: that its process may take, by default as much as the machine or its cgroup has. anew: try it although a verdict is known. command: replaces the worker, with its arguments.
+    memory: limit of the trial's process; default: all that the machine or its cgroup has. anew: try even if a verdict is known. command: replaces the worker, with its arguments.
     Raises BundleError, BackendError, and any StemEdgeError that the files themselves cause.
     """
     records = Verdicts(bundle, engine, cache_dir)
@@ -144,7 +144,7 @@ def _run(records: Verdicts, command: Sequence[str], limits: Limits) -> _Failed |
             f"{bundle.path}: cannot start {command[0]} for its trial ({error.strerror}); free some "
             "memory, or load it with trial=False if you trust its source"
         ) from error
-    return_freed_memory()  # otherwise that of the threads that read its output stays
+    return_freed_memory()  # else the memory of the threads that read its output stays
     done, *diverges = last_line(ended.stdout).split()
     if ended.status == 0 and done == DONE:
         return float(diverges[0]) if diverges else None

@@ -20,7 +20,7 @@ from stem_edge.runtime.text.probe import probe
 from stem_edge.system.child import limit_this_process
 
 DONE = "done"
-# Exit statuses, which must differ from those of Python and of an abort on Windows (1, 2 and 3).
+# Exit statuses other than 1, 2 and 3, which Python and an abort on Windows use.
 REFUSED, NO_MEMORY = 11, 12  # stderr: "ErrorClass: message"; more memory needed than the limit
 
 Say = Callable[[str], None]

@@ -74,7 +74,7 @@ class Grammars:
         return Constraint(copy, vocabulary.tokens.vocab_size, lambda: self._forget(grammar))
 
     def _keep(self, grammar: Grammar, compiled: LLMatcher) -> None:
-        """Keep a grammar in place of those whose last use is longest ago, unless it is too large."""
+        """Keep a grammar unless it is too large; drop the least recently used ones for it."""
         if len(grammar.text) > MAX_COMPILED_CHARS:
             return
         self._compiled[grammar] = compiled
@@ -194,7 +194,7 @@ def _source(grammar: Grammar, special_ids: Mapping[str, int]) -> str:
 def _refusal(grammar: Grammar, reason: str) -> InputError:
     where = place_named(grammar.text, reason) if grammar.kind == "json_schema" else ""
     reason = one_reason(reason)
-    if grammar.kind in ("regex", "gbnf"):  # for which it names places in what is made of them
+    if grammar.kind in ("regex", "gbnf"):  # its places are in the Lark made of them
         reason = re.sub(r"^line \d+, column \d+: ", "", reason)
     return InputError(
         f"{grammar.kind}: {reason}{where}; correct it, or write what it means in another way"

@@ -1,10 +1,10 @@
 """GBNF, the grammars of llama.cpp, read into trees of rules and written as Lark.
 
-llguidance reads text by lexemes, of which the longest that fits counts; GBNF reads by characters. So
-a grammar without recursion becomes one lexeme, in which any text is found that GBNF allows. In others
-lexemes are as long as possible, but for rules that may be empty, mostly white space: these are read by
-characters, because a lexeme would swallow what comes next. Fewer texts than GBNF's may be allowed in
-grammars with recursion, no others.
+llguidance reads text by lexemes and takes the longest that fits; GBNF reads by characters. So a
+grammar without recursion becomes one lexeme, which matches every text that GBNF allows. In others,
+lexemes are as long as possible, except for rules that may be empty, mostly white space: these are
+read by characters, because a lexeme would swallow what comes next. A grammar with recursion may
+allow fewer texts than GBNF, but never others.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class _Writer:
         return "\n".join([*lines, *lexemes]) + "\n"
 
     def _choice(self, choice: Choice, long: bool) -> str:
-        """Return a choice outside of lexemes, whose parts become long ones or one for each character."""
+        """Return a choice outside of lexemes. Its parts become long ones or one for each character."""
         parts = (" ".join(self._parts(items, long)) for items in choice.sequences)
         return " | ".join(part or '""' for part in parts)
 
@@ -241,7 +241,7 @@ class _Writer:
 
 
 def _closure(rules: Rules, holds: Callable[[set[str], str], bool]) -> set[str]:
-    """Names of rules for which something holds that may hold because it does for others."""
+    """Names of rules with a property that may follow from the same property of other rules."""
     done: set[str] = set()
     names, before = list(rules), -1
     while len(done) > before:

@@ -18,9 +18,9 @@ _GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Grammar:
-    """Texts that an answer may be. What it means is found out when it is compiled.
+    """Texts that an answer may be. Compiling it shows whether it is valid.
 
-    Raises InputError for one that is empty or too large.
+    Raises InputError for an empty or too large one.
     """
 
     kind: Literal["json_schema", "regex", "lark", "gbnf"]
@@ -57,6 +57,6 @@ class Grammar:
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Return the grammar written in Lark, or in GBNF, whose rules have "::="."""
+        """Return the grammar written in Lark, or in GBNF, which is known by "::="."""
         lark = cls("lark", text)  # refuses what is too long to search
         return cls("gbnf", text) if _GBNF_RULE.search(text) else lark

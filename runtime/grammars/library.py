@@ -18,8 +18,8 @@ MAX_REASON = 300  # characters; the library's messages repeat the grammar
 # definitions ends the process; with 64, chains of 10,000 did not (MAX_LINKS is half of that).
 STACK_NBYTES = 128 << 20
 MAX_LINKS = 5_000  # references of a schema; MAX_LARK bounds rules
-# Characters: sequences of parts that may be absent take time that grows with their square; so many
-# take a second or a few.
+# Characters. Sequences of optional parts take time that grows with the square of their length: a
+# second or a few for this many.
 MAX_REGEX, MAX_LARK = 1 << 14, 1 << 15
 # What the library says -> the same for who has never heard of it. Each is applied once, in this order.
 _PLAINER: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
@@ -69,9 +69,9 @@ def one_reason(message: str) -> str:
 
 
 class PanicsRefused:
-    """A context that raises InputError, which begins with `what`, for errors of the library.
+    """A context that turns errors of the library into InputError; its message begins with `what`.
 
-    Its panics are no Exceptions, so that they would end the thread in which it works.
+    Its panics derive from BaseException, so they would end the thread that calls it.
     """
 
     def __init__(self, what: str) -> None:

@@ -1,7 +1,7 @@
 """JSON Schemas as llguidance reads them, and Lark in its dialect, with schemas and special tokens inside.
 
-What it does not enforce it refuses by itself. Here is what it would get wrong: formats of which it
-allows too much are completed by patterns, and what cannot be is refused.
+It refuses by itself what it does not enforce. This module handles what it gets wrong: patterns
+complete formats that it checks too loosely, and what cannot be completed is refused.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _COMPLETED: dict[str, list[dict[str, Any]]] = {
     "time": [{"pattern": _SECONDS}],
     "email": [{"pattern": _MAIL, "maxLength": 254}],
 }
-# Remainders are states of an automaton, those of all multiples that are asked for together: a million
-# take 14 seconds to compile. Zeros at the end of a number cost nothing.
+# Remainders are states of an automaton: as many as the common multiple of a schema's multiples.
+# A million take 14 seconds to compile. Zeros at the end of a number cost nothing.
 MAX_MULTIPLE = 10_000
 MAX_PAIRS = 90_000  # of patterns, which takes 3 s
 
@@ -118,7 +118,7 @@ def _check(schema: dict[str, Any], where: str) -> None:
 
 
 def _check_totals(root: Any) -> None:
-    """Refuse what takes long together: multiples, and pairs of patterns, each of which is compared."""
+    """Refuse what takes long together: multiples, and patterns, which are compared in pairs."""
     multiple, pairs = 1, 0
 
     def look(schema: dict[str, Any], where: str) -> None:

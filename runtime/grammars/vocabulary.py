@@ -36,7 +36,7 @@ def vocabulary_of(tokenizer: str, eos_ids: Collection[int], vocab_size: int) -> 
     """Return a bundle's vocabulary, of `vocab_size` ids.
 
     tokenizer: JSON of the tokenizers library. eos_ids: what may follow a finished answer.
-    Raises InputError without any, and for a tokenizer whose tokens have no bytes of their own.
+    Raises InputError without any, and for a tokenizer if its tokens have no own bytes.
     """
     if not eos_ids:  # llguidance would guess one
         raise InputError(

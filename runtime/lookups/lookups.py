@@ -1,4 +1,4 @@
-"""Token ids from callers, and what they look up: their own records, unless edits or callers change that."""
+"""Token ids from callers, and what they look up: their own records, unless an edit or call says else."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from stem_edge.runtime.engine import Engine
 
 MOST_IDS = 1 << 26  # more than any context holds
-# A token whose row is looked up, or several for the mean of their rows.
+# The token of the row to look up, or several tokens for the mean of their rows.
 StemId: TypeAlias = int | Sequence[int]
 
 
 def checked_ids(token_ids: Sequence[int], vocab_size: int, where: str = "") -> list[int]:
-    """Return token ids as a list. Raises InputError, whose message begins with `where`."""
+    """Return token ids as a list. Raises InputError with a message that begins with `where`."""
     ids = _as_list(token_ids, where)
     # Types are checked all at once, because a prompt may have a million ids.
     if set(map(type, ids)) - {int}:
@@ -68,7 +68,7 @@ def _as_list(token_ids: object, where: str) -> list[Any]:
 
 
 class Changes:
-    """Edits in effect; this base class has none."""
+    """Edits in effect; in this base class, no edits."""
 
     of_token: Mapping[int, RowLookup] = {}  # lookups of tokens that differ from their own records
 
@@ -91,7 +91,7 @@ class Lookups:
         given: Sequence[RowLookup] | None = None,
     ) -> None:
         self._engine, self._tokens = engine, changes.of_token
-        # At places of the prompt whose lookups are not their tokens' own records.
+        # Only for places of the prompt that look up other records than their tokens' own.
         self.places: Mapping[int, RowLookup] = (
             changes.of_prompt(prompt) if given is None else dict(enumerate(given))
         )

@@ -87,7 +87,7 @@ class Overlay(Changes):
     def of_prompt(self, token_ids: Sequence[int]) -> dict[int, RowLookup]:
         """Lookups at places of a prompt, where they differ from the tokens' own records.
 
-        Raises InputError if there are edits at positions and the prompt has none of their sources.
+        Raises InputError if there are edits at positions and the prompt lacks all their sources.
         """
         if not self.edits:
             return {}

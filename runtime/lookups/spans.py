@@ -69,7 +69,7 @@ def _places_in(decoded: Sequence[str]) -> Iterator[tuple[int, int]]:
     for piece in decoded[1:]:
         shown = max(begin, same_start(piece, text))
         end = shown if text.startswith(piece) else min(shown + 1, len(text))
-        # A lasting U+FFFD is in the text itself or stands for bad bytes, to which this token adds.
+        # A lasting U+FFFD is in the text itself or stands for bad bytes; this token adds to them.
         more = first < last <= begin == shown and text[begin - 1] == REPLACEMENT
         if more and end < len(text):
             start, end = begin - 1, begin

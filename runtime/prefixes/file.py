@@ -114,7 +114,7 @@ def _first(saved: Saved) -> dict[str, npt.NDArray[Any]]:
 
 
 def _pieces(header: bytes, tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[U8]:
-    """Yield the bytes before the checksum; of keys and values, those of a head without a copy."""
+    """Yield the bytes before the checksum; keys and values head by head, without a copy."""
     yield np.frombuffer(header, np.uint8)
     for array in tensors.values():
         for part in array if array.ndim > 2 else [array]:
@@ -140,7 +140,7 @@ def _header(saved: Saved, tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 
 class PrefixFile:
-    """An open file, whose header was read. Raises UnusableError, OSError.
+    """An open file; its header was read. Raises UnusableError, OSError.
 
     own: only this user can have written it.
     """

@@ -47,9 +47,9 @@ class OtherFormError(UnusableError):
 
 
 class PrefixFolder:
-    """Files of prefixes with one fingerprint, within a limit for those of all fingerprints.
+    """Files of prefixes with one fingerprint. A limit holds for the files of all fingerprints.
 
-    What else lies in the folder is neither counted nor touched.
+    Other files in the folder are neither counted nor touched.
     """
 
     def __init__(self, path: Path, fingerprint: str, limit: int = LIMIT_NBYTES) -> None:

@@ -34,11 +34,11 @@ MOST_KEPT = 8
 
 
 class Prefixes:
-    """Contexts for the calls of one model, and those of earlier calls, oldest first.
+    """Contexts for the calls of one model, and contexts kept from earlier calls, oldest first.
 
     length: tokens of a context. limit: bytes of the KV caches of all of them, and of batches; kept
     ones give way, so that only calls at the same time exceed it. keeps: whether contexts are kept.
-    folder: gets contexts that give way, and those that are there at the end.
+    folder: gets contexts that give way, and at the end all that are left.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Prefixes:
 
     @contextmanager
     def empty(self, length: int) -> Iterator[Context]:
-        """Lend an empty context, to which kept ones give way as if it were full; it is not kept."""
+        """Lend an empty context. Kept ones give way as if it were full; it is not kept itself."""
         prefix = Prefix(Prompt((), {}, ()), self._opened(length))
         self._lend(prefix, length)
         yield prefix.context
@@ -116,7 +116,7 @@ class Prefixes:
             return most + self._reserved_nbytes() + nbytes <= self.limit
 
     def reserve(self, nbytes: int) -> Reservation:
-        """Count memory of a batch, to which kept contexts give way."""
+        """Count memory of a batch; kept contexts give way to it."""
         reservation = Reservation(nbytes)
         with self._lock:
             self._collect()
@@ -174,7 +174,7 @@ class Prefixes:
         return self._lend(Prefix(prompt, self._opened(self._length)), self._length)
 
     def give_back(self, prefix: Prefix, *, keep: bool = True) -> None:
-        """Take back a context whose call has ended; takes no lock."""
+        """Take back a context after its call; takes no lock."""
         if self._keeps:  # not closed meanwhile
             self._ended.append((prefix, keep))
 

@@ -13,8 +13,8 @@ from stem_edge.runtime.text.codec import same_start
 from stem_edge.tables.rows import RowLookup
 
 LEAST_COMPUTED = 2
-# onnxruntime's attention takes the tokens of a step in blocks of a multiple of so many, and rounds a
-# block of a single token otherwise.
+# onnxruntime's attention takes the tokens of a step in blocks of a multiple of this number, and
+# rounds a block of a single token otherwise.
 ATTENTION_BLOCK = 16
 
 
@@ -37,7 +37,7 @@ def reusable(
 ) -> int:
     """Return how many first tokens of `prompt` have in `kept` the bits that a fresh call gives.
 
-    computed: tokens of `kept` whose keys and values are there. resumes, settled: of its context.
+    computed: tokens of `kept` with keys and values. resumes, settled: of its context.
 
     A fresh call gives the same bits where the same kernels run on the same ids and rows. So
     - up to there, ids and lookups are the same, and both prompts use the same graph;
@@ -81,11 +81,11 @@ class Prefix:
     def __init__(self, prompt: Prompt, context: Context) -> None:
         self.prompt, self.context = prompt, context
         self.nbytes = 0  # of its KV cache, now or before long
-        self._reserved = 0  # tokens for which that suffices
+        self._reserved = 0  # tokens that fit in nbytes
 
     @property
     def computed(self) -> int:
-        """Tokens of the prompt whose keys and values are there, as far as a prompt's."""
+        """Number of tokens of the prompt with computed keys and values."""
         return min(self.context.position, len(self.prompt.token_ids))
 
     @property
@@ -102,7 +102,7 @@ class Prefix:
         return reusable(self.prompt, self.computed, prompt, resumes, backend.settled)
 
     def go_on(self, prompt: Prompt, tokens: int) -> None:
-        """Become the context of another prompt, whose first `tokens` tokens are there."""
+        """Become the context of another prompt; its first `tokens` tokens are here."""
         self.prompt = prompt
         self.context.rewind(tokens)
 

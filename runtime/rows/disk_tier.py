@@ -1,15 +1,15 @@
 """The disk tier: records of tables that are far away, in a file of the user's cache folder.
 
 Records that the caches in memory lack are looked up here before they are fetched. Like the host tier
-it is a row cache that sees only the misses of what is above it. What it holds, and how often each
-record was used, is saved beside its file now and then and at the end, so that the next run starts with
-it. A model that runs at the same time reads from the file and adds nothing.
+it is a row cache that sees only the misses of the caches above it. Its numbers of records, and how
+often each was used, are saved beside its file now and then and at the end, so that the next run
+starts with them. A model that runs at the same time reads from the file and adds nothing.
 
     slot: a record as the row store returns it, its number (uint32), crc32c of both (uint32)
 
-Nothing in the file is trusted. A slot that was written half, by another process, or for another record
-counts as empty, by number and checksum. So the file may be lost, old or changed by anyone who may write
-there, as far as a crc32c tells; and losing power costs some records at most.
+Nothing in the file is trusted. Number and checksum must match, so a slot that was half written,
+written by another process, or for another record counts as empty. So the file may be lost, old or
+changed, as far as a crc32c shows; and losing power costs some records at most.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class TierFile(Slots):
             disk.write_at(self._file, sealed.data, slot * self.slot_nbytes)
 
     def read(self, numbers: I64, slots: I32, records: U8) -> npt.NDArray[np.bool_]:
-        """Fill records [n] from slots [n], where not negative; return which are those of numbers [n]."""
+        """Fill records [n] from slots [n] >= 0; return which slots hold the records of numbers [n]."""
         nbytes, wanted = self.slot_nbytes, [slot for slot in slots.tolist() if slot >= 0]
         if len(wanted) > 1 and hasattr(os, "posix_fadvise"):
             for slot in wanted:
@@ -109,14 +109,14 @@ class TierFile(Slots):
 
 TIER = "tier"  # folder in the user's cache folder
 USUAL_NBYTES, SHARE_OF_FREE = 10**9, 0.1  # the least of the two
-SAVE_SECONDS = 120.0  # between two savings of what it holds
+SAVE_SECONDS = 120.0  # between two savings of its map
 
 
 class DiskTier(Records):
     """A row store over another that keeps up to `slots` (at least 1) records of it in a file.
 
-    Threads may call it at once and take turns. path: of its file; what it holds is saved in one of
-    the same name with the suffix ".map". Raises OSError if the file cannot be made.
+    Threads may call it at once and take turns. path: of its file; its map is saved in a file of the
+    same name with the suffix ".map". Raises OSError if the file cannot be made.
     """
 
     def __init__(self, store: Records, path: Path, slots: int) -> None:
@@ -187,7 +187,7 @@ class DiskTier(Records):
                 self._cache.resume(slots, np.frombuffer(data, "<u4", records, 4 * records))
 
     def _save(self) -> None:
-        """Save what the file holds; a disk that cannot is ignored, as the next run then starts anew."""
+        """Save the file's map. Errors of the disk are ignored: the next run then starts empty."""
         self._save_at = time.monotonic() + SAVE_SECONDS
         if not self._file.writable:
             return
@@ -222,7 +222,7 @@ def tier_over(store: Records, root: Path, key: str, asked: int | str | None) -> 
 
 
 def open_tier(store: Records, path: Path, nbytes: int) -> Records:
-    """Put a tier of so many bytes over a store; without room, or a disk that takes it, leave it so."""
+    """Put a tier of `nbytes` bytes over a store; return the store itself if that is not possible."""
     slots = nbytes // file_slot_nbytes(store.layout)
     if slots < 1:
         return store

@@ -25,7 +25,7 @@ class EditedStore(Records):
     def __init__(self, store: Records) -> None:
         self.base, self.tokens, self.index = store, store.tokens, store.index
         self.splits, self.distant = store.splits, store.distant
-        self.layout = store.layout  # its `records` counts those of the table store only
+        self.layout = store.layout  # its `records` counts no made records
         self.numbers = store.layout.records  # one more than the greatest number ever assigned
         self._lookups: dict[int, RowLookup] = {}  # number of a made record -> its sources
         self._numbers: dict[RowLookup, int] = {}
@@ -48,7 +48,7 @@ class EditedStore(Records):
         return np.where(made, row_ids - self.tokens + self.layout.records, own)
 
     def make(self, lookups: Iterable[RowLookup]) -> I64:
-        """Row ids of lookups: a token's own id, or that of a made record, good until released."""
+        """Row ids of lookups: a token's own id, or a made record's, good until released."""
         made: list[int] = []
         try:
             made.extend(map(self._make, lookups))

@@ -1,10 +1,10 @@
 """The host tier: records in host memory, between flash and the slots of a device.
 
 Records that a device's row cache lacks are looked up here before they are read from flash. The tier
-is a row cache of its own that sees only the misses of the first. So the two come to hold different
+is a second row cache that sees only the misses of the first. So the two come to hold different
 records without knowing of each other: a record that stays on the device is never asked for here,
-loses its count as counts are halved, and is evicted. What stays is what the device evicts and needs
-again and again.
+loses its count as counts are halved, and is evicted. Records stay if the device evicts them and
+needs them again and again.
 """
 
 from __future__ import annotations

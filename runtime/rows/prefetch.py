@@ -204,10 +204,10 @@ class Prefetcher(Rows):
         return self.cache.storage.stage((self.edited or self.store).read(*reading))
 
     def fetch(self, row_ids: I64, whole: int | None = None) -> npt.NDArray[np.int32]:
-        """Slots int32 [T] of row ids [T], whose distinct records must not outnumber the slots.
+        """Slots int32 [T] of row ids [T]. Their distinct records must not outnumber the slots.
 
         Raises RowReadError or MemoryError; the cache then is still right, and a later call reads
-        again what is missing.
+        the missing records again.
         """
         wanted = self._records_of(row_ids)
         whole = whole if self._splits else None

@@ -48,7 +48,7 @@ class Records(Protocol):
 
     layout: RecordLayout  # of records as `read` returns them
     tokens: int  # that have a record
-    index: I32 | None  # token -> record; None: the record of its own number
+    index: I32 | None  # token -> record; None: record i is token i's
     splits: bool  # whether the first rows of a record can be read alone
     distant: bool  # whether records come over a network, by reads that are repeated until they fail
 

@@ -32,7 +32,7 @@ from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableStore
 
 THREADS = 32  # requests under way at once
-# Pieces with at most so many bytes between them are read as one range, up to so many in all.
+# Pieces with a gap of at most GAP_NBYTES are read as one range, of up to RANGE_NBYTES in all.
 GAP_NBYTES, RANGE_NBYTES = 32 << 10, 1 << 20
 TRIES = 4  # of a request
 PAUSE_SECONDS = 0.2  # before the second; doubled before each further one, and varied
@@ -80,7 +80,7 @@ class RemoteShards:
         return f"{self._url}/{self._shards[shard][0]}"
 
     def ahead(self, pieces: Sequence[Piece]) -> Fill:
-        """Start reading pieces, of which each can be filled once without another request."""
+        """Start reading pieces. Each can be filled once without another request."""
         if pieces and not self._served:  # otherwise each request may bring a whole shard
             self._check(pieces[0].shard).result()
         for shard in {piece.shard for piece in pieces}:
@@ -249,7 +249,7 @@ def printable_url(url: str) -> str:
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     if "@" in host:
         rest = rest[host.rindex("@") + 1 :]
-    elif re.search(r":\D", host):  # no port, so a password in which one of these characters is
+    elif re.search(r":\D", host):  # no port, so a password with one of these
         rest = rest.rpartition("@")[2]
     return one_line(f"{scheme}://{re.split('[?#]', rest, maxsplit=1)[0].rstrip('/')}")
 

@@ -13,7 +13,7 @@ from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.rows import Codes, RecordLayout
 
-# Records from `stage`: an array [n, ...] whose form only the slots know.
+# Records from `stage`: an array [n, ...] in a form that only the slots know.
 Staged: TypeAlias = npt.NDArray[Any]
 
 

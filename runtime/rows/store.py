@@ -66,7 +66,7 @@ class RowStore(Records):
         # True if the first rows of a record can be read alone.
         self.splits = 0 < self._first_nbytes(grid) < grid.stride
         self.tokens = tables.format.tokens  # count of tokens that have a record
-        self.index = tables.index  # token -> record; None: the record of its own number
+        self.index = tables.index  # token -> record; None: record i is token i's
         self.bytes_read = 0  # from flash: records and their checksums, since opening
         self.traffic = shards.traffic  # over a network; None if the shards are on flash
         self.distant = shards.traffic is not None
@@ -149,7 +149,7 @@ class RowStore(Records):
         record = grid.without_checksums(checked[None])
         if job.array == 0:
             job.buffer[: record.size] = record
-        else:  # rare records, whose codes are narrower in the file
+        else:  # rare records: their codes are narrower in the file
             narrow = np.zeros((1, grid.layout.record_nbytes), np.uint8)
             narrow[:, : record.size] = record
             self._format.widen(narrow, job.buffer[None, :-CRC_NBYTES])

@@ -1,7 +1,7 @@
 """Warm start of the row cache: rows of the most used tokens are read before the first prompt.
 
 Counts of records come from earlier runs with the bundle, kept in the user's cache folder, or else
-from a text whose tokens the exporter counted. They show what was used, not in which order.
+from the exporter, which counted the tokens of a text. They show what was used, not in which order.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class DraftBundle(NamedTuple):
 def draft_bundle(bundle: Bundle, path: str | Path, options: LoadOptions) -> DraftBundle:
     """Open the bundle that drafts for another.
 
-    Raises BundleError; InputError if its token ids are not those of the other.
+    Raises BundleError; InputError if the two have different token ids.
     """
     found, own = open_bundle(path), bundle.manifest
     files, model = found.manifest.files, found.manifest.model

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-WORTH = 1.05  # tokens for the time of one plain step, at which drafting begins
+WORTH = 1.05  # drafting begins at this many tokens in the time of a plain step
 MEMORY = 0.95  # of each earlier outcome when a new one comes
 TRUST = 4.0  # outcomes that the expectation before any of them counts as
 FADING = 0.98  # of what was seen, at each token where nothing new was

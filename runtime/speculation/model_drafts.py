@@ -36,7 +36,7 @@ class ModelDrafts:
         self._known = 0  # tokens of the text at the latest call of `learn`
 
     def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Take note of a text that has grown since the call before, for which there were drafts."""
+        """Learn from a text that has grown since the last call, after drafts were made for it."""
         if not drafts:
             self._chances.fade()
         for place, (draft, token) in enumerate(zip(drafts, seen[self._known :], strict=False)):

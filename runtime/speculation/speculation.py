@@ -16,8 +16,8 @@ from stem_edge.runtime.steps import NO_GUESSES, Guesses
 class Speculation:
     """Makes the guesses of a model's answers.
 
-    most: tokens that are drafted for a step. drafter: a model whose guesses are taken, too; it is closed
-    with this.
+    most: tokens that are drafted for a step. drafter: another model that guesses, too; it is closed with
+    this.
     """
 
     def __init__(self, costs: StepCosts, most: int, drafter: Drafter | None = None) -> None:

@@ -19,7 +19,7 @@ SHIFT = 32  # bits of a token id in a key
 
 
 class Match(NamedTuple):
-    """An earlier place whose last `length` tokens are also the last of the text."""
+    """An earlier place: the `length` tokens before it are also the last of the text."""
 
     place: int
     length: int
@@ -90,9 +90,9 @@ class TextDrafts:
         self._match: Match | None = None
 
     def learn(self, seen: Sequence[int], drafted: int) -> None:
-        """Take note of all tokens so far, of which the last match foretold some.
+        """Take note of all tokens so far: some of them were foretold by the last match.
 
-        drafted: tokens that were drafted from that match; of others, its first one counts.
+        drafted: tokens drafted from that match. If 0, the match counts as a draft of one token.
         """
         known = len(self._index.ids)
         if self._match is not None:

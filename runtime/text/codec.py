@@ -22,8 +22,8 @@ from stem_edge.units import format_size
 
 T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Memory for each byte of a text on its way to ids, or for each that steps may make of it: the most that
-# byte-level tokenizers and those of sentencepiece took with tokenizers 0.23.
+# Memory for each byte of a text on its way to ids, or for each that steps may make of it: the most
+# that byte-level and sentencepiece tokenizers took with tokenizers 0.23.
 TEXT_NBYTES, GROWN_NBYTES = 400, 66
 MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
 LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a whole unknown word
@@ -122,11 +122,11 @@ class TextCodec:
             )
 
     def encode_prompt(self, text: str, context_length: int, max_context: int) -> list[int]:
-        """Token ids of a text to continue, in which names of special tokens are ordinary text.
+        """Token ids of a text to continue; names of special tokens in it are ordinary text.
 
         Raises InputError for a text that cannot fit, before spending time on tokenizing it.
         """
-        # Refused, because an empty text would be the begin token alone, which nobody means.
+        # Refused, because an empty text would be the begin token alone: surely a mistake.
         if not text:
             raise InputError("the prompt is empty; give some text, or token ids")
         nbytes, longest = len(_utf8(text)), max(self._checked.longest_nbytes, LEAST_LONGEST)
@@ -149,9 +149,9 @@ class TextCodec:
         return self._native(decoded, "these token ids")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token, which may be a part of a character; special tokens have their names.
+        """Bytes of a token: perhaps only part of a character; of special tokens, their names.
 
-        Ids that the tokenizer lacks have none; models have such ids, to fill their vocabulary up.
+        Ids that the tokenizer lacks have no bytes; models use such ids to fill their vocabulary up.
         """
         text = self._tokenizer.id_to_token(token_id)
         if text is None:

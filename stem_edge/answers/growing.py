@@ -1,4 +1,4 @@
-"""Answers as objects that grow: the form of interfaces whose streams tell of each part's beginning and end."""
+"""Answers as objects that grow, for interfaces that stream the beginning and end of each part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Told: TypeAlias = dict[str, Any]  # an event of an interface's stream
 
 
 class Growing(ABC):
-    """An answer that grows by events, each of which gives those of the interface's stream.
+    """An answer that grows by events; each gives events of the interface's stream.
 
     `whole` is the answer without streaming, once `End` has come.
     """
@@ -27,7 +27,7 @@ class Growing(ABC):
         self._text = list[str]()  # of the last part: its text, or the JSON of its arguments
 
     def start(self) -> list[Told]:
-        """Return what is told before anything has come."""
+        """Return the events before the first part."""
         return []
 
     def add(self, event: AnswerEvent, request: Request) -> list[Told]:
@@ -75,7 +75,7 @@ class Growing(ABC):
 
     @abstractmethod
     def failed(self, error: StemEdgeError) -> Told:
-        """Return what is told of an error that ends the answer."""
+        """Return the event of an error that ends the answer."""
 
     @abstractmethod
     def _new(self, call: CallBegin | None) -> Told:
@@ -83,16 +83,16 @@ class Growing(ABC):
 
     @abstractmethod
     def _begun(self, part: Told) -> list[Told]:
-        """Return what is told of a part that begins."""
+        """Return the events of a part that begins."""
 
     @abstractmethod
     def _more(self, text: str) -> Told:
-        """Return what is told of more text of the last part."""
+        """Return the events of more text of the last part."""
 
     @abstractmethod
     def _stopped(self, part: Told, text: str) -> list[Told]:
-        """Complete a part with its text; return what is told of that."""
+        """Complete a part with its text; return the events of its end."""
 
     @abstractmethod
     def _end(self, end: End, request: Request) -> list[Told]:
-        """Make `whole`, and return what is told last."""
+        """Make `whole`, and return the last events."""

@@ -101,7 +101,7 @@ class FailedError(RefusalError):
 
 
 def public(error: Exception) -> StemEdgeError:
-    """Return what clients may be told of an error; of what failed here, the log has the details."""
+    """Return an error as clients may see it; details of a failure here stay in the log."""
     if isinstance(error, RefusalError | InputError):
         return error
     log.error("%s", error, exc_info=None if isinstance(error, StemEdgeError) else error)

@@ -70,7 +70,7 @@ def count_tokens(model: Model, turn: Turn) -> int:
 
 
 def offered(turn: Turn) -> list[dict[str, Any]] | None:
-    """Return the tools that the model is told of."""
+    """Return the tools that the model may call."""
     return checked_tools(turn.tools) if turn.tool_choice != "none" else None
 
 
@@ -81,7 +81,7 @@ def check_no_call(turn: Turn) -> None:
 
 
 def with_calls(turn: Turn, family: Family, tools: list[dict[str, Any]]) -> SamplingParams:
-    """Return params by which calls are written, and demanded if they are."""
+    """Return params that let the model write calls, and make it call if the turn demands that."""
     if turn.params.grammar is not None:  # which leaves no place for calls
         raise RefusalError(
             "both tools and a format of the answer are given (such as response_format); give one of "
@@ -105,7 +105,7 @@ def seeded(params: SamplingParams, count: int) -> list[SamplingParams]:
 def prompt_ids(
     model: Model, turn: Turn, tools: Sequence[Mapping[str, Any]] | None = None
 ) -> list[int]:
-    """Return the token ids of a conversation, by the bundle's template; joined if there is none."""
+    """Return the token ids of a conversation by the bundle's template, else of the joined texts."""
     if not turn.messages:
         raise RefusalError("messages is empty; give at least one message", "messages")
     if not model.has_chat_template:
@@ -128,9 +128,9 @@ T = TypeVar("T")
 
 
 def params_of(names: Mapping[str, str], **fields: Any) -> SamplingParams:
-    """Return what to sample by. Raises RefusalError.
+    """Return the sampling params. Raises RefusalError.
 
-    names: what the interface calls fields of SamplingParams for which it has other names.
+    names: field of SamplingParams -> its name in the interface, where they differ.
     """
     try:
         return SamplingParams(**fields)

@@ -35,10 +35,10 @@ class BatchKeywords(LoadKeywords, SamplingOptions, total=False):
 
 @dataclass(frozen=True)
 class Batch:
-    """Outcome of a batch. results, errors: lines of the output, and those that are errors.
+    """Outcome of a batch. results, errors: lines of the output, and how many of them are errors.
 
-    answered, failed: rows of this run; tokens: of their answers, in so many seconds without loading.
-    first_error: what the first error of this run says, with its line.
+    answered, failed: rows of this run; tokens: of their answers; seconds: time without loading.
+    first_error: text of this run's first error, with its line.
     """
 
     results: int
@@ -67,25 +67,24 @@ def batch(
         fields of SamplingParams as they please; or requests in the form of OpenAI's batches, with
         custom_id, method, url and body. Or a parquet file.
     output: gets {"id", "text", "finish_reason", "usage"} of each plain row, OpenAI's form of others,
-        and an object with "error" where a row cannot be answered. It is all that is kept: rows whose
-        id it has are done. So a batch that was interrupted goes on when it is called again, and each
-        row has one line at the end.
-    model: a loaded one, or a bundle to load: its folder, or its name on a hub, of which one commit is
-        taken.
+    and an object with "error" where a row cannot be answered. It is the only state: a row is done
+    if its id is in it. So an interrupted batch goes on when it is called again, and each row has
+    one line at the end.
+    model: a loaded one, or a bundle to load: its folder, or its name on a hub (one commit is taken).
     column: of the prompts in a parquet file; its column "id" has their ids.
     retry_errors: answer rows whose results are errors again.
-    name: of the model in results of OpenAI's form; default: that of the bundle's folder, or on a hub.
-    answers: what computes instead of a model here, such as what stem_edge.cluster.batches.ray_answers returns; it
-        takes name and options when it is made.
+    name: of the model in results of OpenAI's form; default: the bundle's folder, or name on a hub.
+    answers: computes instead of a model here, such as the result of stem_edge.cluster.batches.ray_answers; it
+    takes name and options when it is made.
     options: fields of SamplingParams, of plain rows that do not have their own; and, for a path,
         keywords of stem_edge.load. sequences: most answers that are computed together; default 8, if
         memory allows. seed: by which each sampled row without a seed has its own; default 0, so
         that a repeat gives the same; None: different each time. progress: False shows none.
 
-    A step of several sequences rounds otherwise than that of a lone one, which can change a token: on
+    A step of several sequences rounds otherwise than a step of one, which can change a token: on
     onnxruntime in the same way whichever sequences meet, on ggml not. exact=True computes the bits of
-    lone answers. Raises InputError, and what
-    stem_edge.load raises; what is complete is in the output then, too.
+    lone answers. Raises InputError, and what stem_edge.load raises; complete results are in the
+    output then, too.
     """
     if (model is None) == (answers is None):
         raise InputError("give either a model or answers")
@@ -134,7 +133,7 @@ def split(
         given["sequences"] = 1
     if bundle is not None:
         loading = LoadOptions(**given)
-        opened = loading.open(bundle)  # whatever it is for, so that what is wrong is told first
+        opened = loading.open(bundle)  # in any case, so that its errors come first
         if sequences is None:
             given["sequences"] = _contexts(opened, loading)
     return cast(LoadKeywords, given), settings
@@ -165,7 +164,7 @@ def _check(source: Path | None, target: Path, column: str | None) -> None:
         raise InputError(f"{target}: results are lines of JSON; choose a name like results.jsonl")
     if not target.parent.is_dir():
         raise InputError(f"{target}: there is no folder {target.parent}; make it first")
-    if source is None or not source.exists():  # what cannot be read is told when it is read
+    if source is None or not source.exists():  # reading reports what cannot be read
         return
     if target.exists() and source.samefile(target):
         raise InputError(f"{target}: is the input, too; choose another output")

@@ -19,7 +19,7 @@ from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.lock import lock
 
-SYNC_SECONDS = 5.0  # whose results may be lost when the power goes; they are computed again
+SYNC_SECONDS = 5.0  # of results that a power cut may lose; they are computed again
 BEGIN = b'{"id":'  # of each line
 NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP  # of shared disks
 CLOSED = -1  # in place of a descriptor
@@ -27,11 +27,11 @@ MAX_LINE_NBYTES = 1 << 30  # so that what is no file of results is not read into
 
 
 class Output:
-    """Results appended to a file, each once; what it has already is done.
+    """Results appended to a file, each once; rows in it are done.
 
     A last line without an end is dropped: the process that wrote it was killed, or the power went,
-    which can leave zeros. retry_errors: drop lines of errors, too. Other processes cannot write it meanwhile. Raises InputError, as `append` and
-    `close` do.
+    which can leave zeros. retry_errors: drop lines of errors, too. Other processes cannot write it
+    meanwhile. Raises InputError, as `append` and `close` do.
     """
 
     def __init__(self, path: Path, *, retry_errors: bool = False) -> None:
@@ -136,7 +136,7 @@ class Output:
 
 
 def _close(file: int) -> None:
-    """Close a file, whose loss is not worth another error."""
+    """Close a file; its loss is not worth another error."""
     with suppress(OSError):
         disk.close(file)
 

@@ -24,7 +24,7 @@ AT_ONCE = 256  # rows of a table
 
 
 def is_parquet(path: Path) -> bool:
-    """Tell whether a path is that of a table, by its name."""
+    """Return whether a path names a parquet table."""
     return path.suffix.lower() == PARQUET
 
 

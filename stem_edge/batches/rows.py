@@ -21,9 +21,9 @@ MAX_ID_CHARS = 1024
 class Row:
     """A row of the input.
 
-    id: of its result: its custom_id, its id, or else its number; None if it has none that can be used,
-    so that only its number tells it. line: its number in the input, from 1. data: its JSON. wrong: why
-    it cannot be answered, as far as reading tells.
+    id: of its result: its custom_id, its id, or else its number; None if its id cannot be used, and
+    only its number identifies it. line: its number in the input, from 1. data: its JSON. wrong: why
+    it cannot be answered, as far as reading shows.
     """
 
     id: str | int | None
@@ -38,7 +38,7 @@ class Row:
 
 
 def key_of(id: str | int | None, line: int) -> bytes:
-    """Return the key of a row: its id, or its line if it has none."""
+    """Return the key of a row: its id, or its line without one."""
     return b"line %d" % line if id is None else msgspec.json.encode(id)
 
 
@@ -80,9 +80,9 @@ OK = 200
 
 @dataclass(frozen=True)
 class Result:
-    """The answer to a row, or the reason why it has none.
+    """The answer to a row, or the reason why there is no answer.
 
-    id, line: those of the row. data: its line in the output: JSON, without the end of the line.
+    id, line: of the row. data: its line in the output: JSON, without the end of the line.
     failed: whether it is an error, and why. tokens: of the answer.
     """
 
@@ -95,7 +95,7 @@ class Result:
 
     @property
     def key(self) -> bytes:
-        """Key of the row whose result it is."""
+        """Key of its row."""
         return key_of(self.id, self.line)
 
 

@@ -18,13 +18,12 @@ from stem_edge.runtime.model import Model
 def answer(
     model: Model, rows: Iterable[Row | None], settings: Settings | None = None
 ) -> Iterator[Result]:
-    """Yield a result for each row, in the order of their completion.
+    """Yield a result for each row, in the order of completion.
 
-    rows: taken as places become free, so they may be of any number. Nothing decodes while it waits for
-    the next one; None instead of a row means that there is none yet, and lets others go on.
+    rows: any number, taken as places become free. Nothing decodes while it waits for the next one.
+    None instead of a row means that no row is ready yet, and lets others go on.
 
-    What is wrong with a row makes its result an error; what ends the model, such as a lost device, is
-    raised.
+    A wrong row gives an error as its result. Raises errors that end the model, such as a lost device.
     """
     settings = settings or Settings()
     tasks = Tasks(model, settings)

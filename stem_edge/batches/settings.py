@@ -21,10 +21,10 @@ SEQUENCES = 8  # answers computed together, if memory allows
 class Settings:
     """Settings for all rows of a batch; can be pickled.
 
-    options: of plain rows that say nothing else, without a seed. seed: of all that is sampled; each
-    row without a seed takes its own from this and its id, so that a repeat gives the same. None:
+    options: of plain rows that say nothing else, without a seed. seed: of the batch; each sampled row
+    without a seed derives its own from this and its id, so that a repeat gives the same. None:
     different each time. sequences: most that decode together. name: of the model in results of OpenAI's
-    form; default: that of the bundle's folder, or on a hub. Raises InputError.
+    form; default: the bundle's folder, or its name on a hub. Raises InputError.
     """
 
     options: SamplingOptions = field(default_factory=SamplingOptions)

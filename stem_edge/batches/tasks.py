@@ -28,7 +28,7 @@ from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, p
 from stem_edge.shown import shown
 from stem_edge.text.tool_calls.family import CallParser
 
-# Makes the result of the answers to all requests of a row, which have so many tokens.
+# (answers to all requests of a row, their tokens) -> result of the row.
 Finish: TypeAlias = Callable[[Sequence[Whole], int], Result]
 
 
@@ -134,7 +134,7 @@ class Tasks:
         return Task(row, [request], finish, openai=False)
 
     def _params(self, given: dict[str, Any]) -> SamplingParams:
-        """Return the params of a plain row: its own before those of all rows."""
+        """Return the params of a plain row: its own options before the batch's."""
         own = {name: value for name, value in given.items() if value is not None}
         if "logit_bias" in own:
             own["logit_bias"] = biases(own["logit_bias"])

@@ -10,7 +10,7 @@ from stem_edge.errors import BundleError, InputError
 from stem_edge.hub import PREFIX
 from stem_edge.hub.names import parsed_name
 
-WORKING = ".stem-edge-"  # before the bundle's name: the folder beside it in which an export grows
+WORKING = ".stem-edge-"  # before the bundle's name: folder beside it where an export grows
 OLD = "-old"  # after that: the replaced bundle, where names cannot be swapped
 
 

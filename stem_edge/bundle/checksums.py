@@ -30,7 +30,7 @@ def verify(
 ) -> dict[str, str]:
     """Hash every file of a bundle and return file -> "ok" or what is wrong.
 
-    shards: False leaves out those of the tables, which then must be elsewhere.
+    shards: False leaves out the tables' shards, which then must be elsewhere.
     `progress` is called with the number of bytes just hashed. Raises BundleError when the bundle
     cannot be opened at all.
     """

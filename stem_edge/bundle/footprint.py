@@ -41,7 +41,7 @@ class Footprint:
     head_nbytes: int
     step_nbytes: int  # weights that a decode step reads
     prefill_nbytes: int  # weights of the prefill graph; 0 without one
-    repacked_nbytes: int  # weights that the engine may repack in memory, if told to
+    repacked_nbytes: int  # weights that the engine can repack in memory on request
     slot_nbytes: int  # a slot of the row cache, with its bookkeeping
     caches: KvCaches  # keys and values that it can have
     kv: KvType  # type of keys and values
@@ -79,7 +79,7 @@ class Footprint:
         )
 
     def without_windows(self) -> Footprint:
-        """Footprint of an engine whose KV cache keeps all tokens in every layer."""
+        """Footprint of an engine that keeps all tokens in the KV cache of every layer."""
         return replace(self, windows=False)
 
     def with_kv(self, kv: KvChoice) -> Footprint:

@@ -37,7 +37,7 @@ def check_place(
     *,
     anew: bool = False,
 ) -> None:
-    """Hash the files unless that was done before. Raises BundleError that names a wrong one.
+    """Hash the files unless that was done before. Raises BundleError naming a wrong one.
 
     progress: called with the number of bytes just hashed. anew: hash them in any case.
     """

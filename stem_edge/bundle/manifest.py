@@ -61,9 +61,9 @@ class Backbone(NamedTuple):
     field: str  # of the manifest, with its format
     option: str  # of `stem-edge export --engine`, which makes it
     files: tuple[str, ...]  # the weights first
-    native: tuple[str, ...]  # those of them that native code reads as they are
+    native: tuple[str, ...]  # files of them that native code reads as they are
     library: Callable[[], str]  # version of what reads it; "" if that is not installed
-    prompts: bool  # whether prompts may have a graph of their own, which a trial compares
+    prompts: bool  # whether prompts may have a separate graph, which a trial compares
 
 
 def version_of(module: str) -> str:
@@ -176,11 +176,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def engines(self) -> tuple[EngineName, ...]:
-        """Engines for which this bundle has a backbone."""
+        """Engines that have a backbone in this bundle."""
         return tuple(name for name in BACKBONES if self.format(name) is not None)
 
     def format(self, engine: EngineName) -> BackboneFormat | GgufFormat | None:
-        """Return how the backbone for an engine is stored; None if there is none."""
+        """Return how the backbone for an engine is stored; None without one."""
         found: BackboneFormat | GgufFormat | None = getattr(self, BACKBONES[engine].field)
         return found
 
@@ -196,7 +196,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def has_prefill(self) -> bool:
-        """True if prompts have a graph and matrices of their own."""
+        """True if prompts have a separate graph and matrices."""
         return self.backbone is not None and self.backbone.prefill
 
     @property

@@ -98,7 +98,7 @@ class MmapStore(LocalStore):
         finally:
             disk.close(descriptor)
         # Two threads may both come here, and a needless map is harmless. The lock is needed because
-        # zarr may still be reading in threads of its own when the store is closed.
+        # zarr's threads may still be reading when the store is closed.
         with self._lock:
             if self._closed:
                 raise InputError(f"{self.root}: this store is closed; open it again")

@@ -12,7 +12,7 @@ from stem_edge.hub.names import name_of, parsed_name
 
 
 def fetched_folder(path: str, *, tables_later: bool, progress: bool | None) -> Path:
-    """Return the folder of a bundle in the hub's cache, to which what it lacks is fetched.
+    """Fetch what a bundle's folder in the hub's cache lacks; return the folder.
 
     tables_later: leave its shards on the hub. Raises BundleError, HubError, InputError.
     """

@@ -35,7 +35,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
     path: Path
     manifest: Manifest
-    tables: str | None = None  # URL of the table store whose shards are not in the folder
+    tables: str | None = None  # URL of the table store if its shards are not in the folder
 
     def file(self, name: str) -> Path:
         """Path of one file of the bundle."""

@@ -19,7 +19,7 @@ PROBE_TOKENS = 48
 # chosen by the whole prompt and not by the chunk, so that the chunk size changes no token.
 PREFILL_FROM = 8
 # Correct kernels of other processors differ by rounding: their divergence was 0.98 to 1.01 times
-# the reported one, that of wrong kernels 1.3 to 75 times. NEGLIGIBLE nats change no text.
+# the reported one, with wrong kernels 1.3 to 75 times. NEGLIGIBLE nats change no text.
 MOST_TIMES, NEGLIGIBLE = 1.25, 0.001
 # More than these bytes of matrices are not packed in the memory of a trial.
 TRIED_NBYTES = 64 << 20

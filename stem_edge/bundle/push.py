@@ -46,8 +46,8 @@ def model_card(
 ) -> str:
     """Return the card of a bundle, as Markdown with a header in YAML.
 
-    name: org/name on the hub; base_model: that of what it was made from; license: as the hub spells
-    it, like apache-2.0. Both stay out where they are unknown.
+    name: org/name on the hub; base_model: name of the original model; license: as the hub spells
+    it, like apache-2.0. Unknown ones are left out.
     """
     parts = [_header(license, base_model), OWN_CARD, f"# {name.partition('/')[2]}"]
     parts += [_origin(base_model), _sizes(manifest)]
@@ -131,12 +131,12 @@ def push(
 ) -> str:
     """Push a bundle to a model hub, with a model card; return its name with the new commit.
 
-    All files are hashed first, so that no damage is spread. What the hub has is not sent again, so
-    a push that was cut off goes on. Files there that an older bundle had are deleted.
+    All files are hashed first, so that no damage is spread. The hub's files are not sent again, so
+    a push that was cut off goes on. Files of an older bundle are deleted there.
 
-    name: org/name; the model is made if there is none.
+    name: org/name; the model is made if it does not exist.
     private: make a new model for its owner only; refuse one that is public.
-    revision: branch to push to, made if there is none. Default: the main branch.
+    revision: branch to push to, made if it does not exist. Default: the main branch.
     license, base_model: for the card, as the hub spells them: "apache-2.0", "org/name".
 
     Raises BundleError, HubError, InputError.
@@ -176,7 +176,7 @@ def push(
 
 
 def _check_card(license: str | None, base_model: str | None) -> None:
-    """Raise InputError for what no hub would understand in a card."""
+    """Raise InputError for a license or model name that hubs do not accept."""
     if license is not None and not re.fullmatch("[a-z0-9][a-z0-9.+-]*", license):
         raise InputError(f"license is {license!r}; expected an id of the hub's, like apache-2.0")
     if base_model is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", base_model, re.ASCII):

@@ -98,7 +98,7 @@ class Tables:
         return tokens
 
     def records(self, token_ids: npt.NDArray[np.integer]) -> U8:
-        """Return packed records [n, record_nbytes] of ids [n], those of rare tokens widened."""
+        """Return packed records [n, record_nbytes] of ids [n], rare tokens' records widened."""
         if not self._shards:
             raise InputError("these tables are closed; open them again")
         store, tokens = self._store, self._store.format.tokens

@@ -1,9 +1,9 @@
 """Verdicts of trials of bundles, kept in the user's cache folder so that each is tried once.
 
-A verdict is about contents: the manifest, which names every file's sha256, and all that reads them
-on this machine: engine, tokenizers, stem-edge, processor. It is good, or bad with a reason. A place
+A verdict is about contents: the manifest, which names every file's sha256, and their readers on
+this machine: engine, tokenizers, stem-edge, processor. It is good, or bad with a reason. A place
 says that the files at a path had the checksums of that manifest, and counts until one of them is
-replaced or written to. So a bundle whose place and verdict are known is loaded at once, a copy of
+replaced or written to. So a bundle with a known place and verdict is loaded at once, a copy of
 it is hashed once, and other contents are tried (stem_edge.runtime.first_load.trial).
 
 A trial that ran out of time may only mean a busy machine, so its verdict counts for an hour. Losing
@@ -40,7 +40,7 @@ from stem_edge.system.user_folder import cache_folder, cpu_digest
 FORMAT = 3
 TRIALS, PLACES = "trials", "places"  # folders
 MAX_NBYTES = 1 << 16
-DOUBT_SECONDS = 3600  # for which an uncertain verdict counts
+DOUBT_SECONDS = 3600  # that an uncertain verdict counts
 HASHED_TABLES_NBYTES = 1 << 30  # takes a second or two; larger ones are left to `verify`
 
 
@@ -90,7 +90,7 @@ class Verdicts:
     def hashed_files(self) -> list[str]:
         """Names of the files to hash: native ones and small tables.
 
-        Checksums of records are no substitute, because they do not say whose records they are.
+        Checksums of records are no substitute, because they do not say where the records belong.
         """
         files = self.bundle.manifest.files
         tables = [name for name in files if name.startswith(f"{TABLES}/")]

@@ -23,7 +23,7 @@ from stem_edge.runtime.backends.keywords import LoadKeywords
 # Rows that a machine has, for each sequence that it decodes at a time: there must be some that wait
 # when several end together, because those that come later join only once all others have ended.
 ROWS_PER_SEQUENCE = 3
-# Rows of a call, which takes some 3 ms of processors beside what it computes.
+# Rows of a call. A call takes some 3 ms of processor time beside its computing.
 GROUP_ROWS = 16
 
 
@@ -33,7 +33,7 @@ def ray_answers(
     settings: Settings | None = None,
     address: str = "auto",
 ) -> Answers:
-    """Return what has rows answered on a cluster, for `answers` of stem_edge.batch.
+    """Return a function for `answers` of stem_edge.batch that answers rows on a cluster.
 
     keywords: of stem_edge.load. address: "auto" for the cluster that runs here, its host:port, or
     "local" for this machine alone. The bundle must be on a disk that every machine has under the same
@@ -78,7 +78,7 @@ def _open(
 
 
 class Answering:
-    """A model that answers rows of several threads together, in one of its own."""
+    """A model that answers rows of several threads together, in its own thread."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
         self._model, self._settings = model, settings

@@ -42,7 +42,7 @@ def connect(address: str) -> Iterator[Any]:
 
 
 def _import_ray() -> Any:
-    # Ray counts uses and sends them off unless told otherwise; what it starts inherits this.
+    # Ray would count uses and send them off; its processes inherit this setting.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -83,9 +83,9 @@ def _check_listens(address: str) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep this process's answer to SIGTERM, in whose place ray.init puts its own.
+    """Keep this process's answer to SIGTERM, because ray.init replaces it.
 
-    What it started sees that this process is gone, and ends, too.
+    Ray's processes see that this process is gone, and end, too.
     """
     before = signal.getsignal(signal.SIGTERM)
     try:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 RESTARTS = 3  # of a process, so that work that kills every process ends
-BUSY_SECONDS = 15.0  # in which a process begins on a machine that is free
+BUSY_SECONDS = 15.0  # a process begins within this time on a free machine
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = _import(known)
         parser.description, parser.epilog = command.DESCRIPTION, getattr(command, "EPILOG", None)
         command.add_arguments(parser)
-        # Let options stand between positional arguments, but not those of lm-eval, which must reach
-        # the harness as they are.
+        # Let options stand between positional arguments. lm-eval's must reach the harness as they
+        # are.
         parse = parser.parse_args if known == "lm-eval" else parser.parse_intermixed_args
         status = command.run(parse(rest))
         if sys.stdout is not None:

@@ -42,7 +42,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT)]
 class Replacement(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="replacement"
 ):
-    """Change by which the tokens of one text look up the rows of another."""
+    """Change that lets the tokens of one text look up the rows of another."""
 
     source: Name
     target: Name
@@ -52,7 +52,7 @@ class Replacement(
 
 
 class NewRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="rows"):
-    """Change by which tokens have rows of new values."""
+    """Change that gives tokens rows of new values."""
 
     rows: dict[Index, tuple[bytes, ...]]  # token id -> a packed row for each of Edit.layers
 

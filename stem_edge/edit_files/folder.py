@@ -15,7 +15,7 @@ from stem_edge.hub.names import name_of
 def edits_folder(bundle: str | Path) -> Path:
     """Return the folder that contains a bundle: its edits are kept there, never inside it.
 
-    Those of a bundle in the hub's cache, where no other files may be, are kept in the current folder.
+    For a bundle in the hub's cache, which takes no other files, it is the current folder.
     """
     path = Path(bundle)
     if name_of(path.resolve()) is not None:

@@ -1,6 +1,6 @@
-"""Alignment of a source's tokens with those of a target, whose rows they are to look up.
+"""Alignment of a source's tokens with a target's: they are to look up the target's rows.
 
-The schemes are those of the STEM paper, section 3.3, for n_s tokens of the source and n_t of the
+The schemes come from the STEM paper, section 3.3, for n_s tokens of the source and n_t of the
 target.
 
 | scheme | requires | each token looks up |
@@ -21,7 +21,7 @@ from stem_edge.errors import InputError
 
 Scheme = Literal["auto", "swap", "pad-left", "pad-right", "copy", "subset", "average"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
-Lookup: TypeAlias = tuple[int, ...]  # token ids whose rows are averaged; usually one
+Lookup: TypeAlias = tuple[int, ...]  # average the rows of these token ids; usually one
 # Scheme -> signs of n_s - n_t that it can align.
 FITS: dict[Scheme, tuple[int, ...]] = {
     "swap": (0,),

@@ -82,8 +82,8 @@ def compare_edits(
 ) -> Comparison:
     """Compare the next token after a prompt with edits, without, and with the targets' words in it.
 
-    model: a loaded model, whose active edits (Model.edited) hold in all three cases, or a bundle,
-        which is loaded with `options` of stem_edge.load.
+    model: a loaded model (its active edits, Model.edited, hold in all three cases), or a bundle to
+    load with `options` of stem_edge.load.
     edits: one or several, as Model.edited takes them.
     top: number of tokens to list.
 

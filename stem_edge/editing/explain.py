@@ -21,7 +21,7 @@ LONGEST_TOKEN = 16  # columns
 
 @dataclass(frozen=True)
 class Token:
-    """Token with its id and its text, which is None for part of a character."""
+    """Token with its id and its text: None for part of a character."""
 
     token_id: int
     text: str | None
@@ -29,22 +29,22 @@ class Token:
 
 @dataclass(frozen=True)
 class Cut:
-    """Way in which a tokenizer splits source and target after some text."""
+    """Way to split source and target after some text, as the tokenizer does."""
 
     before: str  # text in front of the source
     scheme: Scheme  # "auto" resolved for these lengths
     source: tuple[Token, ...]
     target: tuple[Token, ...]
-    # For each token of the source, the tokens whose rows it looks up, averaged if several.
+    # For each token of the source, the tokens that give it their rows, averaged if several.
     looks_up: tuple[tuple[Token, ...], ...]
     problem: str | None = None  # why the scheme does not fit; then looks_up is empty
 
 
 def cuts(bundle: Bundle, edit: Edit) -> tuple[Cut, ...]:
-    """Return the distinct ways in which the source is split; none for an edit of new rows.
+    """Return the distinct ways to split the source; empty for an edit of new rows.
 
-    For scope everywhere only those with the fewest tokens, because tokens of the others are left
-    unchanged.
+    For scope everywhere only the ways with the fewest tokens, because an edit leaves the tokens of
+    other ways unchanged.
     """
     change, codec = edit.change, TextCodec(bundle.file(TOKENIZER))
     if isinstance(change, NewRows):

@@ -35,7 +35,7 @@ def make_edit(
     subset: Sequence[int] | None = None,
     pad: str | int | None = None,
 ) -> Edit:
-    """Make an edit by which tokens of `source` look up the rows of `target` (STEM paper, 3.3).
+    """Make an edit: tokens of `source` look up the rows of `target` (STEM paper, 3.3).
 
     The text itself is not changed.
 
@@ -180,7 +180,7 @@ def _padding(bundle: Bundle, codec: TextCodec, pad: str | int | None) -> int | N
     if isinstance(named, dict):  # an added token with its options
         named = named.get("content")
     if isinstance(named, str):
-        # Not an error, because whoever asks for an edit cannot help a name that is not a token.
+        # Not an error, because the caller cannot help a name that is not a token.
         with contextlib.suppress(InputError):
             return one_token(bundle, codec, named)
     return next(iter(bundle.manifest.model.eos_ids), None)

@@ -38,7 +38,7 @@ WORDS: dict[Scheme, str] = {
 
 
 def shown(token: Token | NextToken, width: int = LONGEST_TOKEN) -> str:
-    """Return a token's text in quotes, cut to `width`; its id if it has no text of its own."""
+    """Return a token's text in quotes, cut to `width`; its id if it has no text."""
     return quoted(token.text, token.token_id, width)
 
 

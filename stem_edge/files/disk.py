@@ -1,10 +1,10 @@
-"""The one seam to the file system, for every file whose loss or damage would matter.
+"""The one seam to the file system, for every file that must not be lost or damaged.
 
-What the exporter writes and what the runtime reads of a bundle goes through these few functions,
-called as `disk.write(...)`, so that tests can put another disk in their place: one whose k-th call
-fails, that reads short, or that forgets what was not synced when the power goes. All of them raise
-OSError as the system calls do; the caller adds which file it was and what to do. Signals do not
-interrupt them, because Python repeats interrupted calls.
+All that the exporter writes and the runtime reads of a bundle goes through these few functions,
+called as `disk.write(...)`. So tests can put another disk in their place: one that fails at call
+k, reads short, or forgets unsynced data when the power goes. All of them raise OSError as the
+system calls do; the caller adds which file it was and what to do. Signals do not interrupt them,
+because Python repeats interrupted calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-_BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends unless told otherwise
+_BINARY = getattr(os, "O_BINARY", 0)  # else Windows translates line ends
 # Opening a pipe or a device must not block, and a link must not lead to another file.
 _CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | _BINARY | _CAREFUL
@@ -39,7 +39,7 @@ class NotRegularError(OSError):
 
 
 def open_file(path: Path) -> int:
-    """Open a regular file for reading. Never blocks, and follows no link but those of hub_links."""
+    """Open a regular file for reading. Never blocks, and follows only links of hub_links."""
     try:
         descriptor = os.open(plain(path), _READ)
     except OSError as error:

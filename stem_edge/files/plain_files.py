@@ -41,7 +41,7 @@ def not_plain(path: Path, wanted: str = "regular file") -> BundleError:
         kind = _KINDS.get(stat.S_IFMT(path.lstat().st_mode), "something else")
     except OSError:
         kind = "gone by now"
-    # Links get advice of their own, because copies of a hub's cache consist of them.
+    # Links get special advice, because copies of a hub's cache consist of them.
     remedy = (
         "copy the bundle as plain files, cp -rL BUNDLE COPY, and use the copy"
         if kind == "a link"
@@ -135,7 +135,7 @@ def check_file(path: Path, nbytes: int) -> None:
 
 
 def check_status(path: Path, status: os.stat_result, nbytes: int) -> None:
-    """Raise BundleError unless `status`, of this path, is that of a regular file of this size."""
+    """Raise BundleError unless `status`, of this path, shows a regular file of this size."""
     if not stat.S_ISREG(status.st_mode):
         raise not_plain(path)
     if status.st_size != nbytes:

@@ -1,6 +1,6 @@
 """Strict JSON: checked to be small, shallow, UTF-8 and without repeated names, and then parsed.
 
-Parsers recurse into nesting, and differ in which of two fields of one name they take; so both are
+Parsers recurse into nesting, and take different ones of two fields with one name. So both are
 refused in manifest.json and every zarr.json.
 """
 

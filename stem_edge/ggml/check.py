@@ -95,7 +95,7 @@ def check_library(
 ) -> Verdict:
     """Return the cached verdict on a library, or run the trial. Raises BackendError.
 
-    `command`, by default TRIAL in a process of its own, gets the path of the library as its last
+    `command` (default: TRIAL in a separate process) gets the path of the library as its last
     argument and must end within `seconds`.
     """
     try:

@@ -82,7 +82,7 @@ NAMES = {
 
 Value = str | int | float | tuple[int, ...]
 
-# Mixture -> type of most matrices, and of those to which llama.cpp gives more bits.
+# Mixture -> type of most matrices, and of the matrices that get more bits in llama.cpp.
 BASE: dict[GgufType, tuple[TensorType, TensorType]] = {
     "f32": (types.F32, types.F32),
     "f16": (types.F16, types.F16),
@@ -92,7 +92,7 @@ BASE: dict[GgufType, tuple[TensorType, TensorType]] = {
     "q4_k_m": (types.Q4_K, types.Q6_K),
     "q4_0": (types.Q4_0, types.Q6_K),
 }
-# Fallbacks of llama.cpp for rows whose width is not a multiple of 256.
+# llama.cpp's fallbacks for row widths that are not a multiple of 256.
 NARROW = {types.Q4_K: types.Q5_0, types.Q5_K: types.Q5_1, types.Q6_K: types.Q8_0}
 
 
@@ -200,7 +200,7 @@ def backbone_nbytes(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[s
 
 
 def model_metadata(config: ModelConfig) -> dict[str, Value]:
-    """Return the keys `stem.*` whose values follow from the model."""
+    """Return the keys `stem.*` that follow from the model."""
     at = ARCHITECTURE
     # Through JSON, because a config read from a manifest has 10000.0 where the exporter has 10000.
     config = msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig)

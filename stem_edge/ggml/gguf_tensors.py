@@ -70,7 +70,7 @@ def planned_tensors(config: ModelConfig, weights: GgufType | OwnTypes) -> list[G
 
 
 def encode_tensors(tensors: Iterable[GgufTensor]) -> bytes:
-    """Encode the list of tensors with which a GGUF header ends, before padding and data."""
+    """Encode the list of tensors: the end of a GGUF header, before padding and data."""
     parts = []
     for tensor in tensors:
         name = tensor.name.encode()

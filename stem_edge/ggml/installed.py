@@ -9,7 +9,7 @@ from pathlib import Path
 from stem_edge.errors import BackendError
 
 INSTALL = "pip install 'stem-edge[gguf]'"
-# --no-cache-dir, because otherwise pip reuses what it compiled, whatever it was compiled for.
+# --no-cache-dir, because pip would reuse an earlier build, whatever it was compiled for.
 REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir llama-cpp-python==0.3.36"
 AGAIN = f"install it again with: {REINSTALL}"
 LIBRARY_NAMES = {"darwin": "libggml.dylib", "win32": "ggml.dll"}

@@ -18,7 +18,7 @@ from typing import Any
 from stem_edge.errors import BackendError
 from stem_edge.ggml.installed import AGAIN, FOLDERS, REINSTALL, installed_library
 
-# Versions of ggml whose headers were compared with PROTOTYPES -> the release that contains them.
+# Versions of ggml with headers that were compared with PROTOTYPES -> the release with them.
 KNOWN_VERSIONS = {"0.25.3": "llama-cpp-python 0.3.36"}
 # Windows resolves a function only in the library that defines it. On other systems these must not
 # be opened, because that would map ggml-base a second time, with its own state.

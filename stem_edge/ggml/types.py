@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class TensorType(NamedTuple):
-    """Tensor type whose values are stored in blocks of `block` values, `nbytes` bytes each."""
+    """Tensor type that stores values in blocks of `block` values, `nbytes` bytes each."""
 
     name: str
     number: int

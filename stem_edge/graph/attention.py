@@ -19,7 +19,7 @@ K_SCALE = 12  # place of the first input that only quantized caches have
 def attention(layer: LayerGraph, x: str) -> str:
     """Emit attention over x [B, T, dim], already normed -> [B, T, dim]."""
     graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
-    # Keys of a window do not begin at position 0, so the rotation must be told the positions.
+    # Keys of a window do not begin at position 0, so the rotation needs the positions.
     positions = [layer.positions] if layer.positions and own.window else []
     prefix = io.WINDOW if positions else ""
     scaled = layer.kv.type in QUANTIZED
@@ -38,7 +38,7 @@ def attention(layer: LayerGraph, x: str) -> str:
         kv_num_heads=own.n_kv_heads,
         do_rotary=1,
         rotary_interleaved=int(config.rope_interleaved),
-        # Its default would be that of the padded width, which must not change the scores.
+        # Its default follows the padded width, which must not change the scores.
         scale=config.attention_scale or own.head_dim**-0.5,
         **({"local_window_size": own.window} if own.window else {}),
         **(quantized(layer.kv.cache.bits) if scaled else {}),

@@ -197,7 +197,7 @@ def head(products: Products, config: ModelConfig, x: str, tokens: str) -> str:
 
 
 def _wanted(graph: Graph, x: str) -> str:
-    """Emit those positions of x [B, T, ...] whose logits are wanted."""
+    """Emit the positions of x [B, T, ...] that need logits."""
     graph.input(io.WANTED, np.int64, ["n"])
     return graph.add("Gather", [x, io.WANTED], f"wanted.{x}", axis=1)
 
@@ -222,7 +222,7 @@ def _rest(
 
 
 def _wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start) -> Start:
-    """Emit the wanted positions of what layers without K and V of their own start from."""
+    """Emit the wanted positions of the inputs of layers that borrow K and V."""
     positions = start.positions if any(map(config.window, layers)) else ""
     start = start._replace(
         hidden=_wanted(graph, start.hidden),

@@ -53,9 +53,9 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     # Whether products of 4 bits add a float to each symmetric block, as Q4_1 and Q4_K of a GGUF file do.
     offsets: bool = False
     quantizer: QuantizerName = "rtn"  # how the codes were chosen
-    prefill: bool = False  # whether prompts have int8 matrices of their own
-    # Products for prompts whose input channels are balanced although no norm precedes them, so that
-    # the balance needs a multiplication of its own.
+    prefill: bool = False  # whether prompts have separate int8 matrices
+    # Products for prompts with balanced input channels but no norm before them, so that the balance
+    # needs an extra multiplication.
     balanced: tuple[str, ...] = ()
     kv_peaks: bool = False  # whether there are peaks of keys and values (stem_edge.graph.kv)
 
@@ -76,7 +76,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return WEIGHT_BITS[self.type_of(kind, name)]
 
     def values_apart(self, layer: int) -> bool:
-        """Return whether values have a product of their own, because their type differs."""
+        """Return whether values have a separate product, because their type differs."""
         at = f"layers.{layer}."
         return self.type_of("v", at + "v") != self.type_of("qkv", at + "qkv")
 
@@ -88,7 +88,7 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> WeightType:
-    """Return the type of the matrices of a kind for which no other type is asked."""
+    """Return the type of the matrices of a kind if no other type is asked for."""
     if kind in VOCABULARY_KINDS:
         return head
     return "int8" if kind in SMALL_KINDS and weights == "int4" else weights

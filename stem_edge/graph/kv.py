@@ -55,7 +55,7 @@ CACHES: dict[KvType, Cache] = {
 
 
 class KvCaches(Protocol):
-    """Types of keys and values that a backbone can have, and what they take."""
+    """Types of keys and values that a backbone can have, and their sizes."""
 
     @property
     def usual(self) -> KvType:

@@ -48,7 +48,7 @@ class LayerGraph:
 
     @property
     def values_apart(self) -> bool:
-        """Return whether values have a product of their own instead of a part of qkv's."""
+        """Return whether values have a separate product instead of a part of qkv's."""
         return self._products.values_apart(self.number)
 
     def product(self, name: str, kind: MatrixKind, x: str, matrices: Sequence[str]) -> str:
@@ -101,7 +101,7 @@ class LayerGraph:
     def add_norm(self, name: str, residual: str, delta: str, consumer: str) -> tuple[str, str]:
         """Emit the RMS norm of residual + delta; return it and that sum.
 
-        consumer: the product that the norm feeds; empty if there is none.
+        consumer: the product that the norm feeds; empty without one.
         """
         full, eps, (size,) = self.at + name, self.config.norm_eps, self._shapes[name]
         if consumer:

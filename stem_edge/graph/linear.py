@@ -32,10 +32,10 @@ class Products(Protocol):
     plan: WeightPlan
 
     def norm(self, name: str, size: int, consumer: str) -> str:
-        """Return the weight [size] of an RMS norm whose result feeds the product `consumer`."""
+        """Return the weight [size] of an RMS norm that feeds the product `consumer`."""
 
     def values_apart(self, layer: int) -> bool:
-        """Return whether a layer's values have a product of their own."""
+        """Return whether a layer's values have a separate product."""
 
     def product(
         self, name: str, kind: MatrixKind, x: str, parts: tuple[str, ...], shape: tuple[int, int]
@@ -97,7 +97,7 @@ class DecodeProducts:
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
     ) -> tuple[list[Piece], list[Piece]]:
-        """Place a matrix whose rows are gathered, too; return it, and the pieces to multiply with."""
+        """Place a matrix for gathering rows, too; return it, and the pieces to multiply with."""
         rows, width = shape
         whole = self._piece(name, (0, rows), width, bits, block, points=True)
         unit = LARGE_ALIGNMENT // gcd(
@@ -182,7 +182,7 @@ class DecodeProducts:
         return Piece(*span, codes, scales, zeros)
 
     def _slice(self, name: str, whole: Piece, span: tuple[int, int]) -> Piece:
-        """Return some rows of a placed matrix, as tensors of their own over the same bytes."""
+        """Return some rows of a placed matrix, as separate tensors over the same bytes."""
 
         def part(tensor: Tensor) -> Tensor:
             row = tensor.dims[0] // whole.stop  # values, of flat tensors
@@ -195,7 +195,7 @@ class DecodeProducts:
         return Piece(*span, part(whole.codes), part(whole.scales), points and part(points))
 
     def _emit(self, x: str, piece: Piece, width: int, bits: int, block: int) -> str:
-        """Emit the product with one piece; its name is that of its codes."""
+        """Emit the product with one piece, named like its codes."""
         tensors = [piece.codes, piece.scales, *([piece.points] if piece.points else [])]
         name = piece.codes.name.removesuffix(".weight.codes")
         product = self.graph.node(

@@ -129,9 +129,9 @@ MASKED = -1e9  # added to a score, so that its weight after the softmax is 0
 HEAD_MULTIPLE = 16  # GroupQueryAttention refuses other head widths
 # Most tokens of a step in a context that is longer than the cache of a window.
 STEP_TOKENS = 128
-# Tokens leave the cache of a window by multiples of so many: seldom, and such that sums mostly keep
-# their order. onnxruntime adds keys up in blocks that begin at the first row; they are as long as
-# the processor's cache allows (128 keys of 256 values, with 1 MiB of second-level cache).
+# Tokens leave the cache of a window in multiples of this number: seldom, and so that sums mostly
+# keep their order. onnxruntime adds keys up in blocks from the first row, as long as the
+# processor's cache allows (128 keys of 256 values, with 1 MiB of second-level cache).
 WINDOW_BLOCK = 128
 
 

@@ -1,7 +1,7 @@
 """Layout of onnxruntime's weight files, which follows from the model and the format.
 
-Weights are placed in the order in which a builder asks for them. A plan therefore needs no file,
-and a file needs no header: its size is all that can be wrong with its form.
+Weights are placed in the order of a builder's requests. So a plan needs no file, and a file needs
+no header: only its size can be wrong with its form.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ TRANSPORTS = ("httpx", "httpx2", "httpcore", "requests")  # below versions of hu
 OFFLINE = "HF_HUB_OFFLINE is set; what is not in the cache is not fetched: unset HF_HUB_OFFLINE"
 XET = "if the hub has no xet, set HF_HUB_DISABLE_XET=1"
 XET_TOKEN = re.compile("xet-[a-z]+-token")  # in an address that only a hub with xet has
-MAX_CHARS = 300  # of what is told of the hub's words
+MAX_CHARS = 300  # of the hub's words in our messages
 SERVER_ERROR = 500  # HTTP status from which on the hub is at fault, perhaps for a moment
 BUSY = (408, 429)
 ANSWER_SECONDS = 10.0  # of silence in a connection, after which the hub is taken for unreachable
@@ -68,9 +68,9 @@ def asking(name: HubName, seconds: float = ANSWER_SECONDS) -> Iterator[None]:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Limit requests that name no limit, for which huggingface_hub's client would wait for ever.
+    """Limit requests without a limit, because huggingface_hub's client would wait for ever.
 
-    All of this process have one client. Who set its limit takes it away again, so none stays behind.
+    All callers in this process share one client, so the call that set its limit takes it away again.
     """
     from huggingface_hub import get_session
 
@@ -86,7 +86,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def _explained(name: HubName, error: BaseException) -> HubError | None:
-    """Return an error of the hub's library as ours; None if it is none of the hub's."""
+    """Return an error of the hub's library as ours; None for any other error."""
     from huggingface_hub import errors
 
     match error:

@@ -32,7 +32,7 @@ from stem_edge.progress import tell
 from stem_edge.units import format_size
 
 MAIN = "main"
-WORKERS = 4  # files at a time, each of which takes some 60 MB of memory
+WORKERS = 4  # files at a time; each takes some 60 MB of memory
 TRIES = 5  # in a row that complete no file
 PAUSE_SECONDS = 1.0  # before the second try; twice as long before each further one
 UNFINISHED = re.compile(r"(.+)\.[0-9a-f]{8}\.incomplete")
@@ -102,7 +102,7 @@ def pinned(path: str | Path, progress: bool | None = None) -> str:
     if name is None:
         return str(path)
     snapshot = open_snapshot(name, progress)
-    # Nobody tells later whether all files came, so an older commit is left until some are there.
+    # Later it cannot be seen whether all files came, so keep an older commit until some are there.
     if snapshot.ref and (snapshot.folder.is_dir() or _kept_commit(snapshot.ref) is None):
         keep_ref(snapshot)
     return str(snapshot.name)
@@ -230,7 +230,7 @@ class _SilentBar(tqdm):  # type: ignore[misc]
 
 
 def _check_space(snapshot: Snapshot, files: Collection[HubFile]) -> None:
-    """Raise HubError unless there is room for the files, some of which another commit may have."""
+    """Raise HubError unless there is room for the files that no other commit has already."""
     blobs = snapshot.folder.parents[1] / BLOBS
     needed = sum(file.nbytes for file in files if not (blobs / (file.blob or ".")).is_file())
     root = next(folder for folder in snapshot.folder.parents if folder.is_dir())
@@ -274,7 +274,7 @@ def _says(snapshot: Snapshot, file: str, sha256: str | None) -> bool:
 
 
 def remove(snapshot: Snapshot, file: str, sha256: str | None = None) -> None:
-    """Delete a wrong file from the cache, so that it is fetched anew.
+    """Delete a wrong file from the cache, so that it is fetched again.
 
     sha256: what it should have. One that other models may share is deleted only if the hub says the
     same; otherwise any manifest could delete it.

@@ -116,14 +116,14 @@ def grid_scales(blocks: F32) -> F32:
 
 
 def _rounded_scale(values: F32, codes: F32, near: F32) -> F32:
-    """Return the scale [n] of codes [n, block] whose products were rounded to values; 0 if none is.
+    """Return the scale [n] that gives values from codes [n, block] by rounding; 0 without one.
 
     Each value leaves an interval for the scale. Of what all allow, a float16 is taken if there is
     one, because that is what Q4_0 has, else the middle. near [n]: the scales but for rounding.
     """
     bits = np.abs(values).view(np.int32)
     union = np.bitwise_or.reduce(bits, axis=1, keepdims=True)
-    # The last bit in use tells what they were rounded to: bfloat16, float16 or float32.
+    # The last bit in use shows the rounding: to bfloat16, float16 or float32.
     half = np.clip((union & -union) // 2, 1, BFLOAT16_HALF)
     ties = 1 - TIE * (bits // (2 * half) % 2)  # are rounded to even, so not to an odd value
     counts = np.where(codes == 0, np.nan, np.abs(codes).astype(np.float64))

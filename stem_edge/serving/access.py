@@ -69,7 +69,7 @@ class Access:
 
 
 class Elsewhere(CORSMiddleware):
-    """CORS, whose refusals have the form of all errors."""
+    """CORS with refusals in the form of all errors."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """Return the response to a page that asks what it may ask."""
@@ -134,10 +134,10 @@ def _is_address(name: str) -> bool:
 
 
 def _may_ask(origin: str, host: str, origins: tuple[str, ...]) -> bool:
-    """Tell whether a page may ask: that of this server, or one that was allowed."""
+    """Return whether a page may ask: this server's own page, or an allowed one."""
     try:
         own = urlsplit(origin).netloc == host
-    except ValueError:  # such as an address that is none
+    except ValueError:  # such as a malformed address
         own = False
     local = LOCALHOST in origins and LOCAL_ORIGIN.fullmatch(origin) is not None
     return own or local or "*" in origins or origin in origins

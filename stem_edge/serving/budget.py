@@ -14,7 +14,7 @@ REQUESTS_NBYTES = 64 << 20
 BODIES = 2  # of the largest, that may be held at a time
 MOST_VALUES = 1 << 17  # of a request's JSON, roughly
 VALUE_NBYTES = 120  # that each takes at most, roughly
-# Of bodies, and of values of JSON, that may be held beside large ones, so that these keep nobody away.
+# Of small bodies and values of JSON: held beside large ones, so that large ones do not block them.
 SMALL_NBYTES = 1 << 16
 SMALL_TOGETHER = 4 << 20  # of such values
 

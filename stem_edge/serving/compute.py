@@ -37,10 +37,10 @@ END_SECONDS = 10.0  # for a load that is under way at the end
 
 
 class Compute:
-    """Loads a model in a thread of its own, and steps a scheduler there while there are requests.
+    """Loads a model in its own thread, and steps a scheduler there while there are requests.
 
     sequences: most that decode together. waiting: most requests that have not begun. closes: whether
-    the model ends with it. ended: is told every reply once, when it has ended or its client has left.
+    the model ends with it. ended: called once for each reply when it ends or its client leaves.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Compute:
         self._found: tuple[Model, Pump[Reply]] | None = None  # once it is loaded
         self.failure: Exception | None = None  # why there is no model, or none any more
         self._jobs = deque[Job]()
-        self._lock = threading.RLock()  # of what is taken on, so that all of it is told of the end
+        self._lock = threading.RLock()  # of accepted work, so that all of it learns of the end
         self._wake = threading.Event()
         self.draining = False  # whether no more requests are taken
-        self._ending, self._deadline = False, math.inf  # by which `end` has waited enough
+        self._ending, self._deadline = False, math.inf  # until which `end` waits
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ class Compute:
     def check(self, more: int) -> tuple[Model, Pump[Reply]]:
         """Return what computes if there is room for more requests; see `submit` for errors.
 
-        Asked before requests are made, too, so that nobody can have too many made.
+        Called before requests are made, too, so that no client can have too many made.
         """
         if self.draining:
             raise EndingError("the server is ending; ask another, or later")
@@ -223,7 +223,7 @@ class Compute:
     def _fail(self, error: BaseException) -> None:
         """Keep why there is no model: /health and every request tell it.
 
-        Panics of libraries in Rust are no Exceptions, but of them, too, somebody must be told.
+        Rust panics derive from BaseException: they are caught and reported, too.
         """
         self.failure = error if isinstance(error, Exception) else FailedError(repr(error))
         log.error(
@@ -258,12 +258,12 @@ class Compute:
                 raise chunk.error
 
     def _leave(self, reply: Reply) -> None:
-        """Cancel an answer that nobody waits for, unless it has ended."""
+        """Cancel an answer after its client has left, unless it has ended."""
         if self._found is not None and self._found[1].cancel(reply.request) is not None:
             self._ended(reply)
 
     def _end_all(self, error: Exception) -> None:
-        """End all answers and other work, and tell why."""
+        """End all answers and other work with an error."""
         told = public(error)
         if self._found is not None:
             pump = self._found[1]

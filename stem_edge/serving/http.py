@@ -30,7 +30,7 @@ from stem_edge.serving.streams import ClientLeftError, EventStream, event, until
 
 T = TypeVar("T")
 MESSAGES = "/v1/messages"  # and below: Anthropic's interface
-CLIENT_LEFT = 499  # as nginx calls it; nobody sees it but a log
+CLIENT_LEFT = 499  # nginx's status; only a log sees it
 
 
 async def read(request: Request, kind: type[T]) -> T:

@@ -11,9 +11,9 @@ from stem_edge.errors import StemEdgeError
 
 
 class Job:
-    """Work that is done a piece at a time: an iterator, of which `future` becomes a list.
+    """Work done a piece at a time: an iterator; `future` becomes the list of its pieces.
 
-    It yields None where it waits, which is left out.
+    The iterator yields None while it waits; None is left out of the list.
     The compute thread alone calls `step` and `fail`.
     """
 
@@ -48,7 +48,7 @@ class Job:
             close()
 
     def _set(self, result: list[Any] | Exception) -> None:
-        with suppress(InvalidStateError):  # nobody waits for it any more
+        with suppress(InvalidStateError):  # cancelled: no caller waits any more
             if isinstance(result, list):
                 self.future.set_result(result)
             else:

@@ -48,7 +48,7 @@ class Service:
     compute: Compute
     metrics: Metrics
     given_name: str | None = None  # of the model
-    key: str | None = None  # API key; None: nobody needs one
+    key: str | None = None  # API key; None: not needed
     hosts: tuple[str, ...] = ()  # names of this server beside localhost and addresses; "*": any
     origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS); "*": any
     body_nbytes: int = 4 << 20  # of the largest request
@@ -62,7 +62,7 @@ class Service:
         return TokenTexts(self.model)
 
     async def in_thread(self, work: Callable[[], T], threads: Threads) -> T:
-        """Return what work on a request returns, done in one of some threads.
+        """Do work on a request in one of some threads; return its result.
 
         What it leaves behind is given back. Raises BusyError if too many wait.
         """

@@ -137,4 +137,4 @@ async def _cancelled(task: Awaitable[object]) -> None:
     future.cancel()
     await asyncio.wait((future,))
     if not future.cancelled():
-        future.exception()  # has been raised, or nobody is left to hear it
+        future.exception()  # raised already, or the client has left

@@ -44,8 +44,8 @@ class OtherFileError(Exception):
 class Missing(jinja2.Undefined):
     """Undefined value that a template may test for, but not use.
 
-    What a message or a tool lacks prints as nothing, which published templates rely on; a variable
-    that nobody set cannot be printed.
+    Missing fields of a message or a tool print as nothing, which published templates rely on; an
+    unset variable cannot be printed.
     """
 
     __slots__ = ()

@@ -25,7 +25,7 @@ from stem_edge.units import format_size
 MAX_TOKENS = 1 << 19  # twice the largest vocabulary among published models
 MAX_MERGES = 3  # for each token; Llama 3 has 2.2
 MAX_MERGES_IN_ALL = 3 << 18  # half as many again as Gemma 3, which has most
-MAX_PIECES_NBYTES = 4 << 20  # of a Unigram model's tokens together; those of XLM-R have 2 MB
+MAX_PIECES_NBYTES = 4 << 20  # of all tokens of a Unigram model; XLM-R has 2 MB
 SMALL_NBYTES = 16 << 20
 # Measured with 2,000 to a million tokens: what the library keeps is 5 % more to 20 % less.
 NODE_NBYTES = 350
@@ -212,7 +212,7 @@ def _is_comment(merge: object) -> bool:
 
 
 def _pair(merge: tuple[str, str] | str) -> tuple[str, str]:
-    """Return the tokens of a merge, of which old files make one text."""
+    """Return the tokens of a merge; old files join them in one text."""
     first, *others = merge.split(" ") if isinstance(merge, str) else merge
     if len(others) != 1:
         raise ValueError(f"model.merges has {str(merge)[:80]!r}, expected two tokens")

@@ -16,7 +16,7 @@ import msgspec
 
 MAX_STEPS = 64
 MAX_DEPTH = 8  # of nested sequences
-MAX_GROWTH = 1 << 11  # those of sentencepiece's NFKC with symbols (export/tokenizers) reach 1,782
+MAX_GROWTH = 1 << 11  # sentencepiece's NFKC with symbols (export/tokenizers) reaches 1,782
 MAX_TEXT = 1 << 14  # characters of a pattern or other text of a step
 MAX_PREFIX = 256  # characters of a text that a step adds to each word or token
 MAX_CHARSMAP = 8 << 20

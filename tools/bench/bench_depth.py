@@ -33,7 +33,7 @@ DEPTHS = (4096, 16_384, 32_768, 65_536)
 
 
 class Depth(NamedTuple):
-    """Results after so many tokens."""
+    """Results after a number of tokens."""
 
     tokens: int
     decode: float  # seconds a token, the median
@@ -45,7 +45,7 @@ class Subject(Protocol):
     """A model with one context."""
 
     def fill(self, tokens: int) -> None:
-        """Begin anew, with a context of so many tokens."""
+        """Begin again, with a context of `tokens` tokens."""
 
     def rewind(self, tokens: int) -> None:
         """Forget all but the first tokens."""

@@ -34,7 +34,7 @@ class RangeServer:
     free_at: float = 0.0  # when the line will have sent all that was given to it
 
     def pass_line(self, nbytes: int) -> None:
-        """Wait until the line, which all connections share, would have sent so many bytes."""
+        """Wait until the line would have sent these bytes; all connections share it."""
         with self.lock:
             self.free_at = max(self.free_at, time.perf_counter()) + nbytes / self.bandwidth
             until = self.free_at

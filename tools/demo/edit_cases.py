@@ -116,7 +116,7 @@ class Unedited:
         return facts[0] != facts[1] and self.knows(question) and self.knows(question.about(target))
 
     def flip(self, question: Question, target: Country, edit: Edit) -> str:
-        """Return whose answer comes with an edit: "target", "source" or "neither"."""
+        """Return which answer comes with an edit: "target", "source" or "neither"."""
         with self.model.edited(edit):
             found = ask(self.model, question.prompt)
         if answers(found, question.about(target)):

@@ -31,7 +31,7 @@ OUTCOMES = ("target", "source", "neither")
 
 
 class Case(NamedTuple):
-    """An edit, and the row of the table in which it counts."""
+    """An edit, and the row of the table that counts it."""
 
     labels: tuple[str, ...]
     pair: Pair

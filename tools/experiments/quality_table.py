@@ -32,7 +32,7 @@ from stem_edge.numerics.distributions import divergence, log_softmax
 F32: TypeAlias = npt.NDArray[np.float32]
 Logits = Callable[[list[int]], F32]  # ids [T] -> logits [T, V]
 EXACT: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
-# llama.cpp's numbers of its own mixtures (llama_ftype).
+# llama.cpp's numbers of its mixtures (llama_ftype).
 THEIRS = {"Q4_0": 2, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "Q8_0": 7}
 COLUMNS = (
     "weights", "MB", "perplexity", "KL, nats", "standard error", "99th percentile", "same first choice",

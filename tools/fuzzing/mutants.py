@@ -56,7 +56,7 @@ ANSWER_WORDS = [
 
 
 # (random, file, another file of its kind to take pieces from) -> mutant. May raise anything for a file
-# whose form an earlier change has broken.
+# that an earlier change has broken.
 Change: TypeAlias = Callable[[Random, bytes, bytes], bytes]
 
 

@@ -96,7 +96,7 @@ def shrink(data: bytes, fails: Callable[[bytes], bool]) -> bytes:
 
 
 def _place(error: BaseException) -> str:
-    """Source line at which the root cause of an error was raised."""
+    """Source line that raised the root cause of an error."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     step = error.__traceback__

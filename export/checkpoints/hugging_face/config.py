@@ -259,7 +259,7 @@ def _is_packed(given: dict[str, Any]) -> bool:
 
 
 def _refuse_quantized(path: Path, given: dict[str, Any]) -> None:
-    """Raise CheckpointError for a model whose tensors are codes of a quantizer."""
+    """Raise CheckpointError for a model that stores its tensors as codes of a quantizer."""
     for key in QUANTIZED:
         if (found := given.get(key)) is not None:
             # mlx alone does not name itself.

@@ -60,7 +60,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
     multimodal: ClassVar[str]  # model_type of a multimodal model
     # What a token stands for -> key of config.json with its id, and the id without that key.
     PLACEHOLDERS: ClassVar[Mapping[str, tuple[str, int]]]
-    PATTERN: ClassVar[int]  # without layer_types, every so many layers have full attention
+    PATTERN: ClassVar[int]  # without layer_types, one layer in this many has full attention
     ROPES: ClassVar[Mapping[str, Mapping[str, Any]]]  # the defaults of transformers
     TENSORS: ClassVar[Mapping[str, str]] = {}  # part of a layer -> its tensor without a module
     # No keys of config.json: `outer` sets them for a multimodal model.
@@ -82,7 +82,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         self.expect("rope_scaling", None)
 
     def expect(self, key: str, *wanted: object) -> None:
-        """Raise ValueError if a key has none of these values."""
+        """Raise ValueError unless a key has one of these values."""
         if (found := getattr(self, key)) not in wanted:
             raise ValueError(
                 f"{key} is {one_line(repr(found))}; of {self.family} models, only those with "
@@ -161,7 +161,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         }
 
     def kinds(self) -> Iterator[LayerKind]:
-        """Yield how layers differ; here those of full attention, whose rotation is another."""
+        """Yield how layers differ; here, layers of full attention rotate otherwise."""
         theta, scaling = self._rope_of(FULL)
         yield LayerKind(layers=self.full(), rope_theta=theta, rope_scaling=scaling)
 

@@ -47,7 +47,7 @@ class Gemma3n(Gemma, kw_only=True):
     TENSORS: ClassVar = {"ple_gate_scale": SCALE}
     vocab_size: int = 262_400
     hidden_size: int = 2048
-    # One of all layers, or that of each.
+    # One size for all layers, or one for each.
     intermediate_size: int | list[int] = 16_384  # type: ignore[assignment]
     num_hidden_layers: int = 35
     num_key_value_heads: int | None = 2

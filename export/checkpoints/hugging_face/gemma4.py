@@ -1,7 +1,7 @@
 """Reading Gemma 4: config.json of the text model, alone or in a multimodal one, and its tensors.
 
-Layers of full attention have heads and RoPE of their own. The last layers borrow K and V from
-earlier ones, and may have a wider FFN.
+Layers of full attention have different heads and RoPE. The last layers borrow K and V from earlier
+ones, and may have a wider FFN.
 """
 
 from __future__ import annotations

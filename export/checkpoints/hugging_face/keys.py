@@ -3,8 +3,8 @@
 | key | what happens |
 |---|---|
 | read here | it counts |
-| of training, of generating text, of bookkeeping | ignored |
-| known to transformers | must be null or the default, with which models here are those of transformers |
+| for training, generating text, bookkeeping | ignored |
+| known to transformers | must be null or the default: then models here compute what transformers does |
 | unknown to transformers | ignored with a note, because it cannot change what transformers computes |
 
 keys.json has what transformers knows; tools/hf_keys.py writes it. In this project's own schema
@@ -24,8 +24,8 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line
 
 FILE = Path(__file__).with_name("keys.json")
-LLAMA = "llama"  # whose keys this project's own schema has, too
-# Keys that transformers knows, but not where it computes logits, beside those of generating text.
+LLAMA = "llama"  # this project's own schema has its keys, too
+# Keys that transformers knows but does not use for logits, beside keys of generating text.
 _HARMLESS = """
 architectures model_type transformers_version torch_dtype dtype use_cache name_or_path
 initializer_range attention_dropout pretraining_tp altup_coef_clip id2label label2id num_labels
@@ -46,7 +46,7 @@ class KnownKeys(msgspec.Struct, frozen=True):
 
     transformers: str  # the version
     generation: list[str]  # of generating text
-    every: dict[str, Any]  # those of every model_type
+    every: dict[str, Any]  # keys of every model_type
     models: dict[str, dict[str, Any]]  # model_type -> the others
 
     def of(self, kind: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Names of Hugging Face's modules and tensors, beside those of ModelConfig.backbone_shapes()."""
+"""Names of Hugging Face's modules and tensors, and their names in ModelConfig.backbone_shapes()."""
 
 from __future__ import annotations
 

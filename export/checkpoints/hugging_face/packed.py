@@ -26,7 +26,7 @@ UNUSED = re.compile(r".*\.[kv]_cache_scale")
 
 
 class PackedFiles:
-    """Tensors of a folder, as TensorFiles has them, in which matrices may be packed.
+    """Tensors of a folder, like TensorFiles; matrices may be packed.
 
     widths: name of a matrix -> its columns.
     """

@@ -112,5 +112,5 @@ def read_rope(
 
 
 def _growth(factor: float, scale: float) -> float:
-    """Return the factor by which YaRN scales cosines and sines."""
+    """Return YaRN's factor of cosines and sines."""
     return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0

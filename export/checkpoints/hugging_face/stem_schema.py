@@ -92,7 +92,7 @@ class Stem(Windowed, kw_only=True):
 
 
 class ExpertTable:
-    """Matrix whose rows are experts, flattened as in ModelConfig.row_parts."""
+    """Matrix with an expert in each row, flattened as in ModelConfig.row_parts."""
 
     def __init__(self, config: ModelConfig, experts: list[tuple[Matrix, ...]], nbytes: int) -> None:
         """experts: gate, up and down of each; nbytes: size in the checkpoint."""
@@ -128,7 +128,7 @@ def read_tables(config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
 
 
 def read_index(config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
-    """Read the expert of each token [V]; None where tokens have rows of their own."""
+    """Read the expert of each token [V]; None if each token has its own row."""
     if config.stem_ffn != "hash-moe":
         return None
     tensor = _shaped(files.take(EXPERT_OF_TOKEN, INTEGERS), (config.vocab_size,))

@@ -43,7 +43,7 @@ def _line_nbytes(width: int) -> int:
 def _gathered(layer: LayerGraph, mixed: list[Tensor]) -> Tensor:
     """Return attention of all sequences [n_heads * head_dim, T].
 
-    Those of several are computed beside each other in memory of ours, which saves copying them.
+    Several sequences write side by side into our memory, which saves copying them.
     """
     graph, count, memory = layer.graph, layer.inputs.count, layer.inputs.mixed
     width = layer.config.n_heads * layer.shape.head_dim
@@ -60,9 +60,9 @@ def _gathered(layer: LayerGraph, mixed: list[Tensor]) -> Tensor:
 
 
 def _rotated(layer: LayerGraph, part: str, x: Tensor, heads: int) -> Tensor:
-    """Return heads [head_dim, heads, T] of q or k after the norm, if there is one, and RoPE.
+    """Return heads [head_dim, heads, T] of q or k after RoPE, and before it the norm, if any.
 
-    Not by ggml's RoPE alone: it multiplies up its angles, whose error grows with the position.
+    Not by ggml's RoPE alone: it multiplies angles up, so their error grows with the position.
     """
     graph, config, inputs = layer.graph, layer.config, layer.inputs
     cut = _heads(layer, layer.product("w" + part, x), heads)

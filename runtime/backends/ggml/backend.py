@@ -33,9 +33,9 @@ from stem_edge.system.memory import return_freed_memory
 
 
 class GgmlBatch(BackendBatch):
-    """KV caches of contexts, which are not to take steps of their own until they have left.
+    """KV caches of contexts. A context must take no step alone until it has left.
 
-    A token's logits can differ in rounding from those that it has alone: kernels are chosen by the
+    A token's logits can be rounded differently than in a step alone: ggml chooses kernels by the
     number of tokens of a step. On x86 with AVX-512 they were the same bits with weights in Q8_0,
     Q5_0 and Q4_0, and with K-quants up to 7 tokens (repacked Q4_K: up to 3), but not in F32 or F16.
     """

@@ -117,7 +117,7 @@ class Scratch:
 
 
 class Graph:
-    """A graph whose operators run in the order in which they are emitted."""
+    """A graph that runs its operators in the order of their emission."""
 
     def __init__(self, processor: Processor, size: int) -> None:
         self.ggml, self._processor = processor.ggml, processor

@@ -79,7 +79,7 @@ class KvCache:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, beside 0, whose windows are all here."""
+        """Earliest position, beside 0, that has all its windows here."""
         return max(ring.earliest for ring in self.rings.values())
 
     def make_room(self, position: int, count: int) -> None:
@@ -105,8 +105,8 @@ class Ring:
 
     @property
     def earliest(self) -> int:
-        """Earliest position, beside 0, whose window is here."""
-        # The first cells lost are those of the tokens that the last ones have overwritten.
+        """Earliest position, beside 0, that has its window here."""
+        # The last tokens have overwritten the first cells.
         return self._end - self.capacity + self.window - 1 if self._end > self.capacity else 0
 
     def check(self, position: int, count: int) -> None:

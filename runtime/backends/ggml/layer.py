@@ -120,7 +120,7 @@ class LayerGraph:
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return the model's activation of a gate, times up.
 
-        ggml's own GELU rounds to float16. The logistic function is that of its SiLU:
+        ggml's own GELU rounds to float16, so this takes its SiLU:
         gelu(x) = x logistic(f x) = silu(f x) / f, with f = LINEAR (1 + CUBIC x^2).
         """
         graph = self.graph

@@ -111,7 +111,7 @@ NARROW = msgspec.structs.replace(
     biases=("wq",),
     logit_softcap=30.0,
 )
-# Layers of two kinds, the last of which borrows keys and values, and per-layer embeddings.
+# Layers of two kinds, with per-layer embeddings; the last one borrows keys and values.
 KINDS = msgspec.structs.replace(
     WIDE,
     n_layers=3,
@@ -144,7 +144,7 @@ class Case(NamedTuple):
     weights: GgufType | OwnTypes
     row_type: RowType
     repack: bool = False
-    kv: KvType | None = None  # of keys and values; None: that of these weights
+    kv: KvType | None = None  # type of keys and values; None: as for these weights
 
 
 def cases() -> Iterator[Case]:
@@ -191,7 +191,7 @@ def check(ggml: Ggml, case: Case) -> None:
     layout = make_layout(
         config.records, config.stem_layers, config.row_parts(), case.row_type, GROUP
     )
-    # Scaled so that an expert's matrices, like those of the backbone, preserve magnitudes.
+    # Scaled so that an expert's matrices preserve magnitudes, like the backbone's.
     scale = np.float32(config.dim**-0.5 if config.n_experts else 1)
     shape = (layout.records, layout.row_width)
     records = pack_records(

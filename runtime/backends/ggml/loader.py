@@ -77,7 +77,7 @@ class GgmlLoader:
 
 
 def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool) -> Needs:
-    """Return the needs of a backbone on ggml, whose weights stay in their file unless repacked."""
+    """Return the needs of a backbone on ggml. Weights stay in their file unless repacked."""
     config = footprint.model
     heads = max((config.n_heads + 2 * one.n_kv_heads) * one.head_dim for one in config.layers)
     # Gate, up and their product beside the hidden state, or q, k and v on their way through RoPE;

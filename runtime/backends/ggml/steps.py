@@ -118,7 +118,7 @@ class Steps:
         return np.tile(table, (1, 2))
 
     def _step(self, logits: int, *, early: bool) -> _Step:
-        """Return the graph for the step's shape, which often is that of the previous step."""
+        """Return the graph for the step's shape: often the previous step's graph."""
         ends = (self._places[:, -1] + 1).tolist()
         cells = [
             {window: ring.attended(end) for window, ring in kv.rings.items()}
@@ -231,7 +231,7 @@ def _cells(graph: Graph, attended: int, tokens: int) -> Cells:
 def _capped(logits: F32, cap: float) -> F32:
     """Apply a soft cap in place, if there is one.
 
-    Not by ggml, whose tanh takes milliseconds for a vocabulary; numpy's takes a fraction of one.
+    ggml's tanh takes milliseconds for a vocabulary, numpy's a fraction of one.
     """
     if cap:
         np.divide(logits, np.float32(cap), out=logits)

@@ -30,7 +30,7 @@ class OrtBatch(BackendBatch):
         self._graphs = BoundGraphs(loaded, length, without=(io.PREFILL,))
         self._windows: list[KvWindow] = []  # of each sequence
         self._filled: list[int] = []  # tokens of each sequence
-        self._bound = (0, 0)  # first and number of the sequences whose arrays are bound
+        self._bound = (0, 0)  # first and number of the sequences with bound arrays
 
     def join(self, context: BackendContext, tokens: int) -> None:
         place = len(self._filled)
@@ -73,6 +73,6 @@ class OrtBatch(BackendBatch):
 
     def _bind(self, first: int, count: int) -> None:
         if self._bound != (first, count):
-            self._bound = (0, 0)  # so that the next step binds anew if this fails
+            self._bound = (0, 0)  # so that the next step binds again if this fails
             self._graphs.bind(self._kv.part(first, count))
             self._bound = first, count

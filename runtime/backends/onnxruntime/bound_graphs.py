@@ -46,7 +46,7 @@ class Output:
         self._bound: tuple[int, int] | None = None  # tokens, and how many of their largest logits
         self._logits: F32 = np.empty((0, 0), np.float32)
         self._largest: F32 | None = None  # logits, if only these are brought to the host
-        self._set = np.zeros((0, 0), np.int64)  # ids whose logits are not -inf
+        self._set = np.zeros((0, 0), np.int64)  # ids with logits other than -inf
 
     def forget(self) -> None:
         """Bind again before the next run, because the hidden states are other arrays."""
@@ -56,7 +56,7 @@ class Output:
         """Bind memory for these tokens of each sequence's step, unless that is bound."""
         top = 0 if self._top is None or top >= self._vocab_size else top
         if self._bound != (len(places), top):
-            self._bound = None  # so that the next step binds anew if memory runs out here
+            self._bound = None  # so that the next step binds again if memory runs out here
             self._bind_places(sequences, places)
             self._bind_logits((sequences, len(places), self._vocab_size), top)
             self._bound = len(places), top
@@ -247,7 +247,7 @@ class BoundGraphs:
 
 
 class _Lengths:
-    """Inputs that say how many rows of the KV cache are filled, those of the step included."""
+    """Inputs that say how many rows of the KV cache are filled, this step's included."""
 
     def __init__(self, sequences: int) -> None:
         self._seqlens_k, self._total = np.zeros(sequences, np.int32), np.zeros((), np.int32)

@@ -1,4 +1,4 @@
-"""A generation on the graphs for the CPU, or on those for devices: its KV cache, and its steps.
+"""A generation on the CPU's or a device's graphs: its KV cache, and its steps.
 
 Keys and values lie in the memory of a provider, as graphs take them. Pages of this process's memory are
 provided as they are written, so an array may be as long as the longest text. On the CPU, layers with a
@@ -42,8 +42,8 @@ class KvWindow:
         self._heads, self._window = [head for array in arrays for head in array[0]], window
         self.capacity = min(map(len, self._heads), default=sys.maxsize)
         self._shift = _Shift()
-        # Position of the step for which tokens left last. From a step at or after it, a context that
-        # took the same steps finds them gone alike, and sums in the same order.
+        # Position of the last step that dropped tokens. From there on, a context that took the same
+        # steps has dropped the same tokens, and sums in the same order.
         self.settled = 0
 
     @property
@@ -141,7 +141,7 @@ class KvArrays:
         return KvWindow([array.host[place : place + 1] for array in short], self._window)
 
     def nbytes_of(self, tokens: int) -> int:
-        """Return the bytes that so many tokens of each sequence fill."""
+        """Return the bytes of keys and values of n tokens of each sequence."""
         shapes = ((array, array.shape[2]) for array in self.arrays)
         return sum(a.nbytes // rows * min(rows, tokens) for a, rows in shapes)
 
@@ -155,7 +155,7 @@ class KvArrays:
             array.host[place, :, :rows] = found.host[other, :, :rows]
 
     def free(self, place: int, tokens: int = 0) -> None:
-        """Give the memory of a sequence, from so many tokens on, back to the system."""
+        """Give the memory of a sequence after its first tokens back to the system."""
         for array in self.arrays:
             for head in array.host[place]:
                 free_pages(head[tokens:])

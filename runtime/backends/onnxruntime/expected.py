@@ -24,15 +24,15 @@ from stem_edge.system.memory import usable_cpus
 from stem_edge.tables.rows import RowType
 from stem_edge.tables.store import TableFormat
 
-# A plan adds up the widest arrays of a graph, of which this share is alive at once; none stays.
+# A plan adds up the widest arrays of a graph. This share of them is alive at once; none stays.
 ALIVE, KEEPS, PREPARES = 0.42, False, True
 SESSIONS_NBYTES, LAYER_NBYTES = 6_000_000, 125_000  # of sessions and threads; of a layer in a graph
 PACKED_OVER_DATA = 1.06  # in its memory, because it pads matrices
 # It reads this share of the embedding, its scales, as a whole. Around each row, and around the small
 # tensors of all graphs, the system maps more than is needed.
 EMBEDDING_SHARE, MAPPED_AROUND_ROW, MAPPED_AROUND_GRAPHS = 0.26, 40_000, 6 << 16
-# Types that an export may choose, most exact first: about those of its qualities, because which
-# matrices get 8 bits is measured.
+# Types that an export may choose, most exact first. They only come near its qualities, because
+# an export measures which matrices get 8 bits.
 _FOUR = BackboneFormat(
     weights="int4", head="int8", block_size=64, asymmetric=True, prefill=True, kv_peaks=True
 )
@@ -65,7 +65,7 @@ def types(footprint: Footprint) -> tuple[str, str]:
 
 
 def prepared_folder(bundle: Bundle, cache_dir: str | Path | None, kv: KvChoice) -> Path | None:
-    """Return the folder of the prepared backbone, from which files are mapped; None without one."""
+    """Return the folder of the prepared backbone's mapped files; None without one."""
     kept = footprint_of(bundle.manifest, "onnxruntime").with_kv(kv).kv
     found = place(bundle, cache_dir, kept).prepared
     return None if found is None else found.folder

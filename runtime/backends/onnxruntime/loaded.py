@@ -55,7 +55,7 @@ class RopeArrays:
         return {name: array.value() for name, array in self._arrays.items()}
 
     def fill(self, positions: int) -> None:
-        """Compute the rotations of so many positions, as far as that has not been done."""
+        """Compute the rotations of the first positions, as far as that has not been done."""
         while self._filled < min(positions, self.length):
             start, stop = self._filled, min(self._filled + ROPE_BLOCK, self.length)
             for name, table in padded_ropes(self._config, stop, start).items():

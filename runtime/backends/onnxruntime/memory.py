@@ -1,7 +1,7 @@
 """Tensors in the memory of an execution provider's device.
 
-A provider without memory of its own (the CPU, and those that compute on it) gets numpy arrays and the
-same copies, so that whatever runs on a device runs there, too. Memory of devices is in
+A provider without its own memory (the CPU, and providers that compute on it) gets numpy arrays and
+the same copies, so that all code for devices runs there, too. Memory of devices is in
 device/places.py.
 """
 
@@ -39,7 +39,7 @@ class DeviceArray:
 
     @property
     def host(self) -> Array:
-        """The memory itself as an array, on a provider that has none of its own."""
+        """The memory itself as an array, on a provider without its own memory."""
         if not isinstance(self._store, np.ndarray):
             raise TypeError("this memory is a device's")
         return self._store
@@ -96,7 +96,7 @@ class DeviceMemory:
         self.provider, self.limit = provider, limit
         self.arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # those alive
         self.place = place or Host()
-        # "host": memory of this process, because the device has none of its own.
+        # "host": this process's memory, because the device has no own memory.
         self.kind: Kind = "host" if isinstance(self.place, Host) else "device"
         self._retired: list[object] = []
 

@@ -1,4 +1,4 @@
-"""Memory needs of a backbone on onnxruntime's CPU; those of devices build on them (device/needs.py)."""
+"""Memory needs of a backbone on onnxruntime's CPU; device/needs.py builds on them for devices."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PREPARED_FIXED_NBYTES = 32 << 20
 UNPREPARED_FIXED_NBYTES = 12 << 20
 # That covers this many layers; each further one adds a few dozen nodes to each graph.
 LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
-# Keys whose scores are in memory at once on the CPU, where attention goes through them in blocks: a
-# chunk takes as much after 16,000 tokens as after 1,000 (measured with onnxruntime 1.31 and 1.32).
+# Keys with scores in memory at once on the CPU. Attention goes through keys in blocks, so a chunk
+# takes as much after 16,000 tokens as after 1,000 (measured with onnxruntime 1.31 and 1.32).
 SCORED_AT_ONCE = 512
 
 
@@ -69,7 +69,7 @@ def chunk_token_nbytes(footprint: Footprint, scored: int, *, prefill: bool) -> i
 
 
 def logits_nbytes(footprint: Footprint, scored: int) -> int:
-    """Return bytes for each position whose logits are wanted, except for the only one."""
+    """Return bytes for each position with logits; a single position takes none."""
     config = footprint.model
     borrowing = range(config.own_kv_layers, config.n_layers)
     values = _layer_values(config, scored, borrowing, WIDE_ARRAYS) if borrowing else 0

@@ -21,7 +21,7 @@ def placeholders(layout: RecordLayout) -> int:
 def placeholder_rows(slots: Slots | None, tokens: int) -> I32:
     """Slots for tokens with made-up rows, to try or measure a backbone without tables.
 
-    Fills some slots with values about as large as those of the products that rows replace.
+    Fills some slots with values about as large as the results of the products that rows replace.
     """
     if slots is None:
         return np.zeros(tokens, np.int32)

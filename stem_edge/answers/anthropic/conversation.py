@@ -52,7 +52,7 @@ def turn_of(asked: Conversation, params: SamplingParams) -> Turn:
 
 
 def sampling_of(body: Body, most: int) -> SamplingParams:
-    """Return how the answer's tokens are chosen, at most so many. Raises RefusalError."""
+    """Return how the answer's tokens are chosen, and how many at most. Raises RefusalError."""
     if body.mcp_servers:
         raise RefusalError("mcp_servers is not supported: give tools that the client runs")
     form = body.output_config.format if body.output_config is not None else None
@@ -123,7 +123,7 @@ def _of_assistant(message: Message, names: dict[str, str], where: str) -> dict[s
     told: dict[str, Any] = {"role": "assistant", "content": _parts(rest, where)}
     if calls:
         told["tool_calls"] = [_call(call) for call in calls]
-    if thoughts:  # templates show or leave out those of earlier turns
+    if thoughts:  # templates show earlier turns' or leave them out
         told["reasoning_content"] = "".join(thoughts)
     return told
 

@@ -86,7 +86,7 @@ def _input(text: str) -> dict[str, Any]:
 
 
 def usage_of(request: Request) -> dict[str, int]:
-    """Return counts of tokens; those of the prompt that were kept are not among input_tokens."""
+    """Return counts of tokens; input_tokens leaves out the prompt's kept tokens."""
     return {
         "input_tokens": request.prompt_tokens - request.cached_tokens,
         "cache_creation_input_tokens": 0,

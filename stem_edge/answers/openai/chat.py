@@ -63,7 +63,7 @@ class ChatBody(Options, kw_only=True):
         )
 
     def _most(self, model: Model) -> int:
-        """Most tokens of the answer; by default as many as the context holds."""
+        """Most tokens of the answer; default: what the context holds."""
         most, name = self.max_completion_tokens, "max_completion_tokens"
         if most is None:
             most, name = self.max_tokens, "max_tokens"

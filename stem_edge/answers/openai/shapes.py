@@ -15,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
-    """Return the fields with which an answer begins, and every chunk of a stream.
+    """Return the first fields of an answer, and of every chunk of a stream.
 
     name: of the model.
     """
@@ -29,7 +29,7 @@ def head(name: str, prefix: str, kind: str) -> dict[str, Any]:
 
 
 def usage(requests: Sequence[Request], count: int = 1) -> dict[str, Any]:
-    """Return counts of tokens. count: answers to each prompt, whose tokens count once."""
+    """Return counts of tokens. count: answers to each prompt; a prompt's tokens count once."""
     prompt = sum(request.prompt_tokens for request in requests[::count])
     cached = sum(request.cached_tokens for request in requests[::count])
     new = sum(request.new_tokens for request in requests)

@@ -1,4 +1,4 @@
-"""The command `stem-edge cache`: list and remove what is kept in the user's cache folder.
+"""The command `stem-edge cache`: list and remove files in the user's cache folder.
 
     prepared/<key>/    prepared.json and graphs rearranged for one processor and onnxruntime
     counts/<key>.npy   how often each token was used with one bundle

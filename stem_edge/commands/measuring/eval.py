@@ -144,7 +144,7 @@ def _text(found: Sequence[Quality]) -> list[str]:
 
 
 def _perplexities(found: Sequence[Quality]) -> list[str]:
-    """Compare each bundle's perplexity with that of the reference, or else of the first bundle."""
+    """Compare each bundle's perplexity with the reference's, or else the first bundle's."""
     first, rows = found[0], [("", "perplexity", "change", "bits/byte", "bits/character")]
     base, what = first.perplexity, first.bundle
     if first.divergence:

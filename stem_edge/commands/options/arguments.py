@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from stem_edge.bundle.manifest import BACKBONES
 from stem_edge.errors import InputError
 
-# Engine -> kind of its backbone, which is what `export` asks for; every command takes both names.
+# Engine -> kind of its backbone, the choice of `export`; every command takes both names.
 BACKBONE_FOR: dict[str, str] = {engine: backbone.option for engine, backbone in BACKBONES.items()}
 
 
@@ -43,7 +43,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser whose errors are one line, as the commands' own errors are."""
+    """Argument parser with errors of one line, like the commands' own errors."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog=prog, formatter_class=Help, **options)

@@ -35,7 +35,7 @@ def option_of(name: str) -> str:
 def keywords(function: Callable[..., object]) -> dict[str, Keyword]:
     """Read a docstring's list of keywords: "name: text. Default: text.", with further lines indented.
 
-    Without docstrings (python -OO) there are none.
+    Without docstrings (python -OO) the result is empty.
     """
     found: dict[str, Keyword] = {}
     for entry in re.split(r"\n(?! )", inspect.getdoc(function) or ""):
@@ -54,7 +54,7 @@ def add_described(
 ) -> None:
     """Declare options from settings of argparse by keyword, described by a function's docstring.
 
-    defaults: by keyword. Default: those of the function's parameters.
+    defaults: by keyword. Default: the function's own.
     """
     texts = keywords(function)
     if defaults is None:

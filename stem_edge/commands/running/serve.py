@@ -150,7 +150,7 @@ def listen(host: str, port: int) -> socket.socket:
 def url_of(listening: socket.socket) -> str:
     """Return the address that a browser on this machine can open, without a path."""
     host, port = listening.getsockname()[:2]
-    if ip_address(host).is_unspecified:  # all addresses, of which none can be asked for by this
+    if ip_address(host).is_unspecified:  # all addresses; a client cannot connect to this one
         host = "::1" if ":" in host else "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -176,8 +176,8 @@ def _say(text: str) -> None:
 class _Server(uvicorn.Server):
     """Server that says when the model is loaded, and ends gracefully.
 
-    The first signal lets answers end, for `grace` seconds, while new requests are refused. Those left
-    are told. So does the second signal at once; the third waits for nothing.
+    The first signal refuses new requests and lets answers end for `grace` seconds; the rest get an
+    error. The second signal sends these errors at once; the third waits for nothing.
     """
 
     def __init__(self, program: Starlette, grace: float, url: str) -> None:

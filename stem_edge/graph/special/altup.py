@@ -1,4 +1,4 @@
-"""AltUp and LAuReL as graph nodes: several hidden states of a token, of which a layer computes one.
+"""AltUp and LAuReL as graph nodes: a token has several hidden states, and a layer computes one.
 
 Between graphs the streams lie side by side, [B, T, streams * dim]; between the layers of a graph
 they are [B, T, streams, dim]. stem_edge.numerics.altup has the mathematics.
@@ -101,7 +101,7 @@ class AltUp:
         graph, at, count = self._graph, self._at, self._count
         before = self._one(streams, ".before")
         mixing = self._product(self._routed(before, ".before"), "altup_predict")
-        # With ones on the diagonal, because predictions are added to what they are made of.
+        # With ones on the diagonal, because predictions are added to their inputs.
         itself = graph.constant("streams.itself", np.eye(count, dtype=np.float32).ravel())
         mixing = graph.add("Add", [mixing, itself], at + ".mixing")
         mixing = graph.reshape(mixing, [0, 0, count, count], at + ".mixing.square")

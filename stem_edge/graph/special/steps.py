@@ -40,7 +40,7 @@ class SteppedProducts(DecodeProducts):
         ranges = [self._ranges.get("head" if kind == "head" else part) for part in parts]
         if not any(ranges):
             return super().product(name, kind, x, parts, shape)
-        if kind == "qkv" and len(parts) > 1:  # each has steps of its own
+        if kind == "qkv" and len(parts) > 1:  # each has its own steps
             sizes = [(self._shapes[part][0], shape[1]) for part in parts]
             made = [
                 self.product(part, kind, x, (part,), size)

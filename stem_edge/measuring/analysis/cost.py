@@ -54,7 +54,7 @@ class LayerShape:
 
     @classmethod
     def as_paper(cls, dim: int, d_ff: int) -> Self:
-        """Return the paper's layer, whose attention is as wide as the model: 4 d^2 parameters."""
+        """Return the paper's layer: its attention is as wide as the model, 4 d^2 parameters."""
         return cls(dim, d_ff, dim, dim, STEM_MATRICES * dim * d_ff, d_ff)
 
     @classmethod
@@ -103,7 +103,7 @@ def layer_multiply_adds(shape: LayerShape, length: int) -> Pair:
 def layer_loads(shape: LayerShape, length: int) -> Pair:
     """Return the values of KV cache and parameters that a layer loads for a decode step: M_dec, 3.2.3.
 
-    They are 4 d^2 + 2 L d + 3 d d_ff, of which STEM saves d_ff / (4 d + 2 L + 3 d_ff).
+    They are 4 d^2 + 2 L d + 3 d d_ff. STEM saves the share d_ff / (4 d + 2 L + 3 d_ff).
     """
     shared, ffn = shape.attention_parameters + 2 * length * shape.keys, ffn_loads(shape)
     return Pair(shared + ffn.dense, shared + ffn.stem)

@@ -67,7 +67,7 @@ def cost_report(
     text: str | Path | None,
     tables: str | None = None,
 ) -> CostReport:
-    """Count the costs of a bundle, whose shards may be at the URL `tables`.
+    """Count the costs of a bundle. tables: URL of its shards, if they are elsewhere.
 
     Raises BundleError, InputError.
     """

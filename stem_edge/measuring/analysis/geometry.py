@@ -26,7 +26,7 @@ from stem_edge.measuring.analysis.geometry_rows import (
 from stem_edge.numerics.quantize import F32, I64
 
 SAMPLE = 2048
-# No more, because these are 34 million cosines, all of which are kept in memory.
+# No more, because these are 34 million cosines, all kept in memory.
 LARGEST_SAMPLE = 8192
 
 

@@ -60,7 +60,7 @@ def bench(
     notify: Callable[[str], None] = lambda what: None,
     **options: Unpack[LoadKeywords],
 ) -> Report:
-    """Measure a bundle and what it is compared with, which takes minutes with a large one.
+    """Measure a bundle and its rivals, which takes minutes with a large one.
 
     text: a text in UTF-8, or token ids (.npy, .int32), which decide what rows are read, how often.
         Default: the text inside this package.
@@ -257,7 +257,7 @@ def _open(subject: Subject, confine: Callable[[int], None] = lambda pid: None) -
 
 @contextmanager
 def _confined(subject: Subject, limit: int) -> Iterator[WorkerProcess]:
-    """Open a worker in a cgroup of its own. Raises InputError if none can be made."""
+    """Open a worker in its own cgroup. Raises InputError if a cgroup cannot be made."""
 
     def confine(pid: int) -> None:
         found = limits.confine_memory(pid, limit)

@@ -94,7 +94,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of values, of which there is at least one."""
+        """Return the spread of one or more values."""
         return cls(median(values), min(values), max(values))
 
     def __str__(self) -> str:

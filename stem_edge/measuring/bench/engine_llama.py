@@ -89,7 +89,7 @@ class LlamaModel(MeasuredEngine):
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
 
     def fill(self, tokens: int) -> None:
-        """Fill the context with so many tokens, by copies of those that were processed.
+        """Fill the context up to this many tokens with copies of the processed ones.
 
         The copies keep their positions, which costs attention no less. Needs a second sequence.
         """
@@ -189,7 +189,7 @@ class Steps:
 
 
 def prompt_inputs(prompt: Sequence[int], sequence: int = 0) -> list[Input]:
-    """Return a prompt, of which only the last token's logits are wanted."""
+    """Return a prompt; only its last token needs logits."""
     last = len(prompt) - 1
     return [Input(token, at, sequence, at == last) for at, token in enumerate(prompt)]
 

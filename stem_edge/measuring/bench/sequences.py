@@ -91,7 +91,7 @@ def _sizes(most: int, prompt: int | None, new: int | None, longest: int) -> tupl
 
 
 def _many(subject: Subject, most: int) -> Subject:
-    """Return a subject that is loaded for so many sequences."""
+    """Return a subject that is loaded for several sequences."""
     if subject.kind == "llama.cpp":
         own = {"each": True, "unified": False} | subject.options | {"sequences": most}
     else:  # one more, because a prompt is computed beside the sequences that it joins

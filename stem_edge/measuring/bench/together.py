@@ -121,7 +121,7 @@ class Together:
         return times
 
     def _steps(self, begin: float, end: float) -> list[list[int]]:
-        """Return the tokens chosen from `begin` to `end` by step, each of which ends with the last one's."""
+        """Return the tokens chosen from `begin` to `end` by step; the last sequence ends a step."""
         steps: list[list[int]] = [[]]
         for seconds, sequence, token in self.arrivals:
             if begin < seconds <= end:

@@ -225,7 +225,7 @@ class WorkerProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # After an error it may be busy for minutes with a request that nobody needs any more.
+        # After an error it may be busy for minutes with a request that is not needed any more.
         if kind is not None:
             self._process.kill()
         self.close()

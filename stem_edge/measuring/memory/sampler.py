@@ -86,7 +86,7 @@ class Sampler:
                     self._sample(name)
                     took = time.perf_counter() - now
                     next_kinds = now + max(self.kinds_interval, took / MOST_OF_TIME)
-        except OSError:  # it has ended, which must be reported by whoever waits for its answer
+        except OSError:  # it has ended; the caller that waits for its answer reports that
             return
 
     def _sample(self, name: str) -> Memory:

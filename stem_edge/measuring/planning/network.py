@@ -22,11 +22,11 @@ class Network(NamedTuple):
     tier_nbytes: int
 
     def wait(self, nbytes: int) -> float:
-        """Seconds for one range of so many bytes."""
+        """Seconds for one range of `nbytes` bytes."""
         return self.latency + nbytes / self.bandwidth
 
     def tier_share(self, hits: Callable[[int], float], slots: int, record_nbytes: int) -> float:
-        """Return the share of the records missing in so many slots that the tier has, once it is full.
+        """Return the share of misses of a cache with `slots` slots that a full tier has.
 
         hits: slots -> hit rate. The tier then holds the most used records after those in the slots.
         """

@@ -14,7 +14,7 @@ WORKER = "stem_edge.measuring.bench.worker"
 GENERATE = "psutil, stem_edge.commands.running.generate, stem_edge.runtime.loading"
 MEASURE = "import {}\nfrom stem_edge.system.memory import own_memory\nprint(own_memory())"
 SECONDS = 60.0
-# By which processes differ, and what a load opens before it plans: advice on --memory must suffice.
+# Processes differ by this, files opened before planning included: advice on --memory must suffice.
 SPARE_NBYTES = 2_000_000
 
 

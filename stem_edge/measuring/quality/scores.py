@@ -38,7 +38,7 @@ class Documents:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a document from which one is predicted: all but the last."""
+        """Most tokens of a document before a predicted one: all but the last."""
         return max(len(ids) - 1 for ids in self.token_ids)
 
 
@@ -121,7 +121,7 @@ class Window(NamedTuple):
 
 
 def windows(tokens: int, window: int, stride: int) -> list[Window]:
-    """Return windows over a document in which every token but the first is predicted once.
+    """Return windows over a document that predict every token but the first once.
 
     Each window starts `stride` tokens after the one before it, so a token is predicted from at least
     window - stride + 1 tokens, or from all before it.

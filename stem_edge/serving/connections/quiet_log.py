@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 SECONDS = 60.0
-# Logger, place that logs, and type and place of each error that is told: as many as the program has.
+# Logger, place that logs, and type and place of each logged error: as many as the program has.
 Cause: TypeAlias = tuple[object, ...]
 
 

@@ -57,9 +57,9 @@ class Turns(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        # Not in uvicorn's way, which answers 503 to whoever is the last to come.
+        # Not in uvicorn's way, which answers 503 to the last client to come.
         self._most, self.limit_concurrency = self.limit_concurrency, None
-        self._running: RequestResponseCycle | None = None  # whose answer is not yet sent
+        self._running: RequestResponseCycle | None = None  # its answer is not yet sent
         self._in_head = False  # the head of a request has begun to come
         self._chunks = list[bytes]()  # of a body, as they are read
         self._head_nbytes = self._wire_nbytes = self._body_nbytes = 0

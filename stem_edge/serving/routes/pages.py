@@ -20,8 +20,8 @@ TYPES = {
     ".mjs": "text/javascript",
     ".svg": "image/svg+xml",
 }
-# Nothing from elsewhere, no script or style inside the page, and nobody may frame it: what a model
-# writes cannot run or tell anybody anything.
+# Nothing from elsewhere, no script or style inside the page, no frames around it: text of a model
+# cannot run or send anything out.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

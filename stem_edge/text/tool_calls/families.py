@@ -1,4 +1,4 @@
-"""The families that are known, and that of a chat template."""
+"""The known families, and how to find a chat template's."""
 
 from __future__ import annotations
 

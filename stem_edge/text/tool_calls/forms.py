@@ -22,7 +22,7 @@ class Form(Protocol):
     """How a call is written."""
 
     def read(self, text: ArrivingText, pieces: Pieces) -> Reading[None]:
-        """Take a call. Raises NoCallError where the text is none, or none any more."""
+        """Take a call. Raises NoCallError where the text is not a call, or stops being one."""
 
     def call(self, rules: Rules, name: str, schema: Schema) -> str:
         """Return the name of a rule for a call of this function; schema: of its arguments."""

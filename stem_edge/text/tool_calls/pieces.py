@@ -1,4 +1,4 @@
-"""Pieces of an answer: text for whoever asked, and calls of tools."""
+"""Pieces of an answer: text for the user, and calls of tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError
 
 @dataclass(frozen=True)
 class Content:
-    """Text for whoever asked."""
+    """Text for the user."""
 
     text: str
 

@@ -67,7 +67,7 @@ class TagsForm:
 
 def _is_text(schema: Schema) -> bool:
     choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    if not isinstance(choices, list):  # a schema that nobody checked
+    if not isinstance(choices, list):  # an unchecked schema
         return False
     if choices:
         return all(isinstance(each, str) for each in choices)

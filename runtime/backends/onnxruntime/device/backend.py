@@ -56,7 +56,7 @@ class DeviceBatch(BackendBatch):
         self.fixed_nbytes = self._kv.nbytes_of(length)
         self._lines: list[int] = []  # of the arrays, that have the sequences in places 0, 1, ...
         self._free: list[int] = []  # positions that the next tokens of these will take
-        self._bound = self._skipped = 0  # sequences whose arrays are bound; not wanted in this step
+        self._bound = self._skipped = 0  # sequences with bound arrays; not in this step
 
     def __del__(self) -> None:
         self._memory.retire(self._owned)  # not freed here: this may be any thread
@@ -95,7 +95,7 @@ class DeviceBatch(BackendBatch):
         self._close_gaps()
         count, self._skipped = first + len(token_ids), first
         if self._bound != count:
-            self._bound = 0  # so that the next step binds anew if this fails
+            self._bound = 0  # so that the next step binds again if this fails
             self._graphs.bind(self._kv.beginning(count))
             self._bound = count
         places = [min(position, self._kv.length - 1) for position in self._free[:first]]

@@ -1,7 +1,7 @@
 """Loaders for accelerators: the first variant of the graphs that the provider can run is taken.
 
-Each is opened so that no operator falls back to the CPU, and computes some tokens. If none works, the error says what each lacked. Kernels for many tokens are
-trusted only when their logits agree with those of kernels for few.
+Each is opened so that no operator falls back to the CPU, and computes some tokens. If all fail, the
+error says why. Kernels for many tokens must agree in their logits with kernels for few.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class DeviceLoader:
         self._context = bundle.manifest.model.max_context
 
     def prepare(self, verdict: Verdict | None) -> None:
-        """Do nothing, because providers pack weights in memory of their own."""
+        """Do nothing, because providers pack weights in their own memory."""
 
     def needs(self, context: int) -> Needs:
         footprint, limit = footprint_of(self._bundle.manifest, "onnxruntime"), self._limit

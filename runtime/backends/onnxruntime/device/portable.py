@@ -1,8 +1,8 @@
-"""The backbone in graphs of standard ONNX operators, for providers that lack those of onnxruntime.
+"""The backbone in graphs of standard ONNX operators, for providers without onnxruntime's own.
 
-The path is simple rather than fast: rows become float32 here, and the filled part of the KV cache,
-which lies in this process's memory, is an input of each step. Its length is rounded up and the rest
-masked, so that shapes, for which some providers compile the graph anew, rarely change.
+The path is simple rather than fast: rows become float32 here. The filled part of the KV cache lies
+in this process's memory and is an input of each step. Its length is rounded up and the rest masked,
+so that shapes rarely change: some providers compile the graph again for each shape.
 """
 
 from __future__ import annotations

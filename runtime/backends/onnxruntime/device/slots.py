@@ -66,8 +66,8 @@ class DeviceSlots:
     def write(self, slots: npt.NDArray[np.intp], records: U8 | I32) -> None:
         """Upload records [n], or the words int32 that `stage` made of them, into slots [n].
 
-        Raises OutOfMemoryError, DeviceLostError, BackendError; the contents of these slots are then
-        undefined, those of the others intact.
+        Raises OutOfMemoryError, DeviceLostError, BackendError; these slots are then undefined, the
+        others intact.
         """
         size = piece_records(self.rows, self.count)
         for start in range(0, len(slots), size):

@@ -1,4 +1,4 @@
-"""The folder in which a backbone is prepared, and what an attempt that was killed left there."""
+"""The folder of a prepared backbone, and what a killed attempt left there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Journal of packed matrices, from which preparing goes on after it was interrupted or killed.
+"""Journal of packed matrices, so that preparing goes on after it was interrupted or killed.
 
 A line is written when a matrix is whole. Its bytes may still be lost if the power goes, so they are
 compared with a checksum before they are used.

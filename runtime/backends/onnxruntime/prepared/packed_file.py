@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from stem_edge.graph.encoder import FIXED32, LENGTH, PACKED, VARINT
 
-FIXED64 = 1  # wire type of protobuf, beside those of the encoder
+FIXED64 = 1  # wire type of protobuf that the encoder lacks
 GRAPH, INITIALIZER, NAME, EXTERNAL_DATA, KEY, VALUE = 7, 5, 8, 13, 1, 2  # fields of onnx.proto
 
 

@@ -1,12 +1,12 @@
 """Packs the matrices of a graph one at a time, so that it takes the memory of one of them.
 
 onnxruntime packs all matrices of a graph when it loads it, and can save what it packed, but holds
-all of them in memory meanwhile. So each matrix is loaded and saved in a graph of its own, and the
+all of them in memory meanwhile. So each matrix is loaded and saved in a separate graph, and the
 packed forms are put together in the file of weights of the whole graph.
 
 onnxruntime reads plain matrices only while it loads a graph, and computes with the packed ones. So
 plain ones lie apart: where memory is short, the system drops pages and reads them again with their
-neighbours, which are then what the next products need.
+neighbours, and the next products need these.
 
 Where sums of products of u8 and s8 saturate, onnxruntime makes u8 of s8 matrices when it loads a graph
 (providers/session.py), in memory. So they are written as u8 there.
@@ -60,9 +60,9 @@ class OtherProductsError(Exception):
 
 
 class Packer:
-    """Writes graphs over packed weights to a folder; those of one bundle share their weights.
+    """Writes graphs over packed weights to a folder; all graphs of a bundle share their weights.
 
-    Matrices that the journal has from an attempt before are not packed again.
+    Matrices in the journal of an earlier attempt are not packed again.
     """
 
     def __init__(self, bundle: Bundle, folder: Path, threads: int, journal: Journal) -> None:
@@ -175,7 +175,7 @@ def _alone(graph: Graph, node: Node) -> Graph:
 
 
 def _widened(node: Node) -> Node:
-    """Return a product with a matrix whose zero point is that of the activations, 128."""
+    """Return a product with a matrix that has the activations' zero point, 128."""
     return replace(node, inputs=[*node.inputs, node.inputs[4]])
 
 

@@ -1,9 +1,9 @@
 """The prepared backbone: graphs with weights packed once for this processor, and then mapped.
 
-onnxruntime packs matrices into anonymous memory on loading, which the system cannot reclaim. It can
-also save what it packed and map it from there, so that the weights of a loaded model are pages of a
-file. A child process does it (prepack_worker.py), because native code keeps some of the memory that
-it takes; it also measures which graph is faster for prompts (preparing.py starts it).
+On loading, onnxruntime packs matrices into anonymous memory. The system cannot reclaim it. But
+onnxruntime can save what it packed and map it from there, so that a loaded model's weights are
+pages of a file. A child process does that (prepack_worker.py), because native code keeps some of
+its memory. It also measures which graph is faster for prompts (preparing.py starts it).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     onnxruntime: str  # version
     cpu: str  # digest of the processor's features
     files: dict[str, tuple[Size, int]]  # name -> size and mtime in ns, to notice changes
-    prefill: bool | None  # whether the prefill graph is faster; None: there is none
+    prefill: bool | None  # whether the prefill graph is faster; None: no such graph
     seconds: dict[str, float]  # graph -> time of a prompt chunk
     # Divergence of the prefill graph from the decoding graph here, in nats; None: not measured.
     prefill_from_decode: float | None = None

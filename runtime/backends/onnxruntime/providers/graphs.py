@@ -35,9 +35,9 @@ class GraphSource(NamedTuple):
 def cpu_graphs(
     bundle: Bundle, *, prefill: bool, without: Collection[str] = (), kv: KvType = "fp32"
 ) -> dict[str, GraphSource]:
-    """Return the graphs for the CPU by name, in the order in which a step runs them.
+    """Return the graphs for the CPU by name, in the order of a step.
 
-    without: names of graphs that are not wanted, because encoding takes time.
+    without: names of graphs to leave out, because encoding takes time.
     """
     return sources(bundle, _separate(bundle, prefill=prefill, without=without, kv=kv))
 
@@ -50,11 +50,11 @@ def joined_graphs(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict
 def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[str, Graph]:
     """Return the graphs of `joined_graphs` before they are encoded.
 
-    `rest` and `head`, whose weights it has as well, are there only to complete steps of `prefill`.
+    The joined graph has the weights of `rest` and `head`, too: these only complete `prefill` steps.
     """
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     if kv == "fp16" and io.REST in io.layer_graphs(bundle.manifest.model):
-        # onnxruntime would give layers that borrow K and V those of the step before rounding.
+        # onnxruntime would give layers that borrow K and V the step's own before rounding.
         return _separate(bundle, prefill=prefill, kv=kv)
     without = (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD)))
     others = _separate(bundle, prefill=prefill, without=without, kv=kv)
@@ -71,7 +71,7 @@ def _separate(
 
 
 def format_of(bundle: Bundle) -> BackboneFormat:
-    """Return how the backbone for onnxruntime is stored. Raises BackendError if there is none."""
+    """Return how the backbone for onnxruntime is stored. Raises BackendError without one."""
     if bundle.manifest.backbone is None:
         raise BackendError(f"{bundle.path}: no backbone for onnxruntime; choose another engine")
     return bundle.manifest.backbone

@@ -36,7 +36,7 @@ NAMES = ("Description", "FULL_DEVICE_NAME")
 class ListedDevice:
     """A device that onnxruntime lists for a provider."""
 
-    name: str  # or vendor and device id, if it has none
+    name: str  # or vendor and device id, if it has no name
     vendor: str
     kind: str  # GPU, NPU or CPU
     own_memory: bool  # arrays can lie in its memory
@@ -61,7 +61,7 @@ class UnavailableError(BackendError):
 def resolve(wanted: Wanted, libraries: Libraries = None) -> tuple[Provider, ...]:
     """Return the providers that the options of stem_edge.load name, in their order.
 
-    None is the CPU alone; "auto" the first with memory of its own that starts here, else the CPU.
+    None is the CPU alone; "auto" the first with its own memory that starts here, else the CPU.
     The CPU at the end runs operators that the providers before it lack. libraries: name -> path of
     a plug-in.
 
@@ -84,7 +84,7 @@ def has_own_memory(provider: Provider) -> bool:
 
 
 def _accelerators(libraries: Mapping[str, str | Path]) -> Iterator[Provider]:
-    """Yield usable providers with memory of their own, the preferred one first."""
+    """Yield usable providers with their own memory, the preferred one first."""
     for name in [*libraries, *(name for name in PREFERRED if name not in libraries)]:
         try:
             provider = find(name, {}, libraries)
@@ -170,7 +170,7 @@ def _hardware() -> str:
 
 
 def _full_name(name: str, more: Sequence[str]) -> str:
-    """Return a provider's name as onnxruntime spells it. Raises InputError if it has none such."""
+    """Return a provider's name as onnxruntime spells it. Raises InputError for an unknown one."""
     listed = [str(device.ep_name) for device in ort.get_ep_devices()]
     fulls = {full.lower(): full for full in [*full_names(), *listed]}
     shorts = {short_name(full): full for full in fulls.values()}

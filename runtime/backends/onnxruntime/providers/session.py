@@ -30,7 +30,7 @@ LOG_FATAL_ONLY = 4
 # they saturate.
 EXACT_PRODUCTS = "session.x64quantprecision"
 # Smaller tensors are written into the graph. Shape inference needs the smallest there, but scales
-# must not be: 1.31.1 then loses them when it saves what it packed, and computes nonsense.
+# must stay outside: 1.31.1 loses inner ones when it saves what it packed, and computes nonsense.
 LEAST_EXTERNAL_NBYTES = "64"
 # Folder of the weight files of a graph that is given as bytes.
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"

@@ -40,7 +40,7 @@ LOOK = "see onnxruntime's documentation for what this provider needs"
 def package_library(module: str) -> Path | None:
     """Return the library in a plug-in package; None if the package is not installed.
 
-    Raises BackendError if the package has none for this system.
+    Raises BackendError if the package has no library for this system.
     """
     if find_spec(module) is None:
         return None

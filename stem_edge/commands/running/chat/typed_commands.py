@@ -13,7 +13,7 @@ from stem_edge.text_table import cut, fill, shown_lines
 
 EXIT = "/exit"
 
-# Command, as it is typed -> what it does.
+# Command as typed -> help.
 HELP = {
     "/undo": "take the last message and its answer back",
     "/retry": "answer the last message again",
