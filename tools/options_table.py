@@ -1,7 +1,11 @@
-"""Write the tables of options in docs/ from the docstrings that describe them."""
+"""Write the tables of options in docs/ from the docstrings that describe them.
+
+python tools/options_table.py
+"""
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +43,7 @@ def with_table(page: str, function: Callable[..., object]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for name, function in TABLES:
         path = DOCS / name
         path.write_text(with_table(path.read_text("utf-8"), function), "utf-8")
