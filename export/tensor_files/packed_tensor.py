@@ -35,7 +35,7 @@ class Scaled(Matrix, Protocol):
         """Scales [rows, 1] of rows start..stop."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class PackedTensor:
     """Columns first..first+width of a Scaled matrix in a file."""
 
@@ -44,9 +44,6 @@ class PackedTensor:
     bits: int
     width: int
     first: int = 0
-
-    def __repr__(self) -> str:
-        return f"a tensor {list(self.shape)} of {self.bits}-bit codes"
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gemma_folders import VOCAB_SIZE
 from installed import needs_ggml
 from packed_folders import Packed, divergence, write_packed
 from safetensors.torch import load_file, save_file
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
@@ -39,7 +41,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=slow_but(["ranges", "no ranges"], FORMS))
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Packed:
     return write_packed(tmp_path_factory.mktemp("packed"), **FORMS[request.param])
 
@@ -165,6 +167,7 @@ def changed(folder: Path, out: Path, **tensors: torch.Tensor | None) -> Path:
 
 
 Q = "model.layers.0.self_attn.q_proj"
+TABLE = "model.embed_tokens_per_layer"
 REFUSED: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
     "codes of another width": (
         {f"{Q}.weight": torch.zeros(64, 5, dtype=torch.uint8)},
@@ -179,6 +182,17 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
     "several scales in a row": (
         {f"{Q}.weight_scale": torch.ones(64, 2)},
         "not one scale for each row",
+    ),
+    "scales of two layers and four": (
+        {f"{TABLE}.embedding_scale": torch.ones(VOCAB_SIZE, 2)},
+        "2 scales for 96 columns; expected one, or one for each 16",
+    ),
+    "rows of few tokens": (
+        {
+            f"{TABLE}.embedding_quantized": torch.zeros(5, 48, dtype=torch.uint8),
+            f"{TABLE}.embedding_scale": torch.ones(5, 1),
+        },
+        "as config.json says",
     ),
     "a scale of a norm": ({"model.norm.weight_scale": torch.ones(32, 1)}, "not part of the model"),
     "a scalar embedding": (
@@ -215,6 +229,16 @@ def test_other_methods_are_refused(one: Path, tmp_path: Path) -> None:
     (out / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="already quantized"):
         read_checkpoint(out)
+
+
+def test_the_projection_of_all_layers_may_be_packed(one: Path, tmp_path: Path) -> None:
+    codes, scales = torch.arange(96 * 16).reshape(96, 16).to(torch.uint8), torch.rand(96, 1)
+    name = "model.per_layer_model_projection.weight"
+    out = changed(one, tmp_path / "changed", **{name: codes, f"{name}_scale": scales})
+    found = read_checkpoint(out).backbone["layers.2.ple_context"].rows(1, 3)
+    low, high = (codes & 15).float() - 8, (codes >> 4).float() - 8
+    values = torch.stack([low, high], dim=-1).reshape(96, 32) * scales
+    np.testing.assert_array_equal(found, values[33:35].numpy())
 
 
 def test_values_of_other_bits_without_ranges_are_refused(tmp_path: Path) -> None:
