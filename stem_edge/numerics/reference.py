@@ -103,11 +103,8 @@ def layer_forward(
     """
     at, many = f"layers.{layer}.", config.streams > 1
     weights = {name: backbone[at + name] for name in config.layer_shapes(layer)}
-    weights |= {
-        f"{name}.range": steps_of(config, at + name)
-        for name in weights
-        if at + name in config.ranges
-    }
+    ranged = [name for name in weights if at + name in config.ranges]
+    weights |= {f"{name}.range": steps_of(config, at + name) for name in ranged}
     streams = altup.predicted(config, weights, x) if many else x[:, None]  # [T, streams, dim]
     active = streams[:, config.active_stream]
     active = _attended(config, layer, weights, active, tokens, observe)

@@ -138,13 +138,11 @@ def evaluate(
         begin-of-text token if the model was trained with it.
     window: tokens seen at once. Default: the model's context, up to 2048.
     stride: tokens between the starts of two windows: every token has at least window - stride + 1
-        tokens of context, or all, so small is exact and slow. Each is scored once. Default: half the
-        window.
+        tokens of context, or all, so small is exact and slow. Default: half the window.
     against: reference to compare distributions with: a bundle, or a checkpoint that an export
         takes. A checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
     worst: how many of the tokens that diverge most to report. Default: 10.
-    edits: of the bundle, not of `against`, with scope everywhere: compare a bundle with itself to
-        see side effects.
+    edits: of the bundle, not of `against`, with scope everywhere, to see their side effects.
     engine, repack, kv: as in stem_edge.load; `against` has keys and values of the usual type.
     against_engine: what runs `against`, if it is a bundle, which may be `bundle` itself. Default: auto.
     prefill_graph: measure the graph for prompts of onnxruntime instead of those that decode.
