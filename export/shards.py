@@ -26,6 +26,7 @@ from stem_edge.export.job.table_plan import TablePlan
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tables import TableWriter
 from stem_edge.files import disk
+from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.progress import Progress
 
@@ -86,7 +87,7 @@ class Shards:
             return {self._place(path.relative_to(root), path): entry for path, entry in written}
 
         step = run_step(self.folder, name, write, lambda nbytes: None)
-        disk.remove_tree(root)
+        remove_tree(root)
         return step
 
     def _writer(self, root: Path, tables: Mapping[int, Matrix], threads: int) -> TableWriter:
@@ -94,7 +95,7 @@ class Shards:
 
     def _place(self, name: Path, written: Path) -> Path:
         path = self.folder / TABLES / name
-        disk.make_folders(path.parent)
+        make_folders(path.parent)
         disk.rename(written, path)
         return path
 
@@ -113,4 +114,4 @@ def write_elsewhere(elsewhere: Elsewhere, shards: Shards, journal: Journal, bar:
             journal.record(step)
             bar.advance(step.progress)
     if (parts := shards.folder / PARTS).is_dir():  # of processes that were killed
-        disk.remove_tree(parts)
+        remove_tree(parts)

@@ -25,6 +25,7 @@ from stem_edge.export.job.job import Advance, WriteStep
 from stem_edge.export.job.publish import Leftover
 from stem_edge.export.quantization.error_meter import ErrorMeter, Total
 from stem_edge.files import disk
+from stem_edge.files.trees import remove_tree
 from stem_edge.files.whole_file import write_whole
 
 NAME = "export.journal"
@@ -169,4 +170,4 @@ def _remove_others(folder: Path, needed: set[Path]) -> None:
         if path in needed and is_folder:
             _remove_others(path, needed)
         elif path not in needed:
-            (disk.remove_tree if is_folder else disk.remove)(path)
+            (remove_tree if is_folder else disk.remove)(path)

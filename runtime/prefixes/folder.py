@@ -20,6 +20,7 @@ from typing import Any
 import numpy.typing as npt
 
 from stem_edge.files import disk
+from stem_edge.files.trees import make_folders
 from stem_edge.runtime.backends.interface import BackendContext, Resumes
 from stem_edge.runtime.prefixes.file import (
     PREFIX_NAME,
@@ -139,7 +140,7 @@ class PrefixFolder:
     def _is_private(self, *, make: bool = False) -> bool:
         """Return whether the folder is this user's alone to write to; raises OSError."""
         if make and not self._path.exists():
-            disk.make_folders(self._path.parent)
+            make_folders(self._path.parent)
             with suppress(FileExistsError):
                 self._path.mkdir(0o700)
         if not make and not os.path.lexists(self._path):

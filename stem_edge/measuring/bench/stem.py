@@ -156,12 +156,12 @@ def step_costs(model: Model) -> dict[int, float]:
 @contextmanager
 def _speculating(model: Model, on: bool) -> Iterator[None]:
     """Let a model speculate as it was loaded to, or not."""
-    loaded = model.stepping
+    loaded = model.stepping.speculation
     try:
-        model.stepping = loaded if on else loaded._replace(speculation=None)
+        model.speculate(loaded if on else None)
         yield
     finally:
-        model.stepping = loaded
+        model.speculate(loaded)
 
 
 def _note(run: Together, sequence: int) -> Callable[[int, int], None]:

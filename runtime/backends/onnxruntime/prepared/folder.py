@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from stem_edge.errors import BackendError
-from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import FOLDER
+from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
 
 JOURNAL = "journal"
 # Prefixes of a folder that is being filled, or was when its maker was killed; and of one inside it.

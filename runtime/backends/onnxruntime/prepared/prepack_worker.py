@@ -37,7 +37,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     RECORD,
     Prepacked,
     Prepared,
-    graph_sources,
     marks,
     prepared_file,
 )
@@ -126,7 +125,7 @@ class _Prompt:
         slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
         self._ids = np.arange(length) % config.vocab_size
         self._slots = placeholder_rows(slots, length)
-        graphs = graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
+        graphs = prepared.graph_sources(bundle, prefill=self.has_prefill, kv=kv)
         self._backend = OrtBackend(config, graphs, slots, threads, kv)
         self._context = self._backend.open_context(length)
 

@@ -27,7 +27,7 @@ def model() -> Iterator[Model]:
     with stem_edge.load(DEMO, sequences=5, speculate=False, warm_start=False) as loaded:
         # Made up, because a busy machine cannot measure them.
         costs = StepCosts(seconds=1e-3, times={1: 1.0, 2: 1.1, 4: 1.2, 8: 1.3}, same_bits=False)
-        loaded.stepping = loaded.stepping._replace(speculation=Speculation(costs, 4))
+        loaded.speculate(Speculation(costs, 4))
         # Reads rows, which starts a thread that no test then leaks.
         loaded.generate_text(PROMPT, max_new_tokens=2)
         yield loaded

@@ -21,13 +21,13 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
-from stem_edge.runtime.backends.onnxruntime.prepared import packable as float_blocks
 from stem_edge.runtime.backends.onnxruntime.prepared import (
+    looking,
     packing,
     prepack_worker,
-    prepacked,
     preparing,
 )
+from stem_edge.runtime.backends.onnxruntime.prepared import packable as float_blocks
 from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms
@@ -182,7 +182,7 @@ def test_a_large_float_matrix_is_packed_in_blocks(
     checkpoint = write_checkpoint(tmp_path / "checkpoint", shape)
     bundle = export("", checkpoint, tmp_path, {"backbone": "fp32"})
     monkeypatch.setattr(float_blocks, "BLOCK_NBYTES", 1 << 17)
-    monkeypatch.setattr(prepacked, "LEAST_NBYTES", 0)
+    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
     with stem_edge.load(bundle.path, prepare=False) as model:
         expected = model.logits(IDS)
 
