@@ -21,7 +21,7 @@ from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import open_checkpoint
 from stem_edge.export.checkpoints.sources import changed
 from stem_edge.export.job.job import Advance
-from stem_edge.export.job.journal import Journal, Step, read_subject, run_step
+from stem_edge.export.job.journal import Journal, JournalStep, read_subject, run_step
 from stem_edge.export.job.table_plan import TablePlan
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tables import TableWriter
@@ -35,7 +35,7 @@ SHARED = "every machine must see it under the same path: put it on a shared disk
 
 
 @dataclass(frozen=True)
-class Shards:
+class ShardTask:
     """Shards to be written for an export that another process runs; it can be pickled."""
 
     names: Sequence[str]
@@ -77,7 +77,7 @@ class Shards:
             source = merge_lora(source, self.lora)
         return source.tables
 
-    def write(self, name: str, tables: Mapping[int, Matrix], threads: int = 1) -> Step:
+    def write(self, name: str, tables: Mapping[int, Matrix], threads: int = 1) -> JournalStep:
         """Write a shard. tables: as `open` returned them. Raises CheckpointError, OSError."""
         root = self.folder / PARTS / uuid4().hex
         work = dict(self._writer(root, tables, threads).shards())[name]
@@ -101,10 +101,12 @@ class Shards:
 
 
 # Has shards written by other processes; yields the steps in any order, as they are done.
-Elsewhere: TypeAlias = Callable[[Shards], Generator[Step]]
+Elsewhere: TypeAlias = Callable[[ShardTask], Generator[JournalStep]]
 
 
-def write_elsewhere(elsewhere: Elsewhere, shards: Shards, journal: Journal, bar: Progress) -> None:
+def write_elsewhere(
+    elsewhere: Elsewhere, shards: ShardTask, journal: Journal, bar: Progress
+) -> None:
     """Have shards written by other processes, and record each as it is done."""
     if not shards.names:  # an earlier run had all of them written
         return

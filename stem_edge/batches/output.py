@@ -26,7 +26,7 @@ CLOSED = -1  # in place of a descriptor
 MAX_LINE_NBYTES = 1 << 30  # so that what is no file of results is not read into memory
 
 
-class Output:
+class ResultFile:
     """Results appended to a file, each once; rows in it are done.
 
     A last line without an end is dropped: the process that wrote it was killed, or the power went,

@@ -28,7 +28,7 @@ from stem_edge.system.memory import memory_limit
 from stem_edge.tables.rows import RecordLayout
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Place, Prepacked
+    from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked, PreparedPlace
 
 UNMEASURED = (
     "whether it is exact on this processor is measured when the backbone is prepared, which it is not; "
@@ -95,7 +95,7 @@ class OrtLoader:
             self._prepared = self._place.prepared or self._make(self._place)
         self._may_prepare = self._prepared is not None
 
-    def _make(self, place: Place) -> Prepacked | None:
+    def _make(self, place: PreparedPlace) -> Prepacked | None:
         if place.record is not None or not place.is_worth_it:
             return None
         from stem_edge.runtime.backends.onnxruntime.prepared.preparing import (
@@ -140,7 +140,7 @@ class OrtLoader:
         return None if self._place is None else self._place.prepared
 
     @cached_property
-    def _place(self) -> Place | None:
+    def _place(self) -> PreparedPlace | None:
         """Where the prepared backbone belongs; None where there is no need to look."""
         if not may_be_prepared(self._bundle.manifest, self._options.cache_dir):
             return None

@@ -153,7 +153,7 @@ def _prefixes(folder: Path) -> Iterator[Entry]:
         yield Entry(path=path, kind=PREFIXES, nbytes=path.stat().st_size, of=of, stale=stale)
 
 
-def _stale(record: prepared.Prepared) -> str:
+def _stale(record: prepared.PreparedRecord) -> str:
     if record.onnxruntime != ort.__version__:
         return f"made by onnxruntime {record.onnxruntime}"
     if record.cpu != cpu_digest():

@@ -78,7 +78,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Target:
+class PlanTarget:
     """Machine and use that plans are made for."""
 
     root: Path

@@ -16,9 +16,9 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.onnxruntime.memory import (
     Array,
+    DeviceAccess,
     DeviceMemory,
     Host,
-    Place,
     Shape,
     nbytes_of,
 )
@@ -93,7 +93,7 @@ class Plugged(Named):
         ort.copy_tensors([store], [ort.OrtValue.ortvalue_from_numpy(array)])
 
 
-def place_of(provider: Provider) -> Place:
+def place_of(provider: Provider) -> DeviceAccess:
     """Return where a provider's memory is."""
     for device in provider.devices:
         info = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)

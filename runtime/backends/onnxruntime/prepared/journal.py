@@ -26,7 +26,7 @@ class PackedMatrix(msgspec.Struct, frozen=True):
     checksum: int  # of the bytes between the one before it and the end
 
 
-class Journal:
+class PackingJournal:
     """What was packed before, and what is packed now. Files of weights lie beside it."""
 
     def __init__(self, path: Path) -> None:

@@ -34,7 +34,7 @@ MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of prepared.json."""
 
     format: int
@@ -54,7 +54,7 @@ class Prepacked(NamedTuple):
     """A prepared backbone in the cache folder."""
 
     folder: Path
-    record: Prepared
+    record: PreparedRecord
 
     def graph_sources(
         self, bundle: Bundle, *, prefill: bool, kv: KvType = "fp32"
@@ -68,12 +68,12 @@ class Prepacked(NamedTuple):
         return graphs | there
 
 
-class Place(NamedTuple):
+class PreparedPlace(NamedTuple):
     """Where the prepared backbone of a bundle belongs, and what is there."""
 
     bundle: Bundle
     folder: Path
-    record: Prepared | None
+    record: PreparedRecord | None
 
     @property
     def prepared(self) -> Prepacked | None:
@@ -90,13 +90,13 @@ class Place(NamedTuple):
         return is_large(self.bundle.manifest)
 
 
-def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> Place:
+def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> PreparedPlace:
     """Find the place of a bundle on this machine, which takes a while: its graphs are built.
 
     kv: type of keys and values, which is part of the graphs.
     """
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
-    return Place(bundle, folder, read_prepared(folder))
+    return PreparedPlace(bundle, folder, read_prepared(folder))
 
 
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType = "fp32") -> Path:
@@ -109,11 +109,11 @@ def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType = "
     return root / FOLDER / hashlib.sha256(described.encode()).hexdigest()[:KEY_CHARS]
 
 
-def read_prepared(folder: Path) -> Prepared | None:
+def read_prepared(folder: Path) -> PreparedRecord | None:
     """Return the record of a prepared backbone; None if missing, damaged or of another format."""
     try:
         data = disk.read_file(folder / RECORD, MAX_RECORD_NBYTES)
-        record = msgspec.json.decode(data, type=Prepared)
+        record = msgspec.json.decode(data, type=PreparedRecord)
         found = {name: marks(folder / name) for name in record.files}
     except (OSError, ValueError, msgspec.DecodeError, RecursionError):
         return None
