@@ -164,7 +164,7 @@ class Journal:
 
 
 def _remove_others(folder: Path, needed: set[Path]) -> None:
-    """Delete what is in a folder and not needed; of a link the link itself, not its target."""
+    """Delete unneeded files of a folder; a link is deleted, not its target."""
     for path in sorted(folder.iterdir()):
         is_folder = path.is_dir() and not path.is_symlink()
         if path in needed and is_folder:

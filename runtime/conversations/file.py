@@ -1,4 +1,4 @@
-"""A conversation as a file: its messages, beside what is kept of their keys and values."""
+"""A conversation as a file: its messages, with their keys and values as far as kept."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def load_messages(prefixes: Prefixes, path: Path) -> Messages:
 
 
 def save(prefixes: Prefixes, path: Path, token_ids: Sequence[int], messages: str) -> None:
-    """Write messages with what is kept of their token ids. Raises OSError."""
+    """Write messages with the kept keys and values of their token ids. Raises OSError."""
     best, tokens = prefixes.borrowed(prefixes.prompt_of(token_ids))
     found, fingerprint = None, prefixes.fingerprint
     try:

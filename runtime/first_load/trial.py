@@ -67,7 +67,7 @@ class TrialLimits(NamedTuple):
 
     @classmethod
     def of(cls, records: Verdicts, memory: int | str | None = None) -> TrialLimits:
-        """Return the limits for a bundle, by the size of what is tried of it, within `memory`."""
+        """Return the limits for a bundle, by the size of the tried files, within `memory`."""
         manifest = records.bundle.manifest
         graphs = not BACKBONES[records.engine].prompts or tried(manifest)
         names = records.native_files() if graphs else [TOKENIZER, TOKENIZER_CONFIG]

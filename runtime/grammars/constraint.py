@@ -131,7 +131,7 @@ class GrammarConstraint:
             self._check()
 
     def forced(self, most: int) -> list[int]:
-        """Return tokens that must follow, at most `most`; none where there is a choice.
+        """Return tokens that must follow, at most `most`; an empty list where there is a choice.
 
         They split the text that must follow as the tokenizer does. They are not accepted yet.
         """

@@ -61,7 +61,7 @@ _Tokens: TypeAlias = Iterator[tuple[str, str]]
 
 
 def read_gbnf(gbnf: str) -> Rules:
-    """Return the rules by name, "root" among them. Raises InputError naming what is wrong."""
+    """Return the rules by name, "root" among them. Raises InputError."""
     if len(gbnf) > MAX_CHARS:
         raise InputError(f"GBNF has {len(gbnf):,} characters; expected at most {MAX_CHARS:,}")
     rules: dict[str, list[tuple[str, str]]] = {}
@@ -160,7 +160,7 @@ _MAY_BE_ABSENT = ("*", "?")
 
 
 def lark_of(gbnf: str) -> str:
-    """Return a GBNF grammar as Lark. Raises InputError that names what is wrong."""
+    """Return a GBNF grammar as Lark. Raises InputError."""
     return _Writer(read_gbnf(gbnf)).lark()
 
 

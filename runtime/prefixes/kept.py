@@ -168,7 +168,7 @@ class Prefixes:
         return PromptKey(token_ids, {}, self._engine.starts(len(token_ids)))
 
     def opened_for(self, prompt: PromptKey) -> Prefix | None:
-        """Return an empty context for a prompt, to be given back filled; None if none is kept."""
+        """Return an empty context for a prompt, to be given back filled; None if prompts are not kept."""
         if not self._keeps:
             return None
         return self._lend(Prefix(prompt, self._opened(self._length)), self._length)

@@ -38,7 +38,7 @@ class Settings:
         params_of(None, {**self.options, "seed": self.seed})
 
     def seed_of(self, row: InputRow) -> int | None:
-        """Return the seed of a row that gives none."""
+        """Return the seed of a row without its own."""
         if self.seed is None:
             return None
         given = self.seed.to_bytes(8, "little") + row.key

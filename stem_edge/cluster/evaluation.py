@@ -18,7 +18,7 @@ GROUP_TOKENS = 2048
 
 
 def ray_scores(address: str = "auto") -> ScoreParts:
-    """Return what has a text scored on a cluster, for `elsewhere` of stem_edge.evaluate.
+    """Return a function that scores a text on a cluster, for `elsewhere` of stem_edge.evaluate.
 
     address: "auto" for the cluster that runs here, its host:port, or "local" for this machine alone.
     Bundle and reference must be on a disk that every machine has under the same path, or be named as

@@ -13,7 +13,7 @@ PROCESS_NBYTES = 512 << 20  # of a process of Ray that has imported what writes 
 
 
 def ray_shards(address: str = "auto") -> Elsewhere:
-    """Return what has the shards of an export written on a cluster, for `elsewhere` of export_bundle.
+    """Return a function that writes an export's shards on a cluster, for `elsewhere` of export_bundle.
 
     address: "auto" for the cluster that runs here, its host:port, or "local" for this machine alone.
     Checkpoint and target must be on a disk that every machine has under the same path.

@@ -65,7 +65,7 @@ class KvCache:
         return sum(nbytes * min(tokens, cells) for nbytes, cells in self._cells)
 
     def kept(self, tokens: int) -> list[U8]:
-        """Return views [tokens, bytes of a cell] of the first tokens; none if some are gone."""
+        """Return views [tokens, bytes of a cell] of the first tokens; an empty list if some are gone."""
         if self.earliest or any(ring.capacity < tokens for ring in self.rings.values()):
             return []
         return [array[:tokens] for array in self._arrays]

@@ -1,4 +1,4 @@
-"""Cases that several subjects take in turns, and what is found in them."""
+"""Cases that several subjects take in turns, and their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Run: TypeAlias = Callable[[WorkerProcess], dict[str, T]]  # returns way -> what 
 
 
 class Key(NamedTuple):
-    """Key of what is seen in each round."""
+    """Key of the observations of each round."""
 
     subject: str
     case: str = ""

@@ -89,7 +89,7 @@ def _begin(tasks: Sequence[FollowedText]) -> Callable[[], Run[Seen]]:
 
 
 def _joined(counts: Sequence[int], answers: Sequence[Seen]) -> Seen:
-    """Add up the answers of a kind, of so many tokens."""
+    """Add up the answers of a kind of text."""
     tokens = sum(counts) - len(counts)  # without the first of each, which comes from the prompt
     seconds, drafted, accepted = (
         sum(answer.figures[name] for answer in answers)

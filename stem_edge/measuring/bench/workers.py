@@ -45,7 +45,7 @@ class Subject:
 
     @property
     def module(self) -> str:
-        """Name of what is imported before loading."""
+        """Name of the module that is imported before loading."""
         engine = ENGINES.get(self.options.get("engine", ""))
         return KINDS[self.kind][0] if engine is None else engine.module
 
@@ -81,7 +81,7 @@ class WorkerAnswer:
 
 
 def together_phase(count: int) -> str:
-    """Name the phase in which so many sequences decode."""
+    """Name the phase in which `count` sequences decode."""
     return f"{count} together"
 
 

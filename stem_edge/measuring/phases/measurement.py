@@ -199,7 +199,7 @@ class _Run:
     notify: Callable[[str], None]
 
     def measure(self, interval: float, *, cold: bool) -> Measurement:
-        """Prepare what is not measured, run, and put the results together."""
+        """Do the unmeasured work, run, and put the results together."""
         self.notify("preparing")
         preparing = self.loader.needs(self.options.contexts(self.bundle)[0]).preparing
         started = time.perf_counter()

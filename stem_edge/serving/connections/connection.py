@@ -1,4 +1,4 @@
-"""One connection: what is refused in HTTP, and the requests that are answered."""
+"""One connection: its requests are refused by HTTP's rules, or answered."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ class Connection(ConnectionTurn):
             self._turn()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header, but none that comes after the body."""
+        """Keep a header; ignore those after the body."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer a request, unless it is none. Raises RefusalError."""
+        """Begin to answer a request, unless it asks for another protocol. Raises RefusalError."""
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise RefusalError("this server is no proxy, so it has no CONNECT")

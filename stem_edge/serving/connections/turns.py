@@ -138,7 +138,7 @@ class ConnectionTurn(HttpToolsProtocol):
     # Whose turn it is
 
     def _turn(self) -> None:
-        """Find out what is waited for, and begin to count the time."""
+        """Find out who is to act next, and begin to count the time."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None

@@ -77,7 +77,7 @@ class RuleNames:
         return self.add(f"[lazy] {regex}")
 
     def mark(self, text: str) -> str:
-        """Return a marker: a special token, or else text; nothing for none."""
+        """Return a marker: a special token, or else text; empty for an empty marker."""
         if text in self._special and SPECIAL.fullmatch(text):
             return text
         return literal(text) if text else ""

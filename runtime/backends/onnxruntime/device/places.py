@@ -113,7 +113,7 @@ class Pinned(NamedTuple):
 
 
 def pinned(memory: DeviceMemory, shape: Shape, dtype: npt.DTypeLike) -> Pinned | None:
-    """Allocate host memory that the device reads by itself; None if it reads none."""
+    """Allocate host memory that the device reads by itself; None if it cannot read any."""
     for device in memory.provider.devices if memory.kind == "device" else ():
         info = device.memory_info(ort.OrtDeviceMemoryType.HOST_ACCESSIBLE)
         if info is not None:

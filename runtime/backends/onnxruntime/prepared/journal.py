@@ -27,7 +27,7 @@ class PackedMatrix(msgspec.Struct, frozen=True):
 
 
 class PackingJournal:
-    """What was packed before, and what is packed now. Files of weights lie beside it."""
+    """Matrices that are packed, by this attempt or earlier ones. Their files lie beside it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

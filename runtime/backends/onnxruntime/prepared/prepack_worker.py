@@ -91,7 +91,7 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 def _measured(
     record: PreparedRecord, bundle: Bundle, packer: Packer, threads: int, kv: KvType
 ) -> PreparedRecord:
-    """Return the record with what is measured with the prepared graphs."""
+    """Return the record with the times and the divergence of the prepared graphs."""
     if bundle.manifest.has_prefill:
         diverges = prefill_divergence(bundle, _probed(bundle, packer))
         record = msgspec.structs.replace(record, prefill_from_decode=diverges)

@@ -69,7 +69,7 @@ class Prepacked(NamedTuple):
 
 
 class PreparedPlace(NamedTuple):
-    """Where the prepared backbone of a bundle belongs, and what is there."""
+    """Folder of a bundle's prepared backbone, and its record if it was made."""
 
     bundle: Bundle
     folder: Path
