@@ -18,7 +18,7 @@ from stem_edge.measuring.bench.cases import Watched
 from stem_edge.measuring.bench.figures import Figures, Round, figures_of
 from stem_edge.measuring.bench.subjects import bundle_subject, load_options
 from stem_edge.measuring.bench.workers import WorkerAnswer, WorkerProcess
-from stem_edge.measuring.memory.device_profiles import DeviceProfile, find_device
+from stem_edge.measuring.memory.device_profiles import Device, find_device
 from stem_edge.measuring.memory.limits import Limit, ProcessLimits
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS, PhaseMemory, Sample
 from stem_edge.measuring.planning.bandwidth import measured
@@ -63,7 +63,7 @@ class Measurement:
     context_length: int
     options: dict[str, Any]  # other options of stem_edge.load that differ from its defaults
     workload: Workload
-    device: DeviceProfile | None
+    device: Device | None
     limits: list[Limit]
     phases: list[Phase]
     samples: list[Sample]  # memory by kind over time

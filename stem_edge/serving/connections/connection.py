@@ -8,7 +8,7 @@ from uvicorn._types import Scope as AnyScope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from stem_edge.answers.refusals import HeadTooLargeError, RefusalError
-from stem_edge.serving.connections.turns import ConnectionTurn
+from stem_edge.serving.connections.turns import Waiting
 
 MAX_HEAD_NBYTES = 64 << 10  # of a request: its line and its headers
 # Of a body: bytes of chunks' sizes, extensions and trailers beyond those of the body itself.
@@ -17,7 +17,7 @@ MAX_FRAMING_NBYTES = 1 << 20
 PIECE_NBYTES = 4 << 10
 
 
-class Connection(ConnectionTurn):
+class Connection(Waiting):
     """A connection that reads requests strictly, so that a proxy before it reads them in the same way."""
 
     def data_received(self, data: bytes) -> None:

@@ -41,7 +41,7 @@ BODY = Wait(30, "less than 1 KiB of the body has come within 30 s", renewed=True
 READER = Wait(SECONDS, renewed=True)  # that takes what it is sent
 
 
-class ConnectionTurn(HttpToolsProtocol):
+class Waiting(HttpToolsProtocol):
     """A connection that waits for its client for a limited time, and makes room for others if it waits.
 
     Where there are too many, the one that has waited longest for its client is ended.
@@ -81,9 +81,7 @@ class ConnectionTurn(HttpToolsProtocol):
         self.transport = Lingering(transport, self._is_sent)
         self._turn()
         others = [
-            each
-            for each in self.connections
-            if isinstance(each, ConnectionTurn) and each is not self
+            each for each in self.connections if isinstance(each, Waiting) and each is not self
         ]
         staying = [each for each in others if not each.gives_way]
         if self._most is not None and len(staying) >= self._most:

@@ -15,12 +15,12 @@ from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.measuring.bench import workers
 from stem_edge.measuring.bench.workers import Subject, WorkerProcess
 from stem_edge.measuring.memory import limits
-from stem_edge.measuring.memory.device_profiles import DEVICES, DeviceProfile, find_device
+from stem_edge.measuring.memory.device_profiles import DEVICES, Device, find_device
 from stem_edge.measuring.memory.limits import Limit, ProcessLimits
 from stem_edge.runtime.rows.emulated_flash import PROFILES
 from stem_edge.system.memory import memory_cgroup
 
-DEVICE = DeviceProfile("tiny", 64 << 20, 1, 1e9, "nvme", "a device for tests")
+DEVICE = Device("tiny", 64 << 20, 1, 1e9, "nvme", "a device for tests")
 REMOVE = Path.rmdir
 HUNGRY = """
 import sys
