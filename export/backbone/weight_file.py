@@ -34,7 +34,7 @@ from stem_edge.graph.weight_plan import (
 )
 from stem_edge.numerics.matrix import Matrix, whole
 from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, zero_points
-from stem_edge.numerics.quantizing import QuantizedBlocks as Quantized
+from stem_edge.numerics.quantizing import Rounded as Quantized
 from stem_edge.numerics.quantizing import pack_codes
 
 # Greatest value of an outlier channel over the median channel's; balancing smaller ones would gain

@@ -139,7 +139,7 @@ def read_tasks(
             f"prompts of {most} tokens and answers of {new} are asked for; expected at least 1 of "
             f"each, and together no more than the {context} of the context"
         )
-    ids = TextIds(TextCodec(bundle.file(TOKENIZER)), bundle.manifest.model.vocab_size)
+    ids = Coder(TextCodec(bundle.file(TOKENIZER)), bundle.manifest.model.vocab_size)
     return {
         kind: [
             FollowedText(ids.of(prompt, begin=True)[-most:], ids.of(answer)[:new])
@@ -160,7 +160,7 @@ def _texts(kind: str) -> Iterator[tuple[str, str]]:
     yield from zip(pieces[::2], pieces[1::2], strict=True)
 
 
-class TextIds:
+class Coder:
     """Token ids of texts, by a tokenizer or by words."""
 
     def __init__(self, codec: TextCodec, vocab_size: int) -> None:

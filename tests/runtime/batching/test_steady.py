@@ -58,11 +58,8 @@ def test_bits_do_not_tell_how_many_run() -> None:
         context = engine.open_context(64)
         for _ in engine.process(context, ids, np.array(ids)):
             pass
-        batch, logits, token = (
-            RunningBatch(engine, 5, 64, Rounding(steady=True)),
-            [],
-            np.array(ids[-1:]),
-        )
+        batch = RunningBatch(engine, 5, 64, Rounding(steady=True))
+        logits, token = [], np.array(ids[-1:])
         for count in (1, 2, 3, 4, 5):
             batch.join(context, len(ids))
             step = Step(token.repeat(count), token.repeat(count), count)

@@ -15,7 +15,7 @@ from stem_edge.measuring.bench.speculation import (
     FIRST_WORD,
     KINDS,
     PIECE,
-    TextIds,
+    Coder,
     _texts,
     read_tasks,
 )
@@ -81,12 +81,12 @@ def test_words_stand_for_tokens_where_only_bytes_are_known(
 ) -> None:
     monkeypatch.setattr(TextCodec, "encode", lambda self, text, **_: list(text.encode()))
     codec = TextCodec(bundle.file(TOKENIZER))
-    ids = TextIds(codec, LARGE)
+    ids = Coder(codec, LARGE)
     one, two = ids.of("the tide and the boat"), ids.of(" the boat")
     assert len(one) == 5 and one[-2:] == two  # a word has the same id wherever it stands
     assert len({*one}) == 5  # "the" at the beginning has no space
     assert all(FIRST_WORD <= token < LARGE for token in one)
-    assert TextIds(codec, 300).of("the") == list(b"the")
+    assert Coder(codec, 300).of("the") == list(b"the")
 
 
 @pytest.mark.parametrize("kind", KINDS)
