@@ -19,11 +19,9 @@ from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
 from stem_edge.export.checkpoints.hugging_face.keys import read_known_keys
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import UNUSED, Files
+from stem_edge.export.checkpoints.hugging_face.packed import UNUSED, Files, Stored
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tensor_files.packed_tensor import PackedTensor
-from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.layers import LayerKind, RopeScaling
 
 TABLE = "embed_tokens_per_layer.weight"
@@ -228,9 +226,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
             layer: table.columns(layer * width, (layer + 1) * width) for layer in config.stem_layers
         }
 
-    def _take(
-        self, files: Files, name: str, expected: tuple[int, int]
-    ) -> StoredTensor | PackedTensor:
+    def _take(self, files: Files, name: str, expected: tuple[int, int]) -> Stored:
         """Take a tensor that holds something of every layer. Raises CheckpointError."""
         tensor = files.take(self.inside + name)
         if tensor.shape != expected:
