@@ -139,7 +139,6 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
             for product, type in of.items()
             if type != usual[kind]
         },
-        kv_peaks=True,
     )
 
 
@@ -175,7 +174,6 @@ def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat
         else {},
         matrices=dict.fromkeys(sorted(layers - four), "int8") if layers & four else {},
         offsets=offsets,
-        kv_peaks=True,
     )
 
 
