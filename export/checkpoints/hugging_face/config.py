@@ -6,6 +6,7 @@
 | mistral | sliding_window |
 | qwen2 | biases of q, k and v; windows in some layers |
 | qwen3 | norms of q and k; attention_bias; windows in some layers |
+| gemma3_text, gemma3 | see gemma3.py |
 | gemma4_text, gemma4 | see gemma4.py |
 | gemma3n_text, gemma3n | see gemma3n.py |
 | stem | this project's own, see stem_schema.py |
