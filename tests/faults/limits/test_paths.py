@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from open_files import DATA, open_files, posix
 
-from stem_edge.files import disk
+from stem_edge.files import disk, exchange
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges names")
 
@@ -49,7 +49,7 @@ def test_names_are_exchanged_at_once(file: Path, tmp_path: Path) -> None:
 def test_what_linux_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """AT_FDCWD and RENAME_EXCHANGE, of its headers."""
     renameat2 = Mock(return_value=0)
-    monkeypatch.setattr(disk, "_renameat2", lambda: renameat2)
+    monkeypatch.setattr(exchange, "renameat2", lambda: renameat2)
     assert disk.exchange(Path("a"), Path("b"))
     renameat2.assert_called_once_with(-100, b"a", -100, b"b", 2)
 
@@ -58,7 +58,7 @@ def test_what_linux_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_system_that_cannot_exchange(
     number: int, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "_renameat2", lambda: lambda *_: -1)
+    monkeypatch.setattr(exchange, "renameat2", lambda: lambda *_: -1)
     monkeypatch.setattr(ctypes, "get_errno", lambda: number)
     if number == errno.EIO:
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
@@ -75,11 +75,13 @@ def test_a_system_without_the_call(
         raise error("none")
 
     monkeypatch.setattr("ctypes.CDLL", refuse)
-    assert disk._renameat2.__wrapped__() is None
+    assert exchange.renameat2.__wrapped__() is None
     monkeypatch.undo()
-    monkeypatch.setattr(disk, "sys", SimpleNamespace(platform="darwin"))  # which is not even asked
-    assert disk._renameat2.__wrapped__() is None
-    monkeypatch.setattr(disk, "_renameat2", lambda: None)
+    monkeypatch.setattr(
+        exchange, "sys", SimpleNamespace(platform="darwin")
+    )  # which is not even asked
+    assert exchange.renameat2.__wrapped__() is None
+    monkeypatch.setattr(exchange, "renameat2", lambda: None)
     assert disk.exchange(file, file) is False
 
 

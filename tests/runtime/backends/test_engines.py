@@ -18,7 +18,7 @@ from stem_edge.bundle.manifest import GGUF
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.runtime.backends.engines import ENGINES, choose_engine
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine, engines_of
 from stem_edge.runtime.backends.ggml.engine import Ggml
 from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
 
@@ -167,6 +167,9 @@ def test_a_new_engine_is_a_class_and_a_line(
     said = capsys.readouterr()
     assert said.out.strip() == texts[0][1].strip() and "toy: prompt" in said.err
     assert greedy(tiny_bundle)[0] == "onnxruntime"
+    assert [one.name for one in engines_of(open_bundle(tiny_bundle))] == ["onnxruntime", "toy"]
+    with stem_edge.load(tiny_bundle, engine="toy") as model:
+        assert "toy: 7" in model._prefixes.fingerprint  # not the version of onnxruntime
     monkeypatch.setattr(ToyEngine, "installed", False)
     with pytest.raises(BackendError, match=r"toy is not installed.*pip install toy"):
         stem_edge.load(tiny_bundle, engine="toy")

@@ -19,7 +19,7 @@ from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.files import plain_files as hashes
+from stem_edge.files import hashing as hashes
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.first_load import trial, trial_worker
 from stem_edge.runtime.first_load.trial import Limits, try_first
