@@ -11,12 +11,7 @@ import numpy as np
 
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
 from stem_edge.export.checkpoints.hugging_face.keys import read_known_keys
-<<<<<<< HEAD
-from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import UNUSED, Files, Stored
-=======
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names
->>>>>>> gguf
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.layers import LayerKind, RopeScaling
@@ -151,68 +146,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return float((bits & np.uint32(0xFFFF0000)).view(np.float32))
 
     def names(self) -> Names:
-<<<<<<< HEAD
-        return Names(TOP, LAYER, self.inside)
-
-    def tensor(self, name: str) -> str:
-        at, _, part = name.rpartition(".")
-        if part == "ple_context":
-            return self.inside + CONTEXT
-        if part in self.TENSORS:
-            return f"{self.inside}{at}.{self.TENSORS[part]}"
-        return tensor_name(name, self.names())
-
-    def widths(self, config: ModelConfig) -> dict[str, int]:
-        table = {self.inside + TABLE: config.n_layers * config.ple_width}
-        return super().widths(config) | table
-
-    def backbone(self, config: ModelConfig, files: Files) -> dict[str, SourceMatrix]:
-        found: dict[str, SourceMatrix] = {}
-        context, width = None, config.n_layers * config.ple_width
-        if width:
-            context = self._take(files, CONTEXT, (width, config.dim))
-        for name in config.backbone_shapes():
-            if name.endswith(".ple_context") and context is not None:
-                start = int(name.split(".")[1]) * config.ple_width
-                found[name] = context.part(start, start + config.ple_width)
-            elif name.endswith(".wv") and self.keys_are_values(config, int(name.split(".")[1])):
-                found[name] = found[name.replace("wv", "wk")]
-            else:
-                found[name] = files.take(self.tensor(name))
-        return found
-
-    def keys_are_values(self, config: ModelConfig, layer: int) -> bool:
-        """Return whether a layer has no matrix for V beside that for K."""
-        return False
-
-    def tables(self, config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
-        if not config.ple_width:
-            return {}
-        width = config.ple_width
-        table = self._take(files, TABLE, (config.records, config.n_layers * width))
-        return {
-            layer: table.columns(layer * width, (layer + 1) * width) for layer in config.stem_layers
-        }
-
-    def _take(self, files: Files, name: str, expected: tuple[int, int]) -> Stored:
-        """Take a tensor that holds something of every layer. Raises CheckpointError."""
-        tensor = files.take(self.inside + name)
-        if tensor.shape != expected:
-            raise CheckpointError(
-                f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(expected)}, as "
-                "config.json says: check that both are of the same run"
-            )
-        return tensor
-
-    def index(self, config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
-        """Return the record of each token [V]; those beyond the table have its first."""
-        if not config.ple_records:
-            return None
-        ids = np.arange(config.vocab_size, dtype=np.int32)
-        return np.where(ids < config.ple_records, ids, np.int32(0))
-=======
         return Names(NAMES.top, LAYER, self.inside)
->>>>>>> gguf
 
     def unused(self, name: str) -> bool:
         """Return True for towers."""

@@ -18,9 +18,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.gemma import LAYER, Gemma
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import UNUSED, Files
-from stem_edge.export.tensor_files.packed_tensor import PackedTensor
-from stem_edge.export.tensor_files.stored_tensor import StoredTensor
+from stem_edge.export.checkpoints.hugging_face.packed import UNUSED, Files, Stored
 
 TABLE = "embed_tokens_per_layer.weight"
 CONTEXT = "per_layer_model_projection.weight"
@@ -110,9 +108,7 @@ class GemmaPle(Gemma, kw_only=True):
             layer: table.columns(layer * width, (layer + 1) * width) for layer in config.stem_layers
         }
 
-    def _take(
-        self, files: Files, name: str, expected: tuple[int, int]
-    ) -> StoredTensor | PackedTensor:
+    def _take(self, files: Files, name: str, expected: tuple[int, int]) -> Stored:
         """Take a tensor that holds something of every layer. Raises CheckpointError."""
         tensor = files.take(self.inside + name)
         if tensor.shape != expected:
