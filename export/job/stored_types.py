@@ -73,7 +73,7 @@ def _keep_packed(
         return replace(options, prefill_graph=False)
     if asked and (asked != ["head"] or bits.keys() & {"embedding", "head"}):
         raise ExportError(
-            f"{source.path}: was trained for its own types, so {', '.join(asked)} cannot be chosen; leave out "
+            f"{source.path}: its matrices are codes of their own types, so {', '.join(asked)} cannot be chosen; leave out "
             "what chooses types, or take --backbone fp32 and nothing else"
         )
     head = options.head or _usual_head(source)
