@@ -42,7 +42,7 @@ from stem_edge.export.quantization.calibration import (
     read_token_ids,
 )
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.shards import Elsewhere, Shards, write_elsewhere
+from stem_edge.export.shards import Elsewhere, ShardTask, write_elsewhere
 from stem_edge.export.tables import TableWriter
 from stem_edge.graph.formats import (
     GgufType,
@@ -244,10 +244,10 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
 
 def _shards(
     job: Job, plan: TablePlan, journal: Journal, files: Mapping[Path, tuple[int, ...]]
-) -> Shards:
+) -> ShardTask:
     """Describe the shards that are not finished yet. files: as Sources.used returns."""
     lora, writer = job.options.lora, TableWriter(job.folder / TABLES, plan, {}, 1)
-    return Shards(
+    return ShardTask(
         names=[name for name, _ in writer.shards() if name not in journal.steps],
         subject=journal.subject,
         folder=job.folder.absolute(),

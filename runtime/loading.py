@@ -21,7 +21,7 @@ from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.decoding import open_stepping
+from stem_edge.runtime.decoding import Stepping, guesses_ahead
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
     FAR_BATCH,
@@ -199,7 +199,12 @@ def _assemble(
             failed.callback(engine.close)
             prefixes = open_prefixes(bundle, engine, plan, options)
             size, costs = bundle.manifest.model.vocab_size, loader.step_costs
-            stepping = open_stepping(engine, plan, size, costs, draft, options, load)
+            stepping = Stepping(options.exact, costs)
+            if guesses_ahead(costs, draft, options):
+                from stem_edge.runtime.speculation.opening import open_speculation
+
+                guessing = open_speculation(engine, plan, size, costs, draft, options, load)
+                stepping = Stepping(options.exact, costs, guessing)
             failed.pop_all()
         return Model(bundle, engine, plan, text, prefixes, stepping, on_close)
 

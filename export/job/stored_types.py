@@ -90,7 +90,7 @@ def _usual_head(source: Checkpoint) -> WeightType:
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufType | OwnTypes:
-    """Return the mixture that has these types; the types themselves if none has."""
+    """Return the mixture that has these types; the types themselves without such a mixture."""
     for mixture in GGUF_TYPES:
         planned = tensor_types(config, mixture)
         if all(planned[name] == kind for name, kind in types.items()):
@@ -152,7 +152,7 @@ def _product(config: ModelConfig, name: str) -> str:
 
 
 def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat | None:
-    """Return the format for onnxruntime that keeps these types; None if none comes near."""
+    """Return the format for onnxruntime that keeps these types; None if no format comes near."""
     types = {name: kind.name for name, kind in own.items()}
     if not {*types.values()} & {*FOUR_BITS, *EIGHT_BITS}:
         return None  # nothing was quantized yet

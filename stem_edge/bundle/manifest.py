@@ -76,7 +76,7 @@ def version_of(module: str) -> str:
 
 
 def digest(*parts: object) -> str:
-    """Return a digest for the name of what is kept."""
+    """Return a digest for the name of a kept file."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
 
 

@@ -187,7 +187,7 @@ def _check_card(license: str | None, base_model: str | None) -> None:
 
 @contextmanager
 def _log_in_first(target: HubName) -> Iterator[None]:
-    """Let a refusal begin with what is missing most often."""
+    """Let a refusal say first that no token is set, if that is so."""
     from huggingface_hub import get_token
 
     try:

@@ -33,7 +33,7 @@ from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
-from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import FOLDER
+from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished
@@ -153,7 +153,7 @@ def _prefixes(folder: Path) -> Iterator[Entry]:
         yield Entry(path=path, kind=PREFIXES, nbytes=path.stat().st_size, of=of, stale=stale)
 
 
-def _stale(record: prepared.Prepared) -> str:
+def _stale(record: prepared.PreparedRecord) -> str:
     if record.onnxruntime != ort.__version__:
         return f"made by onnxruntime {record.onnxruntime}"
     if record.cpu != cpu_digest():

@@ -140,7 +140,7 @@ def _actions(add: Callable[[argparse.ArgumentParser], None]) -> list[argparse.Ac
 
 
 def parse_libraries(given: Sequence[str] | None) -> dict[str, str] | None:
-    """Paths of provider libraries by name; None if none is given. Raises InputError."""
+    """Paths of provider libraries by name; None without such options. Raises InputError."""
     found: dict[str, str] = {}
     for text in given or ():
         name, _, path = text.partition("=")
