@@ -203,8 +203,14 @@ class WeightFile:
             laid = np.full((len(codes), wide), 1 << (item.bits - 1), np.uint8)
             laid[:, places(width, item.block)] = codes
             codes, width, scales = laid, wide, scales * np.float32(item.step)
-        groups = np.repeat(scales, width // item.block // scales.shape[1], axis=1)
-        return Quantized(pack_codes(codes, item.bits), np.ascontiguousarray(groups))
+        times = width // item.block // scales.shape[1]
+        groups = np.ascontiguousarray(np.repeat(scales, times, axis=1))
+        points = matrix.points(start, stop)
+        if points is not None:
+            points = pack_codes(np.repeat(points, times, axis=1), item.bits)
+        elif item.pieces[0].points is not None:
+            points = zero_points(len(groups), groups.shape[1], item.bits)
+        return Quantized(pack_codes(codes, item.bits), groups, points)
 
     def _put_scales(self, item: Blocks, piece: RowRange, made: list[Quantized]) -> None:
         scales = np.concatenate([blocks.scales for blocks in made])

@@ -149,7 +149,7 @@ def _run(records: Verdicts, command: Sequence[str], limits: TrialLimits) -> _Fai
     if ended.status == 0 and done == DONE:
         return float(diverges[0]) if diverges else None
     if ended.status == REFUSED:
-        raise _refusal(ended)
+        raise refusal(ended.stderr)
     return _failure(ended, limits)
 
 
@@ -179,9 +179,9 @@ def _failure(ended: Ended, limits: TrialLimits) -> _Failed:
     return _Failed(reason, kept=False, advice=NOT_TRIED)
 
 
-def _refusal(ended: Ended) -> StemEdgeError:
-    """Return the error that the worker printed, as a StemEdgeError of the same class."""
-    name, _, message = _plain(ended.stderr, MAX_MESSAGE_CHARS).partition(": ")
+def refusal(output: bytes) -> StemEdgeError:
+    """Return the error that a worker printed last, as a StemEdgeError of the same class."""
+    name, _, message = _plain(output, MAX_MESSAGE_CHARS).partition(": ")
     kind = getattr(errors, name, BackendError)
     if isinstance(kind, type) and issubclass(kind, StemEdgeError):
         return kind(message)

@@ -93,6 +93,8 @@ def _sizes(manifest: Manifest) -> str:
 
 def _quality(engine: EngineName, report: QualityReport) -> str:
     tokens = len(report.probe_tokens)
+    if not tokens:
+        return f"## Quality on {engine}\n\nTypes are kept as stored in the checkpoint."
     lines = [
         f"## Quality on {engine}",
         f"Compared with its checkpoint ({format_size(report.checkpoint_nbytes)}) over {tokens} tokens:",

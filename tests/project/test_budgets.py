@@ -156,9 +156,9 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 59_150, 47_000),
+    "package, lines": Budget(package_lines, 61_000, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_170, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 59_020, 48_000),
+    "tests, lines": Budget(lambda: lines_in("tests"), 60_500, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_190, 4_800),
     "files in a room": Budget(fullest_room, 15, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
@@ -166,7 +166,7 @@ BUDGETS = {
     "circles between modules": Budget(circles, 0, 0),
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
-PLAIN_MODULES = Budget(int, 106, 110)
+PLAIN_MODULES = Budget(int, 110, 110)
 PLAIN_LINES = Budget(int, 13_000, 13_000)
 
 

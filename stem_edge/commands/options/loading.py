@@ -19,6 +19,10 @@ from stem_edge.runtime.loading import load
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
 from stem_edge.runtime.rows.shards import READ_MODES
 
+BUNDLE_HELP = (
+    "folder that stem-edge export wrote, hf:org/name, or a checkpoint (FILE.gguf or a folder)"
+)
+
 
 def speculation(text: str) -> Speculate:
     """Value of the option --speculate; argparse reports a ValueError as a bad value."""

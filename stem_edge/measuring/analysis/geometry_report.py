@@ -15,8 +15,8 @@ from stem_edge.measuring.analysis.geometry import (
     geometry,
 )
 from stem_edge.measuring.analysis.geometry_rows import THRESHOLDS, CosineSpread
+from stem_edge.number_lists import parse_numbers
 from stem_edge.text_table import table, wrapped
-from stem_edge.units import parse_numbers
 
 ROW_TITLES = (
     *("layer", "cos: mean", "P95 |cos|", *(f">{at:g}" for at in THRESHOLDS)),

@@ -4,8 +4,9 @@ onnxruntime packs all matrices of a graph when it loads it, and can save what it
 all of them in memory meanwhile. So each matrix is loaded and saved in a separate graph, and the
 packed forms are put together in the file of weights of the whole graph.
 
-onnxruntime reads plain matrices only while it loads a graph, and computes with the packed ones. So
-plain ones lie apart: where memory is short, the system drops pages and reads them again with their
+A packed form must lie in the same file as its plain matrix, from which onnxruntime packs again on loading,
+to compare: so plain ones are copied, though the bundle has them. They are read only then. So they
+lie apart: where memory is short, the system drops pages and reads them again with their
 neighbours, and the next products need these.
 
 Where sums of products of u8 and s8 saturate, onnxruntime makes u8 of s8 matrices when it loads a graph
