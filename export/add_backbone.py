@@ -23,6 +23,7 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.files import disk
 from stem_edge.files.plain_files import read_at
+from stem_edge.files.trees import make_folders
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32
 from stem_edge.tables.packing import pack_records
@@ -115,7 +116,7 @@ def keep_files(
         folder / n: (base.file(n), e) for n, e in files.items() if n not in BACKBONES[engine].files
     }
     for path, (source, entry) in kept.items():
-        disk.make_folders(path.parent)
+        make_folders(path.parent)
         try:
             disk.link(source, path)
         except OSError:  # FAT, for example, cannot link

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from stem_edge.bundle.keeping import keep_good
 from stem_edge.bundle.manifest import (
@@ -41,7 +42,7 @@ from stem_edge.export.quantization.calibration import (
     read_token_ids,
 )
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.shards import Elsewhere, Shards, write_elsewhere
+from stem_edge.export.shards import Elsewhere, ShardTask, write_elsewhere
 from stem_edge.export.tables import TableWriter
 from stem_edge.graph.formats import (
     GgufType,
@@ -189,7 +190,9 @@ def _export(
     check_kinds(source, options.bits)
     options = keep_stored_types(source, options, form.stored)
     source, options = keep_trained_grid(with_special_tokens(source, converted), options)
-    text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
+    text_ids = np.array([source.config.bos_id or 0])  # for a step that shows that it runs
+    if options.judged:
+        text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
     with publish(out, force=options.force or options.add) as work:
         folder, base = work.path, open_base(out, source, converted) if options.add else None
         job = make_job(folder, source, converted, options, text_ids, base, library)
@@ -225,13 +228,15 @@ def _export(
 
 def _run(job: Job, journal: Journal, bar: Progress) -> None:
     """Run the steps that are not finished yet, compare, and write the manifest."""
-    bar.describe("computing with the checkpoint")
-    ids = judged_ids(job.text_ids, job.source.config.max_context)
-    expected, peaks = observe(job.source, ids, FORMS[job.options.runs_on].texts_of_peaks(job))
+    ids, expected = judged_ids(job.text_ids, job.source.config.max_context), None
+    peaks: dict[str, F32] = {}
+    if job.options.judged:
+        bar.describe("computing with the checkpoint")
+        expected, peaks = observe(job.source, ids, FORMS[job.options.runs_on].texts_of_peaks(job))
     bar.describe("exporting")
     for name, write in _steps(job, peaks, journal, bar.describe):
         journal.run(name, write, bar.advance)
-    bar.describe("comparing with the checkpoint")
+    bar.describe("trying it" if expected is None else "comparing with the checkpoint")
     manifest = accept(job, journal, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
     journal.close()
@@ -239,10 +244,10 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
 
 def _shards(
     job: Job, plan: TablePlan, journal: Journal, files: Mapping[Path, tuple[int, ...]]
-) -> Shards:
+) -> ShardTask:
     """Describe the shards that are not finished yet. files: as Sources.used returns."""
     lora, writer = job.options.lora, TableWriter(job.folder / TABLES, plan, {}, 1)
-    return Shards(
+    return ShardTask(
         names=[name for name, _ in writer.shards() if name not in journal.steps],
         subject=journal.subject,
         folder=job.folder.absolute(),

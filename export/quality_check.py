@@ -48,16 +48,19 @@ class TooFarError(ExportError):
 
 
 def accept(
-    job: Job, journal: Journal, peaks: dict[str, F32], ids: list[int], expected: F32
+    job: Job, journal: Journal, peaks: dict[str, F32], ids: list[int], expected: F32 | None
 ) -> Manifest:
     """Compare the new bundle with its checkpoint, and return its manifest.
 
     A prefill graph that is less exact than the decoding graph is dropped, unless it was asked for.
-    peaks: as Form.steps takes them; ids: tokens to compare on; expected: their logits [T, V].
+    peaks: as Form.steps takes them; ids: tokens to compare on; expected: their logits [T, V], None
+        to see only that the bundle computes some.
     Raises TooFarError for a bundle that diverges from its checkpoint more than max_kl allows.
     """
     options, format, notes = job.options, job.format, job.source.notes
     computed = _logits(job, _manifest(job, journal, format), ids)
+    if expected is None:
+        return _manifest(job, journal, format, notes=notes)
     decode, prefill, apart = _compare(expected, computed), None, None
     greatest = decode["divergence"]
     if options.prefill:

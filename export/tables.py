@@ -18,7 +18,7 @@ from stem_edge.export.job.files import BundleFile, write_file
 from stem_edge.export.job.job import Advance, WriteStep
 from stem_edge.export.job.table_plan import TablePlan, scaling_of
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.streams import Threads
+from stem_edge.export.quantization.streams import FileThreads
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, I64, U8
@@ -101,7 +101,7 @@ class TableWriter:
             return grid.append_checksums(records)
 
         path = grid.shard_path(shard)
-        with Threads(self._threads) as threads, BundleFile(path) as file:
+        with FileThreads(self._threads) as threads, BundleFile(path) as file:
             for piece in threads.in_order(seal, _spans(grid, shard)):
                 file.write(piece)
             file.write(grid.index_bytes(shard))

@@ -8,7 +8,7 @@ from typing import Any
 
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import BackendError, InputError
-from stem_edge.runtime.backends.engines import ENGINES, check_installed
+from stem_edge.runtime.backends.engines import check_installed, engines_of
 from stem_edge.runtime.backends.ways import EngineWays, Ways
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.text.codec import same_start
@@ -40,7 +40,7 @@ def verify_runs(
     Raises what `load` raises, and BackendError if no engine could run.
     """
     bundle = open_bundle(path)
-    engines = [ENGINES[name] for name in bundle.manifest.engines]
+    engines = engines_of(bundle)
     if not any(engine.installed for engine in engines):
         check_installed(bundle, engines[0].name)
     results: dict[str, str] = {}

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models
 
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
-from stem_edge.export.checkpoints.hugging_face.gemma import CONTEXT, TABLE, Gemma
+from stem_edge.export.checkpoints.hugging_face.gemma_ple import CONTEXT, TABLE, GemmaPle
 from stem_edge.export.checkpoints.hugging_face.reader import KINDS
 
 Shapes = dict[str, tuple[int, ...]]
@@ -94,7 +94,7 @@ def _tensors(config: dict[str, Any]) -> Shapes:
     """Map Hugging Face's names of all tensors to their shapes."""
     kind = KINDS[config["model_type"]]
     decoder = kind(**{key: value for key, value in config.items() if key in kind.__struct_fields__})
-    if not isinstance(decoder, Gemma):
+    if not isinstance(decoder, GemmaPle):
         raise TypeError(f"{config['model_type']} is no Gemma")
     model = decoder.model()
     width = model.n_layers * model.ple_width

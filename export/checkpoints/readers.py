@@ -75,7 +75,7 @@ def _hint(path: Path) -> str:
 
 
 def _refuse(path: Path) -> None:
-    """Raise CheckpointError for what is often given instead of a checkpoint."""
+    """Raise CheckpointError for files that are often mistaken for a checkpoint."""
     if path.is_file():
         raise CheckpointError(
             f"{path}: not a checkpoint{_which_is(path)}; give the folder it lies in, a .gguf "

@@ -163,9 +163,16 @@ class ExportOptions:
         return self.lora, self.tokenizer, self.calibration
 
     @property
+    def judged(self) -> bool:
+        """True if the bundle is compared with its checkpoint; kept types are only if asked for."""
+        asked = self.calibration is not None or self.max_kl is not None
+        return self.stored is None or asked or bool(self.prefill_graph)
+
+    @property
     def prefill(self) -> bool:
         """True if int8 matrices for prompts are written; quality_check may drop them again."""
         usual = isinstance(self.format, BackboneFormat) and self.format.weights != "fp32"
+        usual = usual and self.stored is None  # kept types are more exact
         return usual if self.prefill_graph is None else self.prefill_graph
 
     @property
@@ -210,7 +217,7 @@ class ExportOptions:
                 return GgufFormat(weights=self.stored)
             return GgufFormat(weights=cast(GgufType, weights), importance=weights not in UNWEIGHTED)
         if isinstance(self.stored, BackboneFormat):
-            return self.stored
+            return msgspec.structs.replace(self.stored, kv_peaks=self.judged)
         self._check_target()
         return self._quantized(self._plain(cast(WeightType, weights)))
 

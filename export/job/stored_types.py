@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from math import gcd
 from typing import TypeAlias
 
 from stem_edge.config import ModelConfig
@@ -12,12 +13,14 @@ from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import TYPES, ExportOptions, Stored
 from stem_edge.export.tensor_files.gguf_tensor import Coded
+from stem_edge.export.tensor_files.grouped_tensor import GroupedTensor
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.ggml.gguf_schema import short_types, tensor_types
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import (
     GGUF_TYPES,
     MATRIX_KINDS,
+    VOCABULARY_KINDS,
     BackboneFormat,
     GgufType,
     OwnTypes,
@@ -65,19 +68,29 @@ def keep_stored_types(source: Checkpoint, options: ExportOptions, keep: Keep) ->
 def _keep_packed(
     source: Checkpoint, options: ExportOptions, asked: list[str], bits: Mapping[str, int]
 ) -> ExportOptions:
-    """Keep codes with a scale for each row, or take floats; bits: of each such matrix."""
+    """Keep codes with their scales, or take floats; bits: of each such matrix."""
     if asked == ["backbone"] and options.backbone == "fp32":
         return replace(options, prefill_graph=False)
-    if asked:
+    if asked and (asked != ["head"] or bits.keys() & {"embedding", "head"}):
         raise ExportError(
-            f"{source.path}: was trained for its own types, so {', '.join(asked)} cannot be chosen; leave out "
+            f"{source.path}: its matrices are codes of their own types, so {', '.join(asked)} cannot be chosen; leave out "
             "what chooses types, or take --backbone fp32 and nothing else"
         )
-    return replace(options, stored=_packed(source, bits), prefill_graph=False)
+    head = options.head or _usual_head(source)
+    return replace(options, stored=_packed(source, bits, head), prefill_graph=False)
+
+
+def _usual_head(source: Checkpoint) -> WeightType:
+    """Return the type of an embedding and head that are not codes, beside matrices that are.
+
+    Models whose groups have scales were rounded after training, most of them without these two.
+    """
+    grouped = any(isinstance(matrix, GroupedTensor) for matrix in source.backbone.values())
+    return "int8" if grouped else "fp32"
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufType | OwnTypes:
-    """Return the mixture that has these types; the types themselves if none has."""
+    """Return the mixture that has these types; the types themselves without such a mixture."""
     for mixture in GGUF_TYPES:
         planned = tensor_types(config, mixture)
         if all(planned[name] == kind for name, kind in types.items()):
@@ -94,12 +107,14 @@ def _stored_rows(source: Checkpoint, options: ExportOptions) -> RowType | None:
     return next(name for name, codec in CODECS.items() if codec.scaled and codec.bits in bits)
 
 
-def _packed(source: Checkpoint, bits: Mapping[str, int]) -> BackboneFormat:
-    """Return the format that keeps codes with a scale for each row; bits: of each such matrix."""
+def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) -> BackboneFormat:
+    """Return the format that keeps codes with their scales; bits: of each such matrix."""
+    grouped = [one for one in source.backbone.values() if isinstance(one, GroupedTensor)]
     config, found = source.config, dict[str, dict[str, WeightType]]()  # kind -> product -> type
     for name, shape in config.backbone_shapes().items():
         if len(shape) == 2 and (kind := kind_of(name)) in MATRIX_KINDS:
-            product, type = _product(config, name), TYPES[bits.get(name, 32)]
+            other = head_type if kind in VOCABULARY_KINDS else "fp32"
+            product, type = _product(config, name), TYPES[bits[name]] if name in bits else other
             if found.setdefault(kind, {}).setdefault(product, type) != type:
                 raise ExportError(
                     f"{source.path}: the matrices of {product} have different types, which no product "
@@ -111,7 +126,8 @@ def _packed(source: Checkpoint, bits: Mapping[str, int]) -> BackboneFormat:
     return BackboneFormat(
         weights=weights,
         head=head,
-        block_size=PACKED_BLOCK,
+        block_size=gcd(PACKED_BLOCK, *(matrix.group for matrix in grouped)),
+        asymmetric=any(matrix.zeros is not None for matrix in grouped),
         kinds={
             kind: usual[kind]
             for kind in MATRIX_KINDS
@@ -123,7 +139,6 @@ def _packed(source: Checkpoint, bits: Mapping[str, int]) -> BackboneFormat:
             for product, type in of.items()
             if type != usual[kind]
         },
-        kv_peaks=True,
     )
 
 
@@ -137,7 +152,7 @@ def _product(config: ModelConfig, name: str) -> str:
 
 
 def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat | None:
-    """Return the format for onnxruntime that keeps these types; None if none comes near."""
+    """Return the format for onnxruntime that keeps these types; None if no format comes near."""
     types = {name: kind.name for name, kind in own.items()}
     if not {*types.values()} & {*FOUR_BITS, *EIGHT_BITS}:
         return None  # nothing was quantized yet
@@ -159,7 +174,6 @@ def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat
         else {},
         matrices=dict.fromkeys(sorted(layers - four), "int8") if layers & four else {},
         offsets=offsets,
-        kv_peaks=True,
     )
 
 

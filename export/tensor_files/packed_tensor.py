@@ -22,17 +22,20 @@ PACKED = {"U8": 1, "I8": 1}  # types of stored codes, and bytes of each
 
 @runtime_checkable
 class Scaled(Matrix, Protocol):
-    """Matrix [N, K] that is stored as codes with a scale for each row."""
+    """Matrix [N, K] that is stored as codes with scales for each row, or for groups of its columns."""
 
     @property
     def bits(self) -> int:
         """Bits of a code."""
 
     def codes(self, start: int, stop: int) -> U8:
-        """Codes [rows, K] of rows start..stop, one in a byte; 2**(bits-1) stands for 0."""
+        """Codes [rows, K] of rows start..stop, one in a byte."""
 
     def scales(self, start: int, stop: int) -> F32:
-        """Scales [rows, 1] of rows start..stop."""
+        """Scales [rows, groups] of rows start..stop."""
+
+    def points(self, start: int, stop: int) -> U8 | None:
+        """Codes [rows, groups] that stand for 0; None: 2**(bits-1) everywhere."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,9 @@ class PackedTensor:
     def scales(self, start: int, stop: int) -> F32:
         """Read scales [rows, 1] of rows start..stop."""
         return self.row_scales.rows(start, stop)
+
+    def points(self, start: int, stop: int) -> None:
+        """Return None: the middle stands for 0."""
 
     def rows(self, start: int, stop: int) -> F32:
         """Read rows start..stop as float32."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.verdicts import Verdict
+from stem_edge.bundle.verdicts import Verdict, versions
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends.interface import Backend, StepCosts
@@ -63,6 +63,11 @@ class Engine(ABC):
     @abstractmethod
     def installed(self) -> bool:
         """Whether its library is installed; does not import it."""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of what computes with it; name -> "" for what is not installed."""
+        return versions(self.backbone)
 
     @abstractmethod
     def loaders(self, bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:

@@ -13,11 +13,11 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends.engine import Engine, EngineLoader
-from stem_edge.runtime.backends.ggml.engine import Ggml
-from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
+from stem_edge.runtime.backends.ggml.engine import GgmlEngine
+from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntimeEngine
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (OnnxRuntime(), Ggml())}
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (OnnxRuntimeEngine(), GgmlEngine())}
 
 
 def engine_names() -> tuple[str, ...]:
@@ -25,13 +25,17 @@ def engine_names() -> tuple[str, ...]:
     return (AUTO, *ENGINES)
 
 
+def engines_of(bundle: Bundle) -> list[Engine]:
+    """Return the engines that a bundle has a backbone for, the preferred one first."""
+    return [one for one in ENGINES.values() if one.backbone in bundle.manifest.engines]
+
+
 def choose_engine(bundle: Bundle, wanted: str = AUTO) -> str:
     """Return the engine for a bundle; "auto" takes the first installed one with a backbone in it.
 
     Raises InputError for an unknown name, BackendError if the bundle lacks that engine's backbone.
     """
-    present = bundle.manifest.engines
-    fitting = [name for name, engine in ENGINES.items() if engine.backbone in present]
+    fitting = [engine.name for engine in engines_of(bundle)]
     if wanted == AUTO:
         return next((name for name in fitting if ENGINES[name].installed), fitting[0])
     if wanted not in ENGINES:
@@ -40,7 +44,7 @@ def choose_engine(bundle: Bundle, wanted: str = AUTO) -> str:
         backbone = BACKBONES[ENGINES[wanted].backbone]
         raise BackendError(
             f"{bundle.path}: no backbone for {wanted} ({backbone.files[0]}), only for "
-            f"{' and '.join(present)}; add one with: stem-edge export CHECKPOINT {bundle.path} "
+            f"{' and '.join(bundle.manifest.engines)}; add one with: stem-edge export CHECKPOINT {bundle.path} "
             f"--engine {backbone.option} --add"
         )
     return wanted
@@ -53,10 +57,10 @@ def choose_backbone(bundle: Bundle, wanted: str = AUTO) -> EngineName:
 
 def check_installed(bundle: Bundle, engine: str) -> None:
     """Raise BackendError if the chosen engine is not installed."""
-    chosen, present = ENGINES[engine], bundle.manifest.engines
+    chosen = ENGINES[engine]
     if chosen.installed:
         return
-    others = [n for n, e in ENGINES.items() if e.backbone in present and e.installed]
+    others = [one.name for one in engines_of(bundle) if one.installed]
     instead = f", or use {others[0]}, which is" if others else ""
     raise BackendError(
         f"{bundle.path}: {engine} is not installed; install it with: {chosen.install}{instead}"

@@ -12,7 +12,8 @@ import numpy as np
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.files import disk
-from stem_edge.files.plain_files import damaged, read_piece
+from stem_edge.files.hashing import read_piece
+from stem_edge.files.plain_files import damaged
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.codecs import CODECS
 from stem_edge.tables.shards import ShardGrid

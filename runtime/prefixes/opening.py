@@ -8,7 +8,6 @@ from pathlib import Path
 
 from stem_edge.bundle.manifest import encode_manifest
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.verdicts import versions
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
@@ -41,7 +40,7 @@ def open_prefixes(
 def _fingerprint(bundle: Bundle, plan: MemoryPlan, options: LoadOptions) -> str:
     """Return all that decides keys and values of token ids here, to the last bit."""
     facts: dict[str, object] = {
-        **versions(ENGINES[plan.engine].backbone),
+        **ENGINES[plan.engine].versions,
         "bundle": hashlib.sha256(encode_manifest(bundle.manifest)).hexdigest(),
         "engine": plan.engine,
         "kv": plan.kv,

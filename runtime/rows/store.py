@@ -28,7 +28,7 @@ import numpy.typing as npt
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters, records_of
-from stem_edge.runtime.rows.shards import Fill, Piece, ReadMode, ShardFiles, Shards
+from stem_edge.runtime.rows.shards import ByteRange, Fill, ReadMode, ShardFiles, Shards
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store
@@ -45,7 +45,7 @@ class _Job(NamedTuple):
 
     number: int
     grid: ShardGrid
-    piece: Piece  # of its bytes and checksums, whole or only the rows that prompts need
+    piece: ByteRange  # of its bytes and checksums, whole or only the rows that prompts need
     buffer: U8  # [record_nbytes + CRC_NBYTES]
 
 
@@ -132,7 +132,7 @@ class RowStore(Records):
         shard = bisect_right(self._starts, number) - 1
         grid, sizes = self._grids[shard]
         offset = (number - self._starts[shard]) * sizes[True]
-        return _Job(number, grid, Piece(shard, offset, sizes[whole]), buffer)
+        return _Job(number, grid, ByteRange(shard, offset, sizes[whole]), buffer)
 
     def _read_one(self, fill: Fill, job: _Job) -> None:
         """Fill the buffer with a record."""

@@ -32,7 +32,7 @@ class Turn:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Prepared(NamedTuple):
+class PreparedTurn(NamedTuple):
     """A turn that is rendered, tokenized and can be submitted."""
 
     requests: list[Request]
@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
         return self.family.parser(self.tools) if self.family is not None else None
 
 
-def prepare(model: Model, turn: Turn, count: int = 1) -> Prepared:
+def prepare(model: Model, turn: Turn, count: int = 1) -> PreparedTurn:
     """Render and tokenize a turn, and make its requests. Raises InputError."""
     check_grammar(model, turn.params, turn.grammar_field)
     tools = offered(turn)
@@ -52,7 +52,7 @@ def prepare(model: Model, turn: Turn, count: int = 1) -> Prepared:
     if not tools:
         check_no_call(turn)
         requests = [model.request(ids, params) for params in seeded(turn.params, count)]
-        return Prepared(requests, None, None)
+        return PreparedTurn(requests, None, None)
     family = model.tool_family
     if family is None:
         raise RefusalError(
@@ -61,7 +61,7 @@ def prepare(model: Model, turn: Turn, count: int = 1) -> Prepared:
     params = with_calls(turn, family, tools)
     check_grammar(model, params, "tools")
     requests = [model.request(ids, each) for each in seeded(params, count)]
-    return Prepared(requests, family, tools)
+    return PreparedTurn(requests, family, tools)
 
 
 def count_tokens(model: Model, turn: Turn) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, is_shard, open_manifest
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.errors import BundleError
-from stem_edge.files.plain_files import PlainFolders, sha256_of, unreadable
+from stem_edge.files.hashing import sha256_of
+from stem_edge.files.plain_files import PlainFolders, unreadable
 
 
 def tables_hash(files: Mapping[str, FileEntry]) -> str:

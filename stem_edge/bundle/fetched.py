@@ -18,7 +18,7 @@ import msgspec
 
 from stem_edge.errors import BundleError, HubError, InputError
 from stem_edge.files import disk
-from stem_edge.files.plain_files import sha256_of
+from stem_edge.files.hashing import sha256_of
 from stem_edge.files.whole_file import write_whole
 from stem_edge.hub.fetch import Snapshot, fetch, remove
 from stem_edge.progress import Progress

@@ -13,7 +13,8 @@ import msgspec
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import DOUBT_SECONDS, FORMAT, Verdict, Verdicts
 from stem_edge.errors import BundleError
-from stem_edge.files.plain_files import damaged, sha256_of
+from stem_edge.files.hashing import sha256_of
+from stem_edge.files.plain_files import damaged
 from stem_edge.files.whole_file import write_whole
 from stem_edge.graph.formats import EngineName
 

@@ -76,7 +76,7 @@ def version_of(module: str) -> str:
 
 
 def digest(*parts: object) -> str:
-    """Return a digest for the name of what is kept."""
+    """Return a digest for the name of a kept file."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
 
 
@@ -125,7 +125,7 @@ class QualityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     backbone_nbytes: Size
     tables_nbytes: Size
     errors: dict[str, KindError]
-    probe_tokens: tuple[TokenId, ...]  # ids over which logits are compared
+    probe_tokens: tuple[TokenId, ...]  # ids over which logits are compared; none: kept as stored
     worst_logit_difference: float  # bundle from checkpoint, over the whole probe
     greatest_logit: float  # of the checkpoint, to judge that by
     divergence: float  # mean Kullback-Leibler divergence from the checkpoint, in nats

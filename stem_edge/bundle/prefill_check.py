@@ -27,7 +27,7 @@ UNUSABLE = 1e9  # nats, for logits that are not finite, because JSON has no infi
 
 
 def probe_tokens(manifest: Manifest) -> list[int]:
-    """Ids over which both graphs are compared; none if the bundle has no report on that."""
+    """Ids over which both graphs are compared; empty if the bundle has no report on that."""
     report = manifest.reports.get("onnxruntime")
     if not manifest.has_prefill or report is None or report.prefill_from_decode is None:
         return []

@@ -91,6 +91,8 @@ def _sizes(manifest: Manifest) -> str:
 
 def _quality(engine: EngineName, report: QualityReport) -> str:
     tokens = len(report.probe_tokens)
+    if not tokens:
+        return f"## Quality on {engine}\n\nTypes are kept as stored in the checkpoint."
     lines = [
         f"## Quality on {engine}",
         f"Compared with its checkpoint ({format_size(report.checkpoint_nbytes)}) over {tokens} tokens:",
@@ -183,7 +185,7 @@ def _check_card(license: str | None, base_model: str | None) -> None:
 
 @contextmanager
 def _log_in_first(target: HubName) -> Iterator[None]:
-    """Let a refusal begin with what is missing most often."""
+    """Let a refusal say first that no token is set, if that is so."""
     from huggingface_hub import get_token
 
     try:

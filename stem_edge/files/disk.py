@@ -10,14 +10,12 @@ because Python repeats interrupted calls.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 _BINARY = getattr(os, "O_BINARY", 0)  # else Windows translates line ends
@@ -26,7 +24,6 @@ _CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | _BINARY | _CAREFUL
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
 _APPEND = os.O_WRONLY | os.O_APPEND | _BINARY
-_EXCHANGE, _AT_CWD = 2, -100  # RENAME_EXCHANGE, AT_FDCWD of Linux
 RENAMES_OPEN = os.name == "posix"  # Windows neither renames nor replaces a file that is open
 _seek_lock = threading.Lock()
 
@@ -158,15 +155,9 @@ def rename(source: Path, target: Path) -> None:
 
 def exchange(first: Path, second: Path) -> bool:
     """Swap the names of two files or folders atomically; False where the system cannot."""
-    call = _renameat2()
-    if call is None:
-        return False
-    if call(_AT_CWD, os.fsencode(first), _AT_CWD, os.fsencode(second), _EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):  # this file system cannot
-        return False
-    raise OSError(number, os.strerror(number), str(first), None, str(second))
+    from stem_edge.files.exchange import swap  # for exports alone
+
+    return swap(first, second)
 
 
 def link(source: Path, target: Path) -> None:
@@ -207,19 +198,6 @@ def _sync(descriptor: int) -> None:
 
         with contextlib.suppress(OSError):  # not every file system can
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-
-
-@cache
-def _renameat2() -> Callable[..., int] | None:
-    """Find Linux's renameat2; None on systems without it."""
-    if sys.platform != "linux":
-        return None
-    with contextlib.suppress(OSError, AttributeError):
-        call = ctypes.CDLL(None, use_errno=True).renameat2
-        place = (ctypes.c_int, ctypes.c_char_p)
-        call.argtypes = [*place, *place, ctypes.c_uint]
-        return call
-    return None
 
 
 # Made of the calls above, so that a disk of tests is in their place here, too.
@@ -268,21 +246,3 @@ def _write_rest(data: memoryview, write_some: Callable[[memoryview, int], int]) 
         if not count:  # otherwise this would never end
             raise OSError(errno.EIO, "the device takes no more bytes and gives no reason")
         rest, done = rest[count:], done + count
-
-
-def remove_tree(path: Path) -> None:
-    """Delete a folder and all that is in it; links are deleted, not followed."""
-    for child in sorted(path.iterdir()):
-        if child.is_dir() and not child.is_symlink():
-            remove_tree(child)
-        else:
-            remove(child)
-    remove_folder(path)
-
-
-def make_folders(path: Path) -> None:
-    """Make a folder and its missing parents."""
-    if not path.is_dir():
-        make_folders(path.parent)
-        with contextlib.suppress(FileExistsError):
-            make_folder(path)

@@ -7,16 +7,13 @@ ever. Hard links are plain files, and so are the links of a model hub's cache (h
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
 
-HASH_PIECE_NBYTES = 1 << 22
 _KINDS = {
     stat.S_IFLNK: "a link",
     stat.S_IFDIR: "a folder",
@@ -95,23 +92,6 @@ def read_at(descriptor: int, nbytes: int, offset: int) -> bytearray:
     return buffer
 
 
-def read_piece(path: Path, descriptor: int, nbytes: int, offset: int) -> bytearray:
-    """Read exactly `nbytes` from `offset` on. Raises BundleError."""
-    try:
-        data = read_at(descriptor, nbytes, offset)
-    except OSError as error:
-        raise BundleError(
-            f"{path}: cannot read {nbytes} bytes at byte {offset} ({error.strerror}); "
-            f"{remedy_for(error)}"
-        ) from error
-    if len(data) != nbytes:
-        raise damaged(
-            path,
-            f"read {len(data)} of {nbytes} bytes at byte {offset}; the file was cut meanwhile",
-        )
-    return data
-
-
 def check_folder(path: Path) -> None:
     """Raise BundleError unless there is a folder; a link to one is refused."""
     try:
@@ -156,20 +136,3 @@ class PlainFolders:
             if folder not in self._seen:
                 check_folder(folder)
                 self._seen.add(folder)
-
-
-def sha256_of(path: Path, nbytes: int, progress: Callable[[int], object]) -> str:
-    """Hash a plain file of this size. Raises BundleError if it differs or cannot be read."""
-    check_file(path, nbytes)
-    descriptor = open_plain(path, "file")
-    try:
-        # Checked again once open, because another file may be at the path by now.
-        check_status(path, os.fstat(descriptor), nbytes)
-        digest = hashlib.sha256()
-        for at in range(0, nbytes, HASH_PIECE_NBYTES):
-            piece = read_piece(path, descriptor, min(HASH_PIECE_NBYTES, nbytes - at), at)
-            digest.update(piece)
-            progress(len(piece))
-        return digest.hexdigest()
-    finally:
-        disk.close(descriptor)

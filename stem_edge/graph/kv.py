@@ -81,8 +81,8 @@ class OnnxCaches(NamedTuple):
         if kv not in QUANTIZED or self.peaks:
             return ""
         return (
-            "this bundle was exported before scales of keys and values were stored; export it again, "
-            "or take fp16"
+            "this bundle has no scales of keys and values, which a text decides; export it again with "
+            "--calibration FILE, or take fp16"
         )
 
 

@@ -40,7 +40,7 @@ def layers_in_order(
     graph, context, inputs = products.graph, dict[int, str](), (start.slot_ids, start.positions)
     _declare_layers(graph, config, layout, layers, start.positions)
     if config.ple_width:
-        from stem_edge.graph.ffn import contexts, ple  # for models with them alone
+        from stem_edge.graph.special.ple import contexts, ple  # for models with them alone
 
         embedded = start.embedded
         if config.streams > 1:  # the first stream is what all others were made of
@@ -81,7 +81,15 @@ def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
         residual, delta = laurel(layer, x, residual, delta), ""
     multiplies = any("matrix" in terms for terms in FFN_TERMS[layer.kind].values())
     x, residual = layer.add_norm("ffn_norm", residual, delta, "gate" if multiplies else "")
-    return residual, layer.post_norm("ffn_post_norm", ffn(layer, x))
+    return residual, layer.post_norm("ffn_post_norm", _ffn(layer, x))
+
+
+def _ffn(layer: LayerGraph, x: str) -> str:
+    if layer.kind != "hash-moe":
+        return ffn(layer, x)
+    from stem_edge.graph.special.experts import experts  # for such models alone
+
+    return experts(layer, x)
 
 
 def _around(layer: LayerGraph, streams: str, context: str) -> str:

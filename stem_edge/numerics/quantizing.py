@@ -12,7 +12,7 @@ import numpy as np
 from stem_edge.numerics.quantize import F32, U8, pack_codes
 
 
-class Blocks(NamedTuple):
+class QuantizedBlocks(NamedTuple):
     """A quantized matrix [N, K]."""
 
     codes: U8  # [N, K*bits/8]
@@ -33,7 +33,7 @@ def quantize_blocks(matrix: F32, bits: int, block: int) -> tuple[U8, F32]:
     return encode(blocks, scales, np.float32(half), bits)
 
 
-def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Blocks:
+def quantize_asymmetric(matrix: F32, bits: int, block: int) -> QuantizedBlocks:
     """Quantize [N, K] with a zero point for each block, so that its range takes all codes.
 
     As in MLAS, the range is widened to include zero, which stays exact.
@@ -45,7 +45,7 @@ def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Blocks:
     scales = np.asarray(high / top - low / top, np.float32)
     zeros = np.clip(np.rint(-low * reciprocals(scales)), 0, top)
     codes, scales = encode(blocks, scales, zeros, bits)
-    return Blocks(codes, scales, pack_codes(zeros.astype(np.uint8), bits))
+    return QuantizedBlocks(codes, scales, pack_codes(zeros.astype(np.uint8), bits))
 
 
 def cut(matrix: F32, block: int) -> F32:

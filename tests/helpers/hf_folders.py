@@ -152,6 +152,25 @@ def write_gemma(folder: Path, tokens: int) -> tuple[I64, F32]:
         return ids, model(torch.tensor(ids[None])).logits[0].numpy()
 
 
+GEMMA_3: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 7,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 64, "sliding_window": 7, "query_pre_attn_scalar": 24,
+}  # fmt: skip
+
+
+def make_gemma3(**changes: Any) -> Any:
+    """Make a text model of Gemma 3 in which every tensor affects the logits."""
+    config = transformers.Gemma3TextConfig(**(GEMMA_3 | changes))
+    config._attn_implementation = "eager"
+    model = randomized(transformers.Gemma3ForCausalLM(config).eval())
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if name.endswith("norm.weight"):
+                tensor -= 1  # which the model adds
+    return model
+
+
 GEMMA_3N: dict[str, Any] = {
     "vocab_size": 97, "vocab_size_per_layer_input": 90, "hidden_size": 32,
     "intermediate_size": [160] * 6, "num_hidden_layers": 6, "num_attention_heads": 4,

@@ -21,6 +21,7 @@ class ToyEngine(Engine):
 
     name, backbone, installed, install = "toy", "onnxruntime", True, "pip install toy"
     ways: Any = None
+    versions = {"toy": "7"}  # noqa: RUF012  (never changed)
 
     def __init__(self, loader: type[ToyLoader]) -> None:
         self.loader = loader

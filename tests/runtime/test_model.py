@@ -12,10 +12,10 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.errors import InputError
+from stem_edge.numerics.logits import top_ids
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model, load_plan
 from stem_edge.runtime.backends.interface import BackendContext
-from stem_edge.runtime.sampling import top_ids
 from stem_edge.tables.rows import RecordLayout
 
 # Bytes that the demo model needs at the least with its whole context; some are for slots.

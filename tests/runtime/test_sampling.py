@@ -6,17 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stem_edge.numerics.logits import BLOCK, apply_penalties, apply_repetition_penalty, top_ids
 from stem_edge.numerics.quantize import F32, F64, I64
 from stem_edge.runtime.sampling import (
-    BLOCK,
     MOST_NEEDED,
     Sampler,
-    apply_penalties,
-    apply_repetition_penalty,
     candidates,
     needed_logits,
     token_logprobs,
-    top_ids,
 )
 from stem_edge.runtime.sampling_params import SamplingParams
 

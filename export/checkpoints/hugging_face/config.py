@@ -6,6 +6,7 @@
 | mistral | sliding_window |
 | qwen2 | biases of q, k and v; windows in some layers |
 | qwen3 | norms of q and k; attention_bias; windows in some layers |
+| gemma3_text, gemma3 | see gemma3.py |
 | gemma4_text, gemma4 | see gemma4.py |
 | gemma3n_text, gemma3n | see gemma3n.py |
 | stem | this project's own, see stem_schema.py |
@@ -28,20 +29,20 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.keys import CODE, check_keys
 from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import METHOD, Files
+from stem_edge.export.checkpoints.hugging_face.packed import QUANTIZED, Files, stores_codes
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import convert_options, one_line, read_json
 from stem_edge.layers import RopeScaling
 from stem_edge.limits import MAX_LAYERS, MAX_WIDTH
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-QUANTIZED = ("quantization_config", "compression_config", "quantization")
+QUANTIZERS = (QUANTIZED, "compression_config", "quantization")
 
 
 class Decoder(msgspec.Struct, kw_only=True):
     """Keys that all models here have, with the defaults of transformers."""
 
-    packable: ClassVar[bool] = False  # whether its matrices may be codes, as packed.py reads them
+    packable: ClassVar[bool] = False  # whether quant_method gemma is for such models
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -148,7 +149,7 @@ class Llama(Decoder, kw_only=True):
 
 
 class Mistral(Decoder, kw_only=True):
-    """Mistral 7B and what has its form."""
+    """Mistral 7B, and models of the same form."""
 
     num_key_value_heads: int | None = 8
     sliding_window: int | None = 4096
@@ -234,10 +235,10 @@ def read_config(
             f"{path}: model_type is {one_line(repr(kind))}; expected one of {', '.join(kinds)}"
         )
     given = kinds[kind].text(whole)
-    packed = kinds[kind].packable and _is_packed(whole | given)
+    packed = stores_codes(whole | given, kinds[kind].packable)
     if packed:
-        whole.pop(QUANTIZED[0], None)
-        given.pop(QUANTIZED[0], None)
+        whole.pop(QUANTIZED, None)
+        given.pop(QUANTIZED, None)
     _refuse_quantized(path, whole | given)
     fields = kinds[kind].__struct_fields__
     notes = _note_ignored(path, whole | given, fields, ignore_keys)
@@ -253,14 +254,9 @@ def read_config(
     return Described(config, decoder, notes + decoder.notes(), packed)
 
 
-def _is_packed(given: dict[str, Any]) -> bool:
-    found = given.get(QUANTIZED[0])
-    return isinstance(found, dict) and found.get("quant_method") == METHOD
-
-
 def _refuse_quantized(path: Path, given: dict[str, Any]) -> None:
     """Raise CheckpointError for a model that stores its tensors as codes of a quantizer."""
-    for key in QUANTIZED:
+    for key in QUANTIZERS:
         if (found := given.get(key)) is not None:
             # mlx alone does not name itself.
             method = found.get("quant_method", "mlx") if isinstance(found, dict) else found

@@ -1,7 +1,4 @@
-"""Parts that Gemma 3n and 4 share: text models inside multimodal ones, per-layer embeddings, borrowed K and V.
-
-A row of the table of per-layer embeddings holds the rows of one token in all layers.
-"""
+"""Parts that Gemma 3, 3n and 4 share: text models inside multimodal ones, norms, windows and factors."""
 
 from __future__ import annotations
 
@@ -11,50 +8,30 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from stem_edge.config import ModelConfig
-from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
 from stem_edge.export.checkpoints.hugging_face.keys import read_known_keys
-from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import UNUSED, Files
+from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names
 from stem_edge.export.checkpoints.hugging_face.rope import read_rope
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tensor_files.packed_tensor import PackedTensor
-from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.layers import LayerKind, RopeScaling
 
-TABLE = "embed_tokens_per_layer.weight"
-CONTEXT = "per_layer_model_projection.weight"
-TOP = {
-    "embedding": "embed_tokens",
-    "norm": "norm",
-    "ple_norm": "per_layer_projection_norm",
-}
 LAYER = {
     **NAMES.layer,
     "attention_post_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "ffn_post_norm": "post_feedforward_layernorm",
-    "ple_gate": "per_layer_input_gate",
-    "ple_out": "per_layer_projection",
-    "ple_post_norm": "post_per_layer_input_norm",
 }
-BORROWED = (
-    r"layers\.(\d{1,4})\.self_attn\.(k_proj|v_proj|k_norm)\."
-    r"(weight|weight_scale|input_activation_scale|output_activation_scale)"
-)
 MULTIMODAL_INSIDE = "model.language_model."
 # Modules of a multimodal checkpoint that text does not need.
-TOWERS = re.compile(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..+")
+TOWERS = re.compile(
+    r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio|multi_modal_projector)\..+"
+)
 
 
 class Gemma(Windowed, kw_only=True, dict=True):
     """Keys of config.json, or of its text_config."""
 
-    packable = True
     # What differs between the families.
     family: ClassVar[str]
     multimodal: ClassVar[str]  # model_type of a multimodal model
@@ -62,7 +39,6 @@ class Gemma(Windowed, kw_only=True, dict=True):
     PLACEHOLDERS: ClassVar[Mapping[str, tuple[str, int]]]
     PATTERN: ClassVar[int]  # without layer_types, one layer in this many has full attention
     ROPES: ClassVar[Mapping[str, Mapping[str, Any]]]  # the defaults of transformers
-    TENSORS: ClassVar[Mapping[str, str]] = {}  # part of a layer -> its tensor without a module
     # No keys of config.json: `outer` sets them for a multimodal model.
     inside: ClassVar[str] = NAMES.inside  # prefix of the names of tensors
     placeholders: ClassVar[Mapping[str, int]] = {}  # what a token stands for -> its id
@@ -70,16 +46,9 @@ class Gemma(Windowed, kw_only=True, dict=True):
     head_dim: int | None = 256
     tie_word_embeddings: bool = True
     sliding_window: int | None = 512
-    vocab_size_per_layer_input: int = 262_144
-    hidden_size_per_layer_input: int = 256
     final_logit_softcapping: float | None = None
-    num_kv_shared_layers: int = 0
     dtype: str | None = None
     torch_dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.expect("rope_scaling", None)
 
     def expect(self, key: str, *wanted: object) -> None:
         """Raise ValueError unless a key has one of these values."""
@@ -111,7 +80,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
 
     def notes(self) -> tuple[str, ...]:
         towers = "only the text model is exported: what sees images and hears sound is left out"
-        return (towers,) if self.inside == MULTIMODAL_INSIDE else ()
+        return (towers,) if self.inside != NAMES.inside else ()
 
     def read_rope(self) -> tuple[float, RopeScaling | None]:
         return self._rope_of(SLIDING)
@@ -130,34 +99,25 @@ class Gemma(Windowed, kw_only=True, dict=True):
 
     def usual_types(self) -> list[str]:
         """Return the layer_types of a model that names none."""
+        return self.every(self.PATTERN)
+
+    def every(self, count: int) -> list[str]:
+        """Return layer_types with full attention in one layer of so many."""
         layers = range(1, self.num_hidden_layers + 1)
-        return [SLIDING if number % self.PATTERN else FULL for number in layers]
+        return [SLIDING if number % count else FULL for number in layers]
 
     def extras(self) -> dict[str, Any]:
-        extras = self.windows(self.usual_types()) | {
+        return self.windows(self.usual_types()) | {
             "layer_kinds": tuple(self.kinds()),
-            "borrowed_kv_layers": self.num_kv_shared_layers,
-            "embedding_scale": self._rounded(math.sqrt(self.hidden_size)),
+            "embedding_scale": self.rounded(math.sqrt(self.hidden_size)),
             "activation": "gelu",
-            "attention_scale": 1.0,
             "qk_norm_eps": self.rms_norm_eps,
-            "v_norm": True,
             "post_norms": True,
             "logit_softcap": self.final_logit_softcapping or 0.0,
             # Not those beyond the vocabulary, because no prompt can have them.
             "placeholders": {
                 k: n for k, n in self.placeholders.items() if 0 <= n < self.vocab_size
             },
-        }
-        records, width = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
-        if not width:
-            return extras
-        return extras | {
-            "stem_layers": tuple(range(self.num_hidden_layers)),
-            "stem_ffn": "ple",
-            "ple_width": width,
-            "ple_scale": self._rounded(math.sqrt(width)),
-            "ple_records": 0 if records == self.vocab_size else records,
         }
 
     def kinds(self) -> Iterator[LayerKind]:
@@ -170,7 +130,7 @@ class Gemma(Windowed, kw_only=True, dict=True):
         types = self.layer_types or self.usual_types()
         return tuple(number for number, kind in enumerate(types) if kind == FULL)
 
-    def _rounded(self, scale: float) -> float:
+    def rounded(self, scale: float) -> float:
         """Round a factor to the type of the weights, because transformers does so."""
         wide = np.array(scale, np.float32)
         kind = self.dtype or self.torch_dtype
@@ -186,74 +146,8 @@ class Gemma(Windowed, kw_only=True, dict=True):
         return float((bits & np.uint32(0xFFFF0000)).view(np.float32))
 
     def names(self) -> Names:
-        return Names(TOP, LAYER, self.inside)
-
-    def tensor(self, name: str) -> str:
-        at, _, part = name.rpartition(".")
-        if part == "ple_context":
-            return self.inside + CONTEXT
-        if part in self.TENSORS:
-            return f"{self.inside}{at}.{self.TENSORS[part]}"
-        return tensor_name(name, self.names())
-
-    def widths(self, config: ModelConfig) -> dict[str, int]:
-        table = {self.inside + TABLE: config.n_layers * config.ple_width}
-        return super().widths(config) | table
-
-    def backbone(self, config: ModelConfig, files: Files) -> dict[str, SourceMatrix]:
-        found: dict[str, SourceMatrix] = {}
-        context, width = None, config.n_layers * config.ple_width
-        if width:
-            context = self._take(files, CONTEXT, (width, config.dim))
-        for name in config.backbone_shapes():
-            if name.endswith(".ple_context") and context is not None:
-                start = int(name.split(".")[1]) * config.ple_width
-                found[name] = context.part(start, start + config.ple_width)
-            elif name.endswith(".wv") and self.keys_are_values(config, int(name.split(".")[1])):
-                found[name] = found[name.replace("wv", "wk")]
-            else:
-                found[name] = files.take(self.tensor(name))
-        return found
-
-    def keys_are_values(self, config: ModelConfig, layer: int) -> bool:
-        """Return whether a layer has no matrix for V beside that for K."""
-        return False
-
-    def tables(self, config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
-        if not config.ple_width:
-            return {}
-        width = config.ple_width
-        table = self._take(files, TABLE, (config.records, config.n_layers * width))
-        return {
-            layer: table.columns(layer * width, (layer + 1) * width) for layer in config.stem_layers
-        }
-
-    def _take(
-        self, files: Files, name: str, expected: tuple[int, int]
-    ) -> StoredTensor | PackedTensor:
-        """Take a tensor that holds something of every layer. Raises CheckpointError."""
-        tensor = files.take(self.inside + name)
-        if tensor.shape != expected:
-            raise CheckpointError(
-                f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(expected)}, as "
-                "config.json says: check that both are of the same run"
-            )
-        return tensor
-
-    def index(self, config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
-        """Return the record of each token [V]; those beyond the table have its first."""
-        if not config.ple_records:
-            return None
-        ids = np.arange(config.vocab_size, dtype=np.int32)
-        return np.where(ids < config.ple_records, ids, np.int32(0))
+        return Names(NAMES.top, LAYER, self.inside)
 
     def unused(self, name: str) -> bool:
-        """Return True for towers, and for tensors of K and V in layers that borrow them.
-
-        transformers does not load the latter, either.
-        """
-        found = re.fullmatch(re.escape(self.inside) + BORROWED, name)
-        own = self.num_hidden_layers - self.num_kv_shared_layers
-        borrowed = found is not None and own <= int(found[1]) < self.num_hidden_layers
-        tower = self.inside != NAMES.inside and TOWERS.fullmatch(name)
-        return bool(borrowed or tower or UNUSED.fullmatch(name))
+        """Return True for towers."""
+        return self.inside != NAMES.inside and TOWERS.fullmatch(name) is not None

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
-from stem_edge.export.checkpoints.hugging_face.gemma import LAYER, TOP, Gemma
+from stem_edge.export.checkpoints.hugging_face.gemma_ple import PLE_LAYER, TOP, GemmaPle
 from stem_edge.export.checkpoints.hugging_face.names import Names
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.layers import LayerKind
 
-OWN_LAYER = LAYER | {
+OWN_LAYER = PLE_LAYER | {
     "altup_norm": "altup.router_norm",
     "altup_router": "altup.modality_router",
     "altup_predict": "altup.prediction_coefs",
@@ -31,7 +31,7 @@ SPARSE_LAYERS, SPARSITY = 10, 0.95  # without activation_sparsity_pattern, in de
 T = TypeVar("T")
 
 
-class Gemma3n(Gemma, kw_only=True):
+class Gemma3n(GemmaPle, kw_only=True):
     """Keys of config.json, or of its text_config."""
 
     family = "Gemma 3n"

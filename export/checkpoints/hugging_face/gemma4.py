@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
-from stem_edge.export.checkpoints.hugging_face.gemma import Gemma
+from stem_edge.export.checkpoints.hugging_face.gemma_ple import GemmaPle
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.layers import LayerKind
 
 
-class Gemma4(Gemma, kw_only=True):
+class Gemma4(GemmaPle, kw_only=True):
     """Keys of config.json, or of its text_config."""
 
     family = "Gemma 4"

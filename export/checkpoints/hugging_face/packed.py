@@ -1,28 +1,39 @@
-"""Tensors of a Gemma model that was trained for few bits (quant_method gemma of transformers).
+"""Tensors of a model whose matrices are stored as codes.
 
-Matrices are codes with a scale for each row; beside them are the steps to which their inputs and results
-are rounded. The number of bits follows from the sizes, so the patterns in config.json are not read.
+| quant_method in config.json | what is stored |
+|---|---|
+| gemma (transformers) | codes with a scale for each row, and the steps to which inputs and results are rounded |
+| compressed-tensors (vLLM), pack-quantized | codes with a scale for each group of columns, and zero points |
+
+The number of bits follows from the sizes, so patterns of names in config.json are not read.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from stem_edge.errors import CheckpointError
+from stem_edge.export.tensor_files.grouped_tensor import SHAPE, WORDS, GroupedTensor, grouped
 from stem_edge.export.tensor_files.packed_tensor import PACKED, PackedTensor, packed
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.stored_tensor import FLOATS, StoredTensor
 
-METHOD = "gemma"  # quant_method in config.json
+GEMMA, COMPRESSED = "gemma", "compressed-tensors"  # quant_method in config.json
+QUANTIZED, PACKED_FORM = "quantization_config", "pack-quantized"
+ROTATING = "transform_config", "kv_cache_scheme"  # what else changes a model, or its cache
 EMBEDDED, EMBEDDED_SCALE = ".embedding_quantized", ".embedding_scale"
 SCALE = ".weight_scale"
+GROUPED = ".weight_packed", SCALE, ".weight_zero_point", ".weight_shape"
 STEPS = (".input_activation_scale", ".output_activation_scale")
 # Beside keys and values of caches: transformers does not read them, either.
 UNUSED = re.compile(r".*\.[kv]_cache_scale")
+
+
+Stored: TypeAlias = StoredTensor | PackedTensor | GroupedTensor
 
 
 class PackedFiles:
@@ -42,19 +53,30 @@ class PackedFiles:
         """Names of the tensors that were not taken yet."""
         return self._files.names
 
-    def look(self, name: str) -> StoredTensor | PackedTensor:
+    def look(self, name: str) -> Stored:
         """Return a matrix, which can still be taken. Raises CheckpointError."""
         return PackedFiles(self._files.again(), self._widths).take(name)
 
-    def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> StoredTensor | PackedTensor:
+    def take(self, name: str, dtypes: dict[str, int] = FLOATS) -> Stored:
         """Take a matrix, packed if it has scales. Raises CheckpointError."""
         module, codes = name.removesuffix(".weight"), name
+        if module + GROUPED[0] in self._files:
+            return self._grouped(module)
         scale = module + SCALE
         if module + EMBEDDED in self._files:
             codes, scale = module + EMBEDDED, module + EMBEDDED_SCALE
         if scale not in self._files or name not in self._widths:
             return self._files.take(name, dtypes)
         return packed(self._files.take(codes, PACKED), self._files.take(scale), self._widths[name])
+
+    def _grouped(self, module: str) -> GroupedTensor:
+        words, scales, zeros, shape = (module + name for name in GROUPED)
+        return grouped(
+            self._files.take(words, WORDS),
+            self._files.take(scales),
+            self._files.take(zeros, WORDS) if zeros in self._files else None,
+            self._files.take(shape, SHAPE),
+        )
 
     def steps(self, module: str) -> tuple[float, float]:
         """Take the steps of a module's input and result; 0: none. Raises CheckpointError."""
@@ -70,6 +92,33 @@ class PackedFiles:
                 f"{tensor.path}: {name} is {list(tensor.shape)}; expected one number"
             )
         return float(np.ravel(tensor.all())[0])
+
+
+def stores_codes(given: Mapping[str, Any], gemma: bool) -> bool:
+    """Return whether a config says that matrices are codes which are read here.
+
+    gemma: whether the model is one that quant_method gemma is for.
+    """
+    found = given.get(QUANTIZED)
+    if not isinstance(found, dict):
+        return False
+    if found.get("quant_method") == GEMMA:
+        return gemma
+    groups = found.get("config_groups")
+    return (
+        found.get("quant_method") == COMPRESSED
+        and found.get("format") == PACKED_FORM
+        and isinstance(groups, dict)
+        and all(isinstance(group, dict) and _of_weights(group) for group in groups.values())
+        and not any(found.get(key) for key in ROTATING)
+    )
+
+
+def _of_weights(group: Mapping[str, Any]) -> bool:
+    """Return whether a group of compressed-tensors rounds weights alone, to whole numbers."""
+    weights = group.get("weights")
+    integers = isinstance(weights, dict) and weights.get("type") == "int"
+    return integers and not group.get("input_activations") and not group.get("output_activations")
 
 
 Files: TypeAlias = TensorFiles | PackedFiles

@@ -29,6 +29,7 @@ from stem_edge.export.checkpoints.hugging_face.config import (
     Qwen3,
     read_config,
 )
+from stem_edge.export.checkpoints.hugging_face.gemma3 import Gemma3
 from stem_edge.export.checkpoints.hugging_face.gemma3n import Gemma3n
 from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
 from stem_edge.export.checkpoints.hugging_face.names import module_names, tensor_name
@@ -45,6 +46,8 @@ KINDS: dict[str, type[Decoder]] = {
     "mistral": Mistral,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
+    "gemma3_text": Gemma3,
+    "gemma3": Gemma3,
     "gemma4_text": Gemma4,
     "gemma4": Gemma4,
     "gemma3n_text": Gemma3n,
@@ -124,7 +127,7 @@ def _check_rest(
     files: Files,
     embedding: SourceMatrix,
 ) -> None:
-    """Raise CheckpointError for tensors left over, unless they only repeat what is known."""
+    """Raise CheckpointError for unread tensors, unless they repeat others."""
     head = tensor_name("head")
     for name in files.names:
         if name not in files or DERIVED.fullmatch(name) or decoder.unused(name):

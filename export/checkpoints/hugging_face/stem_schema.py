@@ -40,8 +40,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
-from stem_edge.export.checkpoints.hugging_face.packed import Files
-from stem_edge.export.tensor_files.packed_tensor import PackedTensor
+from stem_edge.export.checkpoints.hugging_face.packed import Files, Stored
 from stem_edge.export.tensor_files.stored_tensor import INTEGERS, StoredTensor
 from stem_edge.layers import BIASED
 from stem_edge.numerics.matrix import Matrix, whole
@@ -178,8 +177,8 @@ def _read_experts(config: ModelConfig, files: Files, layer: int) -> SourceMatrix
     return ExpertTable(config, experts, sum(tensor.nbytes for tensor in tensors))
 
 
-def _shaped(tensor: StoredTensor | PackedTensor, shape: tuple[int, ...]) -> StoredTensor:
-    if isinstance(tensor, PackedTensor) or tensor.shape != shape:
+def _shaped(tensor: Stored, shape: tuple[int, ...]) -> StoredTensor:
+    if not isinstance(tensor, StoredTensor) or tensor.shape != shape:
         raise CheckpointError(
             f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(shape)}, by "
             "config.json: check that both are from the same run"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.ggml.ways import GgmlWays
 
 
-class Ggml(Engine):
+class GgmlEngine(Engine):
     """ggml, on the CPU."""
 
     name = backbone = "ggml"

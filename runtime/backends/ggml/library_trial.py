@@ -22,7 +22,7 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import types
-from stem_edge.ggml.check import DIFFERS, REFUSED, Told
+from stem_edge.ggml.check import DIFFERS, REFUSED, TrialLine
 from stem_edge.ggml.gguf_schema import BASE, KV_TENSORS, usual_kv
 from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
@@ -33,7 +33,7 @@ from stem_edge.numerics.matrix import ArrayMatrix, IndexedMatrix
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
-from stem_edge.runtime.backends.ggml.graph import Columns, Graph, Scratch
+from stem_edge.runtime.backends.ggml.graph import GgmlGraph, HeldVectors, Scratch
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import GgmlModel, can_repack
 from stem_edge.system.child import limit_this_process
@@ -165,7 +165,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"a model with repacked {weights} weights", WIDE, weights, "int8", repack=True)
 
 
-def run(path: Path) -> Told:
+def run(path: Path) -> TrialLine:
     """Check every case, printing its name before. Raises BackendError, WrongResultError."""
     print("loading it", flush=True)
     ggml = Ggml(path)
@@ -182,7 +182,7 @@ def run(path: Path) -> Told:
             repack = False  # the library is usable without
         except WrongResultError as error:
             raise WrongResultError(f"{case.name}: {error}") from error
-    return Told(repack=repack)
+    return TrialLine(repack=repack)
 
 
 def check(ggml: Ggml, case: Case) -> None:
@@ -259,9 +259,9 @@ def _write(path: Path, ggml: Ggml, case: Case, values: dict[str, F32]) -> GgufWe
 def _stored(model: GgmlModel, name: str, given: F32) -> F32:
     """Return a tensor's values as ggml decodes them."""
     *rows, width = given.shape
-    graph = Graph(model.processor, 8)
+    graph = GgmlGraph(model.processor, 8)
     ids = graph.input(types.I32, *(rows or [1]))
-    result = Columns(model.ggml, width, *(rows or [1]))
+    result = HeldVectors(model.ggml, width, *(rows or [1]))
     read = graph.op("get_rows", model.weights.tensors[name], ids)
     result.take(read)
     graph.emit(read)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.ways import OnnxRuntimeWays
 
 
-class OnnxRuntime(Engine):
+class OnnxRuntimeEngine(Engine):
     """onnxruntime, on the CPU or on an accelerator."""
 
     name = backbone = "onnxruntime"

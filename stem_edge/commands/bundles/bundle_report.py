@@ -168,6 +168,16 @@ def _quality(manifest: Manifest) -> Rows:
 
 
 def _report(report: QualityReport) -> Rows:
+    if report.probe_tokens:
+        yield from _comparison(report)
+    else:
+        yield "types of the file", "kept as stored, so nothing was compared with the checkpoint"
+    yield "quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"
+    for kind, error in report.errors.items():
+        yield f"  {printable(kind)}", f"{error.worst:>8.2%}{error.mean:>8.2%}"
+
+
+def _comparison(report: QualityReport) -> Rows:
     divergence = f"{report.divergence:g} nats from the checkpoint, mean"
     if report.divergence_99 is not None:
         divergence += f"; 99th percentile {report.divergence_99:g}"
@@ -180,9 +190,6 @@ def _report(report: QualityReport) -> Rows:
         yield "same best token", f"at {report.agreement:.1%} of positions"
     difference = f"{report.worst_logit_difference:g} at most, on {len(report.probe_tokens)} tokens"
     yield "logit difference", f"{difference} (logits up to {report.greatest_logit:g})"
-    yield "quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"
-    for kind, error in report.errors.items():
-        yield f"  {printable(kind)}", f"{error.worst:>8.2%}{error.mean:>8.2%}"
 
 
 def _files(bundle: Bundle) -> Rows:

@@ -180,6 +180,8 @@ def _verdict(bundle: Bundle, options: ExportOptions) -> list[str]:
     """Say how near the bundle is to its checkpoint, and what would bring it nearer."""
     report = bundle.manifest.reports[options.runs_on]
     same, tokens = report.agreement or 0.0, len(report.probe_tokens)
+    if not tokens:
+        return ["kept as stored: nothing was calibrated or compared (stem-edge eval compares)"]
     found = f"the checkpoint: the same best token at {same:.1%} of {tokens} positions"
     lines = [f"near {found}"]
     if same < LOW_AGREEMENT:

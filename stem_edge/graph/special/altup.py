@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from stem_edge.config import ModelConfig
-from stem_edge.graph.ffn import ple
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.layer import NORM, LayerGraph
 from stem_edge.graph.linear import Products
+from stem_edge.graph.special.ple import ple
 from stem_edge.numerics.altup import LEAST_SQUARE
 
 

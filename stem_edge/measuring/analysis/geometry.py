@@ -17,7 +17,7 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import InputError
 from stem_edge.measuring.analysis.geometry_rows import (
-    Spread,
+    CosineSpread,
     all_norms,
     random_p95,
     read_rows,
@@ -46,7 +46,7 @@ class LayerGeometry:
     layer: int
     zero_rows: int  # in the whole table; left out of everything else
     norms: Norms | None  # in the whole table; None if all rows are zero
-    cosines: Spread | None  # in the sample; None if fewer than two rows are not zero
+    cosines: CosineSpread | None  # in the sample; None if fewer than two rows are not zero
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from stem_edge.runtime.rows.shards import FlashName
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceProfile:
     """Memory, cores and flash that one program can count on."""
 
     name: str
@@ -27,18 +27,26 @@ class Device:
 DEVICES = {
     device.name: device
     for device in (
-        Device("phone-4gb", 1_200_000_000, 4, 10e9, "ufs2", "a phone of the lower half, 4 GB"),
-        Device("phone-8gb", 3_000_000_000, 4, 25e9, "ufs4", "a phone of the upper half, 8 GB"),
-        Device("phone-12gb", 5_000_000_000, 4, 40e9, "ufs4", "a large phone, 12 GB"),
-        Device("pi4", 3_000_000_000, 4, 4e9, "sdcard", "Raspberry Pi 4 with 4 GB and an SD card"),
-        Device("pi5", 6_500_000_000, 4, 10e9, "sdcard", "Raspberry Pi 5 with 8 GB and an SD card"),
-        Device("laptop-8gb", 4_500_000_000, 4, 25e9, "nvme", "a laptop with 8 GB"),
-        Device("laptop-16gb", 11_000_000_000, 6, 40e9, "nvme", "a laptop with 16 GB"),
+        DeviceProfile(
+            "phone-4gb", 1_200_000_000, 4, 10e9, "ufs2", "a phone of the lower half, 4 GB"
+        ),
+        DeviceProfile(
+            "phone-8gb", 3_000_000_000, 4, 25e9, "ufs4", "a phone of the upper half, 8 GB"
+        ),
+        DeviceProfile("phone-12gb", 5_000_000_000, 4, 40e9, "ufs4", "a large phone, 12 GB"),
+        DeviceProfile(
+            "pi4", 3_000_000_000, 4, 4e9, "sdcard", "Raspberry Pi 4 with 4 GB and an SD card"
+        ),
+        DeviceProfile(
+            "pi5", 6_500_000_000, 4, 10e9, "sdcard", "Raspberry Pi 5 with 8 GB and an SD card"
+        ),
+        DeviceProfile("laptop-8gb", 4_500_000_000, 4, 25e9, "nvme", "a laptop with 8 GB"),
+        DeviceProfile("laptop-16gb", 11_000_000_000, 6, 40e9, "nvme", "a laptop with 16 GB"),
     )
 }
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str) -> DeviceProfile:
     """Return the device of this name. Raises InputError, which lists all names."""
     if name not in DEVICES:
         raise InputError(f"device {name!r} is not known; expected one of {', '.join(DEVICES)}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stem_edge.measuring.memory.device_profiles import Device
+from stem_edge.measuring.memory.device_profiles import DeviceProfile
 from stem_edge.system.memory import memory_cgroup, usable_cpus
 from stem_edge.units import format_size
 
@@ -36,10 +36,10 @@ class Limit:
     words: str
 
 
-class Limits(contextlib.ExitStack):
+class ProcessLimits(contextlib.ExitStack):
     """Context manager around a process: call `confine` with its pid before it starts to work."""
 
-    def __init__(self, device: Device | None, flash: str | None = None) -> None:
+    def __init__(self, device: DeviceProfile | None, flash: str | None = None) -> None:
         """`flash`: the profile that delays reads; None if nothing is read, or not delayed."""
         super().__init__()
         self.device, self.flash = device, flash
@@ -89,7 +89,7 @@ class Limits(contextlib.ExitStack):
         words = f"{size} for the process and the files it reads, by a cgroup of version {version}"
         return Limit("memory", "real", words)
 
-    def _limit_cpus(self, pid: int, device: Device) -> Limit:
+    def _limit_cpus(self, pid: int, device: DeviceProfile) -> Limit:
         count, wanted = self.cpus or 1, device.cpus
         if not hasattr(os, "sched_setaffinity"):
             return Limit("cpus", "emulated", f"{count} threads; this system binds no process")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stem_edge.errors import InputError
-from stem_edge.measuring.memory.device_profiles import Device
+from stem_edge.measuring.memory.device_profiles import DeviceProfile
 from stem_edge.system.memory import available_memory
 from stem_edge.units import parse_size
 
@@ -25,7 +25,7 @@ class Bandwidth(NamedTuple):
     source: str  # in words
 
 
-def bandwidth_of(device: Device | None, given: int | str | None, threads: int) -> Bandwidth:
+def bandwidth_of(device: DeviceProfile | None, given: int | str | None, threads: int) -> Bandwidth:
     """Return the bandwidth that is given, or else a device's, or else this machine's, measured."""
     if given is not None:
         if parse_size(given) < LEAST:

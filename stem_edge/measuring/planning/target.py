@@ -78,7 +78,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Target:
+class PlanTarget:
     """Machine and use that plans are made for."""
 
     root: Path
@@ -95,7 +95,7 @@ class Target:
     sequences: int
 
     def fits(self, footprints: Sequence[Footprint]) -> list[Fit]:
-        """Plan for each of the possible bundles that fits. Raises MemoryPlanError if none does."""
+        """Plan for each possible bundle that fits. Raises MemoryPlanError if no bundle fits."""
         found, refused = list[Fit](), list[MemoryPlanError]()
         for footprint in footprints:
             try:

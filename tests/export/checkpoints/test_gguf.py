@@ -21,7 +21,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import stem_edge
 from stem_edge.bundle.manifest import GGUF, MANIFEST
 from stem_edge.bundle.prefill_check import mean_divergence
-from stem_edge.errors import BundleError
+from stem_edge.commands.main import main
+from stem_edge.errors import BundleError, InputError
+from stem_edge.export import exporter
 from stem_edge.export.checkpoints.gguf import ROPE_FACTORS
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
@@ -195,6 +197,31 @@ def test_types_that_are_asked_for_go_first(name: str, tmp_path: Path) -> None:
     source = read_checkpoint(write_model(tmp_path / "model.gguf", wide_model(), "Q4_1"))
     options = ExportOptions(**{name: asked[name]})
     assert keep_stored_types(source, options, in_blocks) is options
+
+
+@pytest.mark.usefixtures("ggml")
+@pytest.mark.parametrize("engine", ["onnx", "gguf"])
+def test_what_is_kept_is_compared_only_if_a_text_is_given(
+    engine: ExportEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, text = write_model(tmp_path / "model.gguf", wide_model(), "Q4_1"), tmp_path / "ids.npy"
+    np.save(text, np.arange(299) % 256)
+    command = ["export", str(path), "--engine", engine]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(exporter, "observe")
+        assert main([*command, str(tmp_path / "kept")]) == 0
+    assert capsys.readouterr().out.count("kept as stored") == 2
+    assert main([*command, str(tmp_path / "judged"), "--calibration", str(text)]) == 0
+    reports = []
+    for name in ("kept", "judged"):
+        manifest = stem_edge.open_bundle(tmp_path / name).manifest
+        reports.append((len(manifest.report.probe_tokens), manifest.report.agreement is None))
+        assert manifest.backbone is None or manifest.backbone.kv_peaks == (name == "judged")
+        assert not manifest.has_prefill
+    assert reports == [(0, True), (SIZES["max_position_embeddings"], False)]
+    if engine == "onnx":
+        with pytest.raises(InputError, match="--calibration FILE"):
+            stem_edge.load(tmp_path / "kept", kv="int8")
 
 
 MIXED = {"blk.1.attn_v": "Q8_0", "token_embd": "Q5_1", "output": "F16", "": "Q4_1"}

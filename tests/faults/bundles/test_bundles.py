@@ -23,8 +23,8 @@ from stem_edge.bundle.manifest import GGUF, MANIFEST, TABLES, TOKENIZER
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, StemEdgeError
-from stem_edge.files import disk, plain_files
-from stem_edge.files import plain_files as hashes
+from stem_edge.files import disk
+from stem_edge.files import hashing as hashes
 from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.tables.store import open_table_store
 
@@ -270,7 +270,7 @@ def test_m14_a_file_that_is_exchanged_after_it_was_opened(
     """The file that was opened is hashed, not the one that has taken its path since."""
     other = bundle.parent / "other"
     other.write_bytes(bytes((bundle / TOKENIZER).stat().st_size))
-    read_piece = plain_files.read_piece
+    read_piece = hashes.read_piece
 
     def exchanging(path: Path, *place: int) -> bytearray:
         if path == bundle / TOKENIZER and other.exists():

@@ -30,7 +30,7 @@ from stem_edge.bundle.manifest import (
 from stem_edge.bundle.opening import MAX_SMALL_NBYTES, open_bundle
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
-from stem_edge.files import plain_files as hashes
+from stem_edge.files import hashing as hashes
 from stem_edge.graph import formats
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import BackboneFormat, GgufFormat

@@ -13,7 +13,8 @@ from unittest.mock import Mock
 import pytest
 from open_files import DATA, open_files, posix
 
-from stem_edge.files import disk
+from stem_edge.files import disk, exchange
+from stem_edge.files.trees import make_folders, remove_tree
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges names")
 
@@ -49,7 +50,7 @@ def test_names_are_exchanged_at_once(file: Path, tmp_path: Path) -> None:
 def test_what_linux_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """AT_FDCWD and RENAME_EXCHANGE, of its headers."""
     renameat2 = Mock(return_value=0)
-    monkeypatch.setattr(disk, "_renameat2", lambda: renameat2)
+    monkeypatch.setattr(exchange, "renameat2", lambda: renameat2)
     assert disk.exchange(Path("a"), Path("b"))
     renameat2.assert_called_once_with(-100, b"a", -100, b"b", 2)
 
@@ -58,7 +59,7 @@ def test_what_linux_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_system_that_cannot_exchange(
     number: int, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "_renameat2", lambda: lambda *_: -1)
+    monkeypatch.setattr(exchange, "renameat2", lambda: lambda *_: -1)
     monkeypatch.setattr(ctypes, "get_errno", lambda: number)
     if number == errno.EIO:
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
@@ -75,11 +76,13 @@ def test_a_system_without_the_call(
         raise error("none")
 
     monkeypatch.setattr("ctypes.CDLL", refuse)
-    assert disk._renameat2.__wrapped__() is None
+    assert exchange.renameat2.__wrapped__() is None
     monkeypatch.undo()
-    monkeypatch.setattr(disk, "sys", SimpleNamespace(platform="darwin"))  # which is not even asked
-    assert disk._renameat2.__wrapped__() is None
-    monkeypatch.setattr(disk, "_renameat2", lambda: None)
+    monkeypatch.setattr(
+        exchange, "sys", SimpleNamespace(platform="darwin")
+    )  # which is not even asked
+    assert exchange.renameat2.__wrapped__() is None
+    monkeypatch.setattr(exchange, "renameat2", lambda: None)
     assert disk.exchange(file, file) is False
 
 
@@ -139,7 +142,7 @@ def test_a_tree_is_removed_and_no_link_is_followed(file: Path, tmp_path: Path) -
     if os.name == "posix":
         (tree / "link").symlink_to(outside)
         (tree / "a" / "dangling").symlink_to("nowhere")
-    disk.remove_tree(tree)
+    remove_tree(tree)
     assert not tree.exists()
     assert (outside / "kept").exists()
 
@@ -156,6 +159,6 @@ def test_folders_are_made_where_they_are_missing(
             raise FileExistsError(errno.EEXIST, "File exists")
 
     monkeypatch.setattr(disk, "make_folder", also_made_by_another)
-    disk.make_folders(tmp_path / "a" / "b" / "c")
-    disk.make_folders(tmp_path / "a" / "b" / "c")
+    make_folders(tmp_path / "a" / "b" / "c")
+    make_folders(tmp_path / "a" / "b" / "c")
     assert made == [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]

@@ -18,9 +18,9 @@ from stem_edge.bundle.manifest import GGUF
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, InputError
-from stem_edge.runtime.backends.engines import ENGINES, choose_engine
-from stem_edge.runtime.backends.ggml.engine import Ggml
-from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine, engines_of
+from stem_edge.runtime.backends.ggml.engine import GgmlEngine
+from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntimeEngine
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,9 @@ def test_what_is_not_installed_is_not_chosen(
     both: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(OnnxRuntime, "installed", False)
+        patch.setattr(OnnxRuntimeEngine, "installed", False)
         assert greedy(both)[0] == "ggml"
-    monkeypatch.setattr(Ggml, "installed", False)
+    monkeypatch.setattr(GgmlEngine, "installed", False)
     assert greedy(both)[0] == "onnxruntime"
     names: list[str] = ["auto", "ggml"]
     for name in names:
@@ -167,6 +167,9 @@ def test_a_new_engine_is_a_class_and_a_line(
     said = capsys.readouterr()
     assert said.out.strip() == texts[0][1].strip() and "toy: prompt" in said.err
     assert greedy(tiny_bundle)[0] == "onnxruntime"
+    assert [one.name for one in engines_of(open_bundle(tiny_bundle))] == ["onnxruntime", "toy"]
+    with stem_edge.load(tiny_bundle, engine="toy") as model:
+        assert "toy: 7" in model._prefixes.fingerprint  # not the version of onnxruntime
     monkeypatch.setattr(ToyEngine, "installed", False)
     with pytest.raises(BackendError, match=r"toy is not installed.*pip install toy"):
         stem_edge.load(tiny_bundle, engine="toy")

@@ -19,7 +19,7 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.verdicts import Verdict, Verdicts, read_verdict, versions
 from stem_edge.errors import BundleError
 from stem_edge.files import disk
-from stem_edge.files import plain_files as hashes
+from stem_edge.files import hashing as hashes
 from stem_edge.ggml import installed
 from stem_edge.system.user_folder import KEY_CHARS
 

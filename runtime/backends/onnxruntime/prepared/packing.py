@@ -4,8 +4,9 @@ onnxruntime packs all matrices of a graph when it loads it, and can save what it
 all of them in memory meanwhile. So each matrix is loaded and saved in a separate graph, and the
 packed forms are put together in the file of weights of the whole graph.
 
-onnxruntime reads plain matrices only while it loads a graph, and computes with the packed ones. So
-plain ones lie apart: where memory is short, the system drops pages and reads them again with their
+A packed form must lie in the same file as its plain matrix, from which onnxruntime packs again on loading,
+to compare: so plain ones are copied, though the bundle has them. They are read only then. So they
+lie apart: where memory is short, the system drops pages and reads them again with their
 neighbours, and the next products need these.
 
 Where sums of products of u8 and s8 saturate, onnxruntime makes u8 of s8 matrices when it loads a graph
@@ -34,7 +35,7 @@ from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import MATRIX
-from stem_edge.runtime.backends.onnxruntime.prepared.journal import PIECE_NBYTES, Journal
+from stem_edge.runtime.backends.onnxruntime.prepared.journal import PIECE_NBYTES, PackingJournal
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import PackedForm, packed_forms
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
@@ -65,7 +66,7 @@ class Packer:
     Matrices in the journal of an earlier attempt are not packed again.
     """
 
-    def __init__(self, bundle: Bundle, folder: Path, threads: int, journal: Journal) -> None:
+    def __init__(self, bundle: Bundle, folder: Path, threads: int, journal: PackingJournal) -> None:
         self.folder, self._bundle, self._threads = folder, bundle, threads
         self._journal, self._parent = journal, psutil.Process().parent()
         self._placed: dict[Tensor, Tensor] = {}  # of the bundle -> in the folder

@@ -1,0 +1,77 @@
+"""Reading Gemma 3: config.json of the text model, alone or in a multimodal one, and its tensors.
+
+FunctionGemma is such a model. Norms are stored as what is added to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.export.checkpoints.checkpoint import SourceMatrix
+from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
+from stem_edge.export.checkpoints.hugging_face.gemma import Gemma
+from stem_edge.export.checkpoints.hugging_face.packed import Files
+from stem_edge.numerics.quantize import F32
+
+OLDER_INSIDE = "language_model.model."  # of multimodal models before transformers 5
+
+
+class Gemma3(Gemma, kw_only=True):
+    """Keys of config.json, or of its text_config."""
+
+    family = "Gemma 3"
+    multimodal = "gemma3"
+    PLACEHOLDERS: ClassVar = {"an image": ("image_token_index", 262_144)}
+    vocab_size: int = 262_208
+    hidden_size: int = 2304
+    intermediate_size: int = 9216
+    num_hidden_layers: int = 26
+    num_key_value_heads: int | None = 4
+    max_position_embeddings: int = 131_072
+    sliding_window: int | None = 4096
+    sliding_window_pattern: int = 6
+    rope_parameters: dict[str, dict[str, Any] | None] | None = None
+    rope_local_base_freq: float = 10_000.0  # as older versions of transformers write it
+    query_pre_attn_scalar: float = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sliding_window_pattern < 1:
+            raise ValueError(
+                f"sliding_window_pattern is {self.sliding_window_pattern}; expected at least 1"
+            )
+        if self.rope_parameters and self.rope_scaling:
+            raise ValueError("both rope_scaling and rope_parameters are given; expected one")
+
+    def ropes(self) -> Mapping[str, Any]:
+        usual = {FULL: self.rope_theta or 1_000_000.0, SLIDING: self.rope_local_base_freq}
+        given = self.rope_parameters or {FULL: self.rope_scaling}
+        return {kind: {"rope_theta": t} | (given.get(kind) or {}) for kind, t in usual.items()}
+
+    def usual_types(self) -> list[str]:
+        return self.every(self.sliding_window_pattern)
+
+    def extras(self) -> dict[str, Any]:
+        return super().extras() | {"attention_scale": 1 / math.sqrt(self.query_pre_attn_scalar)}
+
+    def backbone(self, config: ModelConfig, files: Files) -> dict[str, SourceMatrix]:
+        if OLDER_INSIDE + "norm.weight" in files:
+            self.__dict__["inside"] = OLDER_INSIDE
+        found = super().backbone(config, files)
+        return {n: PlusOne(m) if n.endswith("norm") else m for n, m in found.items()}
+
+
+class PlusOne:
+    """A vector with 1 added to each value."""
+
+    def __init__(self, vector: SourceMatrix) -> None:
+        self.shape, self.nbytes, self._vector = vector.shape, vector.nbytes, vector
+
+    def rows(self, start: int, stop: int) -> F32:
+        """Read values start..stop."""
+        return self._vector.rows(start, stop) + np.float32(1)

@@ -1,0 +1,136 @@
+"""Parts that Gemma 3n and 4 share beyond Gemma 3: per-layer embeddings, and layers that borrow K and V.
+
+A row of the table of per-layer embeddings holds the rows of one token in all layers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.config import ModelConfig
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.checkpoint import SourceMatrix
+from stem_edge.export.checkpoints.hugging_face.gemma import LAYER, Gemma
+from stem_edge.export.checkpoints.hugging_face.names import NAMES, Names, tensor_name
+from stem_edge.export.checkpoints.hugging_face.packed import UNUSED, Files, Stored
+
+TABLE = "embed_tokens_per_layer.weight"
+CONTEXT = "per_layer_model_projection.weight"
+TOP = {**NAMES.top, "ple_norm": "per_layer_projection_norm"}
+PLE_LAYER = {
+    **LAYER,
+    "ple_gate": "per_layer_input_gate",
+    "ple_out": "per_layer_projection",
+    "ple_post_norm": "post_per_layer_input_norm",
+}
+BORROWED = (
+    r"layers\.(\d{1,4})\.self_attn\.(k_proj|v_proj|k_norm)\."
+    r"(weight|weight_scale|input_activation_scale|output_activation_scale)"
+)
+
+
+class GemmaPle(Gemma, kw_only=True):
+    """Keys of config.json, or of its text_config."""
+
+    packable = True
+    TENSORS: ClassVar[Mapping[str, str]] = {}  # part of a layer -> its tensor without a module
+    vocab_size_per_layer_input: int = 262_144
+    hidden_size_per_layer_input: int = 256
+    num_kv_shared_layers: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.expect("rope_scaling", None)
+
+    def extras(self) -> dict[str, Any]:
+        extras = super().extras() | {
+            "borrowed_kv_layers": self.num_kv_shared_layers,
+            "attention_scale": 1.0,
+            "v_norm": True,
+        }
+        records, width = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
+        if not width:
+            return extras
+        return extras | {
+            "stem_layers": tuple(range(self.num_hidden_layers)),
+            "stem_ffn": "ple",
+            "ple_width": width,
+            "ple_scale": self.rounded(math.sqrt(width)),
+            "ple_records": 0 if records == self.vocab_size else records,
+        }
+
+    def names(self) -> Names:
+        return Names(TOP, PLE_LAYER, self.inside)
+
+    def tensor(self, name: str) -> str:
+        at, _, part = name.rpartition(".")
+        if part == "ple_context":
+            return self.inside + CONTEXT
+        if part in self.TENSORS:
+            return f"{self.inside}{at}.{self.TENSORS[part]}"
+        return tensor_name(name, self.names())
+
+    def widths(self, config: ModelConfig) -> dict[str, int]:
+        table = {self.inside + TABLE: config.n_layers * config.ple_width}
+        return super().widths(config) | table
+
+    def backbone(self, config: ModelConfig, files: Files) -> dict[str, SourceMatrix]:
+        found: dict[str, SourceMatrix] = {}
+        context, width = None, config.n_layers * config.ple_width
+        if width:
+            context = self._take(files, CONTEXT, (width, config.dim))
+        for name in config.backbone_shapes():
+            if name.endswith(".ple_context") and context is not None:
+                start = int(name.split(".")[1]) * config.ple_width
+                found[name] = context.part(start, start + config.ple_width)
+            elif name.endswith(".wv") and self.keys_are_values(config, int(name.split(".")[1])):
+                found[name] = found[name.replace("wv", "wk")]
+            else:
+                found[name] = files.take(self.tensor(name))
+        return found
+
+    def keys_are_values(self, config: ModelConfig, layer: int) -> bool:
+        """Return whether a layer has no matrix for V beside that for K."""
+        return False
+
+    def tables(self, config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
+        if not config.ple_width:
+            return {}
+        width = config.ple_width
+        table = self._take(files, TABLE, (config.records, config.n_layers * width))
+        return {
+            layer: table.columns(layer * width, (layer + 1) * width) for layer in config.stem_layers
+        }
+
+    def _take(self, files: Files, name: str, expected: tuple[int, int]) -> Stored:
+        """Take a tensor that holds something of every layer. Raises CheckpointError."""
+        tensor = files.take(self.inside + name)
+        if tensor.shape != expected:
+            raise CheckpointError(
+                f"{tensor.path}: {tensor.name} is {list(tensor.shape)}; expected {list(expected)}, as "
+                "config.json says: check that both are of the same run"
+            )
+        return tensor
+
+    def index(self, config: ModelConfig, files: Files) -> npt.NDArray[np.int32] | None:
+        """Return the record of each token [V]; those beyond the table have its first."""
+        if not config.ple_records:
+            return None
+        ids = np.arange(config.vocab_size, dtype=np.int32)
+        return np.where(ids < config.ple_records, ids, np.int32(0))
+
+    def unused(self, name: str) -> bool:
+        """Return True also for tensors of K and V in layers that borrow them.
+
+        transformers does not load these, either.
+        """
+        found = re.fullmatch(re.escape(self.inside) + BORROWED, name)
+        own = self.num_hidden_layers - self.num_kv_shared_layers
+        borrowed = found is not None and own <= int(found[1]) < self.num_hidden_layers
+        return bool(borrowed or super().unused(name) or UNUSED.fullmatch(name))

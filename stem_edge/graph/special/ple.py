@@ -1,0 +1,49 @@
+"""Per-layer embeddings as graph nodes: what they add to a layer's result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.graph.ffn import row_of
+from stem_edge.graph.layer import LayerGraph, norm
+from stem_edge.graph.linear import Products, vector
+
+
+def contexts(
+    products: Products, config: ModelConfig, embedded: str, layers: Sequence[int]
+) -> dict[int, str]:
+    """Emit layer -> its context [B, T, ple_width], to which its rows are added.
+
+    All contexts come from one product of embedded [B, T, dim], and are divided by sqrt(2) already.
+    """
+    graph, width = products.graph, config.ple_width
+    at, names = f"layers.{layers[0]}.", [f"layers.{number}.ple_context" for number in layers]
+    shape = (len(layers) * width, config.dim)
+    x = products.product(at + "ple_context", "ple_context", embedded, tuple(names), shape)
+    x = graph.reshape(x, [0, 0, len(layers), width], at + "context.cut")
+    weight = vector(graph, products.plan, at + "ple_norm", width, ("ple_norm",))
+    # The product is not divided by sqrt(dim), which the norm undoes, so eps must be dim times as
+    # large.
+    x = norm(graph, x, weight, config.norm_eps * config.dim)
+    x = graph.add("Mul", [x, graph.float(0.5**0.5)], at + "context.half")
+    x = graph.reshape(x, [0, 0, len(layers) * width], at + "context")
+    parts = [f"layers.{number}.context.part" for number in layers]
+    # By number instead of sizes, because prepared graphs keep constants in a file that Split
+    # cannot read.
+    graph.node("Split", [x], parts, axis=-1, num_outputs=len(layers))
+    return dict(zip(layers, parts, strict=True))
+
+
+def ple(layer: LayerGraph, x: str, context: str) -> str:
+    """Emit what per-layer embeddings add to x [B, T, dim] -> [B, T, dim]."""
+    graph, config, at = layer.graph, layer.config, layer.at + "ple"
+    scale = graph.float(float(np.float32(config.ple_scale * 0.5**0.5)))
+    row = graph.add("Mul", [row_of(layer), scale], at + ".row")
+    mixed = graph.add("Add", [context, row], at + ".mixed")
+    gate = layer.activated(layer.product("ple_gate", "ple_gate", x, ("ple_gate",)), "ple.gelu")
+    product = graph.add("Mul", [gate, mixed], at + ".product")
+    added = layer.product("ple_out", "ple_out", product, ("ple_out",))
+    return layer.rms_norm(at + "_post_norm", added, "ple_post_norm", config.norm_eps)
