@@ -84,7 +84,7 @@ def _check_rows(base: Bundle, source: Checkpoint) -> None:
     with open_tables(base.path) as tables:
         for token in np.unique(np.linspace(0, config.vocab_size - 1, count).astype(int)).tolist():
             record = token if store.index is None else int(store.index[token])
-            layout = store.grids[record >= store.format.frequent].layout
+            layout = store.grids[record >= store.grids[0].layout.records].layout
             rows = [source.rows[layer].rows(token, token + 1) for layer in layout.layers]
             for layer, row, lost in zip(layout.layers, rows, _losses(layout, rows), strict=True):
                 found = _mean_error(tables[token, layer], row[0])

@@ -31,7 +31,7 @@ from stem_edge.graph.formats import (
     WeightType,
     usual_type,
 )
-from stem_edge.tables.rows import RowType
+from stem_edge.tables.codecs import CODECS, RowType
 from stem_edge.units import parse_size
 
 SIZES = (16, 32, 64, 128, 256)  # of blocks and groups
@@ -236,7 +236,7 @@ class ExportOptions:
         kind, group_size, frequent = self.tables or "int8", self.group_size, self.frequent
         _check("tables", kind, EXPORT_TABLES)
         if group_size is None:
-            group_size = 32 if kind == "int4" else 128
+            group_size = 32 if kind != "mixed" and CODECS[kind].bits < 8 else 128
         _check("group_size", group_size, SIZES)
         if frequent is not None and (kind != "mixed" or not 0 < frequent < 1):
             raise ExportError(

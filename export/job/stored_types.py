@@ -29,7 +29,7 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.graph.layer import kind_of
 from stem_edge.graph.names import head_width
-from stem_edge.tables.rows import ROW_BITS, RowType
+from stem_edge.tables.codecs import CODECS, RowType
 
 # Levels of a block that 4 bits and an offset keep. Q4_0 needs no offset.
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
@@ -104,7 +104,7 @@ def _stored_rows(source: Checkpoint, options: ExportOptions) -> RowType | None:
     asked = (options.tables, options.group_size, options.frequent) != (None, None, None)
     if len(bits) != 1 or asked or options.add:
         return None
-    return next(name for name, size in ROW_BITS.items() if size in bits)
+    return next(name for name, codec in CODECS.items() if codec.scaled and codec.bits in bits)
 
 
 def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) -> BackboneFormat:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from stem_edge.errors import ExportError
 from stem_edge.numerics.block_search import grid_scales, search_scales
-from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.quantizing import Rounded, cut, pack_codes, reciprocals
+from stem_edge.numerics.quantize import F32, pack_codes
+from stem_edge.numerics.quantizing import Rounded, cut, reciprocals
 
 # Share of the mean diagonal that is added to the diagonal, because inputs that the calibration text
 # never had must not be taken for impossible. With 0.01, as in the paper, some thousand tokens are

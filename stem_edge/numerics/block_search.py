@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.quantizing import Rounded, cut, encode, extremes, pack_codes, reciprocals
+from stem_edge.numerics.quantize import F32, pack_codes
+from stem_edge.numerics.quantizing import Rounded, cut, encode, extremes, reciprocals
 
 # Candidates: by how many codes the range is wider than the block's own, which is the first. Less
 # leaves some codes unused; more clips the greatest values so that the others are more exact.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.quantize import F32, U8, pack_codes
 
 
 class Rounded(NamedTuple):
@@ -80,16 +80,3 @@ def encode(blocks: F32, scales: F32, zeros: F32 | np.float32, bits: int) -> tupl
     np.clip(scaled, 0, (1 << bits) - 1, out=scaled)
     codes = scaled.astype(np.uint8).reshape(len(blocks), blocks.shape[1] * blocks.shape[2])
     return pack_codes(codes, bits), np.where(inverse != 0, scales, np.float32(0))
-
-
-def pack_codes(codes: U8, bits: int) -> U8:
-    """Pack codes [N, K] into bytes [N, ceil(K*bits/8)]; the rest of a last byte is 0."""
-    if bits == 8:
-        return codes
-    count = 8 // bits
-    if rest := -codes.shape[1] % count:
-        codes = np.pad(codes, ((0, 0), (0, rest)))
-    packed = codes[:, 0::count].copy()
-    for at in range(1, count):
-        packed |= codes[:, at::count] << np.uint8(at * bits)
-    return packed

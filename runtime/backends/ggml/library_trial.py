@@ -37,8 +37,9 @@ from stem_edge.runtime.backends.ggml.graph import GgmlGraph, HeldVectors, Scratc
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import GgmlModel, can_repack
 from stem_edge.system.child import limit_this_process
+from stem_edge.tables.codecs import FORMS, Form
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import ROW_BITS, RowType, make_layout
+from stem_edge.tables.rows import make_layout
 
 MEMORY_NBYTES = 1 << 30
 CPU_SECONDS = 120  # ends the trial even if its parent is gone and cannot kill it
@@ -142,19 +143,19 @@ class Case(NamedTuple):
     name: str
     config: ModelConfig
     weights: GgufType | OwnTypes
-    row_type: RowType
+    row_type: Form
     repack: bool = False
     kv: KvType | None = None  # type of keys and values; None: as for these weights
 
 
 def cases() -> Iterator[Case]:
     """Yield models for every type of weights and rows, those with repacked weights last."""
-    for weights, row_type in zip(BASE, cycle(ROW_BITS)):
+    for weights, row_type in zip(BASE, cycle(FORMS)):
         yield Case(f"a model with {weights} weights and {row_type} rows", WIDE, weights, row_type)
     for weights in ("q6_k", "q5_k_m", "q4_k_m"):
         yield Case(f"a narrow model with {weights} weights", NARROW, weights, "int8")
     yield Case("a model with types of other GGUF files", WIDE, FOREIGN, "int8")
-    for row_type in ROW_BITS:
+    for row_type in FORMS:
         yield Case(f"a model with {row_type} experts", EXPERTS, "q8_0", row_type)
     for weights in ("f32", "q8_0"):
         yield Case(f"a model of several kinds with {weights} weights", KINDS, weights, "int8")

@@ -22,7 +22,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.looking import LEAST_NBYTES
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
 from stem_edge.system.memory import usable_cpus
-from stem_edge.tables.rows import RowType
+from stem_edge.tables.codecs import RowType
 from stem_edge.tables.store import TableFormat
 
 # A plan adds up the widest arrays of a graph. This share of them is alive at once; none stays.

@@ -88,13 +88,13 @@ def geometry(
         raise InputError(f"seed is {seed}; expected 0 or more")
     norms = all_norms(root, count, chosen, progress)
     with open_tables(root) as tables:
-        width, row_type = tables.layout.row_width, tables.layout.row_type
+        width, row_type = tables.layout.row_width, tables.kind
     order = np.random.default_rng(seed).permutation(count)
     return Geometry(
         bundle=str(bundle.path),
         tokens=count,
         width=width,
-        row_type=row_type if bundle.manifest.rare_tables is None else "mixed",
+        row_type=row_type,
         sample=sample,
         seed=seed,
         random_p95_abs=random_p95(width),

@@ -59,7 +59,7 @@ class Fit:
     @property
     def tables(self) -> str:
         """Type of the rows; empty for a dense model."""
-        return self.footprint.tables.row_type if self.footprint.tables else ""
+        return self.footprint.table_format.kind if self.footprint.table_format else ""
 
     @property
     def load_memory(self) -> int:

@@ -53,7 +53,7 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 def open_far(server: RangeServer) -> RowStore:
     from stem_edge.tables.store import TableFormat
 
-    format = TableFormat(tokens=V, tables=LAYOUT)
+    format = TableFormat(tokens=V, stored=LAYOUT)
     return open_store(server.root.parent / "here", format, url=server.url)
 
 
