@@ -16,23 +16,32 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8, unpack_codes
+from stem_edge.tables.rows import ScaleType
 
 PACKED = {"U8": 1, "I8": 1}  # types of stored codes, and bytes of each
 
 
 @runtime_checkable
 class Scaled(Matrix, Protocol):
-    """Matrix [N, K] that is stored as codes with a scale for each row."""
+    """Matrix [N, K] that is stored as codes with a scale for each row, or for each group in it."""
 
     @property
     def bits(self) -> int:
         """Bits of a code."""
 
+    @property
+    def group_size(self) -> int:
+        """Values that share a scale."""
+
+    @property
+    def scale_type(self) -> ScaleType:
+        """Type that holds the scales exactly."""
+
     def codes(self, start: int, stop: int) -> U8:
         """Codes [rows, K] of rows start..stop, one in a byte; 2**(bits-1) stands for 0."""
 
     def scales(self, start: int, stop: int) -> F32:
-        """Scales [rows, 1] of rows start..stop."""
+        """Scales [rows, groups] of rows start..stop."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,16 @@ class PackedTensor:
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         return self.stored.shape[0], self.width
+
+    @property
+    def group_size(self) -> int:
+        """Values that share a scale."""
+        return self.width // self.row_scales.shape[1]
+
+    @property
+    def scale_type(self) -> ScaleType:
+        """Type that holds the scales exactly."""
+        return "fp32"
 
     @property
     def path(self) -> Path:
