@@ -111,13 +111,19 @@ class TableWriter:
         """Read records of rows that are stored as the checkpoint has them; None if they are not."""
         tables = [self._tables[layer] for layer in layout.layers]
         scaled = [
-            table for table in tables if isinstance(table, Scaled) and table.bits == layout.bits
+            table
+            for table in tables
+            if isinstance(table, Scaled)
+            and table.bits == layout.bits
+            and table.group_size % layout.group_size == 0
         ]
         if len(scaled) < len(tables) or self._plan.order is not None:
             return None
-        rows = [(table.codes(start, stop), table.scales(start, stop)) for table in scaled]
-        for layer, (_, scales) in zip(layout.layers, rows, strict=True):
-            check_finite(f"table of layer {layer}", start, scales)
+        rows = list[tuple[U8, F32]]()
+        for layer, table in zip(layout.layers, scaled, strict=True):
+            scales = check_finite(f"table of layer {layer}", start, table.scales(start, stop))
+            scales = np.repeat(scales, table.group_size // layout.group_size, axis=1)
+            rows.append((table.codes(start, stop), scales))
         return keep_records(layout, rows)
 
     def _rows(self, layer: int, start: int, stop: int) -> F32:

@@ -48,6 +48,7 @@ def plan_tables(
     group_size: int,
     frequent: float,
     counts: Counts,
+    scales: ScaleType = "fp32",
 ) -> TablePlan | None:
     """Plan the table store of a checkpoint; None for a dense model.
 
@@ -66,7 +67,7 @@ def plan_tables(
             "fp32, int8 or int4"
         )
     shape = (config.records, config.stem_layers, config.row_parts())
-    scales: ScaleType = MIXED_SCALES if tables == "mixed" else "fp32"
+    scales = MIXED_SCALES if tables == "mixed" else scales
     try:
         layout = make_layout(*shape, row_type, group_size, scales)
         if tables == "mixed":
