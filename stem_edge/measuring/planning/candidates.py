@@ -71,7 +71,7 @@ def of_checkpoint(path: Path, engine: str) -> list[Footprint]:
     source = open_checkpoint(path)
     if any(hasattr(matrix, "bits") for matrix in source.backbone.values()):
         raise InputError(
-            f"{path}: was trained for its own types, so there is nothing to choose; export it, and give "
+            f"{path}: its matrices are codes of their own types, so there is nothing to choose; export it, and give "
             "the bundle"
         )
     config = source.config
