@@ -195,10 +195,7 @@ class PleKeys(Gemma3Keys, kw_only=True):
         if not width:
             return {}
         table = _take(tensors, TABLE, (config.records, config.n_layers * width))
-        return {
-            layer: columns(table, layer * width, (layer + 1) * width)
-            for layer in config.stem_layers
-        }
+        return dict(zip(config.stem_layers, columns(table, width), strict=True))
 
     def index(self, config: ModelConfig) -> npt.NDArray[np.int32] | None:
         ids = np.arange(config.vocab_size, dtype=np.int32)
