@@ -48,14 +48,25 @@ T = TypeVar("T")
 class Gemma3Keys(Keys, kw_only=True):
     """Keys of gemma3, and what the others have, too."""
 
-    ignored = Keys.ignored | {"mm.tokens_per_image", "rope.dimension_count_swa"}
+    ignored = Keys.ignored | {"mm.tokens_per_image"}
     modules = Names(TOP, PLE_LAYER)
     PATTERN: ClassVar[int] = 6  # without a pattern, one layer in this many has full attention
     feed_forward_length: int | list[int]  # type: ignore[assignment]
     attention__head_count_kv: int | list[int] | None = None  # type: ignore[assignment]
     attention__sliding_window_pattern: int | list[bool] = 0
     rope__freq_base_swa: float = 10_000.0
+    rope__dimension_count_swa: int | None = None
     final_logit_softcapping: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (found := self.rope__dimension_count_swa) not in (None, self.window_width):
+            raise ValueError(f"rope.dimension_count_swa is {found}; expected {self.window_width}")
+
+    @property
+    def window_width(self) -> int:
+        """Width of a head in layers with a window."""
+        return self.head_dim
 
     def extras(self, tensors: Tensors) -> dict[str, Any]:
         kv = self.attention__head_count_kv or self.attention__head_count
@@ -184,10 +195,7 @@ class PleKeys(Gemma3Keys, kw_only=True):
         if not width:
             return {}
         table = _take(tensors, TABLE, (config.records, config.n_layers * width))
-        return {
-            layer: columns(table, layer * width, (layer + 1) * width)
-            for layer in config.stem_layers
-        }
+        return dict(zip(config.stem_layers, columns(table, width), strict=True))
 
     def index(self, config: ModelConfig) -> npt.NDArray[np.int32] | None:
         ids = np.arange(config.vocab_size, dtype=np.int32)
@@ -231,14 +239,19 @@ class Gemma4Keys(PleKeys, kw_only=True):
     attention__key_length_swa: int | None = None
     attention__value_length_swa: int | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (found := self.attention__value_length_swa) not in (None, self.window_width):
+            raise ValueError(f"attention.value_length_swa is {found}; expected {self.window_width}")
+
+    @property
+    def window_width(self) -> int:
+        return self.attention__key_length_swa or self.head_dim
+
     def extras(self, tensors: Tensors) -> dict[str, Any]:
-        extras, width = super().extras(tensors), self.attention__key_length_swa or self.head_dim
-        if self.attention__value_length_swa not in (None, width):
-            raise ValueError(
-                f"attention.value_length_swa is {self.attention__value_length_swa}; expected {width}"
-            )
+        extras = super().extras(tensors)
         return extras | {
-            "head_dim": width,
+            "head_dim": self.window_width,
             "layer_kinds": (
                 *extras["layer_kinds"],
                 LayerKind(layers=self.full(), head_dim=self.head_dim),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,16 +12,37 @@ from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.rows import ScaleType
 
 SCALE_NBYTES = 2  # float16, the first in a block of Q4_0 and Q8_0
+PIECE_NBYTES = 16 << 20  # of rows that are read at a time, as many as a writer of tables asks for
 BITS = {"Q4_0": 4, "Q8_0": 8}
+
+
+class LastRows:
+    """Rows of a matrix; each thread keeps what it read last, since columns are read in turn."""
+
+    def __init__(self, stored: GgufTensor) -> None:
+        self.stored, self._last = stored, threading.local()
+
+    def codes(self, start: int, stop: int) -> U8:
+        """Read rows start..stop as they are stored."""
+        if getattr(self._last, "span", None) != (start, stop):
+            self._last.codes = self.stored.codes(start, stop)
+            self._last.span = start, stop
+        found: U8 = self._last.codes
+        return found
 
 
 @dataclass(frozen=True)
 class GgufColumns:
     """Columns first..first+width of a matrix: a Matrix."""
 
-    stored: GgufTensor
+    matrix: LastRows
     first: int
     width: int
+
+    @property
+    def stored(self) -> GgufTensor:
+        """The matrix in the file."""
+        return self.matrix.stored
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -41,9 +63,14 @@ class GgufColumns:
     def blocks(self, start: int, stop: int) -> U8:
         """Read the blocks in which rows start..stop have these columns."""
         kind = self.stored.type
+        first = self.first // kind.block * kind.nbytes
         last = -(-(self.first + self.width) // kind.block) * kind.nbytes
-        found = self.stored.codes(start, stop)[:, self.first // kind.block * kind.nbytes : last]
-        return np.ascontiguousarray(found)
+        step = max(1, PIECE_NBYTES // kind.row_nbytes(self.stored.shape[1]))
+        pieces = [
+            self.matrix.codes(at, min(at + step, stop))[:, first:last]
+            for at in range(start, max(stop, start + 1), step)
+        ]
+        return np.concatenate(pieces)
 
 
 class BlockColumns(GgufColumns):
@@ -84,8 +111,8 @@ class BlockColumns(GgufColumns):
         return self.blocks(start, stop).reshape(-1, self.stored.type.nbytes)
 
 
-def columns(stored: GgufTensor, start: int, stop: int) -> GgufColumns:
-    """Return the matrix of columns start..stop."""
-    whole = not (start % stored.type.block or stop % stored.type.block)
-    kind = BlockColumns if stored.type.name in BITS and whole else GgufColumns
-    return kind(stored, start, stop - start)
+def columns(stored: GgufTensor, width: int) -> list[GgufColumns]:
+    """Divide a matrix into matrices of so many columns."""
+    whole, kind = LastRows(stored), stored.type
+    blocks = BlockColumns if kind.name in BITS and width % kind.block == 0 else GgufColumns
+    return [blocks(whole, first, width) for first in range(0, stored.shape[1], width)]

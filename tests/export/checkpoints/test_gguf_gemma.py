@@ -18,11 +18,13 @@ from gguf_files import gemma_tokens, model_keys, model_tensors, write_file, writ
 from hf_folders import make_gemma, make_gemma3, make_gemma3n
 
 import stem_edge
+from stem_edge.bundle.prefill_check import mean_divergence
 from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.gguf_gemma import CONTEXT, TABLE
 from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.reference import forward
 
@@ -126,6 +128,7 @@ KEYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "heads": ("gemma4", {"attention.head_count_kv": [2] * 7}, "7 values are given for 6 layers"),
     "no kv heads": ("gemma4", {"attention.head_count_kv": [0] * 6}, "n_kv_heads"),
     "values": ("gemma4", {"attention.value_length_swa": 8}, "value_length_swa is 8; expected 16"),
+    "a part": ("gemma4", {"rope.dimension_count_swa": 8}, "dimension_count_swa is 8; expected 16"),
     "rotation": ("gemma4", {"rope.dimension_count": 8}, "rope.dimension_count is 8; expected 32"),
     "rows": ("gemma4", {"embedding_length_per_layer_input": 32}, "is [96, 32]; expected [192, 32]"),
     "no rows": ("gemma4", {"embedding_length_per_layer_input": 0}, "inp_gate.weight is not part"),
@@ -196,6 +199,15 @@ def test_tensors_that_are_missing_or_differ(case: str, tmp_path: Path) -> None:
     refused(lambda: read_checkpoint(path), path, said)
 
 
+def test_keys_and_values_that_nobody_reads_may_be_there(tmp_path: Path) -> None:
+    """Read what converters write, since checkpoints have them."""
+    model = make_gemma3n()
+    more = {f"blk.5.{part}.weight": np.ones(2, np.float32) for part in ("attn_k", "attn_k_norm")}
+    path = tmp_path / "model.gguf"
+    write_file(path, model_keys(model.config), model_tensors(model) | more)
+    assert "layers.5.wk" not in read_checkpoint(path).backbone
+
+
 # ---------------------------------------------------------------- exports
 
 WIDE: dict[str, Any] = {
@@ -209,11 +221,13 @@ ROWS: dict[str, tuple[str, int]] = {
 }  # fmt: skip
 
 
-def wide_file(folder: Path, make: Any, types: Mapping[str, str], **changes: Any) -> Path:
+def wide_file(
+    folder: Path, make: Any, types: Mapping[str, str], changes: Mapping[str, Any] = WIDE
+) -> Path:
     """Write a model with a tokenizer; types: as write_model takes them."""
     write_tokenizer(folder)
     keys = gemma_tokens(folder, "gemma4")
-    return write_model(folder / "model.gguf", make(**(WIDE | changes)), types, more=keys)
+    return write_model(folder / "model.gguf", make(**changes), types, more=keys)
 
 
 @pytest.mark.parametrize("type", ROWS)
@@ -234,3 +248,31 @@ def test_rows_keep_their_codes(make: Any, type: str, tmp_path: Path) -> None:
     with stem_edge.load(bundle.path, progress=False) as model:
         expected = forward(source.config, source.backbone, source.rows, ids)
         assert not exact or off(model.logits(ids), expected) < 5e-4
+
+
+MIXED = {
+    "token_embd": "Q8_0", TABLE: "Q5_1", CONTEXT: "F16", "blk.1": "Q8_0", "altup": "F32",
+    "blk": "Q4_0",
+}  # fmt: skip
+CODED = ("altup", "laurel")  # of Gemma 3n, whose rows are no whole blocks here
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "gemma3n"])
+def test_matrices_keep_their_levels(name: str, engine: EngineName, tmp_path: Path) -> None:
+    if name == "gemma3n" and engine == "ggml":
+        pytest.skip("ggml has no such graphs")
+    make, changes = MODELS[name]
+    few = {f"blk.{layer}.{part}": "F32" for layer in range(6) for part in CODED}
+    own = WIDE if name != "gemma3" else {k: v for k, v in WIDE.items() if "per_layer" not in k}
+    path = wide_file(tmp_path, make, few | MIXED, own | changes)
+    form: Any = {"onnxruntime": "onnx", "ggml": "gguf"}[engine]
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine=form, progress=False)
+    lossy = {k for k, e in bundle.manifest.report.errors.items() if e.worst > 1e-6}
+    floats = {"ple_context", *(kind for kind in lossy if kind.startswith(CODED))}  # became 8 bits
+    assert lossy <= {"tables", *(floats if engine == "onnxruntime" else ())}
+    exact = stem_edge.export_bundle(path, tmp_path / "exact", backbone="fp32", progress=False)
+    logits = []
+    for one in (bundle, exact):
+        with stem_edge.load(one.path, progress=False) as model:
+            logits.append(model.logits([5, 9, 11, 300]))
+    assert mean_divergence(logits[1], logits[0]) < 0.02

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -11,6 +12,7 @@ from gguf_files import write_file
 
 from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.gguf_columns import BlockColumns, columns
+from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
 from stem_edge.ggml.types import KEPT_TYPES
 from stem_edge.numerics.quantize import U8
 
@@ -38,9 +40,8 @@ def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None
     tensor = open_gguf(path).tensors["t"]
     whole = tensor.rows(0, ROWS)
     assert np.isfinite(whole).all() and whole.std() > 0
-    assert tensor.nbytes == sum(columns(tensor, n, n + 256).nbytes for n in range(0, 1536, 256))
-    for part in range(PARTS):
-        found = columns(tensor, part * WIDTH, (part + 1) * WIDTH)
+    assert tensor.nbytes == sum(part.nbytes for part in columns(tensor, 256))
+    for part, found in enumerate(columns(tensor, WIDTH)):
         assert found.shape == (ROWS, WIDTH)
         expected = whole[2:5, part * WIDTH : (part + 1) * WIDTH]
         np.testing.assert_array_equal(found.rows(2, 5), expected)
@@ -54,6 +55,28 @@ def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None
 
 def test_parts_of_blocks_are_values(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.gguf", {}, {"t": (stored("Q8_0"), "Q8_0")})
-    found = columns(open_gguf(path).tensors["t"], 16, 48)
+    tensor = open_gguf(path).tensors["t"]
+    found = columns(tensor, 48)[1]
     assert not isinstance(found, BlockColumns)
-    assert (found.rows(0, ROWS) == open_gguf(path).tensors["t"].rows(0, ROWS)[:, 16:48]).all()
+    assert (found.rows(0, ROWS) == tensor.rows(0, ROWS)[:, 48:96]).all()
+    assert (found.rows(1, 3) == tensor.rows(1, 3)[:, 48:96]).all()
+
+
+def test_columns_in_turn_read_the_rows_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, spans = write_file(tmp_path / "a.gguf", {}, {"t": (stored("Q4_0"), "Q4_0")}), list[Any]()
+    read = GgufTensor.codes
+
+    def counted(tensor: GgufTensor, *span: int) -> U8:
+        spans.append(span)
+        return read(tensor, *span)
+
+    monkeypatch.setattr(GgufTensor, "codes", counted)
+    parts = columns(open_gguf(path).tensors["t"], WIDTH)
+    for span in ((0, 4), (4, ROWS)):
+        for part in parts:
+            assert isinstance(part, BlockColumns)
+            part.codes(*span)
+            part.scales(*span)
+    assert spans == [(0, 4), (4, ROWS)]
