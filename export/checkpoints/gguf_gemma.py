@@ -261,8 +261,10 @@ class Gemma4Keys(PleKeys, kw_only=True):
 
     def full_rope(self, tensors: Tensors) -> RopeScaling | None:
         factors = tensors.pop(ROPE_FACTORS, None)
-        if factors is None or self.rope() is not None:
+        if factors is None:
             return self.rope()
+        if self.rope() is not None:
+            raise ValueError(f"both rope.scaling and {ROPE_FACTORS} are given; expected one")
         values = whole(factors)
         turning = int((values == 1).sum())
         fits = factors.shape == (self.head_dim // 2,) and (values[:turning] == 1).all()

@@ -32,7 +32,7 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
 
     # Keys that change nothing here: sizes that follow from others, and what converters note.
     ignored: ClassVar[frozenset[str]] = frozenset(
-        {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "attention.causal"}
+        {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"}
     )
 
     lacking: ClassVar[frozenset[str]] = frozenset()  # keys that others have
@@ -47,11 +47,12 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
     attention__value_length: int | None = None
     attention__layer_norm_rms_epsilon: float
     attention__sliding_window: int = 0
+    attention__causal: bool = True
     rope__freq_base: float = 10000.0
     rope__dimension_count: int | None = None
     rope__scale_linear: float = 1.0
-    rope__scaling__type: str = "none"
-    rope__scaling__factor: float = 1.0
+    rope__scaling__type: str = "linear"  # as in llama.cpp, where a factor alone counts
+    rope__scaling__factor: float | None = None
     rope__scaling__original_context_length: int | None = None
     rope__scaling__attn_factor: float = 1.0
     rope__scaling__yarn_beta_fast: float = 32.0
@@ -72,6 +73,8 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
         ):
             if other not in (None, width):
                 raise ValueError(f"{name} is {other}; expected {width}, the width of a head")
+        if not self.attention__causal:
+            raise ValueError("attention.causal is False; expected a model that writes text")
 
     @property
     def head_dim(self) -> int:
@@ -80,9 +83,10 @@ class Keys(msgspec.Struct, kw_only=True, rename=lambda name: name.replace("__", 
 
     def rope(self) -> RopeScaling | None:
         """Return the scaling of RoPE. Raises ValueError."""
-        kind, factor = self.rope__scaling__type, self.rope__scaling__factor
-        if kind == "linear" or (kind == "none" and self.rope__scale_linear != 1):
-            return LinearRope(factor if kind == "linear" else self.rope__scale_linear)
+        kind, given = self.rope__scaling__type, self.rope__scaling__factor
+        factor = (self.rope__scale_linear if given is None else given) or 1.0
+        if kind == "linear":
+            return None if factor == 1 else LinearRope(factor)
         if kind == "yarn":
             usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
             return YarnRope(

@@ -32,7 +32,7 @@ from stem_edge.export.job.options import ExportEngine, ExportOptions
 from stem_edge.export.job.stored_types import CHOICES, in_blocks, keep_stored_types
 from stem_edge.export.tensor_files.gguf_tensor import Coded, GgufTensor
 from stem_edge.ggml.types import KEPT_TYPES
-from stem_edge.layers import Llama3Rope, Rope
+from stem_edge.layers import LinearRope, Llama3Rope, Rope
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors
 
@@ -91,6 +91,24 @@ def test_the_factors_of_llama_3(tmp_path: Path) -> None:
     refused(lambda: read_checkpoint(other), other, "factors other than those of Llama 3.1")
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"rope.scaling.factor": 8.0}, LinearRope(8.0)),
+        ({"rope.scale_linear": 8.0}, LinearRope(8.0)),
+        ({"rope.scale_linear": 8.0, "rope.scaling.type": "linear"}, LinearRope(8.0)),
+        ({"rope.scaling.factor": 8.0, "rope.scaling.type": "none"}, None),
+        ({"rope.scaling.factor": 0.0, "rope.scaling.type": "linear"}, None),
+    ],
+)
+def test_factors_of_rope_count_as_in_llama_cpp(
+    more: dict[str, Any], expected: LinearRope | None, tmp_path: Path
+) -> None:
+    added = {f"llama.{key}": value for key, value in more.items()}
+    path = write_model(tmp_path / "model.gguf", make_model("llama"), more=added)
+    assert read_checkpoint(path).config.rope_scaling == expected
+
+
 KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": ({"general.architecture": "gemma2"}, "'gemma2'; expected one of llama, qwen2"),
     "an adapter": ({"general.type": "adapter"}, "general.type is 'adapter'; expected 'model'"),
@@ -102,6 +120,7 @@ KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "sizes of layers": ({"llama.feed_forward_length": [48, 48, 9]}, "Expected `int`, got `array`"),
     "a text": ({"llama.rope.freq_base": "big"}, "Expected `float`, got `str`"),
     "part of a head": ({"llama.rope.dimension_count": 4}, "rope.dimension_count is 4; expected 8"),
+    "no order": ({"llama.attention.causal": False}, "attention.causal is False; expected"),
     "values": ({"llama.attention.value_length": 16}, "attention.value_length is 16; expected 8"),
     "longrope": ({"llama.rope.scaling.type": "longrope"}, "longrope; expected none, linear or"),
     "width": ({"llama.embedding_length": 64}, "tensors and configuration disagree: embedding"),

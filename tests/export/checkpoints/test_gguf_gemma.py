@@ -142,6 +142,7 @@ KEYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "not sparse": ("gemma3n", {"activation_sparsity_scale": [math.nan] * 6}, "activation_sparsity_scale has nan"),
     "epsilon": ("gemma3", {"attention.layer_norm_rms_epsilon": math.nan}, "norm_eps nan or"),
     "a cap": ("gemma3", {"final_logit_softcapping": math.inf}, "logit_softcap"),
+    "two rotations": ("gemma4", {"rope.scaling.factor": 8.0}, "both rope.scaling and rope_freqs.we"),
     "yarn": ("gemma4", {"rope.scaling.type": "longrope"}, "longrope; expected none, linear or"),
 }  # fmt: skip
 
