@@ -19,6 +19,7 @@ from stem_edge.tables.rows import ScaleType
 
 WORDS = {"I32": 4}  # type of packed codes, and bytes of a word
 WORD = 32  # bits
+BITS = 8, 4, 2  # of a code
 SHAPE = {"I64": 8, "I32": 4}  # types of the sizes that a matrix has unpacked
 
 
@@ -113,7 +114,7 @@ def grouped(
     sizes = shape.integers().tolist() if shape.shape == (2,) else [0, 0]
     rows, width = sizes
     words = (*stored.shape, 0, 0)[:2]
-    bits = {width * bits // WORD: bits for bits in (8, 4, 2)}.get(words[1], 0)
+    bits = {width * bits // WORD: bits for bits in BITS}.get(words[1], 0)
     if bits == 0 or len(stored.shape) != 2 or words[0] != rows or width * bits % WORD:
         raise CheckpointError(
             f"{stored.path}: {stored.name} is {list(stored.shape)}; expected words of 32 bits with codes "

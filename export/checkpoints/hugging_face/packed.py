@@ -5,7 +5,7 @@
 | gemma (transformers) | codes with a scale for each row, and the steps to which inputs and results are rounded |
 | compressed-tensors (vLLM), pack-quantized | codes with a scale for each group of columns, and zero points |
 
-The number of bits follows from the sizes, so patterns of names in config.json are not read.
+Which of 2, 4 and 8 bits a matrix has follows from its sizes, so patterns of names in config.json are not read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stem_edge.errors import CheckpointError
-from stem_edge.export.tensor_files.grouped_tensor import SHAPE, WORDS, GroupedTensor, grouped
+from stem_edge.export.tensor_files.grouped_tensor import BITS, SHAPE, WORDS, GroupedTensor, grouped
 from stem_edge.export.tensor_files.packed_tensor import PACKED, PackedTensor, packed
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.stored_tensor import FLOATS, StoredTensor
@@ -117,7 +117,12 @@ def stores_codes(given: Mapping[str, Any], gemma: bool) -> bool:
 def _of_weights(group: Mapping[str, Any]) -> bool:
     """Return whether a group of compressed-tensors rounds weights alone, to whole numbers."""
     weights = group.get("weights")
-    integers = isinstance(weights, dict) and weights.get("type") == "int"
+    # Codes of 7 bits take words of the size that those of 8 have.
+    integers = (
+        isinstance(weights, dict)
+        and weights.get("type") == "int"
+        and weights.get("num_bits") in BITS
+    )
     return integers and not group.get("input_activations") and not group.get("output_activations")
 
 

@@ -201,6 +201,7 @@ def test_a_missing_part_is_named(one: Path, tmp_path: Path) -> None:
 
 OTHERS: dict[str, Callable[[], Any]] = {
     "codes of floats": lambda: scheme({"type": "float"}),
+    "codes of 7 bits": lambda: scheme({"num_bits": 7}),
     "another format": lambda: scheme(format="marlin-24"),
     "rotated": lambda: scheme(transform_config={"config_groups": {"R1": {}}}),
     "a cache of 8 bits": lambda: scheme(kv_cache_scheme={"num_bits": 8}),
