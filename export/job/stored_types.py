@@ -128,7 +128,7 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
                 )
     found.setdefault("head", dict(found["embedding"]))
     usual = {kind: Counter(of.values()).most_common(1)[0][0] for kind, of in found.items()}
-    head, weights = usual["head"], usual["gate"]
+    head, weights = usual["head"], usual.get("gate", usual["wo"])
     return BackboneFormat(
         weights=weights,
         head=head,
@@ -140,12 +140,19 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
             if kind in usual and usual[kind] != usual_type(kind, weights, head)
         },
         matrices={
-            product: type
+            name: type
             for kind, of in found.items()
             for product, type in of.items()
             if type != usual[kind]
+            for name in _with_values(product)
         },
     )
+
+
+def _with_values(product: str) -> tuple[str, ...]:
+    """Return the names whose type a product has; values would else be apart, with the usual type."""
+    at, _, kind = product.rpartition(".")
+    return (product, f"{at}.v") if kind == "qkv" else (product,)
 
 
 def _product(config: ModelConfig, name: str) -> str:

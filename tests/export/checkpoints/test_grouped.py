@@ -35,6 +35,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "a scale for each row": {"group": 0},
     "8 bits": {"bits": 8, "points": True},
     "2 bits": {"bits": 2},
+    "8 bits in one layer": {"first": 8, "points": True},
 }
 
 
@@ -46,13 +47,24 @@ def words(codes: Any, bits: int) -> torch.Tensor:
     return torch.from_numpy(shifted.sum(axis=2, dtype=np.uint32).view(np.int32))
 
 
-def write_grouped(folder: Path, bits: int = 4, group: int = 32, points: bool = False) -> Any:
-    """Write a folder with random codes; return transformers' model of the same values, in float32."""
-    model = randomized(LlamaForCausalLM(LlamaConfig(**WIDE)).eval())
-    random, stored = np.random.default_rng(2), dict[str, torch.Tensor]()
+def write_grouped(
+    folder: Path,
+    bits: int = 4,
+    group: int = 32,
+    points: bool = False,
+    first: int = 0,
+    **changes: Any,
+) -> Any:
+    """Write a folder with random codes; return transformers' model of the same values, in float32.
+
+    first: bits in the first layer, if others.
+    """
+    model = randomized(LlamaForCausalLM(LlamaConfig(**(WIDE | changes))).eval())
+    random, stored, usual = np.random.default_rng(2), dict[str, torch.Tensor](), bits
     for name, module in model.model.layers.named_modules():
         if not isinstance(module, torch.nn.Linear):
             continue
+        bits = first if first and name.startswith("0.") else usual
         rows, width = module.weight.shape
         groups = width // group if group else 1
         codes = random.integers(1 << bits, size=(rows, groups, width // groups))
@@ -103,7 +115,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", slow_but(["asymmetric", "2 bits"], FORMS))
+@pytest.mark.parametrize("form", slow_but(["asymmetric", "8 bits in one layer", "2 bits"], FORMS))
 def test_values_are_those_of_transformers_and_codes_are_kept(form: str, tmp_path: Path) -> None:
     model, out = write_grouped(tmp_path / "in", **FORMS[form]), tmp_path / "out"
     source = read_checkpoint(tmp_path / "in")
