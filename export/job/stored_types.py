@@ -117,6 +117,7 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
     """Return the format that keeps codes with their scales; bits: of each such matrix."""
     grouped = [one for one in source.backbone.values() if isinstance(one, GroupedTensor)]
     config, found = source.config, dict[str, dict[str, WeightType]]()  # kind -> product -> type
+    _refuse_padded(source, bits)
     for name, shape in config.backbone_shapes().items():
         if len(shape) == 2 and (kind := kind_of(name)) in MATRIX_KINDS:
             other = head_type if kind in VOCABULARY_KINDS else "fp32"
@@ -147,6 +148,16 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
             for name in _with_values(product)
         },
     )
+
+
+def _refuse_padded(source: Checkpoint, bits: Collection[str]) -> None:
+    """Raise ExportError for packed matrices of heads that must be padded, which only values can be."""
+    for name in bits:
+        if kind_of(name) in ("qkv", "wo") and _padded(source.config, int(name.split(".")[1])):
+            raise ExportError(
+                f"{source.path}: {name} is packed, and onnxruntime needs heads of another width, which its "
+                "codes cannot have; take --backbone fp32"
+            )
 
 
 def _with_values(product: str) -> tuple[str, ...]:
