@@ -41,7 +41,8 @@ def thoughts_of(template_source: str, special_tokens: Collection[str] = ()) -> T
 class ThoughtParser:
     """Parser of one answer, made by Thoughts.parser. White space around thoughts does not come out.
 
-    Markers count before the answer alone, because an answer, or a call in it, may be about them.
+    Markers count before the answer alone, because an answer, or a call in it, may be about them. But
+    special tokens in them come out nowhere, because no message that is sent back may name one.
     inside: whether the answer begins with thoughts, without a marker.
     """
 
@@ -56,10 +57,12 @@ class ThoughtParser:
         self._text.add(text)
         self._text.ended = ended
         next(self._reading, None)
-        found = "".join(self._thought), "".join(self._content)
+        thought, content = "".join(self._thought), "".join(self._content)
         self._thought.clear()
         self._content.clear()
-        return found
+        for name in self._marks.special:  # which comes in one delta, as it is one token
+            thought, content = thought.replace(name, ""), content.replace(name, "")
+        return thought, content
 
     def _read(self) -> Reading[None]:
         text = self._text

@@ -62,3 +62,17 @@ def test_templates_and_special_tokens() -> None:
     found = thoughts_of("text.split('<channel|>')", names)
     assert found is not None and found.special == ("<|channel>", "<channel|>")
     assert THINK.special == ()
+    # A message that named one would be refused when it is sent back.
+    parser = found.parser("")
+    pieces = [
+        "<|channel>",
+        "thought",
+        "\n",
+        "a",
+        "<|channel>",
+        "b",
+        "<channel|>",
+        "Hi",
+        "<channel|>",
+    ]
+    assert "|".join(map("/".join, map(parser.push, pieces))) == "/|/|/|a/|/|b/|/|/Hi|/"
