@@ -23,6 +23,7 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.files import disk
 from stem_edge.files.plain_files import read_at
+from stem_edge.files.trees import make_folders
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32
 from stem_edge.tables.packing import pack_records
@@ -83,7 +84,7 @@ def _check_rows(base: Bundle, source: Checkpoint) -> None:
     with open_tables(base.path) as tables:
         for token in np.unique(np.linspace(0, config.vocab_size - 1, count).astype(int)).tolist():
             record = token if store.index is None else int(store.index[token])
-            layout = store.grids[record >= store.format.frequent].layout
+            layout = store.grids[record >= store.grids[0].layout.records].layout
             rows = [source.rows[layer].rows(token, token + 1) for layer in layout.layers]
             for layer, row, lost in zip(layout.layers, rows, _losses(layout, rows), strict=True):
                 found = _mean_error(tables[token, layer], row[0])
@@ -115,7 +116,7 @@ def keep_files(
         folder / n: (base.file(n), e) for n, e in files.items() if n not in BACKBONES[engine].files
     }
     for path, (source, entry) in kept.items():
-        disk.make_folders(path.parent)
+        make_folders(path.parent)
         try:
             disk.link(source, path)
         except OSError:  # FAT, for example, cannot link

@@ -42,7 +42,7 @@ from stem_edge.export.quantization.calibration import (
     read_token_ids,
 )
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.shards import Elsewhere, Shards, write_elsewhere
+from stem_edge.export.shards import Elsewhere, ShardTask, write_elsewhere
 from stem_edge.export.tables import TableWriter
 from stem_edge.graph.formats import (
     GgufType,
@@ -98,7 +98,8 @@ def export_bundle(
         with gguf one of llama.cpp's mixtures of types: "q4_k_m" (the default), "q4_0", "q5_k_m",
         "q6_k", "q8_0", "f16" or "f32"; a GGUF file keeps its own types without.
     tables: type of the rows on flash: "int8", "int4", "fp16" or "fp32", or "mixed": int8 for the
-        tokens that the calibration text uses most, int4 for the others. Default: int8.
+        tokens that the calibration text uses most, int4 for the others. Default: int8, or the codes
+        that the checkpoint has.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
     ignore_keys: key of config.json that you know to change nothing, though transformers knows it;
@@ -244,10 +245,10 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
 
 def _shards(
     job: Job, plan: TablePlan, journal: Journal, files: Mapping[Path, tuple[int, ...]]
-) -> Shards:
+) -> ShardTask:
     """Describe the shards that are not finished yet. files: as Sources.used returns."""
     lora, writer = job.options.lora, TableWriter(job.folder / TABLES, plan, {}, 1)
-    return Shards(
+    return ShardTask(
         names=[name for name, _ in writer.shards() if name not in journal.steps],
         subject=journal.subject,
         folder=job.folder.absolute(),

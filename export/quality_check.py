@@ -169,7 +169,7 @@ def _manifest(
         format_version=FORMAT_VERSION,
         model=job.source.config,
         **formats,
-        tables=tables.tables if tables else None,
+        stored=tables.stored if tables else None,
         rare_tables=tables.rare_tables if tables else None,
         indexed=tables is not None and tables.indexed,
         files=files,

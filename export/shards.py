@@ -21,11 +21,12 @@ from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import open_checkpoint
 from stem_edge.export.checkpoints.sources import changed
 from stem_edge.export.job.job import Advance
-from stem_edge.export.job.journal import Journal, Step, read_subject, run_step
+from stem_edge.export.job.journal import Journal, JournalStep, read_subject, run_step
 from stem_edge.export.job.table_plan import TablePlan
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tables import TableWriter
 from stem_edge.files import disk
+from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.progress import Progress
 
@@ -34,7 +35,7 @@ SHARED = "every machine must see it under the same path: put it on a shared disk
 
 
 @dataclass(frozen=True)
-class Shards:
+class ShardTask:
     """Shards to be written for an export that another process runs; it can be pickled."""
 
     names: Sequence[str]
@@ -76,7 +77,7 @@ class Shards:
             source = merge_lora(source, self.lora)
         return source.tables
 
-    def write(self, name: str, tables: Mapping[int, Matrix], threads: int = 1) -> Step:
+    def write(self, name: str, tables: Mapping[int, Matrix], threads: int = 1) -> JournalStep:
         """Write a shard. tables: as `open` returned them. Raises CheckpointError, OSError."""
         root = self.folder / PARTS / uuid4().hex
         work = dict(self._writer(root, tables, threads).shards())[name]
@@ -86,7 +87,7 @@ class Shards:
             return {self._place(path.relative_to(root), path): entry for path, entry in written}
 
         step = run_step(self.folder, name, write, lambda nbytes: None)
-        disk.remove_tree(root)
+        remove_tree(root)
         return step
 
     def _writer(self, root: Path, tables: Mapping[int, Matrix], threads: int) -> TableWriter:
@@ -94,16 +95,18 @@ class Shards:
 
     def _place(self, name: Path, written: Path) -> Path:
         path = self.folder / TABLES / name
-        disk.make_folders(path.parent)
+        make_folders(path.parent)
         disk.rename(written, path)
         return path
 
 
 # Has shards written by other processes; yields the steps in any order, as they are done.
-Elsewhere: TypeAlias = Callable[[Shards], Generator[Step]]
+Elsewhere: TypeAlias = Callable[[ShardTask], Generator[JournalStep]]
 
 
-def write_elsewhere(elsewhere: Elsewhere, shards: Shards, journal: Journal, bar: Progress) -> None:
+def write_elsewhere(
+    elsewhere: Elsewhere, shards: ShardTask, journal: Journal, bar: Progress
+) -> None:
     """Have shards written by other processes, and record each as it is done."""
     if not shards.names:  # an earlier run had all of them written
         return
@@ -113,4 +116,4 @@ def write_elsewhere(elsewhere: Elsewhere, shards: Shards, journal: Journal, bar:
             journal.record(step)
             bar.advance(step.progress)
     if (parts := shards.folder / PARTS).is_dir():  # of processes that were killed
-        disk.remove_tree(parts)
+        remove_tree(parts)

@@ -18,7 +18,7 @@ from stem_edge.export.job.files import BundleFile, write_file
 from stem_edge.export.job.job import Advance, WriteStep
 from stem_edge.export.job.table_plan import TablePlan, scaling_of
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.streams import Threads
+from stem_edge.export.quantization.streams import FileThreads
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, I64, U8
@@ -101,7 +101,7 @@ class TableWriter:
             return grid.append_checksums(records)
 
         path = grid.shard_path(shard)
-        with Threads(self._threads) as threads, BundleFile(path) as file:
+        with FileThreads(self._threads) as threads, BundleFile(path) as file:
             for piece in threads.in_order(seal, _spans(grid, shard)):
                 file.write(piece)
             file.write(grid.index_bytes(shard))
@@ -111,13 +111,19 @@ class TableWriter:
         """Read records of rows that are stored as the checkpoint has them; None if they are not."""
         tables = [self._tables[layer] for layer in layout.layers]
         scaled = [
-            table for table in tables if isinstance(table, Scaled) and table.bits == layout.bits
+            table
+            for table in tables
+            if isinstance(table, Scaled)
+            and table.bits == layout.bits
+            and table.group_size % layout.group_size == 0
         ]
         if len(scaled) < len(tables) or self._plan.order is not None:
             return None
-        rows = [(table.codes(start, stop), table.scales(start, stop)) for table in scaled]
-        for layer, (_, scales) in zip(layout.layers, rows, strict=True):
-            check_finite(f"table of layer {layer}", start, scales)
+        rows = list[tuple[U8, F32]]()
+        for layer, table in zip(layout.layers, scaled, strict=True):
+            scales = check_finite(f"table of layer {layer}", start, table.scales(start, stop))
+            scales = np.repeat(scales, table.group_size // layout.group_size, axis=1)
+            rows.append((table.codes(start, stop), scales))
         return keep_records(layout, rows)
 
     def _rows(self, layer: int, start: int, stop: int) -> F32:

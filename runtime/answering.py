@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # imported by the methods that need them, which few callers u
     from stem_edge.edit_files.file import Edit
     from stem_edge.runtime.grammars.constraint import Grammars
     from stem_edge.runtime.grammars.grammar import Grammar
+    from stem_edge.runtime.speculation.speculation import Speculation
 
 
 class Answering(ModelText):
@@ -185,6 +186,10 @@ class Answering(ModelText):
             for token in sample_tokens(*own, exact=exact):
                 self._prefixes.make_room(context, MOST)
                 yield token
+
+    def speculate(self, speculation: Speculation | None) -> None:
+        """Guess ahead with this in later answers; None: a step has one token."""
+        self.stepping = self.stepping._replace(speculation=speculation)
 
     def empty_context(self, length: int) -> AbstractContextManager[Context]:
         """Lend a context for callers that feed tokens themselves; kept prompts give way to it."""

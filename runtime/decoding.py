@@ -9,7 +9,7 @@ allows only one token, the guess is always right.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,11 +25,7 @@ from stem_edge.runtime.stats import Recorder
 from stem_edge.runtime.steps import NO_GUESSES, Guesses, Step
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.backends.memory_plan import MemoryPlan
     from stem_edge.runtime.backends.options import LoadOptions
-    from stem_edge.runtime.engine import Engine
-    from stem_edge.runtime.speculation.draft_bundle import DraftBundle
-    from stem_edge.runtime.speculation.opening import Smaller
     from stem_edge.runtime.speculation.speculation import Speculation
 
 
@@ -186,23 +182,8 @@ class Stepping(NamedTuple):
         return speculation.begin(prompt, length)
 
 
-def open_stepping(
-    engine: Engine,
-    plan: MemoryPlan,
-    vocab_size: int,
-    costs: StepCosts | None,
-    draft: DraftBundle | None,
-    options: LoadOptions,
-    load: Callable[..., Smaller],
-) -> Stepping:
-    """Let a model guess ahead, if that is wanted, exact unless asked for, and of known cost."""
-    alone = Stepping(options.exact, costs)
-    asked = options.speculate != "auto" or draft is not None
-    if not options.speculate or not (
-        asked or (costs is not None and costs.sure and costs.same_bits)
-    ):
-        return alone
-    from stem_edge.runtime.speculation.opening import open_speculation
-
-    speculation = open_speculation(engine, plan, vocab_size, costs, draft, options, load)
-    return alone._replace(speculation=speculation)
+def guesses_ahead(costs: StepCosts | None, draft: object, options: LoadOptions) -> bool:
+    """Return whether a model guesses ahead: if asked to, or if that is known to be exact and to pay."""
+    if options.speculate == "auto" and draft is None:
+        return costs is not None and costs.sure and costs.same_bits
+    return bool(options.speculate)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
@@ -21,7 +21,7 @@ from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.decoding import open_stepping
+from stem_edge.runtime.decoding import Stepping, guesses_ahead
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
     FAR_BATCH,
@@ -64,7 +64,8 @@ def load(
     The first sentence of each keyword, and its default, are also the help of the commands (commands/options/described.py).
 
     path: its folder, or its name on a model hub: hf:org/name, or hf:org/name@revision with a branch, a tag or
-        a commit. It is fetched into the hub's own cache, hashed, and loaded from there.
+        a commit. It is fetched into the hub's own cache, hashed, and loaded from there. Of a checkpoint (FILE.gguf
+        or a folder), a bundle is made once, in the user's cache folder.
     memory: limit on the anonymous memory and swap of this process, in bytes or like 600MB; mapped weights do
         not count. The row cache gets what everything else leaves. Default: half of what the machine and its
         cgroups leave free, with a row cache of up to 256 MiB.
@@ -131,14 +132,24 @@ def load(
         accelerators.
     progress: show a progress bar on stderr while fetching and preparing. Default: if stderr is a terminal.
 
-    Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError.
+    Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError; of a checkpoint
+    CheckpointError, ExportError.
     """
     options = LoadOptions(memory=memory, **more)
     try:
-        return _load(options.open(path), options)
+        return _load(open_or_make(path, options), options)
     except MemoryError as error:
         advice = "load with a lower memory or a smaller context_length, or free some memory"
         raise_out_of_memory(error, "to load the model", advice)
+
+
+def open_or_make(path: str | Path, options: LoadOptions) -> Bundle:
+    """Open a bundle as `load` does; of a checkpoint, it is made first."""
+    if (Path(path) / MANIFEST).exists():
+        return options.open(path)
+    from stem_edge.runtime.first_load.made import open_made
+
+    return open_made(path, options)
 
 
 def _load(bundle: Bundle, options: LoadOptions) -> Model:
@@ -199,7 +210,12 @@ def _assemble(
             failed.callback(engine.close)
             prefixes = open_prefixes(bundle, engine, plan, options)
             size, costs = bundle.manifest.model.vocab_size, loader.step_costs
-            stepping = open_stepping(engine, plan, size, costs, draft, options, load)
+            stepping = Stepping(options.exact, costs)
+            if guesses_ahead(costs, draft, options):
+                from stem_edge.runtime.speculation.opening import open_speculation
+
+                guessing = open_speculation(engine, plan, size, costs, draft, options, load)
+                stepping = Stepping(options.exact, costs, guessing)
             failed.pop_all()
         return Model(bundle, engine, plan, text, prefixes, stepping, on_close)
 

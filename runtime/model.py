@@ -135,7 +135,7 @@ class Model(Answering):
         )
 
     def save_conversation(self, path: str | Path, conversation: Conversation) -> None:
-        """Write the messages of a conversation, and what is kept of their keys and values, to a file.
+        """Write the messages of a conversation, with their kept keys and values, to a file.
 
         Only this user can read it. Raises InputError if that fails.
         """

@@ -133,7 +133,7 @@ class Prompts(NamedTuple):
         return self.checked(prompt)
 
     def checked(self, token_ids: Sequence[int]) -> list[int]:
-        """Return ids unchanged. Raises InputError for none, too many, or some out of range."""
+        """Return ids unchanged. Raises InputError if there are no ids, too many, or any out of range."""
         ids = checked_ids(token_ids, self.config.vocab_size)
         if not ids:
             raise InputError("the prompt is empty; give at least one token id")

@@ -1,7 +1,6 @@
 """Choosing the next token from logits.
 
-A `Sampler` chooses the tokens of one answer by what a user sets (sampling_params.py). Greedy is the
-default and the trivial case.
+A `Sampler` chooses the tokens of one answer by what a user sets (sampling_params.py).
 """
 
 from __future__ import annotations

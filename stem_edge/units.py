@@ -1,4 +1,4 @@
-"""Sizes and numbers as people write them."""
+"""Sizes and rates as people write them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,6 @@ def parse_size(size: int | str) -> int:
     if isinstance(size, str) and found < 10**6 and not size.strip()[-1].isalpha():
         raise InputError(f"size {size!r} has no unit; write for example {size.strip()}MB")
     return found
-
-
-def parse_numbers(option: str, text: str | None) -> list[int] | None:
-    """Parse the comma-separated numbers of an option; None if it is absent. Raises InputError."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise InputError(f"{option} {text!r}: not numbers separated by commas, like 2,5")
-    return [int(part) for part in parts]
 
 
 def format_size(nbytes: float, *, up: bool = False) -> str:

@@ -76,11 +76,11 @@ def tables_of(model: ModelConfig, rows: ExportTables) -> TableFormat:
     records, parts = model.records, model.row_parts()
     if rows != "mixed":
         layout = make_layout(records, model.stem_layers, parts, rows, GROUP, "fp32")
-        return TableFormat(tokens=model.vocab_size, tables=layout)
+        return TableFormat(tokens=model.vocab_size, stored=layout)
     layout = make_layout(records, model.stem_layers, parts, "int8", GROUP, MIXED_SCALES)
     rare = round((1 - FREQUENT) * records)
     narrow = make_layout(rare, model.stem_layers, parts, "int4", GROUP, MIXED_SCALES)
-    return TableFormat(tokens=model.vocab_size, tables=layout, rare_tables=narrow, indexed=True)
+    return TableFormat(tokens=model.vocab_size, stored=layout, rare_tables=narrow, indexed=True)
 
 
 def read_nbytes(footprint: Footprint) -> int:

@@ -64,7 +64,7 @@ class GgufForm(Form):
             )
         if any(isinstance(matrix, Scaled) for matrix in source.backbone.values()):
             raise ExportError(
-                f"{source.path}: has codes with a float32 scale for each row, which no type of ggml "
+                f"{source.path}: has codes with scales that no type of ggml "
                 "holds; export it with --engine onnx"
             )
 

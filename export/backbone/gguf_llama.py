@@ -85,7 +85,7 @@ def write_dense(
 
 
 def architecture_of(source: Checkpoint) -> str:
-    """Return llama.cpp's architecture for a model. Raises ExportError if none computes it."""
+    """Return llama.cpp's architecture for a model. Raises ExportError if llama.cpp has no such architecture."""
     architecture = LLAMA if source.config.qk_norm_eps is None else QWEN3
     found = _obstacles(source.config, architecture)
     if found:

@@ -183,7 +183,7 @@ def _names(converted: ExportedTokenizer, vocab_size: int) -> list[str]:
 
 
 def _scores(names: list[str], merges: list[tuple[str, str]]) -> F32:
-    """Return scores: greater for tokens made by earlier merges, least for those that none makes."""
+    """Return scores: the earlier the merge that makes a token, the greater; least for tokens without a merge."""
     rank = {a + b: number for number, (a, b) in reversed(list(enumerate(merges)))}
     return np.array([-float(rank.get(name, len(merges))) for name in names], np.float32)
 

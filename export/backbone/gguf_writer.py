@@ -18,7 +18,7 @@ from stem_edge.export.backbone.gguf_values import TensorSource, encoder
 from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.quantization.streams import Rows, Weights, all_rows, spans
+from stem_edge.export.quantization.streams import MatrixPool, RowSpan, all_rows, spans
 from stem_edge.export.tensor_files.gguf_tensor import Coded, decoded
 from stem_edge.ggml.gguf_schema import ALIGNMENT
 from stem_edge.ggml.gguf_tensors import encode_tensors, lay_out
@@ -51,7 +51,7 @@ def write_gguf(
     Raises CheckpointError for values that are not finite, ExportError for those out of range.
     """
     header = encode_header(metadata, tensors)
-    with Weights(threads, meter, advance) as weights, BundleFile(path) as file:
+    with MatrixPool(threads, meter, advance) as weights, BundleFile(path) as file:
         file.write(header)
         for tensor in tensors:
             file.align(ALIGNMENT)
@@ -61,7 +61,7 @@ def write_gguf(
     return file.entry
 
 
-def _pieces(tensor: TensorSource, ggml: Ggml, weights: Weights) -> Iterator[U8]:
+def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixPool) -> Iterator[U8]:
     """Yield the tensor as bytes [n], in order."""
     if len(tensor.matrix.shape) == 1:
         values = check_finite(tensor.name, 0, whole(tensor.matrix))
@@ -75,10 +75,10 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: Weights) -> Iterator[U8]:
     yield from weights.stream(tensor.name, all_rows([tensor.matrix]), work)
 
 
-def _kept(name: str, matrix: Coded, weights: Weights) -> Iterator[U8]:
+def _kept(name: str, matrix: Coded, weights: MatrixPool) -> Iterator[U8]:
     """Yield the codes of a matrix as bytes [n], in order."""
 
-    def read(span: Rows) -> U8:
+    def read(span: RowSpan) -> U8:
         codes = matrix.codes(*span[1:])
         values = check_finite(name, span[1], decoded(codes, matrix.type))
         weights.progress(values.nbytes)

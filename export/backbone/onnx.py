@@ -25,7 +25,7 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.hidden_states import HiddenStates
 from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS
 from stem_edge.export.quantization.quantizers import Calibrated, Quantizer
-from stem_edge.export.quantization.streams import Weights
+from stem_edge.export.quantization.streams import MatrixPool
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.encoder import encode
@@ -112,7 +112,7 @@ class OnnxBackbone:
         quantizer: Quantizer | None = None,
     ) -> dict[Path, FileEntry]:
         path = self._job.folder / plan.file
-        with Weights(self._options.cpus, meter, advance) as weights, BundleFile(path) as data:
+        with MatrixPool(self._options.cpus, meter, advance) as weights, BundleFile(path) as data:
             WeightFile(data, self._tensors, weights, quantizer, self._peaks).write(plan)
         return {path: data.entry}
 

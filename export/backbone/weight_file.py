@@ -16,7 +16,7 @@ from stem_edge.export.checkpoints.checkpoint import check_finite
 from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.quantizers import Quantizer
-from stem_edge.export.quantization.streams import Rows, Weights, all_rows, spans
+from stem_edge.export.quantization.streams import MatrixPool, RowSpan, all_rows, spans
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.graph.ir import Array, Tensor
 from stem_edge.graph.prompt_products import INT8_MAX
@@ -26,16 +26,15 @@ from stem_edge.graph.weight_plan import (
     Blocks,
     Columns,
     Floats,
-    Item,
     Peaks,
-    Piece,
+    PlanItem,
+    RowRange,
     Vector,
     WeightPlan,
 )
 from stem_edge.numerics.matrix import Matrix, whole
-from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, zero_points
-from stem_edge.numerics.quantizing import Blocks as Quantized
-from stem_edge.numerics.quantizing import pack_codes
+from stem_edge.numerics.quantize import F32, U8, dequantize_blocks, pack_codes, zero_points
+from stem_edge.numerics.quantizing import Rounded as Quantized
 
 # Greatest value of an outlier channel over the median channel's; balancing smaller ones would gain
 # less than its pass over the inputs costs.
@@ -78,7 +77,7 @@ class WeightFile:
         self,
         file: BundleFile,
         tensors: Mapping[str, Matrix],
-        weights: Weights,
+        weights: MatrixPool,
         quantizer: Quantizer | None = None,
         peaks: Mapping[str, F32] | None = None,
     ) -> None:
@@ -96,7 +95,7 @@ class WeightFile:
         for item in plan.items:
             self._write(item)
 
-    def _write(self, item: Item) -> None:
+    def _write(self, item: PlanItem) -> None:
         match item:
             case Vector():
                 self._put(item.tensor, [self._vector(item)])
@@ -122,7 +121,7 @@ class WeightFile:
                 f"{tensor.name} ends at {end}; expected {tensor.offset} + {tensor.nbytes}"
             )
 
-    def _rows(self, parts: Sequence[str]) -> list[Rows]:
+    def _rows(self, parts: Sequence[str]) -> list[RowSpan]:
         return all_rows(self._tensors[part] for part in parts)
 
     def _vector(self, item: Vector) -> F32:
@@ -189,7 +188,7 @@ class WeightFile:
             self._put(piece.codes, _codes(stream, made))
             self._put_scales(item, piece, made)
 
-    def _kept_rows(self, item: Blocks, span: Rows) -> Quantized:
+    def _kept_rows(self, item: Blocks, span: RowSpan) -> Quantized:
         """Read codes as the plan lays them, and their scales, of some rows."""
         matrix, start, stop = span
         if not isinstance(matrix, Scaled):
@@ -212,7 +211,7 @@ class WeightFile:
             points = zero_points(len(groups), groups.shape[1], item.bits)
         return Quantized(pack_codes(codes, item.bits), groups, points)
 
-    def _put_scales(self, item: Blocks, piece: Piece, made: list[Quantized]) -> None:
+    def _put_scales(self, item: Blocks, piece: RowRange, made: list[Quantized]) -> None:
         scales = np.concatenate([blocks.scales for blocks in made])
         self._put(piece.scales, [scales])
         if piece.offsets is not None:

@@ -4,7 +4,7 @@
 |---|---|
 | hugging_face/ | config.json: dense models, and this project's own schema for STEM models |
 | lingua.py | params.json |
-| gguf.py | a file .gguf: llama.cpp's form of dense models, one file or a split one's first |
+| gguf.py | a file .gguf: llama.cpp's form of a model, one file or a split one's first |
 | blagpt.py | a file state_step*.pt or best_model*.pt, or a folder with such files |
 """
 
@@ -75,7 +75,7 @@ def _hint(path: Path) -> str:
 
 
 def _refuse(path: Path) -> None:
-    """Raise CheckpointError for what is often given instead of a checkpoint."""
+    """Raise CheckpointError for files that are often mistaken for a checkpoint."""
     if path.is_file():
         raise CheckpointError(
             f"{path}: not a checkpoint{_which_is(path)}; give the folder it lies in, a .gguf "

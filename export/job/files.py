@@ -11,6 +11,7 @@ from typing import Self
 
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.files import disk
+from stem_edge.files.trees import make_folders
 
 BUFFER_NBYTES = 1 << 20
 
@@ -29,7 +30,7 @@ class BundleFile:
     """File being written: a context manager that hashes and fsyncs, and then has an `entry`."""
 
     def __init__(self, path: Path) -> None:
-        disk.make_folders(path.parent)
+        make_folders(path.parent)
         self._path, self._descriptor = path, disk.create(path)
         self._gathered, self._digest = bytearray(), hashlib.sha256()
         self.nbytes = 0

@@ -87,7 +87,7 @@ def make_job(
     given = text_ids if options.calibration is not None else text_ids[:0]
     counts, plan = count_tokens(given, source.config.vocab_size), None
     if (tables := options.stored_tables) is not None:
-        plan = plan_tables(source, tables.kind, tables.group_size, tables.frequent, counts)
+        plan = plan_tables(source, *tables[:3], counts, tables.scales)
     elif base is not None and (format := base.manifest.table_format) is not None:
         plan = TablePlan(format)
     layout = plan.format.tables if plan else None

@@ -25,6 +25,7 @@ from stem_edge.export.job.job import Advance, WriteStep
 from stem_edge.export.job.publish import Leftover
 from stem_edge.export.quantization.error_meter import ErrorMeter, Total
 from stem_edge.files import disk
+from stem_edge.files.trees import remove_tree
 from stem_edge.files.whole_file import write_whole
 
 NAME = "export.journal"
@@ -37,7 +38,7 @@ class Header(msgspec.Struct):
     subject: str  # digest of all that changes the bundle's bytes
 
 
-class Step(msgspec.Struct, kw_only=True):
+class JournalStep(msgspec.Struct, kw_only=True):
     """Line of the journal: a finished step."""
 
     name: str
@@ -46,7 +47,7 @@ class Step(msgspec.Struct, kw_only=True):
     progress: int  # source bytes that it read, counted as float32
 
 
-def run_step(folder: Path, name: str, write: WriteStep, progress: Advance) -> Step:
+def run_step(folder: Path, name: str, write: WriteStep, progress: Advance) -> JournalStep:
     """Run a step that writes into `folder`."""
     meter, seen = ErrorMeter(), [0]
 
@@ -56,7 +57,7 @@ def run_step(folder: Path, name: str, write: WriteStep, progress: Advance) -> St
 
     files = write(meter, advance)
     entries = {path.relative_to(folder).as_posix(): entry for path, entry in files.items()}
-    return Step(name=name, files=entries, totals=meter.totals(), progress=sum(seen))
+    return JournalStep(name=name, files=entries, totals=meter.totals(), progress=sum(seen))
 
 
 def read_subject(folder: Path) -> str | None:
@@ -74,7 +75,7 @@ class Journal:
     """Steps of the export in `folder`, also from an earlier run."""
 
     def __init__(self, folder: Path, subject: str) -> None:
-        self.folder, self.subject, self.steps = folder, subject, dict[str, Step]()
+        self.folder, self.subject, self.steps = folder, subject, dict[str, JournalStep]()
         self._path = folder / NAME
         header = msgspec.json.encode(Header(subject)) + b"\n"
         self._read(header)
@@ -93,7 +94,7 @@ class Journal:
         if name not in self.steps:
             self.record(run_step(self.folder, name, write, progress))
 
-    def record(self, step: Step) -> None:
+    def record(self, step: JournalStep) -> None:
         """Add a step that is finished, here or on another machine that writes to this folder."""
         self._sync_names(self.folder / name for name in step.files)
         self._append(msgspec.json.encode(step) + b"\n")
@@ -135,7 +136,7 @@ class Journal:
             return
         for line in lines[1:]:
             try:
-                step = msgspec.json.decode(line, type=Step)
+                step = msgspec.json.decode(line, type=JournalStep)
             except (msgspec.DecodeError, msgspec.ValidationError):
                 return  # cut by a kill, so it must be the last line
             if not all(self._is_whole(name, entry) for name, entry in step.files.items()):
@@ -163,10 +164,10 @@ class Journal:
 
 
 def _remove_others(folder: Path, needed: set[Path]) -> None:
-    """Delete what is in a folder and not needed; of a link the link itself, not its target."""
+    """Delete unneeded files of a folder; a link is deleted, not its target."""
     for path in sorted(folder.iterdir()):
         is_folder = path.is_dir() and not path.is_symlink()
         if path in needed and is_folder:
             _remove_others(path, needed)
         elif path not in needed:
-            (disk.remove_tree if is_folder else disk.remove)(path)
+            (remove_tree if is_folder else disk.remove)(path)

@@ -31,11 +31,11 @@ from stem_edge.graph.formats import (
     WeightType,
     usual_type,
 )
-from stem_edge.tables.rows import RowType
+from stem_edge.tables.codecs import CODECS, RowType
+from stem_edge.tables.rows import ScaleType
 from stem_edge.units import parse_size
 
 SIZES = (16, 32, 64, 128, 256)  # of blocks and groups
-WHOLE_ROW = 1 << 20  # more than a row has, so that its group is as large as can be
 # Type of a backbone -> size of its blocks. With 4 bits, blocks of 64 are as fast as 128; with 8 bits,
 # what blocks of 32 save in errors of the activations is worth their scales.
 BLOCK_SIZES: dict[WeightType, int] = {"int4": 64, "int8": 32, "fp32": 64}
@@ -69,7 +69,8 @@ class StoredTables(NamedTuple):
 
     kind: ExportTables | RowType
     group_size: int
-    frequent: float  # share of the records that mixed tables keep at 8 bits
+    frequent: float = FREQUENT  # share of the records that mixed tables keep at 8 bits
+    scales: ScaleType = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ class ExportOptions:
     progress: bool | None = None
     # Types that a GGUF file came with, set by keep_stored_types.
     stored: Stored = None
-    stored_rows: RowType | None = None  # of rows that are codes with a scale each, set likewise
+    stored_rows: StoredTables | None = None  # of rows that are codes with scales, set likewise
     # Share of max_kl that is expected of the types, because estimates are low where little is
     # rounded (0.051 for 0.02 nats in SmolLM2-135M-Instruct).
     aim: float = 0.5
@@ -232,11 +233,11 @@ class ExportOptions:
             )
             return None
         if self.stored_rows is not None:
-            return StoredTables(self.stored_rows, WHOLE_ROW, FREQUENT)
+            return self.stored_rows
         kind, group_size, frequent = self.tables or "int8", self.group_size, self.frequent
         _check("tables", kind, EXPORT_TABLES)
         if group_size is None:
-            group_size = 32 if kind == "int4" else 128
+            group_size = 32 if kind != "mixed" and CODECS[kind].bits < 8 else 128
         _check("group_size", group_size, SIZES)
         if frequent is not None and (kind != "mixed" or not 0 < frequent < 1):
             raise ExportError(

@@ -24,6 +24,7 @@ from stem_edge.bundle.absent import OLD, WORKING
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import ExportError
 from stem_edge.files import disk
+from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.units import format_size
 
 LOCK = ".lock"
@@ -61,7 +62,7 @@ def publish(out: Path, *, force: bool) -> Iterator[Working]:
         # Checked again because `out` may have been recovered, or made by others, since.
         check_target(out, force, "folder", "a bundle", _is_bundle)
         try:
-            disk.make_folders(work.path)
+            make_folders(work.path)
             disk.sync_folder(out.parent)  # its name must be durable before leftovers are deleted
             yield work
             _sync_all(work.path)
@@ -76,7 +77,7 @@ def publish(out: Path, *, force: bool) -> Iterator[Working]:
         finally:
             if not work.keep:
                 with contextlib.suppress(OSError):
-                    disk.remove_tree(work.path)
+                    remove_tree(work.path)
 
 
 @contextlib.contextmanager
@@ -177,7 +178,7 @@ def _recover(out: Path) -> None:
         return
     disk.sync_folder(out.parent)  # otherwise a power cut could take back the name that we see
     if out.exists():
-        disk.remove_tree(aside)
+        remove_tree(aside)
         return
     disk.rename(aside, out)
     disk.sync_folder(out.parent)
@@ -195,7 +196,7 @@ def _make_durable(folder: Path) -> None:
     """Make a folder and its parents durably, where they are missing."""
     if not folder.is_dir():
         _make_durable(folder.parent)
-        disk.make_folders(folder)
+        make_folders(folder)
         disk.sync_folder(folder.parent)
 
 
@@ -251,7 +252,7 @@ def _swap(new: Path, out: Path) -> tuple[Path | None, Callable[[], object]]:
 def _remove_old(old: Path) -> None:
     try:
         if old.is_dir():
-            disk.remove_tree(old)
+            remove_tree(old)
         else:
             disk.remove(old)
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.options import TYPES, ExportOptions, Stored
+from stem_edge.export.job.options import TYPES, ExportOptions, Stored, StoredTables
 from stem_edge.export.tensor_files.gguf_tensor import Coded
 from stem_edge.export.tensor_files.grouped_tensor import GroupedTensor
 from stem_edge.export.tensor_files.packed_tensor import Scaled
@@ -29,7 +29,7 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.graph.layer import kind_of
 from stem_edge.graph.names import head_width
-from stem_edge.tables.rows import ROW_BITS, RowType
+from stem_edge.tables.codecs import CODECS
 
 # Levels of a block that 4 bits and an offset keep. Q4_0 needs no offset.
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
@@ -53,8 +53,8 @@ def keep_stored_types(source: Checkpoint, options: ExportOptions, keep: Keep) ->
     """
     asked = [name for name in CHOICES if getattr(options, name) is not None]
     matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
+    options = replace(options, stored_rows=_stored_rows(source, options))
     if packed := {name: m.bits for name, m in matrices.items() if isinstance(m, Scaled)}:
-        options = replace(options, stored_rows=_stored_rows(source, options))
         asked += ["prefill_graph"] * bool(options.prefill_graph)
         return _keep_packed(source, options, [name for name in asked if name != "max_kl"], packed)
     if asked:
@@ -73,7 +73,7 @@ def _keep_packed(
         return replace(options, prefill_graph=False)
     if asked and (asked != ["head"] or bits.keys() & {"embedding", "head"}):
         raise ExportError(
-            f"{source.path}: was trained for its own types, so {', '.join(asked)} cannot be chosen; leave out "
+            f"{source.path}: its matrices are codes of their own types, so {', '.join(asked)} cannot be chosen; leave out "
             "what chooses types, or take --backbone fp32 and nothing else"
         )
     head = options.head or _usual_head(source)
@@ -90,7 +90,7 @@ def _usual_head(source: Checkpoint) -> WeightType:
 
 
 def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufType | OwnTypes:
-    """Return the mixture that has these types; the types themselves if none has."""
+    """Return the mixture that has these types; the types themselves without such a mixture."""
     for mixture in GGUF_TYPES:
         planned = tensor_types(config, mixture)
         if all(planned[name] == kind for name, kind in types.items()):
@@ -98,13 +98,19 @@ def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufType | Own
     return short_types(types)
 
 
-def _stored_rows(source: Checkpoint, options: ExportOptions) -> RowType | None:
-    """Return the type of rows that are codes with a scale each; None if others are asked for."""
-    bits = {table.bits for table in source.tables.values() if isinstance(table, Scaled)}
+def _stored_rows(source: Checkpoint, options: ExportOptions) -> StoredTables | None:
+    """Return the storage of rows that are codes with scales; None if another is asked for."""
+    found = {
+        (table.bits, table.group_size, table.scale_type)
+        for table in source.tables.values()
+        if isinstance(table, Scaled)
+    }
     asked = (options.tables, options.group_size, options.frequent) != (None, None, None)
-    if len(bits) != 1 or asked or options.add:
+    if len(found) != 1 or asked or options.add:
         return None
-    return next(name for name, size in ROW_BITS.items() if size in bits)
+    ((bits, group_size, scales),) = found
+    kind = next(name for name, codec in CODECS.items() if codec.scaled and codec.bits == bits)
+    return StoredTables(kind, group_size, scales=scales)
 
 
 def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) -> BackboneFormat:
@@ -126,7 +132,7 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
     return BackboneFormat(
         weights=weights,
         head=head,
-        block_size=gcd(PACKED_BLOCK, *(matrix.group for matrix in grouped)),
+        block_size=gcd(PACKED_BLOCK, *(matrix.group_size for matrix in grouped)),
         asymmetric=any(matrix.zeros is not None for matrix in grouped),
         kinds={
             kind: usual[kind]
@@ -152,7 +158,7 @@ def _product(config: ModelConfig, name: str) -> str:
 
 
 def in_blocks(config: ModelConfig, own: dict[str, TensorType]) -> BackboneFormat | None:
-    """Return the format for onnxruntime that keeps these types; None if none comes near."""
+    """Return the format for onnxruntime that keeps these types; None if no format comes near."""
     types = {name: kind.name for name, kind in own.items()}
     if not {*types.values()} & {*FOUR_BITS, *EIGHT_BITS}:
         return None  # nothing was quantized yet

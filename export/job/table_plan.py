@@ -12,8 +12,9 @@ from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.numerics.block_search import least_error_scales
 from stem_edge.numerics.quantize import I32, I64
+from stem_edge.tables.codecs import RowType, form_of
 from stem_edge.tables.packing import Scaling, range_scales
-from stem_edge.tables.rows import RecordLayout, RowType, ScaleType, make_layout
+from stem_edge.tables.rows import RecordLayout, ScaleType, make_layout
 from stem_edge.tables.store import TableFormat
 from stem_edge.tables.token_counts import Counts, counts_of_records
 
@@ -47,6 +48,7 @@ def plan_tables(
     group_size: int,
     frequent: float,
     counts: Counts,
+    scales: ScaleType = "fp32",
 ) -> TablePlan | None:
     """Plan the table store of a checkpoint; None for a dense model.
 
@@ -58,20 +60,20 @@ def plan_tables(
         raise ExportError(f"{source.path}: a dense model has no tables; leave out --tables mixed")
     if not config.stem_layers:
         return None
-    if config.stem_ffn == "hash-moe" and tables == "fp16":
+    row_type: RowType = "int8" if tables == "mixed" else tables
+    if config.stem_ffn == "hash-moe" and form_of(row_type) == "fp16":
         raise ExportError(
-            f"{source.path}: experts cannot be fp16, because no operator takes them; choose tables "
+            f"{source.path}: experts cannot be {tables}, because no operator takes them; choose tables "
             "fp32, int8 or int4"
         )
     shape = (config.records, config.stem_layers, config.row_parts())
-    row_type: RowType = "int8" if tables == "mixed" else tables
-    scales: ScaleType = MIXED_SCALES if tables == "mixed" else "fp32"
+    scales = MIXED_SCALES if tables == "mixed" else scales
     try:
         layout = make_layout(*shape, row_type, group_size, scales)
         if tables == "mixed":
             return _mixed(source, layout, frequent, counts)
         indexed = source.index is not None
-        format = TableFormat(tokens=config.vocab_size, tables=layout, indexed=indexed)
+        format = TableFormat(tokens=config.vocab_size, stored=layout, indexed=indexed)
         return TablePlan(format, index=source.index, prompt_rows=config.prompt_rows)
     except ValueError as error:
         raise ExportError(f"{source.path}: cannot store its tables as {tables}: {error}") from error
@@ -92,7 +94,7 @@ def _mixed(source: Checkpoint, layout: RecordLayout, frequent: float, counts: Co
     record_of[order] = np.arange(layout.records, dtype=np.int32)
     format = TableFormat(
         tokens=source.config.vocab_size,
-        tables=layout,
+        stored=layout,
         rare_tables=msgspec.structs.replace(layout, row_type="int4", records=layout.records - kept),
         indexed=True,
     )
@@ -102,4 +104,4 @@ def _mixed(source: Checkpoint, layout: RecordLayout, frequent: float, counts: Co
 
 def scaling_of(layout: RecordLayout) -> Scaling:
     """Return how rows get their scales; for 8 bits, a search gains too little for its time."""
-    return least_error_scales if layout.row_type == "int4" else range_scales
+    return least_error_scales if layout.bits < 8 else range_scales

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from stem_edge.errors import ExportError
 from stem_edge.numerics.block_search import grid_scales, search_scales
-from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.quantizing import Blocks, cut, pack_codes, reciprocals
+from stem_edge.numerics.quantize import F32, pack_codes
+from stem_edge.numerics.quantizing import Rounded, cut, reciprocals
 
 # Share of the mean diagonal that is added to the diagonal, because inputs that the calibration text
 # never had must not be taken for impossible. With 0.01, as in the paper, some thousand tokens are
@@ -86,7 +86,7 @@ def _inverse(lower: F32) -> F32:
 
 def solve(
     matrix: F32, inputs: Inputs, bits: int, block: int, *, asymmetric: bool = False
-) -> Blocks:
+) -> Rounded:
     """Quantize rows [n, K] for these inputs.
 
     Blocks that training left on a grid of 4 bits are kept. Rows do not depend on each other.
@@ -113,7 +113,7 @@ def solve(
             rest[at + 1 : here.stop] -= row[column + 1 :, None] * errors[column]
         rest[here.stop :] -= inputs.factor[here, here.stop :].T @ errors
     packed = pack_codes(zeros.astype(np.uint8), bits) if asymmetric else None
-    return Blocks(pack_codes(np.ascontiguousarray(codes.T), bits), scales, packed)
+    return Rounded(pack_codes(np.ascontiguousarray(codes.T), bits), scales, packed)
 
 
 class _Scales(NamedTuple):

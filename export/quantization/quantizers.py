@@ -19,13 +19,12 @@ from stem_edge.export.quantization.hidden_states import HEAD, HiddenStates
 from stem_edge.graph.formats import MATRIX_KINDS, BackboneFormat
 from stem_edge.numerics.block_search import grid_scales, search_blocks
 from stem_edge.numerics.matrix import ArrayMatrix, whole
-from stem_edge.numerics.quantize import F32, F64
+from stem_edge.numerics.quantize import F32, F64, pack_codes
 from stem_edge.numerics.quantizing import (
-    Blocks,
+    Rounded,
     cut,
     encode,
     extremes,
-    pack_codes,
     quantize_asymmetric,
     reciprocals,
 )
@@ -37,7 +36,7 @@ NEAR = 1e-2
 TILE_VALUES = 1 << 18  # at a time, so that they stay in the CPU's cache
 
 
-def with_offsets(matrix: F32, block: int) -> Blocks:
+def with_offsets(matrix: F32, block: int) -> Rounded:
     """Quantize [N, K] to 4 bits: value = (code - 8) * scale + offset.
 
     A block with at most 16 evenly spaced levels keeps its values, up to a rounding of float32. Values
@@ -54,7 +53,7 @@ def with_offsets(matrix: F32, block: int) -> Blocks:
         units = _units(blocks, least, steps)
         codes[here] = np.rint(units).reshape(len(units), width).astype(np.uint8)
         scales[here], offsets[here] = steps, least + MIDDLE * steps
-    return Blocks(pack_codes(codes, 4), scales, None, offsets)
+    return Rounded(pack_codes(codes, 4), scales, None, offsets)
 
 
 def _levels(blocks: F64) -> F64:
@@ -81,7 +80,7 @@ def _units(values: F64, least: F64, steps: F64) -> F64:
 
 
 Positions: TypeAlias = npt.NDArray[np.intp]
-Quantize: TypeAlias = Callable[[F32], Blocks]  # rows [n, K] of a matrix -> their codes
+Quantize: TypeAlias = Callable[[F32], Rounded]  # rows [n, K] of a matrix -> their codes
 
 SHARED = {"up": "gate", "v": "qkv"}  # product of a layer -> the one with the same input
 
@@ -172,15 +171,15 @@ class Calibrated(Quantizer):
             self._moments[name] = found
 
 
-def _to_four_bits(rows: F32, block: int) -> Blocks:
+def _to_four_bits(rows: F32, block: int) -> Rounded:
     """Round to nearest; blocks that lie on a grid of 4 bits already are kept exactly."""
     blocks = cut(rows, block)
     grid, usual = grid_scales(blocks), extremes(blocks) / np.float32(-8)
     scales = np.asarray(np.where(grid != 0, grid, usual), np.float32)
-    return Blocks(*encode(blocks, scales, np.float32(8), 4))
+    return Rounded(*encode(blocks, scales, np.float32(8), 4))
 
 
-def _to_eight_bits(rows: F32, block: int) -> Blocks:
+def _to_eight_bits(rows: F32, block: int) -> Rounded:
     """Round to nearest, with codes -128 to 127; blocks that are Q8_0's already are kept exactly."""
     blocks = cut(rows, block)
     peaks = extremes(blocks)
@@ -188,7 +187,7 @@ def _to_eight_bits(rows: F32, block: int) -> Blocks:
     codes = np.rint(blocks * reciprocals(theirs)[:, :, None])
     kept = (codes * theirs[:, :, None] == blocks).all(axis=2)
     scales = np.asarray(np.where(kept, theirs, peaks / np.float32(-128)), np.float32)
-    return Blocks(*encode(blocks, scales, np.float32(128), 8))
+    return Rounded(*encode(blocks, scales, np.float32(128), 8))
 
 
 def head_positions(config: ModelConfig, number: int) -> tuple[Positions, int]:

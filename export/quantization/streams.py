@@ -14,12 +14,12 @@ from stem_edge.numerics.quantize import F32
 
 PIECE_VALUES = 1 << 22  # of a piece, one in each thread: 16 MiB of float32
 
-Rows: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
+RowSpan: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Threads:
+class FileThreads:
     """Pool of threads for one file that is being written, for the time of a `with` block."""
 
     def __init__(self, count: int) -> None:
@@ -47,17 +47,17 @@ class Threads:
         self._pool.shutdown(cancel_futures=True)
 
 
-class Weights(Threads):
+class MatrixPool(FileThreads):
     """Pool that reads matrices in pieces of rows and works on them."""
 
     def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:
         super().__init__(threads)
         self.meter, self.progress = meter, progress
 
-    def stream(self, name: str, parts: Sequence[Rows], work: Callable[[F32], R]) -> Iterator[R]:
+    def stream(self, name: str, parts: Sequence[RowSpan], work: Callable[[F32], R]) -> Iterator[R]:
         """Yield work(rows [n, K]) in order. Raises CheckpointError for values that are not finite."""
 
-        def read(span: Rows) -> R:
+        def read(span: RowSpan) -> R:
             matrix, start, stop = span
             values = check_finite(name, start, matrix.rows(start, stop))
             self.progress(values.nbytes)
@@ -66,12 +66,12 @@ class Weights(Threads):
         return self.in_order(read, spans(parts))
 
 
-def all_rows(matrices: Iterable[Matrix]) -> list[Rows]:
+def all_rows(matrices: Iterable[Matrix]) -> list[RowSpan]:
     """Return spans of whole matrices."""
     return [(matrix, 0, matrix.shape[0]) for matrix in matrices]
 
 
-def spans(parts: Sequence[Rows]) -> Iterator[Rows]:
+def spans(parts: Sequence[RowSpan]) -> Iterator[RowSpan]:
     """Yield the parts in pieces that threads work on."""
     for matrix, first, end in parts:
         step = max(1, PIECE_VALUES // matrix.shape[1])

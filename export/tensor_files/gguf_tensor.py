@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -56,6 +56,15 @@ class GgufTensor:
     def nbytes(self) -> int:
         """Bytes of its values."""
         return math.prod(self.shape[:-1]) * self.type.row_nbytes(self.shape[-1])
+
+    def flat(self) -> GgufTensor:
+        """Return matrices that are stacked as one, with all their rows."""
+        return replace(self, shape=(math.prod(self.shape[:-1]), self.shape[-1]))
+
+    def part(self, start: int, stop: int) -> GgufTensor:
+        """Return the matrix of rows start..stop."""
+        at = self.at + start * self.type.row_nbytes(self.shape[1])
+        return replace(self, shape=(stop - start, self.shape[1]), at=at)
 
     def codes(self, start: int, stop: int) -> U8:
         """Read rows start..stop as they are stored; of a vector, values as rows."""

@@ -15,6 +15,7 @@ import numpy as np
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.numerics.quantize import F32, MIN_BLOCK, U8, unpack_codes
+from stem_edge.tables.rows import ScaleType
 
 WORDS = {"I32": 4}  # type of packed codes, and bytes of a word
 WORD = 32  # bits
@@ -53,9 +54,14 @@ class GroupedTensor:
         return self.shape[0] * self.width * self.bits // 8
 
     @property
-    def group(self) -> int:
+    def group_size(self) -> int:
         """Columns that share a scale."""
         return self.width // self.group_scales.shape[1]
+
+    @property
+    def scale_type(self) -> ScaleType:
+        """Type that holds the scales exactly."""
+        return "fp32"
 
     def part(self, start: int, stop: int) -> GroupedTensor:
         """Return the matrix of rows start..stop."""
@@ -92,7 +98,7 @@ class GroupedTensor:
         """Read rows start..stop as float32."""
         codes, scales = self.codes(start, stop), self.scales(start, stop)
         points = self.points(start, stop)
-        values = codes.reshape(*scales.shape, self.group).astype(np.float32)
+        values = codes.reshape(*scales.shape, self.group_size).astype(np.float32)
         values -= np.uint8(1 << (self.bits - 1)) if points is None else points[:, :, None]
         # No warning of what is not finite, because check_finite refuses it later.
         with np.errstate(over="ignore", invalid="ignore"):

@@ -16,6 +16,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8, unpack_codes
+from stem_edge.tables.rows import ScaleType
 
 PACKED = {"U8": 1, "I8": 1}  # types of stored codes, and bytes of each
 
@@ -27,6 +28,14 @@ class Scaled(Matrix, Protocol):
     @property
     def bits(self) -> int:
         """Bits of a code."""
+
+    @property
+    def group_size(self) -> int:
+        """Values that share a scale."""
+
+    @property
+    def scale_type(self) -> ScaleType:
+        """Type that holds the scales exactly."""
 
     def codes(self, start: int, stop: int) -> U8:
         """Codes [rows, K] of rows start..stop, one in a byte."""
@@ -52,6 +61,16 @@ class PackedTensor:
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         return self.stored.shape[0], self.width
+
+    @property
+    def group_size(self) -> int:
+        """Values that share a scale."""
+        return self.width // self.row_scales.shape[1]
+
+    @property
+    def scale_type(self) -> ScaleType:
+        """Type that holds the scales exactly."""
+        return "fp32"
 
     @property
     def path(self) -> Path:

@@ -4,6 +4,7 @@
 |---|---|
 | gpt2 | byte-level BPE, after the pattern that tokenizer.ggml.pre names |
 | llama | BPE as sentencepiece does it, with merges in the order of the scores |
+| gemma4 | the same, with merges of its own |
 
 The patterns come from the models' own tokenizer.json; llama.cpp's for "tekken" lacks marks. A name
 stands for several models with the same tokenizer.
@@ -67,10 +68,11 @@ PRE = {
 
 
 AT = "tokenizer.ggml."
-BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
+BYTE_LEVEL, SENTENCEPIECE, GEMMA4 = "gpt2", "llama", "gemma4"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 # Names of tokens that end a turn, which llama.cpp stops at, too, where files name only one.
-ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
+ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
+        "<end_of_turn>", "<turn|>")  # fmt: skip
 
 
 class GgufTokenizer(NamedTuple):
@@ -86,10 +88,10 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     """Read the tokenizer of a file. Raises CheckpointError, ValueError."""
     keys = read_keys(path)
     kind = keys.get(AT + "model")
-    if kind not in (BYTE_LEVEL, SENTENCEPIECE):
+    if kind not in (BYTE_LEVEL, SENTENCEPIECE, GEMMA4):
         raise CheckpointError(
-            f"{path}: {AT}model is {one_line(repr(kind))}; expected '{BYTE_LEVEL}' or "
-            f"'{SENTENCEPIECE}': give the model's tokenizer.json with --tokenizer"
+            f"{path}: {AT}model is {one_line(repr(kind))}; expected '{BYTE_LEVEL}', "
+            f"'{SENTENCEPIECE}' or '{GEMMA4}': give the model's tokenizer.json with --tokenizer"
         )
     names, types = _tokens(keys)
     pre = _pre(path, keys) if kind == BYTE_LEVEL else None
@@ -140,10 +142,8 @@ def _pre(path: Path, keys: Mapping[str, Value]) -> Pre:
 
 
 def _byte_level(keys: Mapping[str, Value], names: list[str], pre: Pre) -> Tokenizer:
-    pairs = [merge.partition(" ") for merge in _texts(keys, "merges")]
     known = {name: number for number, name in enumerate(names)}
-    joined = [(first, second) for first, _, second in pairs]
-    model = models.BPE(known, joined, ignore_merges=pre.ignore_merges)
+    model = models.BPE(known, _merges(keys), ignore_merges=pre.ignore_merges)
     tokenizer = Tokenizer(model)
     patterns = (pre.pattern,) if isinstance(pre.pattern, str) else pre.pattern
     regex = pre.pattern in (GPT2, SMOLLM)
@@ -158,20 +158,31 @@ def _byte_level(keys: Mapping[str, Value], names: list[str], pre: Pre) -> Tokeni
     return tokenizer
 
 
-def _sentencepiece(keys: Mapping[str, Value], names: list[str], types: list[int]) -> Tokenizer:
+def _merges(keys: Mapping[str, Value]) -> list[tuple[str, str]]:
+    pairs = [merge.partition(" ") for merge in _texts(keys, "merges")]
+    return [(first, second) for first, _, second in pairs]
+
+
+def _ranked(keys: Mapping[str, Value], names: list[str], types: list[int]) -> list[tuple[str, str]]:
+    """Return merges in the order of the scores."""
     scores = keys.get(AT + "scores")
     if not isinstance(scores, list) or len(scores) != len(names):
         raise ValueError(f"{AT}scores is not a list of {len(names)}, as {AT}tokens is")
-    known = {name: number for number, name in enumerate(names)}
     # Others are never made by merging: symbols are split off a text before.
-    normal = [name for name in names if types[known[name]] == NORMAL]
-    ranked = sorted(normal, key=lambda name: scores[known[name]], reverse=True)
+    normal = [number for number, type in enumerate(types) if type == NORMAL]
+    ranked = [names[number] for number in sorted(normal, key=lambda n: scores[n], reverse=True)]
+    return merges(ranked, set(ranked))
+
+
+def _sentencepiece(keys: Mapping[str, Value], names: list[str], types: list[int]) -> Tokenizer:
+    known = {name: number for number, name in enumerate(names)}
     unknown = next((name for name in names if types[known[name]] == UNKNOWN), None)
     complete = all(f"<0x{byte:02X}>" in known for byte in range(256))
-    pairs = merges(ranked, set(normal))
+    own = keys[AT + "model"] == GEMMA4
+    pairs = _merges(keys) if own else _ranked(keys, names, types)
     model = models.BPE(known, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=complete)
     tokenizer = Tokenizer(model)
-    prefix = bool(keys.get(AT + "add_space_prefix", True))
+    prefix = bool(keys.get(AT + "add_space_prefix", not own))
     spaces = [normalizers.Prepend("▁")] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*spaces, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from stem_edge.bundle.opening import Bundle
@@ -55,7 +56,7 @@ class Engine(ABC):
 
     name: str
     backbone: EngineName  # the one it runs, by its name in the manifest
-    module: str  # what a load imports
+    module: str  # with its `loaders`
     install: str  # command that installs it
     lacks: tuple[str, ...] = ()  # options of `load` that it does not have
 
@@ -69,9 +70,10 @@ class Engine(ABC):
         """Versions of what computes with it; name -> "" for what is not installed."""
         return versions(self.backbone)
 
-    @abstractmethod
     def loaders(self, bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
         """Return the loaders for a bundle, the preferred one first. Raises InputError, BackendError."""
+        found: Sequence[EngineLoader] = import_module(self.module).loaders(bundle, options)
+        return found
 
     @property
     @abstractmethod

@@ -13,11 +13,11 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends.engine import Engine, EngineLoader
-from stem_edge.runtime.backends.ggml.engine import Ggml
-from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
+from stem_edge.runtime.backends.ggml.engine import GgmlEngine
+from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntimeEngine
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (OnnxRuntime(), Ggml())}
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (OnnxRuntimeEngine(), GgmlEngine())}
 
 
 def engine_names() -> tuple[str, ...]:

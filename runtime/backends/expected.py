@@ -11,7 +11,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.graph.kv import KvChoice
 from stem_edge.runtime.backends.memory_plan import Needs
-from stem_edge.tables.rows import RowType
+from stem_edge.tables.codecs import RowType
 from stem_edge.tables.store import TableFormat
 
 NeedsAt: TypeAlias = Callable[[int], Needs]  # context length -> needs

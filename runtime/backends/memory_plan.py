@@ -38,7 +38,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceNeeds:
     """Needs on a device that holds weights, KV cache, activations and slots."""
 
     needs: Part
@@ -67,7 +67,7 @@ class Needs:
     footprint: Footprint
     context_length: int
     host: Part
-    device: Device | None = None
+    device: DeviceNeeds | None = None
     provider: str = "cpu"  # onnxruntime's execution provider
     variant: Variant | None = None  # of the graphs; None: the CPU's graphs
     prepared: bool = False  # weights stay in files that were packed beforehand

@@ -135,7 +135,7 @@ class LoadOptions:
 
     @property
     def device_nbytes(self) -> int | None:
-        """Limit for the memory of a device, in bytes; None if none is set."""
+        """Limit for the memory of a device, in bytes; None without a limit."""
         return None if self.device_memory is None else parse_size(self.device_memory)
 
     def contexts(self, bundle: Bundle) -> list[int]:

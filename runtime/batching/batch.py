@@ -28,7 +28,7 @@ class Rounding(NamedTuple):
     steady: bool = False
 
 
-class Batch:
+class RunningBatch:
     """Sequences in places 0, 1, ... that decode together. Raises what steps of an engine raise."""
 
     def __init__(self, engine: Engine, size: int, length: int, rounding: Rounding) -> None:

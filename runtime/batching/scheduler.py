@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.interface import LESS_MEMORY
-from stem_edge.runtime.batching.batch import Batch, Rounding
+from stem_edge.runtime.batching.batch import Rounding, RunningBatch
 from stem_edge.runtime.batching.lone import Lone, Sizes
 from stem_edge.runtime.batching.queue import Queue
 from stem_edge.runtime.batching.request import Guessing, Request, next_step, out_of_memory
@@ -52,7 +52,9 @@ class Scheduler:
         self._steady = rounding.steady and not rounding.apart and self.size > 1
         if self._steady and self.size == engine.logit_tokens:
             self.size -= self.size % 2  # an empty sequence takes a place beside an odd number
-        self._batch = Batch(engine, self.size, length, rounding._replace(steady=self._steady))
+        self._batch = RunningBatch(
+            engine, self.size, length, rounding._replace(steady=self._steady)
+        )
         self._sizes = Sizes(nbytes_of, length, fixed=self._batch.fixed_nbytes > 0)
         self._queue = Queue()
         self._prompt: Request | None = None  # its prompt is being computed

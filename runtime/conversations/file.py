@@ -1,4 +1,4 @@
-"""A conversation as a file: its messages, beside what is kept of their keys and values."""
+"""A conversation as a file: its messages, with their keys and values as far as kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stem_edge.errors import InputError
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import restore, saved_of
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.prefixes.prefix import Prompt
+from stem_edge.runtime.prefixes.prefix import PromptKey
 from stem_edge.runtime.text.chat import Messages
 
 
@@ -49,7 +49,7 @@ def load_messages(prefixes: Prefixes, path: Path) -> Messages:
 
 
 def save(prefixes: Prefixes, path: Path, token_ids: Sequence[int], messages: str) -> None:
-    """Write messages with what is kept of their token ids. Raises OSError."""
+    """Write messages with the kept keys and values of their token ids. Raises OSError."""
     best, tokens = prefixes.borrowed(prefixes.prompt_of(token_ids))
     found, fingerprint = None, prefixes.fingerprint
     try:
@@ -70,7 +70,7 @@ def load(prefixes: Prefixes, path: Path) -> str:
     with PrefixFile(path) as file:
         saved = file.saved
         if file.own and saved.token_ids and saved.fingerprint == prefixes.fingerprint:
-            prefix = prefixes.opened_for(Prompt(saved.token_ids, {}, saved.starts))
+            prefix = prefixes.opened_for(PromptKey(saved.token_ids, {}, saved.starts))
             if prefix is not None:
                 with suppress(UnusableError):
                     restore(file, len(saved.token_ids), prefix.context.backend)

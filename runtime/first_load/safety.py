@@ -40,7 +40,7 @@ from stem_edge.units import format_size
 
 # Suffixes of files that a system or an interpreter runs.
 CODE = {".so", ".dll", ".dylib", ".exe", ".py", ".pyc", ".pyd", ".pth", ".sh", ".bat", ".ps1"}
-Part: TypeAlias = tuple[str, Callable[[], object]]  # what holds, and a check that raises if not
+Check: TypeAlias = tuple[str, Callable[[], object]]  # what holds, and a check that raises if not
 OK = "ok"
 STRAY = "a link, a device or something executable; stem-edge does not touch it, remove it"
 COPY_AGAIN = "copy the bundle again from its source or export it again"
@@ -112,7 +112,7 @@ def check_safety(
     return Safety(files=files, reasons=bad + reasons, checked=checked, advice=advice)
 
 
-def _parts(bundle: Bundle, advance: Callable[[int], object]) -> Iterator[Part]:
+def _parts(bundle: Bundle, advance: Callable[[int], object]) -> Iterator[Check]:
     """Yield the checks that need no native library."""
     model = bundle.manifest.model
     if bundle.manifest.table_format is not None and bundle.tables is None:
@@ -125,7 +125,7 @@ def _parts(bundle: Bundle, advance: Callable[[int], object]) -> Iterator[Part]:
         yield "no chat template", lambda: None
 
 
-def _trials(bundle: Bundle, cache_dir: str | Path | None) -> Iterator[Part]:
+def _trials(bundle: Bundle, cache_dir: str | Path | None) -> Iterator[Check]:
     """Yield a trial in a child process for each backbone."""
     for engine in bundle.manifest.engines:
         if ENGINES[engine].installed:
@@ -135,7 +135,7 @@ def _trials(bundle: Bundle, cache_dir: str | Path | None) -> Iterator[Part]:
             yield f"not tried on {engine}, which is not installed", lambda: None
 
 
-def _wrong(root: Path, parts: Iterable[Part], checked: list[str]) -> list[str]:
+def _wrong(root: Path, parts: Iterable[Check], checked: list[str]) -> list[str]:
     """Run checks; append those that pass to `checked`, and return the failures."""
     bad = []
     for right, check in parts:

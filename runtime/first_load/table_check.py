@@ -15,6 +15,7 @@ from stem_edge.files import disk
 from stem_edge.files.hashing import read_piece
 from stem_edge.files.plain_files import damaged
 from stem_edge.numerics.quantize import F32, U8
+from stem_edge.tables.codecs import CODECS
 from stem_edge.tables.shards import ShardGrid
 from stem_edge.tables.store import TableStore, open_table_store
 
@@ -75,7 +76,8 @@ def _first_infinite(grid: ShardGrid, checked: U8) -> tuple[int, str] | None:
     """
     layout = grid.layout
     codes, scales = layout.split(grid.without_checksums(checked))
-    numbers, what = (scales, "scale") if layout.quantized else (codes, "value")
+    unpack = CODECS[layout.row_type].unpack
+    numbers, what = (scales, "scale") if layout.quantized else (unpack(codes), "value")
     # A scale must stay finite when it is multiplied by a code, which is up to half the range.
     largest = np.finfo(np.float32).max / (1 << layout.bits - 1 if layout.quantized else 1)
     floats: F32 = np.asarray(numbers, np.float32)

@@ -57,7 +57,7 @@ MAX_MESSAGE_CHARS = 2000
 UNSEEN_NBYTES = 256 << 20  # hashed too fast for a progress bar
 
 
-class Limits(NamedTuple):
+class TrialLimits(NamedTuple):
     """Limits of a trial."""
 
     memory_nbytes: int
@@ -66,8 +66,8 @@ class Limits(NamedTuple):
     asked: bool = False  # the memory is what there is, not what the bundle may need
 
     @classmethod
-    def of(cls, records: Verdicts, memory: int | str | None = None) -> Limits:
-        """Return the limits for a bundle, by the size of what is tried of it, within `memory`."""
+    def of(cls, records: Verdicts, memory: int | str | None = None) -> TrialLimits:
+        """Return the limits for a bundle, by the size of the tried files, within `memory`."""
         manifest = records.bundle.manifest
         graphs = not BACKBONES[records.engine].prompts or tried(manifest)
         names = records.native_files() if graphs else [TOKENIZER, TOKENIZER_CONFIG]
@@ -98,7 +98,7 @@ def try_first(
     memory: int | str | None = None,
     anew: bool = False,
     command: Sequence[str] | None = None,
-    limits: Limits | None = None,
+    limits: TrialLimits | None = None,
 ) -> Verdict:
     """Return the good verdict on a bundle, after a trial if no verdict is known.
 
@@ -114,7 +114,7 @@ def try_first(
         check_place(records, bar.advance, anew=anew)
     verdict = None if anew else records.verdict()
     if verdict is None:
-        limits = limits or Limits.of(records, memory)
+        limits = limits or TrialLimits.of(records, memory)
         found = _run(records, command or module_command(WORKER), limits)
         if not isinstance(found, _Failed):
             return keep_verdict(records, prefill_from_decode=found)
@@ -128,7 +128,7 @@ def try_first(
     raise BackendError(f"{bundle.path}: {found.reason}; {advice}")
 
 
-def _run(records: Verdicts, command: Sequence[str], limits: Limits) -> _Failed | float | None:
+def _run(records: Verdicts, command: Sequence[str], limits: TrialLimits) -> _Failed | float | None:
     """Run the worker. Raises BackendError, and the StemEdgeError that the worker raised.
 
     Returns the failure, or the divergence of the prefill graph in nats, if that was measured.
@@ -149,11 +149,11 @@ def _run(records: Verdicts, command: Sequence[str], limits: Limits) -> _Failed |
     if ended.status == 0 and done == DONE:
         return float(diverges[0]) if diverges else None
     if ended.status == REFUSED:
-        raise _refusal(ended)
+        raise refusal(ended.stderr)
     return _failure(ended, limits)
 
 
-def _failure(ended: Ended, limits: Limits) -> _Failed:
+def _failure(ended: Ended, limits: TrialLimits) -> _Failed:
     """Return the failure that the end of a worker stands for."""
     most = format_size(limits.memory_nbytes)
     step, said, kept = _plain(ended.stdout), _plain(ended.stderr), not _is_limited(limits)
@@ -179,9 +179,9 @@ def _failure(ended: Ended, limits: Limits) -> _Failed:
     return _Failed(reason, kept=False, advice=NOT_TRIED)
 
 
-def _refusal(ended: Ended) -> StemEdgeError:
-    """Return the error that the worker printed, as a StemEdgeError of the same class."""
-    name, _, message = _plain(ended.stderr, MAX_MESSAGE_CHARS).partition(": ")
+def refusal(output: bytes) -> StemEdgeError:
+    """Return the error that a worker printed last, as a StemEdgeError of the same class."""
+    name, _, message = _plain(output, MAX_MESSAGE_CHARS).partition(": ")
     kind = getattr(errors, name, BackendError)
     if isinstance(kind, type) and issubclass(kind, StemEdgeError):
         return kind(message)
@@ -194,7 +194,7 @@ def _plain(output: bytes, most: int = 200) -> str:
     return line if line.isprintable() else ascii(line)
 
 
-def _is_limited(limits: Limits) -> bool:
+def _is_limited(limits: TrialLimits) -> bool:
     """Return whether this process has memory limits that the trial may have met instead of ours."""
     if sys.platform == "win32":
         return False

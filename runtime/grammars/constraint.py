@@ -55,7 +55,7 @@ class Grammars:
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
-    def open(self, grammar: Grammar) -> Constraint:
+    def open(self, grammar: Grammar) -> GrammarConstraint:
         """Return the constraint of a new answer, which begins with the first token generated.
 
         Raises InputError without llguidance, and for a grammar that it does not support, that is
@@ -71,7 +71,7 @@ class Grammars:
             self._keep(grammar, compiled)
             with PanicsRefused(f"{grammar.kind}: cannot be used"):
                 copy = compiled.deep_copy()
-        return Constraint(copy, vocabulary.tokens.vocab_size, lambda: self._forget(grammar))
+        return GrammarConstraint(copy, vocabulary.tokens.vocab_size, lambda: self._forget(grammar))
 
     def _keep(self, grammar: Grammar, compiled: LLMatcher) -> None:
         """Keep a grammar unless it is too large; drop the least recently used ones for it."""
@@ -93,7 +93,7 @@ class Grammars:
         return vocabulary_of(self._codec.json(), self._eos_ids, self._vocab_size)
 
 
-class Constraint:
+class GrammarConstraint:
     """Tokens that may follow in one answer. Use it in one thread at a time.
 
     failed: called when the grammar has become too large.
@@ -131,7 +131,7 @@ class Constraint:
             self._check()
 
     def forced(self, most: int) -> list[int]:
-        """Return tokens that must follow, at most `most`; none where there is a choice.
+        """Return tokens that must follow, at most `most`; an empty list where there is a choice.
 
         They split the text that must follow as the tokenizer does. They are not accepted yet.
         """

@@ -42,7 +42,7 @@ class Atom:
 
 
 @dataclass(frozen=True)
-class Item:
+class Element:
     """Element of a sequence, and how often it stands there: "", or a sign that means the same in Lark."""
 
     what: Atom | Choice
@@ -53,7 +53,7 @@ class Item:
 class Choice:
     """Alternatives: the text follows one of these sequences."""
 
-    sequences: list[list[Item]]
+    sequences: list[list[Element]]
 
 
 Rules: TypeAlias = dict[str, Choice]
@@ -61,7 +61,7 @@ _Tokens: TypeAlias = Iterator[tuple[str, str]]
 
 
 def read_gbnf(gbnf: str) -> Rules:
-    """Return the rules by name, "root" among them. Raises InputError naming what is wrong."""
+    """Return the rules by name, "root" among them. Raises InputError."""
     if len(gbnf) > MAX_CHARS:
         raise InputError(f"GBNF has {len(gbnf):,} characters; expected at most {MAX_CHARS:,}")
     rules: dict[str, list[tuple[str, str]]] = {}
@@ -101,20 +101,20 @@ def _tokens(gbnf: str) -> Iterator[tuple[int, str, str]]:
 
 def _choice(rule: str, tokens: _Tokens, depth: int) -> Choice:
     """Read up to the end, or to the parenthesis that closes."""
-    sequences: list[list[Item]] = [[]]
+    sequences: list[list[Element]] = [[]]
     for kind, text in tokens:
         if kind == "sign" and text == ")" and depth:
             return Choice(sequences)
         if kind == "sign" and text == "|":
             sequences.append([])
         elif kind == "times" and sequences[-1] and not sequences[-1][-1].times:
-            sequences[-1][-1] = Item(sequences[-1][-1].what, text)
+            sequences[-1][-1] = Element(sequences[-1][-1].what, text)
         elif kind == "sign" and text == "(" and depth < MAX_DEPTH:
-            sequences[-1].append(Item(_choice(rule, tokens, depth + 1)))
+            sequences[-1].append(Element(_choice(rule, tokens, depth + 1)))
         elif kind == "times" or (kind == "sign" and text in ("(", ")")):
             raise InputError(f"GBNF, rule {rule}: {text} does not fit there; correct the rule")
         else:
-            sequences[-1].append(Item(_atom(kind, text)))
+            sequences[-1].append(Element(_atom(kind, text)))
     if depth:
         raise InputError(f"GBNF, rule {rule}: a parenthesis is not closed; close it")
     return Choice(sequences)
@@ -160,7 +160,7 @@ _MAY_BE_ABSENT = ("*", "?")
 
 
 def lark_of(gbnf: str) -> str:
-    """Return a GBNF grammar as Lark. Raises InputError that names what is wrong."""
+    """Return a GBNF grammar as Lark. Raises InputError."""
     return _Writer(read_gbnf(gbnf)).lark()
 
 
@@ -196,8 +196,8 @@ class _Writer:
         parts = (" ".join(self._parts(items, long)) for items in choice.sequences)
         return " | ".join(part or '""' for part in parts)
 
-    def _parts(self, items: list[Item], long: bool) -> Iterator[str]:
-        run: list[Item] = []
+    def _parts(self, items: list[Element], long: bool) -> Iterator[str]:
+        run: list[Element] = []
         for item in items:
             if long and _made_of(Choice([[item]]), self._whole):
                 run.append(item)
@@ -211,7 +211,7 @@ class _Writer:
             yield text + item.times
         yield from self._lexeme(run)
 
-    def _lexeme(self, run: list[Item]) -> Iterator[str]:
+    def _lexeme(self, run: list[Element]) -> Iterator[str]:
         if run:
             yield f"TEXT_{len(self._lexemes)}"
             self._lexemes.append(self._text(Choice([run])))

@@ -103,7 +103,7 @@ def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _normalizer(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return what is left without changes to a text: llguidance takes tokens for the text it gave."""
+    """Return the step that writes spaces, alone: to llguidance, tokens are the text itself."""
     kept = [
         step for step in _steps(normalizer) if _pattern(step) == " " and step["content"] == SPACE
     ]

@@ -130,7 +130,7 @@ class Overlay(Changes):
 
 
 def everywhere(codec: TextCodec, edit: Edit) -> dict[int, ByLayer]:
-    """Rows that an edit puts in place of a token's wherever it occurs; none for scope positions.
+    """Rows that an edit puts in place of a token's wherever it occurs; empty for scope positions.
 
     A source is tokenized in several ways (after a space or not), and only the shortest count, because
     pieces of words occur in many other words. Raises InputError for a token that would have to look
@@ -168,7 +168,7 @@ def _of_tokens(
 def at_positions(
     codec: TextCodec, edit: Edit, token_ids: Sequence[int], text: TokenText | None = None
 ) -> dict[int, ByLayer]:
-    """Rows that an edit puts at places of a prompt; none for scope everywhere.
+    """Rows that an edit puts at places of a prompt; empty for scope everywhere.
 
     text: the result of text_of for the prompt, if known. Raises AbsentError if the source is absent.
     """

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,7 @@ from google_crc32c import extend
 
 from stem_edge.errors import InputError
 from stem_edge.files import disk
-
-U8: TypeAlias = npt.NDArray[np.uint8]
+from stem_edge.numerics.quantize import U8
 
 FORMAT = "2"
 # Names of the files of a folder, and of what is written beside a file: others are not touched.

@@ -20,6 +20,7 @@ from typing import Any
 import numpy.typing as npt
 
 from stem_edge.files import disk
+from stem_edge.files.trees import make_folders
 from stem_edge.runtime.backends.interface import BackendContext, Resumes
 from stem_edge.runtime.prefixes.file import (
     PREFIX_NAME,
@@ -30,7 +31,7 @@ from stem_edge.runtime.prefixes.file import (
     is_own,
     write_prefix,
 )
-from stem_edge.runtime.prefixes.prefix import Prompt, reusable
+from stem_edge.runtime.prefixes.prefix import PromptKey, reusable
 from stem_edge.runtime.text.codec import same_start
 from stem_edge.system.user_folder import KEY_CHARS
 
@@ -55,10 +56,10 @@ class PrefixFolder:
     def __init__(self, path: Path, fingerprint: str, limit: int = LIMIT_NBYTES) -> None:
         self._path, self._fingerprint, self._limit = path, fingerprint, limit
         self._key = digest(fingerprint)
-        self._known: dict[Path, Prompt] | None = None
+        self._known: dict[Path, PromptKey] | None = None
         self._warned = False
 
-    def find(self, prompt: Prompt, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
+    def find(self, prompt: PromptKey, resumes: Resumes, more_than: int) -> tuple[Path, int] | None:
         """Return the file that saves most tokens of a prompt, and how many."""
         best = None
         if len(prompt.token_ids) < LEAST_TOKENS:
@@ -87,13 +88,13 @@ class PrefixFolder:
             return False
         return True
 
-    def write(self, prompt: Prompt, computed: int, context: BackendContext) -> None:
+    def write(self, prompt: PromptKey, computed: int, context: BackendContext) -> None:
         """Keep what a context computed of a prompt, if that is worth it and not there yet."""
         found = saved_of(prompt, computed, self._fingerprint, context)
         if found is None:
             return
         saved, arrays = found
-        written, known = Prompt(saved.token_ids, {}, saved.starts), self._files()
+        written, known = PromptKey(saved.token_ids, {}, saved.starts), self._files()
         if any(_has(kept, written) for kept in known.values()):
             return
         path = self._path / f"{self._key}-{digest(repr(saved.token_ids))}.safetensors"
@@ -112,7 +113,7 @@ class PrefixFolder:
                 del known[older]
         known[path] = written
 
-    def _files(self) -> dict[Path, Prompt]:
+    def _files(self) -> dict[Path, PromptKey]:
         """Return the usable files, read at the first call."""
         if self._known is None:
             self._known = {}
@@ -121,7 +122,7 @@ class PrefixFolder:
                     self._known = dict(self._scan())
         return self._known
 
-    def _scan(self) -> Iterator[tuple[Path, Prompt]]:
+    def _scan(self) -> Iterator[tuple[Path, PromptKey]]:
         for path in islice(self._path.glob(f"{self._key}-*"), MOST_FILES):
             if not PREFIX_NAME.fullmatch(path.name):
                 continue
@@ -134,12 +135,12 @@ class PrefixFolder:
                 continue
             else:
                 if own and saved.fingerprint == self._fingerprint:
-                    yield path, Prompt(saved.token_ids, {}, saved.starts)
+                    yield path, PromptKey(saved.token_ids, {}, saved.starts)
 
     def _is_private(self, *, make: bool = False) -> bool:
         """Return whether the folder is this user's alone to write to; raises OSError."""
         if make and not self._path.exists():
-            disk.make_folders(self._path.parent)
+            make_folders(self._path.parent)
             with suppress(FileExistsError):
                 self._path.mkdir(0o700)
         if not make and not os.path.lexists(self._path):
@@ -179,7 +180,7 @@ def is_unfinished(temporary: os.stat_result) -> bool:
     return time.time() - temporary.st_mtime > UNFINISHED_SECONDS
 
 
-def _has(longer: Prompt, prompt: Prompt) -> bool:
+def _has(longer: PromptKey, prompt: PromptKey) -> bool:
     """Return whether one file has all tokens of another, computed in the same steps but the last."""
     count = len(prompt.token_ids)
     steps = sum(at < count for at in prompt.starts) - 1
@@ -188,7 +189,7 @@ def _has(longer: Prompt, prompt: Prompt) -> bool:
 
 
 def saved_of(
-    prompt: Prompt, computed: int, fingerprint: str, context: BackendContext
+    prompt: PromptKey, computed: int, fingerprint: str, context: BackendContext
 ) -> tuple[Saved, list[npt.NDArray[Any]]] | None:
     """Return what to write of a prompt; None if it is too short, or a window has dropped tokens.
 

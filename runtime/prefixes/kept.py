@@ -23,7 +23,7 @@ from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.engine import Context, Engine
-from stem_edge.runtime.prefixes.prefix import Prefix, Prompt, Reservation
+from stem_edge.runtime.prefixes.prefix import Prefix, PromptKey, Reservation
 from stem_edge.tables.rows import RowLookup
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Prefixes:
             with self.empty(length) as context:
                 yield context
             return
-        prompt = Prompt(token_ids, lookups, self._engine.starts(len(token_ids)))
+        prompt = PromptKey(token_ids, lookups, self._engine.starts(len(token_ids)))
         prefix, keep = self._take(prompt, length), True
         try:
             if whole:
@@ -100,7 +100,7 @@ class Prefixes:
     @contextmanager
     def empty(self, length: int) -> Iterator[Context]:
         """Lend an empty context. Kept ones give way as if it were full; it is not kept itself."""
-        prefix = Prefix(Prompt((), {}, ()), self._opened(length))
+        prefix = Prefix(PromptKey((), {}, ()), self._opened(length))
         self._lend(prefix, length)
         yield prefix.context
 
@@ -149,7 +149,7 @@ class Prefixes:
             dropped, self._kept = self._kept[::-1], []
         self._write(dropped)
 
-    def borrowed(self, prompt: Prompt) -> tuple[Prefix | None, int]:
+    def borrowed(self, prompt: PromptKey) -> tuple[Prefix | None, int]:
         """Take out the kept context that has most tokens of a prompt, if any; return it and these.
 
         It is to be given back.
@@ -163,12 +163,12 @@ class Prefixes:
             self._lent.add(best)
             return best, tokens
 
-    def prompt_of(self, token_ids: Sequence[int]) -> Prompt:
+    def prompt_of(self, token_ids: Sequence[int]) -> PromptKey:
         """Return token ids, without edits, as a call here computes them."""
-        return Prompt(token_ids, {}, self._engine.starts(len(token_ids)))
+        return PromptKey(token_ids, {}, self._engine.starts(len(token_ids)))
 
-    def opened_for(self, prompt: Prompt) -> Prefix | None:
-        """Return an empty context for a prompt, to be given back filled; None if none is kept."""
+    def opened_for(self, prompt: PromptKey) -> Prefix | None:
+        """Return an empty context for a prompt, to be given back filled; None if prompts are not kept."""
         if not self._keeps:
             return None
         return self._lend(Prefix(prompt, self._opened(self._length)), self._length)
@@ -178,7 +178,7 @@ class Prefixes:
         if self._keeps:  # not closed meanwhile
             self._ended.append((prefix, keep))
 
-    def _take(self, prompt: Prompt, length: int) -> Prefix:
+    def _take(self, prompt: PromptKey, length: int) -> Prefix:
         best, tokens = self.borrowed(prompt)
         prefix = best or Prefix(prompt, self._opened(self._length))
         saved = self._find(prompt, tokens, prefix.context.backend)
@@ -211,7 +211,7 @@ class Prefixes:
         self._write(dropped)
         return prefix
 
-    def _copies(self, best: Prefix, tokens: int, prompt: Prompt) -> bool:
+    def _copies(self, best: Prefix, tokens: int, prompt: PromptKey) -> bool:
         """Tell whether the rest of a context is worth keeping, and there is memory for a copy."""
         backend = best.context.backend
         rest, more = best.computed - tokens, len(prompt.token_ids) + STEP_TOKENS
@@ -219,7 +219,7 @@ class Prefixes:
         return worth and bool(backend.kept(tokens))
 
     def _find(
-        self, prompt: Prompt, more_than: int, backend: BackendContext
+        self, prompt: PromptKey, more_than: int, backend: BackendContext
     ) -> tuple[Path, int] | None:
         """Return the file that has more tokens of a prompt, if any, and how many."""
         if self._folder is None:

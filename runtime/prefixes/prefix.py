@@ -19,7 +19,7 @@ ATTENTION_BLOCK = 16
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptKey:
     """All that the keys and values of a prompt follow from, in one loaded model."""
 
     token_ids: Sequence[int]
@@ -33,7 +33,7 @@ class Prompt:
 
 
 def reusable(
-    kept: Prompt, computed: int, prompt: Prompt, resumes: Resumes, settled: int = 0
+    kept: PromptKey, computed: int, prompt: PromptKey, resumes: Resumes, settled: int = 0
 ) -> int:
     """Return how many first tokens of `prompt` have in `kept` the bits that a fresh call gives.
 
@@ -60,7 +60,7 @@ def reusable(
     return found if found >= settled else 0
 
 
-def _with_the_same_last_token(prompt: Prompt, found: int) -> int:
+def _with_the_same_last_token(prompt: PromptKey, found: int) -> int:
     """Return up to `found` tokens, such that no unpaired last token is alone in one call only."""
     length, last = len(prompt.token_ids), prompt.starts[-1]
     if length % 2 == 0 or found <= last:
@@ -78,7 +78,7 @@ def in_steps(tokens: int) -> int:
 class Prefix:
     """A context with the prompt that it computed, or is computing."""
 
-    def __init__(self, prompt: Prompt, context: Context) -> None:
+    def __init__(self, prompt: PromptKey, context: Context) -> None:
         self.prompt, self.context = prompt, context
         self.nbytes = 0  # of its KV cache, now or before long
         self._reserved = 0  # tokens that fit in nbytes
@@ -95,13 +95,13 @@ class Prefix:
         tokens = min(in_steps(self.context.length), backend.length)
         return max(0, backend.nbytes_of(tokens) - self.nbytes)
 
-    def reusable(self, prompt: Prompt) -> int:
+    def reusable(self, prompt: PromptKey) -> int:
         """Return how many tokens another prompt can take over from this context."""
         backend = self.context.backend
         resumes = backend.resumes(len(prompt.token_ids))
         return reusable(self.prompt, self.computed, prompt, resumes, backend.settled)
 
-    def go_on(self, prompt: Prompt, tokens: int) -> None:
+    def go_on(self, prompt: PromptKey, tokens: int) -> None:
         """Become the context of another prompt; its first `tokens` tokens are here."""
         self.prompt = prompt
         self.context.rewind(tokens)

@@ -26,7 +26,7 @@ from stem_edge.errors import InputError, RowReadError
 from stem_edge.files.strict_json import one_line
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.records import Traffic
-from stem_edge.runtime.rows.shards import Advice, Fill, Piece
+from stem_edge.runtime.rows.shards import Advice, ByteRange, Fill
 from stem_edge.runtime.rows.web_range import LIMIT_SECONDS, read_range
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableStore
@@ -79,18 +79,18 @@ class RemoteShards:
     def name(self, shard: int) -> str:
         return f"{self._url}/{self._shards[shard][0]}"
 
-    def ahead(self, pieces: Sequence[Piece]) -> Fill:
+    def ahead(self, pieces: Sequence[ByteRange]) -> Fill:
         """Start reading pieces. Each can be filled once without another request."""
         if pieces and not self._served:  # otherwise each request may bring a whole shard
             self._check(pieces[0].shard).result()
         for shard in {piece.shard for piece in pieces}:
             self._check(shard)
-        started = dict[Piece, tuple[int, Future[bytes]]]()
+        started = dict[ByteRange, tuple[int, Future[bytes]]]()
         for wanted, inside in joined(pieces):
             reading = self._pool.submit(self._read, wanted)
             started |= dict.fromkeys(inside, (wanted.start, reading))
 
-        def fill(piece: Piece, buffer: U8) -> int:
+        def fill(piece: ByteRange, buffer: U8) -> int:
             start, reading = started.pop(piece, (0, None))
             if reading is None:
                 return self.fill(piece, buffer)
@@ -98,11 +98,11 @@ class RemoteShards:
 
         return fill
 
-    def fill(self, piece: Piece, buffer: U8) -> int:
+    def fill(self, piece: ByteRange, buffer: U8) -> int:
         wanted = _Range(piece.shard, piece.offset, piece.offset + len(buffer))
         return self._put(piece, buffer, piece.offset, self._pool.submit(self._read, wanted))
 
-    def _put(self, piece: Piece, buffer: U8, start: int, reading: Future[bytes]) -> int:
+    def _put(self, piece: ByteRange, buffer: U8, start: int, reading: Future[bytes]) -> int:
         self._check(piece.shard).result()
         at = piece.offset - start
         found = memoryview(reading.result())[at : at + len(buffer)]
@@ -193,7 +193,7 @@ class RemoteShards:
         finally:
             self._under_way.discard(started)
 
-    def forget(self, piece: Piece) -> None:
+    def forget(self, piece: ByteRange) -> None:
         """Nothing is kept here."""
 
     def stop(self) -> None:
@@ -208,9 +208,9 @@ class RemoteShards:
         self._pool.shutdown(cancel_futures=True)
 
 
-def joined(pieces: Sequence[Piece]) -> list[tuple[_Range, list[Piece]]]:
+def joined(pieces: Sequence[ByteRange]) -> list[tuple[_Range, list[ByteRange]]]:
     """Return the ranges to read, each with the pieces that lie in it."""
-    ranges = list[tuple[_Range, list[Piece]]]()
+    ranges = list[tuple[_Range, list[ByteRange]]]()
     for piece in sorted(set(pieces)):
         stop = piece.offset + piece.nbytes
         if ranges:

@@ -22,7 +22,7 @@ READ_MODES: tuple[ReadMode, ...] = get_args(ReadMode)
 FlashName = Literal["ufs4", "ufs2", "nvme", "emmc", "sdcard"]
 
 
-class Piece(NamedTuple):
+class ByteRange(NamedTuple):
     """Some bytes of a shard."""
 
     shard: int  # counted through all arrays
@@ -39,7 +39,7 @@ class Advice(NamedTuple):
 
 
 # Fills a buffer with a piece; returns the bytes read, fewer only at the end of the shard.
-Fill: TypeAlias = Callable[[Piece, U8], int]
+Fill: TypeAlias = Callable[[ByteRange, U8], int]
 
 
 class Shards(Protocol):
@@ -54,13 +54,13 @@ class Shards(Protocol):
     def name(self, shard: int) -> str:
         """Name a shard in messages."""
 
-    def ahead(self, pieces: Sequence[Piece]) -> Fill:
+    def ahead(self, pieces: Sequence[ByteRange]) -> Fill:
         """Start reading pieces; return what fills buffers with them, and raises OSError."""
 
-    def fill(self, piece: Piece, buffer: U8) -> int:
+    def fill(self, piece: ByteRange, buffer: U8) -> int:
         """Fill a buffer [nbytes] with a piece. Raises OSError."""
 
-    def forget(self, piece: Piece) -> None:
+    def forget(self, piece: ByteRange) -> None:
         """Drop copies of a piece that was damaged, so that it is read from where it is kept."""
 
     def stop(self) -> None:
@@ -116,7 +116,7 @@ class ShardFiles:
     def name(self, shard: int) -> str:
         return self._opened[shard].path
 
-    def ahead(self, pieces: Sequence[Piece]) -> Fill:
+    def ahead(self, pieces: Sequence[ByteRange]) -> Fill:
         """Ask the system to start reading; returns at once, guarantees nothing."""
         if len(pieces) > 1 and hasattr(os, "posix_fadvise"):
             for shard, offset, nbytes in pieces:
@@ -125,7 +125,7 @@ class ShardFiles:
                     os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_WILLNEED)
         return self.fill
 
-    def fill(self, piece: Piece, buffer: U8) -> int:
+    def fill(self, piece: ByteRange, buffer: U8) -> int:
         _, file, mapped = self._opened[piece.shard]
         if mapped is None:
             return disk.fill(file, buffer.data, piece.offset)
@@ -134,7 +134,7 @@ class ShardFiles:
         buffer[: len(found)] = np.frombuffer(found, np.uint8)
         return len(found)
 
-    def forget(self, piece: Piece) -> None:
+    def forget(self, piece: ByteRange) -> None:
         if hasattr(os, "posix_fadvise"):  # otherwise its cached copy would be read again
             shard, offset, nbytes = piece
             with contextlib.suppress(OSError):

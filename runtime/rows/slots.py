@@ -11,7 +11,8 @@ import numpy.typing as npt
 from stem_edge.bundle.footprint import array_slot_nbytes
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, U8
-from stem_edge.tables.rows import Codes, RecordLayout
+from stem_edge.tables.codecs import Codes
+from stem_edge.tables.rows import RecordLayout
 
 # Records from `stage`: an array [n, ...] in a form that only the slots know.
 Staged: TypeAlias = npt.NDArray[Any]

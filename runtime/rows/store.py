@@ -28,7 +28,7 @@ import numpy.typing as npt
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters, records_of
-from stem_edge.runtime.rows.shards import Fill, Piece, ReadMode, ShardFiles, Shards
+from stem_edge.runtime.rows.shards import ByteRange, Fill, ReadMode, ShardFiles, Shards
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store
@@ -44,9 +44,8 @@ class _Job(NamedTuple):
     """A record to read."""
 
     number: int
-    array: int
     grid: ShardGrid
-    piece: Piece  # of its bytes and checksums, whole or only the rows that prompts need
+    piece: ByteRange  # of its bytes and checksums, whole or only the rows that prompts need
     buffer: U8  # [record_nbytes + CRC_NBYTES]
 
 
@@ -72,15 +71,12 @@ class RowStore(Records):
         self.distant = shards.traffic is not None
         # All shards of all arrays in order, with the bytes of a record's first rows, and of a whole
         # one with checksums; and the number of each one's first record.
-        self._grids, self._starts, first = (
-            list[tuple[int, ShardGrid, tuple[int, int]]](),
-            list[int](),
-            0,
-        )
-        for array, grid in enumerate(tables.grids):
+        self._grids = list[tuple[ShardGrid, tuple[int, int]]]()
+        self._starts, first = list[int](), 0
+        for grid in tables.grids:
             sizes = self._first_nbytes(grid), grid.stride
             for shard in range(grid.shards):
-                self._grids.append((array, grid, sizes))
+                self._grids.append((grid, sizes))
                 self._starts.append(first)
                 first += grid.shard_records(shard)
         self._pool: ThreadPoolExecutor | None = None
@@ -134,25 +130,25 @@ class RowStore(Records):
                 f"record {number} is not in 0..{self.layout.records - 1}; give numbers of this store"
             )
         shard = bisect_right(self._starts, number) - 1
-        array, grid, sizes = self._grids[shard]
+        grid, sizes = self._grids[shard]
         offset = (number - self._starts[shard]) * sizes[True]
-        return _Job(number, array, grid, Piece(shard, offset, sizes[whole]), buffer)
+        return _Job(number, grid, ByteRange(shard, offset, sizes[whole]), buffer)
 
     def _read_one(self, fill: Fill, job: _Job) -> None:
         """Fill the buffer with a record."""
         grid = job.grid
-        if job.array == 0 and grid.pieces == 1:
+        widened = grid.layout.row_type != self.layout.row_type
+        if grid.pieces == 1 and not widened:
             self._read_checked(fill, job, job.buffer)
             return
         checked = np.empty(job.piece.nbytes, np.uint8)
         self._read_checked(fill, job, checked)
         record = grid.without_checksums(checked[None])
-        if job.array == 0:
-            job.buffer[: record.size] = record
-        else:  # rare records: their codes are narrower in the file
-            narrow = np.zeros((1, grid.layout.record_nbytes), np.uint8)
-            narrow[:, : record.size] = record
-            self._format.widen(narrow, job.buffer[None, :-CRC_NBYTES])
+        if widened:
+            stored = np.zeros((1, grid.layout.record_nbytes), np.uint8)
+            stored[:, : record.size] = record
+            record = self._format.widen(grid.layout, stored)
+        job.buffer[: record.size] = record
 
     def _read_checked(self, fill: Fill, job: _Job, buffer: U8) -> None:
         """Fill the buffer; try once more if that fails, because a bus may have been disturbed."""

@@ -114,6 +114,6 @@ def counts_file(root: Path, bundle: Bundle) -> Path:
 
 
 def bundle_key(bundle: Bundle) -> str:
-    """Name for what is kept about a bundle: a digest of its manifest, which names all contents."""
+    """Name of a bundle's files in the cache folder: a digest of its manifest, which names all contents."""
     digest = hashlib.sha256(read_plain(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES, "manifest"))
     return digest.hexdigest()[:KEY_CHARS]

@@ -15,14 +15,14 @@ TRUST = 4.0  # outcomes that the expectation before any of them counts as
 FADING = 0.98  # of what was seen, at each token where nothing new was
 
 
-class Choice(NamedTuple):
+class DraftChoice(NamedTuple):
     """Tokens to draft, and the tokens that the step is expected to give in the time of a plain one."""
 
     drafts: int
     gain: float
 
 
-PLAIN = Choice(0, 1.0)
+PLAIN = DraftChoice(0, 1.0)
 
 
 class Gate:
@@ -42,7 +42,7 @@ class Gate:
         """Whether drafts would pay if all were right."""
         return self.choose([1.0] * self.most, self.most) != PLAIN
 
-    def choose(self, chances: Sequence[float], room: int, each: float = 0.0) -> Choice:
+    def choose(self, chances: Sequence[float], room: int, each: float = 0.0) -> DraftChoice:
         """Return how many tokens to draft, at most `room`.
 
         chances: that each is right if all before it are. each: time to draft a token.
@@ -58,7 +58,7 @@ class Gate:
             counted = drafts
             gain = expected / (time + drafts * each)
             if gain > max(WORTH, best.gain):
-                best = Choice(drafts, gain)
+                best = DraftChoice(drafts, gain)
         return best
 
 

@@ -46,7 +46,7 @@ class ModelDrafts:
         self._known = len(seen)
 
     def chances(self, seen: Sequence[int], count: int) -> list[float]:
-        """Return how likely each draft is right; of none if the context has no room for them."""
+        """Return how likely each draft is right; empty if the context has no room for drafts."""
         if len(seen) + count > self._context.length:
             return []
         return [self._chances.of(place) for place in range(count)]

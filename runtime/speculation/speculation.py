@@ -30,7 +30,7 @@ class Speculation:
 
     @contextmanager
     def begin(self, prompt: Sequence[int], length: int) -> Iterator[Guesses]:
-        """Lend the guesses for an answer; none where not even right ones would pay.
+        """Lend the guesses for an answer; no guesses where not even right ones would pay.
 
         length: most tokens of prompt and answer that are computed.
         """
@@ -80,7 +80,7 @@ class GatedGuesses(Guesses):
         return self._text.draft(by_text.drafts)
 
     def _of_model(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return the model's drafts; none, and never again, if it fails."""
+        """Return the model's drafts. If it fails, it drafts never again."""
         try:
             return self._model.draft(seen, count) if self._model is not None else []
         except StemEdgeError:

@@ -34,7 +34,7 @@ class Turn:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Prepared(NamedTuple):
+class PreparedTurn(NamedTuple):
     """A turn that is rendered, tokenized and can be submitted."""
 
     requests: list[Request]
@@ -51,7 +51,7 @@ class Prepared(NamedTuple):
         )
 
 
-def prepare(model: Model, turn: Turn, count: int = 1) -> Prepared:
+def prepare(model: Model, turn: Turn, count: int = 1) -> PreparedTurn:
     """Render and tokenize a turn, and make its requests. Raises InputError."""
     check_grammar(model, turn.params, turn.grammar_field)
     tools = offered(turn)
@@ -72,7 +72,7 @@ def prepare(model: Model, turn: Turn, count: int = 1) -> Prepared:
     params = replace(params, kept_special_tokens=kept)
     requests = [model.request(ids, each) for each in seeded(params, count)]
     end = model.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)
-    return Prepared(requests, end, thoughts, family, tools)
+    return PreparedTurn(requests, end, thoughts, family, tools)
 
 
 def count_tokens(model: Model, turn: Turn) -> int:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from stem_edge.batches.meter import Meter
-from stem_edge.batches.output import Output
+from stem_edge.batches.output import ResultFile
 from stem_edge.batches.reading import count_rows, is_parquet, read_rows
-from stem_edge.batches.rows import Result, Row
+from stem_edge.batches.rows import InputRow, Result
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import SEQUENCES, Answers, Settings
 from stem_edge.bundle.opening import Bundle
@@ -96,7 +96,7 @@ def batch(
     loading, settings = split(options, name, bundle)
     _check_taken(model, answers, options, name)
     meter = Meter(count_rows(source, column), options.get("progress"))
-    with Output(target, retry_errors=retry_errors) as found:
+    with ResultFile(target, retry_errors=retry_errors) as found:
         rows = _new(read_rows(source, column), found, meter)
         first = next(rows, None)
         if first is not None:  # otherwise nothing needs a model
@@ -172,7 +172,7 @@ def _check(source: Path | None, target: Path, column: str | None) -> None:
         raise InputError(f"column is for parquet files, and {source} is none; leave it out")
 
 
-def _new(rows: Iterator[Row], found: Output, meter: Meter) -> Iterator[Row]:
+def _new(rows: Iterator[InputRow], found: ResultFile, meter: Meter) -> Iterator[InputRow]:
     """Yield the rows that are not done."""
     for row in rows:
         if row.key in found:
@@ -197,7 +197,7 @@ def _computing(
             yield partial(answer, loaded, settings=settings)
 
 
-def _write(results: Iterator[Result], found: Output, meter: Meter) -> None:
+def _write(results: Iterator[Result], found: ResultFile, meter: Meter) -> None:
     """Write results as they come."""
     meter.begin()
     try:

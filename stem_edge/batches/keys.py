@@ -6,7 +6,7 @@ from array import array
 from hashlib import blake2b
 from typing import TypeAlias
 
-Slots: TypeAlias = "array[int]"
+SlotTable: TypeAlias = "array[int]"
 LEAST = 1 << 10  # slots; a power of two, as all sizes are
 
 
@@ -49,7 +49,7 @@ class Keys:
         self._slots = larger
 
 
-def _place(slots: Slots, hashed: int) -> int:
+def _place(slots: SlotTable, hashed: int) -> int:
     """Return the slot that has a hash, or that it would take."""
     last = len(slots) - 1
     place = hashed & last

@@ -45,7 +45,7 @@ class Meter:
             show_status(self.line())
 
     def end(self) -> None:
-        """Remove what is shown."""
+        """Clear the line."""
         if self._show:
             show_status("")
 

@@ -26,7 +26,7 @@ CLOSED = -1  # in place of a descriptor
 MAX_LINE_NBYTES = 1 << 30  # so that what is no file of results is not read into memory
 
 
-class Output:
+class ResultFile:
     """Results appended to a file, each once; rows in it are done.
 
     A last line without an end is dropped: the process that wrote it was killed, or the power went,
@@ -192,7 +192,7 @@ def _results(path: Path) -> Iterator[tuple[bytes, bool, bytes]]:
 
 
 def _is_cut(line: bytes, number: int) -> bool:
-    """Tell whether a line is what is left of one; the first of a file shall look like it."""
+    """Tell whether a line was cut while written; it shall look like the first line of the file."""
     if line.endswith(b"\n") or len(line) == MAX_LINE_NBYTES:
         return False
     return number > 1 or line.startswith(BEGIN[: len(line)]) or not line.strip(b"\0")

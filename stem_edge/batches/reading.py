@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from stem_edge.batches.keys import Keys
-from stem_edge.batches.rows import Row, named
+from stem_edge.batches.rows import InputRow, named
 from stem_edge.errors import InputError
 from stem_edge.files.strict_json import BOM
 from stem_edge.shown import shown
@@ -42,7 +42,7 @@ def count_rows(path: Path | None, column: str | None = None) -> int | None:
     return count + (last != b"\n")
 
 
-def read_rows(path: Path | None, column: str | None = None) -> Iterator[Row]:
+def read_rows(path: Path | None, column: str | None = None) -> Iterator[InputRow]:
     """Yield the rows of a file as they are read, those that are wrong among them.
 
     path: a file of JSON lines, or of parquet with the column of prompts; None: lines of stdin. Empty
@@ -61,7 +61,7 @@ def read_rows(path: Path | None, column: str | None = None) -> Iterator[Row]:
         raise InputError(f"{path or 'stdin'}: has no rows; give one JSON object a line")
 
 
-def _lines(path: Path | None) -> Iterator[Row]:
+def _lines(path: Path | None) -> Iterator[InputRow]:
     with nullcontext(sys.stdin.buffer) if path is None else _opened(path) as file:
         number = 0
         while line := file.readline(MAX_ROW_NBYTES + 1):
@@ -69,7 +69,9 @@ def _lines(path: Path | None) -> Iterator[Row]:
             if len(line) > MAX_ROW_NBYTES and not line.endswith(b"\n"):
                 while not line.endswith(b"\n") and (line := file.readline(PIECE)):
                     pass
-                yield Row(None, number, b"", f"longer than {MAX_ROW_NBYTES:,} bytes; shorten it")
+                yield InputRow(
+                    None, number, b"", f"longer than {MAX_ROW_NBYTES:,} bytes; shorten it"
+                )
                 continue
             line = line.removeprefix(BOM).strip() if number == 1 else line.strip()
             if line:
@@ -85,7 +87,7 @@ def _opened(path: Path) -> BinaryIO:
         ) from None
 
 
-def _table_rows(path: Path, column: str | None) -> Iterator[Row]:
+def _table_rows(path: Path, column: str | None) -> Iterator[InputRow]:
     """Yield the rows of a table: the prompt or the messages in a column, and the id if there is one.
 
     column: of texts, of lists of token ids, or of lists of messages. Raises InputError.
@@ -98,17 +100,17 @@ def _table_rows(path: Path, column: str | None) -> Iterator[Row]:
                 yield _row(found[column], found.get("id") if column != "id" else None, number)
 
 
-def _row(given: Any, id: Any, number: int) -> Row:
+def _row(given: Any, id: Any, number: int) -> InputRow:
     is_messages = isinstance(given, list) and given and isinstance(given[0], dict)
     field = "messages" if is_messages else "prompt"
     if given is None:
-        return Row(None, number, b"", "the column has no value in this row")
+        return InputRow(None, number, b"", "the column has no value in this row")
     if is_messages:  # a column of structs has all fields in each
         given = [{k: v for k, v in message.items() if v is not None} for message in given]
     try:
         return named(msgspec.json.encode({"id": id, field: given}), number)
     except (TypeError, ValueError) as error:
-        return Row(None, number, b"", f"no prompt: {error}")
+        return InputRow(None, number, b"", f"no prompt: {error}")
 
 
 def _table(path: Path, column: str | None) -> Any:

@@ -18,7 +18,7 @@ MAX_ID_CHARS = 1024
 
 
 @dataclass(frozen=True)
-class Row:
+class InputRow:
     """A row of the input.
 
     id: of its result: its custom_id, its id, or else its number; None if its id cannot be used, and
@@ -49,22 +49,22 @@ class _Ids(msgspec.Struct):
     id: Any = None
 
 
-def named(data: bytes, line: int) -> Row:
+def named(data: bytes, line: int) -> InputRow:
     """Return the row of a JSON object, with its id."""
     try:
         ids = msgspec.json.decode(data, type=_Ids)
     except (ValueError, RecursionError) as error:  # of msgspec
-        return Row(None, line, b"", f"not a JSON object: {one_line(error)}")
+        return InputRow(None, line, b"", f"not a JSON object: {one_line(error)}")
     if ids.custom_id is not msgspec.UNSET:
         if isinstance(ids.custom_id, str) and 0 < len(ids.custom_id) <= MAX_ID_CHARS:
-            return Row(ids.custom_id, line, data)
+            return InputRow(ids.custom_id, line, data)
         wanted = f"a text of 1 to {MAX_ID_CHARS} characters"
-        return Row(None, line, b"", f"custom_id is {shown(ids.custom_id)}; expected {wanted}")
+        return InputRow(None, line, b"", f"custom_id is {shown(ids.custom_id)}; expected {wanted}")
     id = line if ids.id is None else ids.id
     if _is_text(id) or _is_number(id):
-        return Row(id, line, data)
+        return InputRow(id, line, data)
     wanted = f"a text of 1 to {MAX_ID_CHARS} characters, or a whole number of 64 bits"
-    return Row(None, line, b"", f"id is {shown(id)}; expected {wanted}")
+    return InputRow(None, line, b"", f"id is {shown(id)}; expected {wanted}")
 
 
 def _is_text(id: object) -> bool:
@@ -99,12 +99,12 @@ class Result:
         return key_of(self.id, self.line)
 
 
-def plain(row: Row, fields: Mapping[str, Any], tokens: int) -> Result:
+def plain(row: InputRow, fields: Mapping[str, Any], tokens: int) -> Result:
     """Return the answer to a plain row."""
     return Result(row.id, row.line, msgspec.json.encode({"id": row.id, **fields}), tokens=tokens)
 
 
-def responded(row: Row, body: Mapping[str, Any], tokens: int = 0, status: int = OK) -> Result:
+def responded(row: InputRow, body: Mapping[str, Any], tokens: int = 0, status: int = OK) -> Result:
     """Return the answer to a row of OpenAI's form, or an error that the server would answer."""
     response = {"status_code": status, "request_id": f"req_{secrets.token_hex(12)}", "body": body}
     id = f"batch_req_{secrets.token_hex(12)}"
@@ -112,7 +112,7 @@ def responded(row: Row, body: Mapping[str, Any], tokens: int = 0, status: int = 
     return Result(row.id, row.line, msgspec.json.encode(data), status != OK, tokens)
 
 
-def failed(row: Row, error: StemEdgeError, *, openai: bool = False) -> Result:
+def failed(row: InputRow, error: StemEdgeError, *, openai: bool = False) -> Result:
     """Return why there is no answer to a row. openai: whether it is of OpenAI's form."""
     body = openai_error(error)
     if openai:

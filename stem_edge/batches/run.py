@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 
-from stem_edge.batches.rows import Result, Row
+from stem_edge.batches.rows import InputRow, Result
 from stem_edge.batches.settings import Settings
 from stem_edge.batches.tasks import Task, Tasks
 from stem_edge.errors import DeviceLostError
@@ -16,7 +16,7 @@ from stem_edge.runtime.model import Model
 
 
 def answer(
-    model: Model, rows: Iterable[Row | None], settings: Settings | None = None
+    model: Model, rows: Iterable[InputRow | None], settings: Settings | None = None
 ) -> Iterator[Result]:
     """Yield a result for each row, in the order of completion.
 
@@ -29,7 +29,7 @@ def answer(
     tasks = Tasks(model, settings)
     pump = Pump[tuple[Task, Request]](model.scheduler(settings.sequences, steady=True))
 
-    def begin(row: Row) -> Result | None:
+    def begin(row: InputRow) -> Result | None:
         task = tasks.task(row)
         for request in task.requests:
             pump.submit(request, (task, request))

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TypeAlias
 
-from stem_edge.batches.rows import Result, Row
+from stem_edge.batches.rows import InputRow, Result
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.sampling_params import SamplingOptions, params_of
 
 # What computes a batch: takes rows as it needs them, and yields a result for each, in any order.
-Answers: TypeAlias = Callable[[Iterable[Row]], Iterator[Result]]
+Answers: TypeAlias = Callable[[Iterable[InputRow]], Iterator[Result]]
 
 SEQUENCES = 8  # answers computed together, if memory allows
 
@@ -37,8 +37,8 @@ class Settings:
         check_sequences(self.sequences)
         params_of(None, {**self.options, "seed": self.seed})
 
-    def seed_of(self, row: Row) -> int | None:
-        """Return the seed of a row that gives none."""
+    def seed_of(self, row: InputRow) -> int | None:
+        """Return the seed of a row without its own."""
         if self.seed is None:
             return None
         given = self.seed.to_bytes(8, "little") + row.key

@@ -17,7 +17,7 @@ from stem_edge.answers.openai.shapes import usage
 from stem_edge.answers.refusals import MethodRefusedError, NotFoundError, RefusalError, decoded
 from stem_edge.answers.token_texts import TokenTexts
 from stem_edge.answers.turn import Turn, prepare
-from stem_edge.batches.rows import Result, Row, failed, plain, responded
+from stem_edge.batches.rows import InputRow, Result, failed, plain, responded
 from stem_edge.batches.settings import Settings
 from stem_edge.errors import StemEdgeError
 from stem_edge.hub.names import shown_name
@@ -47,7 +47,7 @@ class Task:
 
     def __init__(
         self,
-        row: Row,
+        row: InputRow,
         requests: Sequence[Request],
         finish: Finish,
         events: Callable[[], AnswerEvents] = AnswerEvents,
@@ -101,7 +101,7 @@ class Tasks:
         self._texts = TokenTexts(model)
         self._name = settings.name or shown_name(model.bundle.path)
 
-    def task(self, row: Row) -> Task:
+    def task(self, row: InputRow) -> Task:
         """Return a row as a task, without requests if something is wrong with it."""
         openai = False
         try:
@@ -114,7 +114,7 @@ class Tasks:
             result = failed(row, error, openai=openai)
             return Task(row, [], lambda *_: result)
 
-    def _of_plain(self, row: Row, given: dict[str, Any]) -> Task:
+    def _of_plain(self, row: InputRow, given: dict[str, Any]) -> Task:
         given.pop("id", None)
         prompt, messages = given.pop("prompt", None), given.pop("messages", None)
         params = self._seeded(row, self._params(given))  # first, because a prompt may be misspelt
@@ -146,7 +146,7 @@ class Tasks:
             others = {name: value for name, value in others.items() if name not in GRAMMARS}
         return params_of(None, cast(SamplingOptions, others | own))
 
-    def _of_openai(self, row: Row) -> Task:
+    def _of_openai(self, row: InputRow) -> Task:
         asked = decoded(row.data, _Request)
         if asked.method != "POST":
             raise MethodRefusedError(f"method is {shown(asked.method)}; expected POST", "method")
@@ -157,7 +157,7 @@ class Tasks:
         known = f"expected {CHATS} or {COMPLETIONS}"
         raise NotFoundError(f"url is {shown(asked.url)}; {known}", "url")
 
-    def _of_chat(self, row: Row, body: ChatBody) -> Task:
+    def _of_chat(self, row: InputRow, body: ChatBody) -> Task:
         _check_whole(body)
         turn = body.turn(self._model)
         turn = replace(turn, params=self._seeded(row, turn.params))
@@ -169,7 +169,7 @@ class Tasks:
 
         return Task(row, prepared.requests, finish, prepared.events)
 
-    def _of_completion(self, row: Row, body: CompletionBody) -> Task:
+    def _of_completion(self, row: InputRow, body: CompletionBody) -> Task:
         _check_whole(body)
         if body.echo and body.logprobs is not None:
             raise RefusalError("batches have no log probabilities of prompts", "echo")
@@ -183,7 +183,7 @@ class Tasks:
 
         return Task(row, asked.requests if asked.generates else [], finish)
 
-    def _seeded(self, row: Row, params: SamplingParams) -> SamplingParams:
+    def _seeded(self, row: InputRow, params: SamplingParams) -> SamplingParams:
         if params.seed is not None:
             return params
         return replace(params, seed=self._settings.seed_of(row))

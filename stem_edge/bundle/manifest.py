@@ -76,7 +76,7 @@ def version_of(module: str) -> str:
 
 
 def digest(*parts: object) -> str:
-    """Return a digest for the name of what is kept."""
+    """Return a digest for the name of a kept file."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_CHARS]
 
 
@@ -145,8 +145,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     model: ModelConfig
     backbone: BackboneFormat | None = None  # for onnxruntime
     gguf: GgufFormat | None = None  # for ggml
-    tables: RecordLayout | None  # of slots of the row cache; None: a dense model
-    rare_tables: RecordLayout | None = None  # of rare tokens, if they have fewer bits
+    # As most records are stored; None: a dense model.
+    stored: RecordLayout | None = msgspec.field(name="tables")
+    rare_tables: RecordLayout | None = None  # of rare tokens, if they are stored in fewer bits
     indexed: bool = False  # if an index says which record a token has
     files: dict[str, FileEntry]  # path with forward slashes -> entry
     reports: dict[EngineName, QualityReport]  # of each backbone
@@ -156,7 +157,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if not self.engines or set(self.reports) != set(self.engines):
             raise ValueError(f"backbones for {self.engines}, but reports of {tuple(self.reports)}")
         if (tables := self.table_format) is not None:
-            _check_tables(model, tables.tables)
+            _check_tables(model, tables.stored)
         elif model.stem_layers or self.rare_tables is not None or self.indexed:
             raise ValueError(
                 f"no tables, but STEM layers {model.stem_layers}, rare tables or index"
@@ -202,14 +203,19 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def table_format(self) -> TableFormat | None:
         """Format of the table store; None for a dense model."""
-        if self.tables is None:
+        if self.stored is None:
             return None
         return TableFormat(
             tokens=self.model.vocab_size,
-            tables=self.tables,
+            stored=self.stored,
             rare_tables=self.rare_tables,
             indexed=self.indexed,
         )
+
+    @property
+    def tables(self) -> RecordLayout | None:
+        """Layout of records as slots and graphs have them; None for a dense model."""
+        return self.table_format.tables if self.table_format else None
 
     def required_files(self) -> list[str]:
         """List the files that the bundle must have; shards are checked with the tables."""

@@ -1,4 +1,4 @@
-"""A bundle on a model hub: what is needed of it is fetched into the hub's cache."""
+"""A bundle on a model hub: its files are fetched into the hub's cache as needed."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from stem_edge.units import MAX_SIZE
 MAX_SMALL_NBYTES = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20}
 
 
-class Bundle(msgspec.Struct, frozen=True):
+class Bundle(msgspec.Struct, frozen=True, weakref=True):
     """Opened bundle: its folder and its checked manifest."""
 
     path: Path

@@ -23,11 +23,10 @@ PREFILL_FROM = 8
 MOST_TIMES, NEGLIGIBLE = 1.25, 0.001
 # More than these bytes of matrices are not packed in the memory of a trial.
 TRIED_NBYTES = 64 << 20
-UNUSABLE = 1e9  # nats, for logits that are not finite, because JSON has no infinity
 
 
 def probe_tokens(manifest: Manifest) -> list[int]:
-    """Ids over which both graphs are compared; none if the bundle has no report on that."""
+    """Ids over which both graphs are compared; empty if the bundle has no report on that."""
     report = manifest.reports.get("onnxruntime")
     if not manifest.has_prefill or report is None or report.prefill_from_decode is None:
         return []

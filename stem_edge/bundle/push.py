@@ -70,7 +70,7 @@ def _origin(base_model: str | None) -> str:
 
 
 def _sizes(manifest: Manifest) -> str:
-    model, layout = manifest.model, manifest.tables
+    model, tables = manifest.model, manifest.table_format
     rows = [
         ("parameters of the backbone", f"{model.backbone_parameters:,}"),
         ("layers, width", f"{model.n_layers}, {model.dim}"),
@@ -82,12 +82,10 @@ def _sizes(manifest: Manifest) -> str:
         if (format := manifest.format(engine)) is not None:
             nbytes = format_size(manifest.reports[engine].backbone_nbytes)
             rows.append((f"backbone for {engine}", f"{format.name}, {nbytes}"))
-    if layout is not None:
+    if tables is not None:
         nbytes = format_size(manifest.report.tables_nbytes)
-        kind = layout.row_type if manifest.rare_tables is None else "mixed"
-        rows.append(
-            ("tables, which stay on flash", f"{kind}, {nbytes}, {layout.records:,} records")
-        )
+        kind, records = tables.kind, tables.stored.records
+        rows.append(("tables, which stay on flash", f"{kind}, {nbytes}, {records:,} records"))
     return "\n".join(["| | |", "|---|---|", *(f"| {what} | {found} |" for what, found in rows)])
 
 
@@ -187,7 +185,7 @@ def _check_card(license: str | None, base_model: str | None) -> None:
 
 @contextmanager
 def _log_in_first(target: HubName) -> Iterator[None]:
-    """Let a refusal begin with what is missing most often."""
+    """Let a refusal say first that no token is set, if that is so."""
     from huggingface_hub import get_token
 
     try:

@@ -33,6 +33,7 @@ class Tables:
 
     def __init__(self, root: Path) -> None:
         self._store = open_table_store(root)
+        self.kind = self._store.format.kind  # of what is stored
         self._maps: list[mmap.mmap] = []
         # For each array of records its shards, as views [records, stride] into the maps.
         self._shards: list[list[U8]] = []
@@ -98,7 +99,7 @@ class Tables:
         return tokens
 
     def records(self, token_ids: npt.NDArray[np.integer]) -> U8:
-        """Return packed records [n, record_nbytes] of ids [n], rare tokens' records widened."""
+        """Return packed records [n, record_nbytes] of ids [n], in the form that graphs take."""
         if not self._shards:
             raise InputError("these tables are closed; open them again")
         store, tokens = self._store, self._store.format.tokens
@@ -108,14 +109,14 @@ class Tables:
             )
         numbers = token_ids.astype(np.int64)
         numbers = numbers if store.index is None else store.index[numbers].astype(np.int64)
-        rare = numbers >= store.format.frequent
-        if not rare.any():
-            return self._stored(0, numbers)
-        found = np.empty((len(numbers), self.layout.record_nbytes), np.uint8)
-        found[~rare] = self._stored(0, numbers[~rare])
-        widened = np.empty((int(rare.sum()), self.layout.record_nbytes), np.uint8)
-        store.format.widen(self._stored(1, numbers[rare] - store.format.frequent), widened)
-        found[rare] = widened
+        found, first = np.empty((len(numbers), self.layout.record_nbytes), np.uint8), 0
+        for array, grid in enumerate(store.grids):
+            last = first + grid.layout.records
+            here = (numbers >= first) & (numbers < last)
+            found[here] = store.format.widen(
+                grid.layout, self._stored(array, numbers[here] - first)
+            )
+            first = last
         return found
 
     def _stored(self, array: int, numbers: I64) -> U8:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from stem_edge.batches.rows import Result, Row
+from stem_edge.batches.rows import InputRow, Result
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import Answers, Settings
 from stem_edge.cluster.memory import on_machine, planned_nbytes
@@ -47,7 +47,7 @@ def _answers(
     keywords: LoadKeywords,
     settings: Settings,
     address: str,
-    rows: Iterable[Row],
+    rows: Iterable[InputRow],
 ) -> Generator[Result]:
     bundle = pinned(bundle)  # so that all machines load one commit
     nbytes = planned_nbytes(bundle, keywords)
@@ -65,7 +65,7 @@ def _each(groups: Generator[list[Result]]) -> Generator[Result]:
             yield from results
 
 
-def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def _groups(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:
     left = iter(rows)
     while group := list(islice(left, GROUP_ROWS)):
         yield group
@@ -73,21 +73,21 @@ def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 def _open(
     bundle: str | Path, keywords: LoadKeywords, settings: Settings, nbytes: int, cpus: int
-) -> Callable[[list[Row]], list[Result]]:
-    return Answering(load(bundle, **on_machine(keywords, cpus, nbytes)), settings)
+) -> Callable[[list[InputRow]], list[Result]]:
+    return SharedModel(load(bundle, **on_machine(keywords, cpus, nbytes)), settings)
 
 
-class Answering:
+class SharedModel:
     """A model that answers rows of several threads together, in its own thread."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
         self._model, self._settings = model, settings
-        self._rows = SimpleQueue[Row | None]()  # None: end
+        self._rows = SimpleQueue[InputRow | None]()  # None: end
         self._asked = dict[int, Future[Result]]()  # by lines of rows
         self._thread = threading.Thread(target=self._run, name="stem-edge-answers", daemon=True)
         self._thread.start()
 
-    def __call__(self, rows: list[Row]) -> list[Result]:
+    def __call__(self, rows: list[InputRow]) -> list[Result]:
         """Wait for the answers to some rows."""
         found = [Future[Result]() for _ in rows]
         self._asked.update(zip((row.line for row in rows), found, strict=True))
@@ -109,7 +109,7 @@ class Answering:
                 while self._asked:
                     self._asked.popitem()[1].set_exception(error)
 
-    def _now(self, row: Row | None) -> Iterator[Row]:
+    def _now(self, row: InputRow | None) -> Iterator[InputRow]:
         """Yield the rows that are here; waiting for more would hold those that are being answered."""
         while row is not None:
             yield row

@@ -9,16 +9,16 @@ from typing import TypeAlias
 
 from stem_edge.cluster.memory import on_machine, planned_nbytes
 from stem_edge.cluster.sharing import Work, share
-from stem_edge.measuring.quality.scores import Part, score
-from stem_edge.measuring.quality.scoring import Advance, Done, Score, Scoring
+from stem_edge.measuring.quality.scores import ScoredWindow, score
+from stem_edge.measuring.quality.scoring import Advance, Done, ScoreParts, Scoring
 
-Group: TypeAlias = list[tuple[int, Part]]
+Group: TypeAlias = list[tuple[int, ScoredWindow]]
 # Tokens in a piece of work: enough that sending it and its results takes no time beside computing.
 GROUP_TOKENS = 2048
 
 
-def ray_scores(address: str = "auto") -> Score:
-    """Return what has a text scored on a cluster, for `elsewhere` of stem_edge.evaluate.
+def ray_scores(address: str = "auto") -> ScoreParts:
+    """Return a function that scores a text on a cluster, for `elsewhere` of stem_edge.evaluate.
 
     address: "auto" for the cluster that runs here, its host:port, or "local" for this machine alone.
     Bundle and reference must be on a disk that every machine has under the same path, or be named as
@@ -28,7 +28,7 @@ def ray_scores(address: str = "auto") -> Score:
 
 
 def _score(
-    address: str, scoring: Scoring, parts: Iterable[Part], advance: Advance
+    address: str, scoring: Scoring, parts: Iterable[ScoredWindow], advance: Advance
 ) -> Generator[Done]:
     nbytes = planned_nbytes(scoring.bundle, scoring.keywords)
     if scoring.against is not None:
@@ -40,7 +40,7 @@ def _score(
             yield done
 
 
-def _groups(parts: Iterable[Part]) -> Iterator[Group]:
+def _groups(parts: Iterable[ScoredWindow]) -> Iterator[Group]:
     group, tokens = Group(), 0
     for number, part in enumerate(parts):
         group.append((number, part))

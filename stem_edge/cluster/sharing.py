@@ -40,7 +40,7 @@ class Work(Generic[T, R]):
     at_once: int = 1
 
 
-class Worker(Generic[T, R]):
+class MachineWorker(Generic[T, R]):
     """The process on a machine; an actor of Ray."""
 
     def __init__(self, work: Work[T, R], cpus: int) -> None:
@@ -212,7 +212,7 @@ def _nodes(ray: Any, work: Work[Any, Any]) -> list[_Node]:
 
 def _start(ray: Any, work: Work[Any, Any], node: _Node) -> Any:
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
-    actor = ray.remote(Worker).options(
+    actor = ray.remote(MachineWorker).options(
         num_cpus=node.cpus,
         memory=node.nbytes,
         scheduling_strategy=strategy,

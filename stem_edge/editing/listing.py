@@ -17,7 +17,7 @@ from stem_edge.errors import EditError, InputError
 LONGEST_PART = 100
 
 
-class Listed(NamedTuple):
+class ListedEdit(NamedTuple):
     """Edit file of the bundle, read and checked."""
 
     path: Path
@@ -30,7 +30,7 @@ class Listing:
     """Edit files in search_folders."""
 
     folders: tuple[Path, ...]
-    edits: tuple[Listed, ...]  # made for this bundle, sorted by folder and name
+    edits: tuple[ListedEdit, ...]  # made for this bundle, sorted by folder and name
     of_other_bundles: int
     damaged: tuple[tuple[Path, str], ...]  # with the reason
 
@@ -46,7 +46,7 @@ def list_edits(bundle: Bundle) -> Listing:
                 others += 1
                 continue
             check_edit(edit, bundle)
-            edits.append(Listed(path, path.stat().st_size, edit))
+            edits.append(ListedEdit(path, path.stat().st_size, edit))
         except (EditError, OSError) as error:
             damaged.append((path, str(error).removeprefix(f"{path}: ")))
     return Listing(tuple(folders), tuple(edits), others, tuple(damaged))

@@ -246,21 +246,3 @@ def _write_rest(data: memoryview, write_some: Callable[[memoryview, int], int]) 
         if not count:  # otherwise this would never end
             raise OSError(errno.EIO, "the device takes no more bytes and gives no reason")
         rest, done = rest[count:], done + count
-
-
-def remove_tree(path: Path) -> None:
-    """Delete a folder and all that is in it; links are deleted, not followed."""
-    for child in sorted(path.iterdir()):
-        if child.is_dir() and not child.is_symlink():
-            remove_tree(child)
-        else:
-            remove(child)
-    remove_folder(path)
-
-
-def make_folders(path: Path) -> None:
-    """Make a folder and its missing parents."""
-    if not path.is_dir():
-        make_folders(path.parent)
-        with contextlib.suppress(FileExistsError):
-            make_folder(path)

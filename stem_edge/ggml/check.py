@@ -64,13 +64,13 @@ DIFFERS, REFUSED = 10, 11
 TRIAL_SECONDS = 60.0  # one or two are enough on an idle machine
 
 
-class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TrialLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Last line that a passed trial prints."""
 
     repack: bool  # whether products of repacked matrices were right as well
 
 
-class Verdict(Told, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class LibraryVerdict(TrialLine, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Result of a passed trial, as the cache folder keeps it."""
 
     format: int
@@ -92,7 +92,7 @@ def check_library(
     cache_dir: str | Path | None = None,
     command: Sequence[str] | None = None,
     seconds: float = TRIAL_SECONDS,
-) -> Verdict:
+) -> LibraryVerdict:
     """Return the cached verdict on a library, or run the trial. Raises BackendError.
 
     `command` (default: TRIAL in a separate process) gets the path of the library as its last
@@ -119,16 +119,16 @@ def verdict_file(root: Path, library: Path) -> Path:
     return root / FOLDER / f"{digest[:KEY_CHARS]}.json"
 
 
-def read_verdict(path: Path) -> Verdict | None:
+def read_verdict(path: Path) -> LibraryVerdict | None:
     """Read a cached verdict; None if it is missing, damaged or of another format."""
     try:
-        verdict = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=Verdict)
+        verdict = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=LibraryVerdict)
     except (OSError, ValueError, RecursionError):  # DecodeError of msgspec is a ValueError
         return None
     return verdict if verdict.format == FORMAT else None
 
 
-def _try(path: Path, command: Sequence[str], seconds: float) -> Verdict:
+def _try(path: Path, command: Sequence[str], seconds: float) -> LibraryVerdict:
     """Run the trial. Raises BackendError unless it passes."""
     try:
         ended = run_child([*command, str(path)], seconds)
@@ -146,10 +146,10 @@ def _try(path: Path, command: Sequence[str], seconds: float) -> Verdict:
         raise BackendError(_failure(path, ended.status, ended))
     said = last_line(ended.stdout)
     try:
-        told = msgspec.json.decode(said, type=Told)
+        told = msgspec.json.decode(said, type=TrialLine)
     except ValueError:  # DecodeError of msgspec is one
         raise BackendError(f"{path}: the test of ggml ended with {said!r}; {AGAIN}") from None
-    return Verdict(format=FORMAT, library=str(path), repack=told.repack)
+    return LibraryVerdict(format=FORMAT, library=str(path), repack=told.repack)
 
 
 def _failure(path: Path, status: int, ended: Ended) -> str:

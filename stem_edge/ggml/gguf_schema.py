@@ -265,7 +265,7 @@ def slot_type(layout: RecordLayout) -> TensorType:
     """Return the type of rows in the row cache: ggml's blocks for int8 and int4 if groups fit."""
     if layout.row_type == "fp16":
         return types.F16
-    if not layout.quantized or layout.bits == 2 or layout.group_size % types.Q8_0.block:
+    if not layout.quantized or layout.group_size % types.Q8_0.block:
         return types.F32
     return {8: types.Q8_0, 4: types.Q4_0}[layout.bits]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from stem_edge.graph.ir import CONTRIB, Attribute, Graph, Node, Tensor, Value
+from stem_edge.graph.ir import CONTRIB, Attribute, Graph, Node, Tensor, ValueInfo
 
 OPSET = 21
 IR_VERSION = 10
@@ -81,7 +81,7 @@ def _tensor(tensor: Tensor) -> bytes:
     return about + b"".join(entries) + _int(14, EXTERNAL)
 
 
-def _value(name: str, value: Value) -> bytes:
+def _value(name: str, value: ValueInfo) -> bytes:
     kind = _int(1, value.type)
     if value.shape is not None:
         dims = (_text(2, size) if isinstance(size, str) else _int(1, size) for size in value.shape)

@@ -103,7 +103,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Value:
+class ValueInfo:
     """Type and shape of an input or output; shape None leaves it undeclared."""
 
     type: ElementType
@@ -114,8 +114,8 @@ class Value:
 class Graph:
     """Graph under construction, whose values are referred to by their names."""
 
-    inputs: dict[str, Value] = field(default_factory=dict)
-    outputs: dict[str, Value] = field(default_factory=dict)
+    inputs: dict[str, ValueInfo] = field(default_factory=dict)
+    outputs: dict[str, ValueInfo] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     sequences: int | str = 1  # of a step: the first axis of most inputs and outputs
@@ -185,5 +185,5 @@ def inline(name: str, array: Array) -> Tensor:
     return Tensor(name, ElementType.of(array.dtype), array.shape, little.tobytes())
 
 
-def _value(dtype: npt.DTypeLike, shape: Shape | None) -> Value:
-    return Value(ElementType.of(dtype), None if shape is None else tuple(shape))
+def _value(dtype: npt.DTypeLike, shape: Shape | None) -> ValueInfo:
+    return ValueInfo(ElementType.of(dtype), None if shape is None else tuple(shape))

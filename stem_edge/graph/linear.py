@@ -14,7 +14,7 @@ from stem_edge.graph.weight_plan import (
     LARGE_ALIGNMENT,
     Blocks,
     Floats,
-    Piece,
+    RowRange,
     Vector,
     WeightPlan,
 )
@@ -96,7 +96,7 @@ class DecodeProducts:
 
     def _stored_once(
         self, name: str, shape: tuple[int, int], bits: int, block: int
-    ) -> tuple[list[Piece], list[Piece]]:
+    ) -> tuple[list[RowRange], list[RowRange]]:
         """Place a matrix for gathering rows, too; return it, and the pieces to multiply with."""
         rows, width = shape
         whole = self._piece(name, (0, rows), width, bits, block, points=True)
@@ -139,7 +139,7 @@ class DecodeProducts:
                 place(name + part, dtype, shape)
                 for (part, shape), dtype in zip(dims.items(), types, strict=True)
             ]
-            piece = Piece(0, count, *tensors)
+            piece = RowRange(0, count, *tensors)
             self.plan.items.append(Blocks(name, kind, (name,), bits, block, (piece,)))
         weights = [self.graph.weight(tensor) for tensor in tensors]
         return gather_blocks(self.graph, weights, ids, result, bits, block)
@@ -162,7 +162,7 @@ class DecodeProducts:
         block: int,
         *,
         points: bool = False,
-    ) -> Piece:
+    ) -> RowRange:
         """Place rows of a matrix in blocks; points: with zero points, though symmetric."""
         rows, groups, place, name = (
             span[1] - span[0],
@@ -174,14 +174,14 @@ class DecodeProducts:
         scales = place(name + ".scales", np.float32, (rows * groups,))
         if self.format.offsets and bits == 4:
             offsets = place(name + ".offsets", np.float32, (rows, groups))
-            return Piece(*span, codes, scales, None, offsets)
+            return RowRange(*span, codes, scales, None, offsets)
         zeros = None
         if self.format.asymmetric or points:
             nbytes = rows * -(-groups * bits // 8)
             zeros = place(name + ".zero_points", np.uint8, (nbytes,))
-        return Piece(*span, codes, scales, zeros)
+        return RowRange(*span, codes, scales, zeros)
 
-    def _slice(self, name: str, whole: Piece, span: tuple[int, int]) -> Piece:
+    def _slice(self, name: str, whole: RowRange, span: tuple[int, int]) -> RowRange:
         """Return some rows of a placed matrix, as separate tensors over the same bytes."""
 
         def part(tensor: Tensor) -> Tensor:
@@ -192,9 +192,9 @@ class DecodeProducts:
             return replace(tensor, name=f"{name}.weight.{suffix}", dims=dims, offset=offset)
 
         rows, points = span[1] - span[0], whole.points if self.format.asymmetric else None
-        return Piece(*span, part(whole.codes), part(whole.scales), points and part(points))
+        return RowRange(*span, part(whole.codes), part(whole.scales), points and part(points))
 
-    def _emit(self, x: str, piece: Piece, width: int, bits: int, block: int) -> str:
+    def _emit(self, x: str, piece: RowRange, width: int, bits: int, block: int) -> str:
         """Emit the product with one piece, named like its codes."""
         tensors = [piece.codes, piece.scales, *([piece.points] if piece.points else [])]
         name = piece.codes.name.removesuffix(".weight.codes")

@@ -55,7 +55,7 @@ class Floats:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowRange:
     """Rows start to stop (exclusive) of a matrix in blocks, and their tensors."""
 
     start: int
@@ -75,7 +75,7 @@ class Blocks:
     parts: tuple[str, ...]
     bits: int
     block: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RowRange, ...]
     # Of the input, in whole steps; a part of the scales. Then each block ends with a code of zero
     # (stem_edge/graph/special/steps.py).
     step: float = 0.0
@@ -92,7 +92,7 @@ class Columns:
     scales: Tensor
 
 
-Item: TypeAlias = Vector | Peaks | Balance | Floats | Blocks | Columns
+PlanItem: TypeAlias = Vector | Peaks | Balance | Floats | Blocks | Columns
 
 
 @dataclass
@@ -100,7 +100,7 @@ class WeightPlan:
     """Items of a weight file, in file order."""
 
     file: str
-    items: list[Item] = field(default_factory=list)
+    items: list[PlanItem] = field(default_factory=list)
     nbytes: int = 0
 
     def place(self, name: str, dtype: npt.DTypeLike, dims: tuple[int, ...]) -> Tensor:

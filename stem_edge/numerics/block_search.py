@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.quantizing import Blocks, cut, encode, extremes, pack_codes, reciprocals
+from stem_edge.numerics.quantize import F32, pack_codes
+from stem_edge.numerics.quantizing import Rounded, cut, encode, extremes, reciprocals
 
 # Candidates: by how many codes the range is wider than the block's own, which is the first. Less
 # leaves some codes unused; more clips the greatest values so that the others are more exact.
@@ -30,7 +30,7 @@ TILE_VALUES = 1 << 16  # at a time, so that all candidates find them in the CPU'
 
 def search_blocks(
     matrix: F32, bits: int, block: int, weights: F32 | None = None, *, asymmetric: bool = False
-) -> Blocks:
+) -> Rounded:
     """Quantize [N, K] so that the weighted sum of squared errors in each block is small.
 
     weights: importance [K] of the input channels, zero or more. Default: all alike. The sum is
@@ -41,7 +41,7 @@ def search_blocks(
     scales, zeros = search_scales(blocks, bits, by_block, asymmetric=asymmetric)
     codes, scales = encode(blocks, scales, zeros, bits)
     packed = pack_codes(zeros.astype(np.uint8), bits) if asymmetric else None
-    return Blocks(codes, scales, packed)
+    return Rounded(codes, scales, packed)
 
 
 def least_error_scales(blocks: F32, bits: int) -> F32:

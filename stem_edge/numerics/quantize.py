@@ -64,11 +64,24 @@ def zero_points(rows: int, groups: int, bits: int) -> U8:
 
 
 def unpack_codes(packed: U8, bits: int) -> U8:
-    """Undo quantizing.pack_codes; the rest of a last byte becomes codes, too."""
+    """Undo pack_codes; the rest of a last byte becomes codes, too."""
     if bits == 8:
         return packed
     count, mask = 8 // bits, np.uint8((1 << bits) - 1)
-    codes = np.empty((packed.shape[0], packed.shape[1] * count), np.uint8)
+    codes = np.empty((*packed.shape[:-1], packed.shape[-1] * count), np.uint8)
     for at in range(count):
-        np.bitwise_and(packed >> np.uint8(at * bits), mask, out=codes[:, at::count])
+        np.bitwise_and(packed >> np.uint8(at * bits), mask, out=codes[..., at::count])
     return codes
+
+
+def pack_codes(codes: U8, bits: int) -> U8:
+    """Pack codes [..., K] into bytes [..., ceil(K*bits/8)]; the rest of a last byte is 0."""
+    if bits == 8:
+        return codes
+    count = 8 // bits
+    if rest := -codes.shape[-1] % count:
+        codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, rest)])
+    packed = codes[..., 0::count].copy()
+    for at in range(1, count):
+        packed |= codes[..., at::count] << np.uint8(at * bits)
+    return packed

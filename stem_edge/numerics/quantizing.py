@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stem_edge.numerics.quantize import F32, U8
+from stem_edge.numerics.quantize import F32, U8, pack_codes
 
 
-class Blocks(NamedTuple):
+class Rounded(NamedTuple):
     """A quantized matrix [N, K]."""
 
     codes: U8  # [N, K*bits/8]
@@ -33,7 +33,7 @@ def quantize_blocks(matrix: F32, bits: int, block: int) -> tuple[U8, F32]:
     return encode(blocks, scales, np.float32(half), bits)
 
 
-def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Blocks:
+def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Rounded:
     """Quantize [N, K] with a zero point for each block, so that its range takes all codes.
 
     As in MLAS, the range is widened to include zero, which stays exact.
@@ -45,7 +45,7 @@ def quantize_asymmetric(matrix: F32, bits: int, block: int) -> Blocks:
     scales = np.asarray(high / top - low / top, np.float32)
     zeros = np.clip(np.rint(-low * reciprocals(scales)), 0, top)
     codes, scales = encode(blocks, scales, zeros, bits)
-    return Blocks(codes, scales, pack_codes(zeros.astype(np.uint8), bits))
+    return Rounded(codes, scales, pack_codes(zeros.astype(np.uint8), bits))
 
 
 def cut(matrix: F32, block: int) -> F32:
@@ -80,16 +80,3 @@ def encode(blocks: F32, scales: F32, zeros: F32 | np.float32, bits: int) -> tupl
     np.clip(scaled, 0, (1 << bits) - 1, out=scaled)
     codes = scaled.astype(np.uint8).reshape(len(blocks), blocks.shape[1] * blocks.shape[2])
     return pack_codes(codes, bits), np.where(inverse != 0, scales, np.float32(0))
-
-
-def pack_codes(codes: U8, bits: int) -> U8:
-    """Pack codes [N, K] into bytes [N, ceil(K*bits/8)]; the rest of a last byte is 0."""
-    if bits == 8:
-        return codes
-    count = 8 // bits
-    if rest := -codes.shape[1] % count:
-        codes = np.pad(codes, ((0, 0), (0, rest)))
-    packed = codes[:, 0::count].copy()
-    for at in range(1, count):
-        packed |= codes[:, at::count] << np.uint8(at * bits)
-    return packed

@@ -68,7 +68,7 @@ class Access:
             share.give_back()
 
 
-class Elsewhere(CORSMiddleware):
+class Cors(CORSMiddleware):
     """CORS with refusals in the form of all errors."""
 
     def preflight_response(self, request_headers: Headers) -> Response:

@@ -26,7 +26,7 @@ from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.serving.budget import give_back, memory_limit
-from stem_edge.serving.jobs import Job
+from stem_edge.serving.jobs import ServerJob
 from stem_edge.serving.reply import Reply
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Compute:
         self._open_model, self._closes, self._ended = open_model, closes, ended
         self._found: tuple[Model, Pump[Reply]] | None = None  # once it is loaded
         self.failure: Exception | None = None  # why there is no model, or none any more
-        self._jobs = deque[Job]()
+        self._jobs = deque[ServerJob]()
         self._lock = threading.RLock()  # of accepted work, so that all of it learns of the end
         self._wake = threading.Event()
         self.draining = False  # whether no more requests are taken
@@ -152,7 +152,7 @@ class Compute:
 
         Cancelling this ends the work after a step under way. Errors as for submit.
         """
-        job = Job(work)
+        job = ServerJob(work)
         with self._lock:
             self.check(1)
             self._jobs.append(job)

@@ -25,7 +25,7 @@ from stem_edge.answers.refusals import (
 )
 from stem_edge.errors import StemEdgeError
 from stem_edge.serving.budget import Share
-from stem_edge.serving.reply import Answers
+from stem_edge.serving.reply import TurnAnswers
 from stem_edge.serving.streams import ClientLeftError, EventStream, event, until_disconnected
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def _openai_event(error: StemEdgeError) -> bytes:
 
 async def respond(
     request: Request,
-    answers: Answers,
+    answers: TurnAnswers,
     events: AsyncGenerator[bytes] | None,
     whole: Callable[[], Coroutine[Any, Any, object]],
     told: Callable[[StemEdgeError], bytes] = _openai_event,
@@ -68,7 +68,7 @@ async def respond(
 
 
 async def respond_growing(
-    request: Request, answers: Answers, growing: Growing, *, stream: bool
+    request: Request, answers: TurnAnswers, growing: Growing, *, stream: bool
 ) -> Response:
     """Return the first of some answers in a form that grows."""
     first = answers.first

@@ -10,7 +10,7 @@ from typing import Any
 from stem_edge.errors import StemEdgeError
 
 
-class Job:
+class ServerJob:
     """Work done a piece at a time: an iterator; `future` becomes the list of its pieces.
 
     The iterator yields None while it waits; None is left out of the list.

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.runtime.backends.options import check_sequences
 from stem_edge.runtime.model import Model
-from stem_edge.serving.access import LOCAL_ORIGIN, LOCALHOST, Access, Elsewhere
+from stem_edge.serving.access import LOCAL_ORIGIN, LOCALHOST, Access, Cors
 from stem_edge.serving.compute import END_SECONDS, Compute
 from stem_edge.serving.http import tell_error
 from stem_edge.serving.metrics import Metrics
@@ -112,7 +112,7 @@ def _middleware(service: Service) -> list[Middleware]:
         return [access]
     # First, so that pages may read refusals, too.
     elsewhere = Middleware(
-        Elsewhere,
+        Cors,
         allow_origins=service.origins,
         allow_origin_regex=LOCAL_ORIGIN.pattern if LOCALHOST in service.origins else None,
         allow_methods=["*"],

@@ -61,7 +61,7 @@ class Reply:
                 return
 
 
-class Answering:
+class TurnAnswer:
     """The answer to a turn, under way; leaving the context manager early cancels it."""
 
     def __init__(self, reply: Reply, events: AnswerEvents) -> None:
@@ -87,20 +87,20 @@ class Answering:
         return found
 
 
-class Answers(ExitStack):
+class TurnAnswers(ExitStack):
     """Answers to one turn; leaving the context manager early cancels those that have not ended."""
 
-    def __init__(self, all_: Sequence[Answering]) -> None:
+    def __init__(self, all_: Sequence[TurnAnswer]) -> None:
         super().__init__()
         self.all = [self.enter_context(answering) for answering in all_]
 
     @property
-    def first(self) -> Answering:
+    def first(self) -> TurnAnswer:
         """The only one, if no more were asked for."""
         return self.all[0]
 
 
-async def merged(answers: Sequence[Answering]) -> AsyncGenerator[tuple[int, AnswerEvent]]:
+async def merged(answers: Sequence[TurnAnswer]) -> AsyncGenerator[tuple[int, AnswerEvent]]:
     """Yield (number of the answer, event) of all answers as they come."""
     if len(answers) == 1:
         async for event in answers[0]:
@@ -126,7 +126,7 @@ async def merged(answers: Sequence[Answering]) -> AsyncGenerator[tuple[int, Answ
 async def _pump(
     queue: asyncio.Queue[tuple[int, AnswerEvent] | Exception | None],
     number: int,
-    answering: Answering,
+    answering: TurnAnswer,
 ) -> None:
     try:
         async for event in answering:

@@ -19,14 +19,14 @@ from stem_edge.runtime.model import Model
 from stem_edge.serving.budget import give_back
 from stem_edge.serving.compute import Compute
 from stem_edge.serving.metrics import Metrics
-from stem_edge.serving.reply import Answering, Answers
+from stem_edge.serving.reply import TurnAnswer, TurnAnswers
 
 T = TypeVar("T")
 # Most that are worked on at a time, and most that wait: texts for their own sake, and prompts.
 TEXTS, PROMPTS = (1, 16), (2, 64)
 
 
-class Threads:
+class RequestThreads:
     """Threads for work on requests. most: under way at a time. waiting: most that wait for one.
 
     What waits holds a connection, and memory for what was made of its body.
@@ -53,15 +53,15 @@ class Service:
     origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS); "*": any
     body_nbytes: int = 4 << 20  # of the largest request
     created: int = field(default_factory=unix_time)
-    texts: Threads = field(default_factory=lambda: Threads(*TEXTS))
-    prompts: Threads = field(default_factory=lambda: Threads(*PROMPTS))
+    texts: RequestThreads = field(default_factory=lambda: RequestThreads(*TEXTS))
+    prompts: RequestThreads = field(default_factory=lambda: RequestThreads(*PROMPTS))
 
     @cached_property
     def token_texts(self) -> TokenTexts:
         """Texts of single tokens."""
         return TokenTexts(self.model)
 
-    async def in_thread(self, work: Callable[[], T], threads: Threads) -> T:
+    async def in_thread(self, work: Callable[[], T], threads: RequestThreads) -> T:
         """Do work on a request in one of some threads; return its result.
 
         What it leaves behind is given back. Raises BusyError if too many wait.
@@ -76,7 +76,7 @@ class Service:
         threads.check()
         return await to_thread.run_sync(done, limiter=threads.limiter)
 
-    async def begin(self, turn: Turn, count: int = 1) -> Answers:
+    async def begin(self, turn: Turn, count: int = 1) -> TurnAnswers:
         """Queue a turn, `count` times with seeds that follow each other; enter the result at once.
 
         Raises InputError for a turn that the model cannot take, and what Compute.submit raises.
@@ -85,7 +85,7 @@ class Service:
         model = self.model
         prepared = await self.in_thread(lambda: prepare(model, turn, count), self.prompts)
         replies = self.compute.submit(prepared.requests)
-        return Answers([Answering(reply, prepared.events()) for reply in replies])
+        return TurnAnswers([TurnAnswer(reply, prepared.events()) for reply in replies])
 
     async def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens of a turn's prompt. Raises InputError."""

@@ -34,7 +34,7 @@ def nbytes_on_nvidia(pid: int) -> int | None:
 
 
 def ask_nvidia(*query: str) -> list[str]:
-    """Query nvidia-smi and return its lines; none if there is no driver, or it fails."""
+    """Query nvidia-smi and return its lines; empty if there is no driver, or it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

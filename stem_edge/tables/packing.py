@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stem_edge.numerics.quantize import F32, U8
-from stem_edge.numerics.quantizing import cut, encode, extremes, pack_codes
+from stem_edge.numerics.quantize import F32, U8, pack_codes
+from stem_edge.numerics.quantizing import cut, encode, extremes
+from stem_edge.tables.codecs import CODECS, FP16_MAX
 from stem_edge.tables.rows import RecordLayout
 
 # Scales of blocks [..., size], for codes of so many bits.
 Scaling: TypeAlias = Callable[[F32, int], F32]
-FP16_MAX = float(np.finfo(np.float16).max)
 
 
 def range_scales(blocks: F32, bits: int) -> F32:
@@ -33,8 +33,6 @@ def pack_records(layout: RecordLayout, rows: Sequence[F32], scaling: Scaling = r
             f"rows of shapes {[r.shape for r in rows]}; expected {len(layout.layers)} arrays "
             f"[n, {layout.row_width}]"
         )
-    if layout.row_type == "fp16" and any(r.size and np.abs(r).max() > FP16_MAX for r in rows):
-        raise ValueError(f"a value is above {FP16_MAX:g}, the greatest that fp16 rows can hold")
     records = np.empty((len(rows[0]), layout.record_nbytes), np.uint8)
     for index, values in enumerate(rows):
         if layout.quantized:
@@ -42,7 +40,7 @@ def pack_records(layout: RecordLayout, rows: Sequence[F32], scaling: Scaling = r
             layout.row_codes(records, index)[:] = codes
             layout.row_scales(records, index)[:] = scales
         else:
-            layout.row_codes(records, index)[:] = values
+            layout.row_codes(records, index)[:] = CODECS[layout.row_type].pack(values)
     return records
 
 

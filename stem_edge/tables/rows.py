@@ -5,9 +5,9 @@ A record holds, for each STEM layer in ascending order, the row's codes and then
     [codes 0][scales 0][codes 1][scales 1] ...
 
 A row is one or more arrays, its *parts*, one after the other: a vector of d_ff values, or the
-matrices of an expert. float32 and float16 rows are stored as they are and have no scales. int8,
-int4 and int2 rows are cut into groups of `group_size` values that share one scale (numerics/quantize.py); no
-group spans two rows of a matrix. Everything is little-endian. The layout of a store is written into
+matrices of an expert. Floats are stored as they are and have no scales. Whole numbers (codecs.py)
+are cut into groups of `group_size` values that share one scale (numerics/quantize.py); no group
+spans two rows of a matrix. Everything is little-endian. The layout of a store is written into
 the attributes of its zarr group.
 
 A lookup says for each STEM layer which row a token takes. That of its own id in every layer is its own
@@ -23,7 +23,6 @@ from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.limits import MAX_LAYERS, MAX_VOCAB
 from stem_edge.numerics.quantize import (
@@ -34,13 +33,10 @@ from stem_edge.numerics.quantize import (
     fitting_block,
     zero_points,
 )
+from stem_edge.tables.codecs import CODECS, F16, Codes, RowType
 
-RowType = Literal["fp32", "fp16", "int8", "int4", "int2"]
-ROW_BITS: dict[RowType, int] = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4, "int2": 2}
 ScaleType = Literal["fp32", "fp16"]
 Parts: TypeAlias = tuple[tuple[int, ...], ...]
-F16: TypeAlias = npt.NDArray[np.float16]
-Codes: TypeAlias = U8 | F16 | F32
 Scales: TypeAlias = F16 | F32
 
 MAX_RECORD_NBYTES = 1 << 28
@@ -100,12 +96,12 @@ class RecordLayout(
     @cached_property
     def bits(self) -> int:
         """Bits of one stored value, not counting its share of the scale."""
-        return ROW_BITS[self.row_type]
+        return CODECS[self.row_type].bits
 
     @cached_property
     def quantized(self) -> bool:
         """True if rows are codes with scales."""
-        return self.bits <= 8
+        return CODECS[self.row_type].scaled
 
     @cached_property
     def row_width(self) -> int:
@@ -134,7 +130,7 @@ class RecordLayout(
 
     @cached_property
     def codes_dtype(self) -> np.dtype[np.generic]:
-        """dtype of `row_codes()`: uint8 for quantized rows, else the float type."""
+        """dtype of `row_codes()`: that of floats, or uint8."""
         return np.dtype({32: "<f4", 16: "<f2"}.get(self.bits, "u1"))
 
     @cached_property
@@ -183,11 +179,13 @@ class RecordLayout(
 
     def unpack(self, records: U8, index: int) -> F32:
         """Unpack the rows of the `index`-th STEM layer to float32 [n, row_width]."""
-        codes = self.row_codes(records, index)
-        if codes.dtype != np.uint8:
-            return codes.astype(np.float32)
-        scales = self.row_scales(records, index).astype(np.float32)
-        return dequantize_blocks(codes.view(np.uint8), scales, self.bits)
+        return self.values(self.row_codes(records, index), self.row_scales(records, index))
+
+    def values(self, codes: Codes, scales: Scales | None) -> F32:
+        """Values [n, row_width] of codes [n, columns] and, if there are any, scales [n, groups]."""
+        if scales is None or not self.quantized:
+            return CODECS[self.row_type].unpack(codes).astype(np.float32)
+        return dequantize_blocks(codes.view(np.uint8), scales.astype(np.float32), self.bits)
 
 
 def make_layout(
@@ -200,7 +198,7 @@ def make_layout(
 ) -> RecordLayout:
     """Make a layout with the largest group that fits, up to `group_size` (unused for floats)."""
     width = math.gcd(*(part[-1] for part in parts))
-    group = fitting_block(width, group_size) if ROW_BITS[row_type] <= 8 else 0
+    group = fitting_block(width, group_size) if CODECS[row_type].scaled else 0
     return RecordLayout(
         records=records,
         layers=tuple(layers),

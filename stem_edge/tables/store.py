@@ -11,6 +11,7 @@ Records are numbered through both arrays. Without an index, token t has record t
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 from stem_edge.files.plain_files import check_folder, damaged, read_plain
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.numerics.quantize import I32, U8
+from stem_edge.tables.codecs import form_of, widen
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import (
     CRC_NBYTES,
@@ -34,8 +36,6 @@ from stem_edge.tables.zarr_json import array_document, compare, naming, read_jso
 RECORDS, RARE_RECORDS, INDEX = "records", "rare_records", "index"
 ATTRIBUTE = "stem_edge"  # of the group; holds the format
 ENTRY_NBYTES = 4  # of the index
-# Codes count from 0, so that 8 is zero as int4 and 128 is zero as int8.
-INT4_TO_INT8 = 128 - 8
 
 
 def index_metadata(tokens: int) -> dict[str, Any]:
@@ -79,39 +79,46 @@ def read_index(root: Path, tokens: int, records: int) -> I32:
     return index.astype(np.int32, copy=False)
 
 
-class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Contents of a table store: its tokens and record layouts. Raises ValueError if impossible."""
 
     tokens: int
-    tables: RecordLayout  # of all records once they are read, as the row cache has them
+    # Of all records, as those in the first array are stored.
+    stored: RecordLayout = msgspec.field(name="tables")
     rare_tables: RecordLayout | None = None  # of the last records as they are stored
     indexed: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.tokens <= MAX_VOCAB:
             raise ValueError(f"tables of {self.tokens} tokens; expected 1 to {MAX_VOCAB}")
-        if not self.indexed and self.tokens != self.tables.records:
-            raise ValueError(f"{self.tables.records} records of {self.tokens} tokens, but no index")
-        rare = self.rare_tables
+        records, rare, _ = self.stored.records, self.rare_tables, self.tables
+        if not self.indexed and self.tokens != records:
+            raise ValueError(f"{records} records of {self.tokens} tokens, but no index")
         if rare is None:
             return
         if not self.indexed:
             raise ValueError("rare tables, but no index that says which tokens they are for")
-        wanted = msgspec.structs.replace(rare, row_type="int8", records=self.tables.records)
-        if rare.row_type != "int4" or wanted != self.tables or rare.records >= wanted.records:
-            raise ValueError(f"rare tables {rare} do not widen to tables {self.tables}")
+        wanted = msgspec.structs.replace(self.stored, row_type=rare.row_type, records=rare.records)
+        if wanted != rare or rare.records >= records or rare.bits >= self.stored.bits:
+            raise ValueError(f"rare tables {rare} do not widen to those of {self.stored}")
+
+    @cached_property
+    def tables(self) -> RecordLayout:
+        """Layout of all records once they are read, as row cache and graphs have them."""
+        types = [layout.row_type for layout in (self.stored, self.rare_tables) if layout]
+        return msgspec.structs.replace(self.stored, row_type=form_of(*types))
 
     @property
-    def frequent(self) -> int:
-        """Records in the first array."""
-        return self.tables.records - (self.rare_tables.records if self.rare_tables else 0)
+    def kind(self) -> str:
+        """Name of what is stored, as `stem-edge export --tables` has it."""
+        return "mixed" if self.rare_tables else self.stored.row_type
 
     def arrays(self) -> dict[str, RecordLayout]:
         """Name and layout of each array of records, in the order of record numbers."""
-        arrays = {RECORDS: msgspec.structs.replace(self.tables, records=self.frequent)}
-        if self.rare_tables is not None:
-            arrays[RARE_RECORDS] = self.rare_tables
-        return arrays
+        if (rare := self.rare_tables) is None:
+            return {RECORDS: self.stored}
+        frequent = self.stored.records - rare.records
+        return {RECORDS: msgspec.structs.replace(self.stored, records=frequent), RARE_RECORDS: rare}
 
     def folders(self) -> list[str]:
         """Folders of all arrays of the group."""
@@ -124,7 +131,7 @@ class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def nbytes(self, prompt_rows: int = 0) -> int:
         """Bytes on flash, not counting descriptions. prompt_rows: see ModelConfig."""
-        overhead = pieces_for(self.tables, prompt_rows) * (CRC_NBYTES + INDEX_ENTRY_NBYTES)
+        overhead = pieces_for(self.stored, prompt_rows) * (CRC_NBYTES + INDEX_ENTRY_NBYTES)
         arrays = self.arrays().values()
         return self.index_nbytes + sum(a.records * (a.record_nbytes + overhead) for a in arrays)
 
@@ -132,19 +139,17 @@ class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def mean_record_nbytes(self) -> int:
         """Mean bytes of a record on flash, where records of rare tables are smaller."""
         arrays = self.arrays().values()
-        return round(sum(a.records * a.record_nbytes for a in arrays) / self.tables.records)
+        return round(sum(a.records * a.record_nbytes for a in arrays) / self.stored.records)
 
-    def widen(self, rare: U8, records: U8) -> None:
-        """Fill records [n, nbytes] with the values of records of rare tables; exact."""
-        if self.rare_tables is None:
-            raise ValueError("there are no rare tables")
-        for index in range(len(self.tables.layers)):
-            narrow = self.rare_tables.row_codes(rare, index).view(np.uint8)
-            wide = self.tables.row_codes(records, index).view(np.uint8)
-            wide[:, 0::2], wide[:, 1::2] = narrow & 15, narrow >> 4
-            wide += INT4_TO_INT8
-            scales = self.tables.row_scales(records, index)
-            scales[:] = self.rare_tables.row_scales(rare, index)
+    def widen(self, layout: RecordLayout, records: U8) -> U8:
+        """Convert records [n, nbytes] of an array of this layout to those of `tables`; exact."""
+        if layout.row_type == self.tables.row_type:
+            return records
+        widened = np.empty((len(records), self.tables.record_nbytes), np.uint8)
+        (codes, scales), (narrow, kept) = self.tables.split(widened), layout.split(records)
+        codes[:] = widen(narrow, layout.row_type, form_of(self.tables.row_type))
+        scales[:] = kept
+        return widened
 
 
 class TableStore(msgspec.Struct, frozen=True):

@@ -213,7 +213,7 @@ def _object(
     *,
     form: str,
 ) -> Object:
-    """Return the values of an object that are not null, which clients write for what is missing."""
+    """Return the values of an object that are not null; clients write null for missing values."""
     if isinstance(value, Mapping):
         given = {name: item for name, item in value.items() if item is not None}
         known = {*needed, *optional}

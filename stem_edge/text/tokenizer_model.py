@@ -1,15 +1,16 @@
 """Check of a tokenizer's model: its tokens and merges, and the memory that the library takes for them.
 
 A file of 64 MiB can name what the library needs gigabytes and minutes for, so numbers are bounded
-before.
+before. Lists are read in pieces, because objects of Python would take more than the library.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -18,20 +19,13 @@ import numpy as np
 
 from stem_edge.errors import MemoryPlanError
 from stem_edge.system.memory import own_memory
-from stem_edge.text.tokenizer_lists import (
-    PAIR,
-    SPACE,
-    TEXT,
-    check_count,
-    check_distinct,
-    lists,
-    some_of,
-)
 from stem_edge.text.tokenizer_steps import check_model
 from stem_edge.units import format_size
 
+MAX_TOKENS = 1 << 19  # twice the largest vocabulary among published models
 MAX_MERGES = 3  # for each token; Llama 3 has 2.2
 MAX_MERGES_IN_ALL = 3 << 18  # half as many again as Gemma 3, which has most
+MAX_PIECES_NBYTES = 4 << 20  # of all tokens of a Unigram model; XLM-R has 2 MB
 SMALL_NBYTES = 16 << 20
 # Measured with 2,000 to a million tokens: what the library keeps is 5 % more to 20 % less.
 NODE_NBYTES = 350
@@ -40,9 +34,20 @@ MERGE_NBYTES, MERGE_LOADING_NBYTES = (70, 30), (420, 170)  # as pairs, and as te
 Id = Annotated[int, msgspec.Meta(ge=0)]
 Field: TypeAlias = msgspec.Raw | msgspec.UnsetType
 
+_TEXT, _SPACE = rb'"[^"\\]*(?:\\.[^"\\]*)*"', rb"[ \t\r\n]*"
+_COMMA = _SPACE + b"," + _SPACE
+_KEY = re.compile(_TEXT + _SPACE + b":", re.DOTALL)
+_PAIR = rb"\[" + _SPACE + _TEXT + _COMMA + rb"%b" + _SPACE + rb"\]"
+_PIECE_COUNT = 256
 _COMMENT = "#version"
-_KEY = re.compile(TEXT + SPACE + b":", re.DOTALL)
-_MERGES = some_of(b"(?:" + TEXT + b"|" + PAIR % TEXT + b")")
+
+
+def _some(element: bytes) -> re.Pattern[bytes]:
+    return re.compile(b"(?:%b%b%b,?){1,%d}" % (_SPACE, element, _SPACE, _PIECE_COUNT), re.DOTALL)
+
+
+_MERGES = _some(b"(?:" + _TEXT + b"|" + _PAIR % _TEXT + b")")
+_PIECES = _some(_PAIR % rb"[-+.0-9eE]+")
 
 
 class _Fields(msgspec.Struct):
@@ -102,10 +107,8 @@ def check_tokens(raw: msgspec.Raw, added_nbytes: int) -> CheckedModel:
     vocab = msgspec.Raw(b"null") if fields.vocab is msgspec.UNSET else fields.vocab
     nodes = merges = 0
     if bytes(memoryview(vocab)[:1]) == b"[":
-        from stem_edge.text.tokenizer_unigram import nodes_of, pieces_of  # for such models alone
-
-        ids = pieces_of(vocab)
-        nodes = nodes_of(ids)
+        ids = _pieces(vocab)
+        nodes = _nodes(ids)
     else:
         ids = _vocabulary(vocab)
         fields.vocab = msgspec.Raw(msgspec.json.encode(ids))
@@ -126,10 +129,50 @@ def _vocabulary(raw: msgspec.Raw) -> dict[str, int]:
     """Map each token to its id. Raises ValueError unless it is named once."""
     count = 0
     for count, _ in enumerate(_KEY.finditer(memoryview(raw)), 1):
-        check_count(count)
+        _check_count(count)
     ids = msgspec.json.decode(raw, type=dict[str, Id])
-    check_distinct(ids, count)
+    _check_distinct(ids, count)
     return ids
+
+
+def _pieces(raw: msgspec.Raw) -> dict[str, int]:
+    """Map each token of a Unigram model to its id, which is its place in the list."""
+    ids, count = dict[str, int](), 0
+    for some in _lists(raw, _PIECES, list[tuple[str, float]], "model.vocab"):
+        for piece, _ in some:
+            ids.setdefault(piece, count)
+            count += 1
+        _check_count(count)
+    _check_distinct(ids, count)
+    return ids
+
+
+def _nodes(pieces: Collection[str]) -> int:
+    """Return the nodes of the library's tree of tokens: their distinct beginnings. Raises ValueError."""
+    text = sum(len(piece.encode()) for piece in pieces)
+    if text > MAX_PIECES_NBYTES:
+        raise ValueError(
+            f"the tokens of model.vocab have {text:,} bytes, expected at most {MAX_PIECES_NBYTES:,}"
+        )
+    nodes, last = 0, b""
+    for piece in sorted(piece.encode() for piece in pieces):
+        nodes += len(piece) - len(commonprefix([last, piece]))  # noqa: RUF071  (not of paths)
+        last = piece
+    return nodes
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_TOKENS:
+        raise ValueError(
+            f"model.vocab has more than {MAX_TOKENS:,} entries, expected at most as many"
+        )
+
+
+def _check_distinct(ids: Mapping[str, int], count: int) -> None:
+    if len(ids) != count:
+        raise ValueError(f"model.vocab has {count} entries for {len(ids)} tokens, expected as many")
+    if not ids:
+        raise ValueError("model.vocab is empty, expected tokens")
 
 
 def _merges(raw: msgspec.Raw, ids: Mapping[str, int], *, plain: bool) -> tuple[bytes, int]:
@@ -140,7 +183,7 @@ def _merges(raw: msgspec.Raw, ids: Mapping[str, int], *, plain: bool) -> tuple[b
     """
     most = min(MAX_MERGES * len(ids), MAX_MERGES_IN_ALL)
     keys, written = array("Q"), list[bytes]()
-    for some in lists(raw, _MERGES, list[tuple[str, str] | str], "model.merges"):
+    for some in _lists(raw, _MERGES, list[tuple[str, str] | str], "model.merges"):
         pairs = [_pair(merge) for merge in some if not _is_comment(merge)]
         try:
             keys.extend([ids[first] << 32 | ids[second] for first, second in pairs])
@@ -174,3 +217,19 @@ def _pair(merge: tuple[str, str] | str) -> tuple[str, str]:
     if len(others) != 1:
         raise ValueError(f"model.merges has {str(merge)[:80]!r}, expected two tokens")
     return first, others[0]
+
+
+def _lists(raw: msgspec.Raw, some: re.Pattern[bytes], kind: Any, where: str) -> Iterator[list[Any]]:
+    """Yield the elements of a JSON list in pieces. Raises ValueError for one of another kind."""
+    data = memoryview(raw)
+    if bytes(data[:1]) != b"[":
+        raise ValueError(f"{where} is not a list")
+    at, end = 1, len(data) - 1
+    while at < end:
+        found = some.match(data, at, end)
+        if found is None:
+            if not bytes(data[at:end]).strip():
+                return
+            raise ValueError(f"{where} has {bytes(data[at : at + 80])!r}, expected pairs of tokens")
+        yield msgspec.json.decode(b"[" + found[0].rstrip(b", \t\r\n") + b"]", type=kind)
+        at = found.end()

@@ -6,6 +6,7 @@ prefix of a million bytes, or a template with the text five times. They must be 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from math import prod
@@ -185,7 +186,19 @@ def _factor(step: dict[str, Any]) -> int:
         # Plus 1, because a regular expression may match between any two bytes and keep both.
         return 1 + len(content.encode())
     if step["type"] == "Precompiled":
-        from stem_edge.text.tokenizer_unigram import charsmap_growth  # for such steps alone
-
-        return charsmap_growth(step.get("precompiled_charsmap"))
+        return _charsmap_growth(step.get("precompiled_charsmap"))
     return FIXED_GROWTH.get(step["type"], 1)
+
+
+def _charsmap_growth(charsmap: Any) -> int:
+    """Return the longest replacement in a charsmap: a trie, then texts terminated by zeros."""
+    message = "normalizer.precompiled_charsmap is {}, expected base64 of a trie and its texts"
+    try:
+        data = base64.b64decode(charsmap, validate=True)
+    except (TypeError, ValueError):
+        found = "null" if charsmap is None else "not base64"
+        raise ValueError(message.format(found)) from None
+    trie_nbytes = int.from_bytes(data[:4], "little")
+    if not trie_nbytes or trie_nbytes % 4 or 4 + trie_nbytes > len(data):
+        raise ValueError(message.format(f"{len(data)} bytes with a trie of {trie_nbytes}"))
+    return max(1, *(len(text) for text in data[4 + trie_nbytes :].split(b"\0")))

@@ -13,8 +13,8 @@ from exports import contents
 
 import stem_edge
 from stem_edge.errors import CheckpointError, ExportError, StemEdgeError
-from stem_edge.export.job.journal import Step
-from stem_edge.export.shards import PARTS, Shards
+from stem_edge.export.job.journal import JournalStep
+from stem_edge.export.shards import PARTS, ShardTask
 
 SHARD_NBYTES = 10_000
 
@@ -30,7 +30,7 @@ class Machines:
     def __init__(self, most: int | None = None, error: BaseException | None = None) -> None:
         self.names, self._most, self._error = list[str](), most, error
 
-    def __call__(self, given: Shards) -> Generator[Step]:
+    def __call__(self, given: ShardTask) -> Generator[JournalStep]:
         shards = pickle.loads(pickle.dumps(given))
         tables = shards.open()
         torn = shards.folder / PARTS / "torn" / "records"
@@ -80,7 +80,7 @@ def test_an_interrupted_export_goes_on_with_the_other_shards(
 
 
 def test_shards_that_are_all_written_need_no_machine(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    def none(shards: Shards) -> Generator[Step]:
+    def none(shards: ShardTask) -> Generator[JournalStep]:
         pytest.fail(f"asked for {shards.names}")
 
     out, machines = tmp_path / "out", Machines(error=KeyboardInterrupt())
@@ -89,7 +89,7 @@ def test_shards_that_are_all_written_need_no_machine(tiny_checkpoint: Path, tmp_
     stem_edge.export_bundle(tiny_checkpoint, out, elsewhere=none)
 
 
-def refuse(shards: Shards, **changed: Any) -> Generator[Step]:
+def refuse(shards: ShardTask, **changed: Any) -> Generator[JournalStep]:
     replace(shards, **changed).open()
     yield from ()
 

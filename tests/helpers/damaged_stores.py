@@ -13,7 +13,7 @@ from stem_edge.tables.store import TableFormat
 
 # Five records of 20 bytes, two per shard, so that the last shard has an empty place.
 LAYOUT = RecordLayout(records=5, layers=(1,), parts=((16,),), row_type="int8", group_size=16)
-FORMAT = TableFormat(tokens=5, tables=LAYOUT)
+FORMAT = TableFormat(tokens=5, stored=LAYOUT)
 RECORDS = np.arange(100, dtype=np.uint8).reshape(5, 20)
 STRIDE, INDEX_NBYTES = 24, 2 * 16 + 4
 NOWHERE = 2**64 - 1

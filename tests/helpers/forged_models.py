@@ -41,7 +41,8 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.layers import BIASED, FFN_TERMS, LinearRope, Llama3Rope, RopeScaling, YarnRope
 from stem_edge.limits import LEAST_SCALING, MAX_CONTEXT, MAX_SOFTCAP
-from stem_edge.tables.rows import ROW_BITS, RecordLayout, ScaleType
+from stem_edge.tables.codecs import CODECS
+from stem_edge.tables.rows import RecordLayout, ScaleType
 
 VOCABULARY = 8  # the smallest, because ids of the prompt are below it
 ONE_TOKEN = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
@@ -107,8 +108,8 @@ SCALINGS: st.SearchStrategy[RopeScaling | None] = st.one_of(
 @st.composite
 def layouts(draw: st.DrawFn, config: ModelConfig) -> RecordLayout | None:
     """Draw a layout of a model's records; None if the drawn type does not fit them."""
-    row_type = draw(st.sampled_from(list(ROW_BITS)))
-    quantized = ROW_BITS[row_type] <= 8
+    row_type = draw(st.sampled_from(list(CODECS)))
+    quantized = CODECS[row_type].scaled
     try:
         return RecordLayout(
             records=config.records,

@@ -62,6 +62,18 @@ def make_tokenizer() -> Tokenizer:
     return made
 
 
+def write_tokenizer(folder: Path) -> Tokenizer:
+    """Write the tokenizer, and return it."""
+    made = make_tokenizer()
+    made.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "GemmaTokenizer", "bos_token": "<bos>", "eos_token": "<eos>",
+        "pad_token": "<pad>", "unk_token": "<unk>",
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return made
+
+
 def write_gemma(folder: Path, **changes: Any) -> Any:
     """Write a folder; return transformers' model, in which every tensor affects the logits."""
     sizes = {"vocab_size": VOCAB_SIZE, "vocab_size_per_layer_input": VOCAB_SIZE}
@@ -69,12 +81,7 @@ def write_gemma(folder: Path, **changes: Any) -> Any:
     for layer in model.model.layers:  # flat scores, so that rounding changes little
         layer.self_attn.q_norm.weight.data *= 0.3
     model.save_pretrained(folder)
-    make_tokenizer().save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "GemmaTokenizer", "bos_token": "<bos>", "eos_token": "<eos>",
-        "pad_token": "<pad>", "unk_token": "<unk>",
-    }  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     edit(folder, "generation_config.json", eos_token_id=[EOS, END_OF_TURN])
     return model

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, cast
 
 import gguf
 import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from stem_edge.export.tokenizers.gguf import NORMAL, UNUSED
+from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
+from stem_edge.export.tokenizers.gguf import NORMAL, UNUSED, USER_DEFINED
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.quantize import F32, U8
 
 
@@ -41,6 +47,8 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 def model_keys(config: Any) -> dict[str, Any]:
     """Return the keys of a model of transformers."""
+    if config.model_type.startswith("gemma"):
+        return gemma_keys(config)
     kind = "llama" if config.model_type == "mistral" else config.model_type
     values = {
         "context_length": config.max_position_embeddings,
@@ -62,9 +70,94 @@ def model_keys(config: Any) -> dict[str, Any]:
     return {"general.architecture": kind} | {f"{kind}.{key}": v for key, v in values.items()}
 
 
+def gemma_keys(config: Any) -> dict[str, Any]:
+    """Return the keys of a text model of Gemma, as llama.cpp's converter writes them."""
+    kind, ropes = config.model_type.removesuffix("_text"), config.rope_parameters
+    sliding = [one == "sliding_attention" for one in config.layer_types]
+    layers = [config.per_layer_config[n] for n in range(len(sliding))] if kind == "gemma4" else []
+    full = _of_full(config)
+    keys: dict[str, Any] = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": [layer.num_key_value_heads for layer in layers]
+        or config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "attention.key_length": full,
+        "attention.value_length": full,
+        "attention.sliding_window": config.sliding_window,
+        "rope.freq_base": float(ropes["full_attention"]["rope_theta"]),
+        "rope.freq_base_swa": float(ropes["sliding_attention"]["rope_theta"]),
+    }
+    if ropes["full_attention"]["rope_type"] == "linear":
+        factor = float(ropes["full_attention"]["factor"])
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
+    if config.final_logit_softcapping:
+        keys["final_logit_softcapping"] = float(config.final_logit_softcapping)
+    if kind != "gemma3":
+        keys["attention.sliding_window_pattern"] = sliding
+        keys["attention.shared_kv_layers"] = config.num_kv_shared_layers
+        keys["embedding_length_per_layer_input"] = config.hidden_size_per_layer_input or 0
+    if kind == "gemma3n":
+        shares = config.activation_sparsity_pattern
+        keys["altup.active_idx"] = config.altup_active_idx
+        keys["altup.num_inputs"] = config.altup_num_inputs
+        keys["activation_sparsity_scale"] = [
+            NormalDist().inv_cdf(share) if share else -math.inf for share in shares
+        ]
+    if kind == "gemma4":
+        swa = layers[sliding.index(True)].head_dim
+        keys["attention.key_length_swa"] = keys["attention.value_length_swa"] = swa
+        keys |= {"rope.dimension_count": full, "rope.dimension_count_swa": swa}
+        if config.use_double_wide_mlp:
+            own = config.num_hidden_layers - config.num_kv_shared_layers
+            keys["feed_forward_length"] = [
+                config.intermediate_size * (1 if layer < own else 2)
+                for layer in range(config.num_hidden_layers)
+            ]
+    return {"general.architecture": kind} | {f"{kind}.{key}": v for key, v in keys.items()}
+
+
+def _of_full(config: Any) -> int:
+    """Return the width of heads in layers with full attention."""
+    layer = config.layer_types.index("full_attention")
+    own = config.per_layer_config[layer] if config.model_type == "gemma4_text" else config
+    return int(own.head_dim)
+
+
+def gemma_tensors(model: Any) -> dict[str, F32]:
+    """Return the tensors of a text model of Gemma, by their names in GGUF."""
+    config = model.config
+    kind = config.model_type.removesuffix("_text")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], config.num_hidden_layers)
+    found: dict[str, F32] = {}
+    stacks: dict[str, list[F32]] = {}
+    for name, tensor in model.state_dict().items():
+        values = tensor.float().numpy() + np.float32(
+            kind == "gemma3" and name.endswith("norm.weight")
+        )
+        stack = re.fullmatch(r"(model\.altup_\w+)\.\d\.weight", name)
+        if stack:
+            stacks.setdefault(stack[1] + ".weight", []).append(values)
+        elif name != "lm_head.weight" or not config.tie_word_embeddings:
+            plain = name if name.endswith(".weight") else name + ".weight"
+            found[str(names.get_name(plain, (".weight",)))] = values
+    found |= {str(names.get_name(n, (".weight",))): np.stack(v) for n, v in stacks.items()}
+    if kind == "gemma4":
+        width, rope = _of_full(config), config.rope_parameters["full_attention"]
+        turning = int(width * rope.get("partial_rotary_factor", 1.0) / 2)
+        factors = np.where(np.arange(width // 2) < turning, 1.0, 1e30)
+        found["rope_freqs.weight"] = factors.astype(np.float32)
+    return found
+
+
 def model_tensors(model: Any) -> dict[str, F32]:
     """Return the tensors of a model of transformers, by their names and in the order of GGUF."""
     config = model.config
+    if config.model_type.startswith("gemma"):
+        return gemma_tensors(model)
     arch = gguf.MODEL_ARCH.LLAMA if config.model_type in ("llama", "mistral") else None
     found: dict[str, F32] = {}
     names = gguf.get_tensor_name_map(
@@ -131,3 +224,28 @@ def write_model(
 def coded(values: F32, type: str) -> U8:
     """Quantize a matrix by numpy."""
     return cast(U8, gguf.quants.quantize(values, gguf.GGMLQuantizationType[type]))
+
+
+def gemma_tokens(folder: Path, kind: str) -> dict[str, Any]:
+    """Return the keys of a folder's tokenizer as llama.cpp's converter writes those of Gemma.
+
+    kind: "llama" up to Gemma 3n, then "gemma4".
+    """
+    at = "tokenizer.ggml."
+    before = convert_tokenizer("json", folder / "tokenizer.json", add_bos=None)
+    values = tokenizer_metadata(before, before.vocab_size)
+    keys = {name: plain(value) for name, value in values.items()} | {at + "model": kind}
+    if kind == "gemma4":
+        merged = json.loads(before.json)["model"]["merges"]
+        del keys[at + "scores"]
+        return keys | {at + "merges": [" ".join(pair) for pair in merged]}
+    names = zip(keys[at + "tokens"], keys[at + "token_type"], strict=True)
+    runs = [name.replace("\u2581", " ") if t == USER_DEFINED else name for name, t in names]
+    return keys | {at + "tokens": runs}
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a key as GGUFWriter takes it."""
+    if isinstance(value, str | bool | int | float):
+        return value
+    return [each if isinstance(each, str) else each.item() for each in value]

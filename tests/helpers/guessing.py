@@ -55,5 +55,5 @@ def answered(
     model: Model, prompt: Sequence[int], speculation: Speculation | None = None, **options: Any
 ) -> tuple[str, list[int], str | None]:
     """Return the whole answer of a model that speculates thus."""
-    model.stepping = model.stepping._replace(speculation=speculation)
+    model.speculate(speculation)
     return answer_of(list(model.generate(prompt, **options)))

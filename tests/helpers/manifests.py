@@ -52,7 +52,7 @@ def make_manifest(files: dict[str, FileEntry]) -> Manifest:
         format_version=4,
         model=config(dim=16, d_ff=16, bos_id=1, eos_ids=(2,)),
         backbone=BackboneFormat(weights="int4", head="int8", block_size=32),
-        tables=LAYOUT,
+        stored=LAYOUT,
         files=files,
         reports={"onnxruntime": REPORT},
     )

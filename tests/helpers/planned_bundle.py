@@ -40,7 +40,7 @@ def make_bundle(vocab_size: int = 20_000, layers: int = 4, **changes: Any) -> Bu
         format_version=FORMAT_VERSION,
         model=model,
         backbone=BackboneFormat(weights="int4", head="int4", block_size=32),
-        tables=make_layout(vocab_size, model.stem_layers, model.row_parts(), "int8", 32),
+        stored=make_layout(vocab_size, model.stem_layers, model.row_parts(), "int8", 32),
         files=files | {DATA: FileEntry(embedding + 1_000_000, "0" * 64)},
         reports={"onnxruntime": REPORT},
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.prefixes.folder import PrefixFolder
-from stem_edge.runtime.prefixes.prefix import Prompt
+from stem_edge.runtime.prefixes.prefix import PromptKey
 from stem_edge.runtime.steps import starts_of
 
 IDS = list(range(400))
@@ -37,8 +37,8 @@ def filled(dtype: Any = np.float32) -> Any:
     return context
 
 
-def prompt(ids: list[int]) -> Prompt:
-    return Prompt(ids, {}, starts_of(len(ids), 128))
+def prompt(ids: list[int]) -> PromptKey:
+    return PromptKey(ids, {}, starts_of(len(ids), 128))
 
 
 def found(folder: PrefixFolder, ids: list[int], context: Any) -> int:

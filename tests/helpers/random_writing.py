@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import stem_edge
-from stem_edge.runtime.grammars.constraint import Constraint, Grammars
+from stem_edge.runtime.grammars.constraint import GrammarConstraint, Grammars
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.text.codec import TextCodec
 
@@ -40,7 +40,7 @@ def _closing() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return raised
 
 
-def write(constraint: Constraint, seed: int) -> str | None:
+def write(constraint: GrammarConstraint, seed: int) -> str | None:
     """Return a text written with logits that favour an end ever more; None if it does not end."""
     rng, written = np.random.default_rng(seed), list[int]()
     for step in range(LIMIT):

@@ -15,7 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from stem_edge.runtime.batching.batch import Batch
+from stem_edge.runtime.batching.batch import RunningBatch
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.engine import Engine
 from stem_edge.serving.compute import Compute
@@ -106,7 +106,7 @@ class Steps:
         self._free, self._allowed = threading.Event(), threading.Semaphore(0)
         self.waiting = threading.Event()  # set while a step is held
         self._free.set()
-        step, single, batch = Scheduler.step, Engine.step, Batch.step
+        step, single, batch = Scheduler.step, Engine.step, RunningBatch.step
 
         def held(scheduler: Scheduler) -> Any:
             if not self._free.is_set():
@@ -124,7 +124,7 @@ class Steps:
 
         patch.setattr(Scheduler, "step", held)
         patch.setattr(Engine, "step", counted(single))
-        patch.setattr(Batch, "step", counted(batch))
+        patch.setattr(RunningBatch, "step", counted(batch))
 
     def hold(self) -> None:
         """Let no step begin from now on."""

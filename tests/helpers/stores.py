@@ -125,7 +125,7 @@ def write_store(
     """Write a table store into the folder `root`; `rare` is its second array, if any."""
     format = tables.TableFormat(
         tokens=layout.records if index is None else len(index),
-        tables=layout,
+        stored=layout,
         rare_tables=rare[0] if rare else None,
         indexed=index is not None,
     )

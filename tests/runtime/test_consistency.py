@@ -13,7 +13,7 @@ from installed import DEMO
 import stem_edge
 from stem_edge.commands.main import main
 from stem_edge.runtime import consistency as runs
-from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import LEAST_NBYTES
+from stem_edge.runtime.backends.onnxruntime.prepared.looking import LEAST_NBYTES
 from stem_edge.runtime.consistency import verify_runs
 
 WAYS = {
@@ -44,7 +44,7 @@ def test_a_prepared_backbone_is_one_of_them(
 ) -> None:
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "bundle", prefill_graph=True)
     assert LEAST_NBYTES > 0
-    monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.prepared.prepacked.LEAST_NBYTES", 0)
+    monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.prepared.looking.LEAST_NBYTES", 0)
     results = verify_runs(tmp_path / "bundle", max_new_tokens=8)
     assert results["prepared"] == results["prepared, prefill graph"] == "ok"
     assert set(results.values()) == {"ok"}

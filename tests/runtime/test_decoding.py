@@ -12,6 +12,7 @@ from guessing import ToldSpeculation, answer_of, answered
 from toy_batches import check_given_back, toy_model
 
 from stem_edge.errors import BackendError, InputError
+from stem_edge.runtime.decoding import Stepping
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 
@@ -46,7 +47,7 @@ def test_forced_tokens_change_no_other(toy: tuple[Model, Any], sampling: Any) ->
     assert [one.masked for one in grammars.opened] == [4]
     told = ToldSpeculation(PROMPT + plain[1], 4)
     assert answered(model, PROMPT, told, **GIVEN, **sampling) == plain
-    model.stepping = model.stepping._replace(speculation=None)
+    model.speculate(None)
 
 
 def test_every_place_where_the_room_ends(toy: tuple[Model, Any]) -> None:
@@ -85,7 +86,7 @@ def test_exact_processes_them_one_by_one(toy: tuple[Model, Any]) -> None:
     model, _ = toy
     constrain(model)
     expected = answered(model, PROMPT, **GIVEN)
-    model.stepping = model.stepping._replace(exact=True)
+    model.stepping = Stepping(exact=True)
     assert answered(model, PROMPT, **GIVEN) == expected
     assert (model.stats.decode_steps, model.stats.drafted_tokens) == (PLACES - 1, 0)
 

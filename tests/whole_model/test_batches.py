@@ -23,7 +23,7 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import QUANTIZED, KvType
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.ggml.graph import Graph
+from stem_edge.runtime.backends.ggml.graph import GgmlGraph
 from stem_edge.runtime.backends.interface import BackendBatch, NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
@@ -193,7 +193,7 @@ def test_a_step_that_failed_can_be_tried_again(
     both = Beside(model, case.length)
     for ids in prompts(case)[1:]:
         both.join(ids)
-    graph: Any = BoundSession if isinstance(model.engine.backend, OrtBackend) else Graph
+    graph: Any = BoundSession if isinstance(model.engine.backend, OrtBackend) else GgmlGraph
     real, runs, failing = graph.run, list[object](), 0
 
     def run(bound: object) -> None:

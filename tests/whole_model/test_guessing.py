@@ -33,13 +33,11 @@ def differs(
     model: Model, prompt: Sequence[int], speculation: Speculation | None, tie: float
 ) -> bool:
     """Tell whether guesses change a greedy answer, which they may where two logits nearly tie."""
-    model.stepping = model.stepping._replace(speculation=None)
+    model.speculate(None)
     options: dict[str, Any] = {"max_new_tokens": NEW, "logprobs": 2}
     plain = [one for c in model.generate(prompt, **options) for one in c.logprobs or ()]
     ids = [one.token_id for one in plain]
-    model.stepping = model.stepping._replace(
-        speculation=speculation or ToldSpeculation([*prompt, *ids], 5)
-    )
+    model.speculate(speculation or ToldSpeculation([*prompt, *ids], 5))
     found = [one for c in model.generate(prompt, **options) for one in c.logprobs or ()]
     for one, other in zip(plain, found, strict=False):
         if one.token_id != other.token_id:

@@ -20,7 +20,7 @@ from stem_edge.graph import names as io
 from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
-from stem_edge.runtime.backends.ggml.graph import Graph
+from stem_edge.runtime.backends.ggml.graph import GgmlGraph
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 from stem_edge.runtime.engine import Context
@@ -133,7 +133,7 @@ def test_a_step_that_failed_can_be_tried_again(
 ) -> None:
     """Fail after each run of a graph, when keys and values of other tokens are written."""
     context = model.engine.open_context(TOKENS)
-    graph: Any = BoundSession if isinstance(context.backend, OrtContext) else Graph
+    graph: Any = BoundSession if isinstance(context.backend, OrtContext) else GgmlGraph
     real, runs, failing = graph.run, list[object](), 0
 
     def run(bound: object) -> None:

@@ -57,8 +57,8 @@ def stores() -> Iterator[Seed]:
     """Yield a table store with every record alike, and one with rare records and an index."""
     layout = RecordLayout(records=5, layers=(0, 2), parts=((16,),), row_type="int8", group_size=16)
     rare = RecordLayout(records=2, layers=(0, 2), parts=((16,),), row_type="int4", group_size=16)
-    plain = TableFormat(tokens=5, tables=layout)
-    mixed = TableFormat(tokens=4, tables=layout, rare_tables=rare, indexed=True)
+    plain = TableFormat(tokens=5, stored=layout)
+    mixed = TableFormat(tokens=4, stored=layout, rare_tables=rare, indexed=True)
     for name, format in (("plain", plain), ("mixed", mixed)):
         files = {"zarr.json": encode_metadata(group_metadata(format))}
         for folder, array_layout in format.arrays().items():

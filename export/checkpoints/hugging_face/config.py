@@ -149,7 +149,7 @@ class Llama(Decoder, kw_only=True):
 
 
 class Mistral(Decoder, kw_only=True):
-    """Mistral 7B and what has its form."""
+    """Mistral 7B, and models of the same form."""
 
     num_key_value_heads: int | None = 8
     sliding_window: int | None = 4096

@@ -88,10 +88,10 @@ class Gemma3n(GemmaPle, kw_only=True):
         """Yield how layers of full attention, of other widths and with sparse gates differ."""
         yield from super().kinds()
         widths = self._widths()
-        for width, layers in _groups(widths).items():
+        for width, layers in groups(widths).items():
             if width != widths[0]:
                 yield LayerKind(layers=layers, d_ff=width)
-        for share, layers in _groups(self._sparsity()).items():
+        for share, layers in groups(self._sparsity()).items():
             if share:
                 yield LayerKind(layers=layers, sparsity=share)
 
@@ -129,7 +129,7 @@ class Gemma3n(GemmaPle, kw_only=True):
         return super().unused(name) or (not self.altup_correct_scale and name.endswith(SCALE))
 
 
-def _groups(values: Sequence[T]) -> dict[T, tuple[int, ...]]:
+def groups(values: Sequence[T]) -> dict[T, tuple[int, ...]]:
     """Return value -> the layers that have it."""
     return {
         value: tuple(n for n, other in enumerate(values) if other == value)

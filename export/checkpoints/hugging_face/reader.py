@@ -127,7 +127,7 @@ def _check_rest(
     files: Files,
     embedding: SourceMatrix,
 ) -> None:
-    """Raise CheckpointError for tensors left over, unless they only repeat what is known."""
+    """Raise CheckpointError for unread tensors, unless they repeat others."""
     head = tensor_name("head")
     for name in files.names:
         if name not in files or DERIVED.fullmatch(name) or decoder.unused(name):

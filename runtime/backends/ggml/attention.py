@@ -9,12 +9,12 @@ from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.gguf_schema import ALIGNMENT
 from stem_edge.ggml.library import ROPE_HALVES, ROPE_PAIRS, Ggml
 from stem_edge.ggml.types import TensorType
-from stem_edge.runtime.backends.ggml.graph import Memory, Tensor
-from stem_edge.runtime.backends.ggml.layer import LayerGraph
+from stem_edge.runtime.backends.ggml.graph import MappedBuffer, Tensor
+from stem_edge.runtime.backends.ggml.layer import GgmlLayer
 from stem_edge.system.memory import page_aligned
 
 
-def attention(layer: LayerGraph, x: Tensor) -> Tensor:
+def attention(layer: GgmlLayer, x: Tensor) -> Tensor:
     """Return attention over x [dim, T], already normed, as [dim, T].
 
     A layer that borrows keys and values reads those that its lender has stored in this step.
@@ -30,17 +30,17 @@ def attention(layer: LayerGraph, x: Tensor) -> Tensor:
     return layer.product("wo", _gathered(layer, mixed))
 
 
-def mixed_memory(ggml: Ggml, config: ModelConfig, count: int) -> Memory:
+def mixed_memory(ggml: Ggml, config: ModelConfig, count: int) -> MappedBuffer:
     """Return memory for the attention of `count` sequences in any layer."""
     widest = max(config.n_heads * layer.head_dim for layer in config.layers)
-    return Memory(ggml, page_aligned((count * _line_nbytes(widest),)))
+    return MappedBuffer(ggml, page_aligned((count * _line_nbytes(widest),)))
 
 
 def _line_nbytes(width: int) -> int:
     return -(-width * ggml_types.F32.nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _gathered(layer: LayerGraph, mixed: list[Tensor]) -> Tensor:
+def _gathered(layer: GgmlLayer, mixed: list[Tensor]) -> Tensor:
     """Return attention of all sequences [n_heads * head_dim, T].
 
     Several sequences write side by side into our memory, which saves copying them.
@@ -59,7 +59,7 @@ def _gathered(layer: LayerGraph, mixed: list[Tensor]) -> Tensor:
     return graph.op("view_2d", lines, width, count, line, 0)
 
 
-def _rotated(layer: LayerGraph, part: str, x: Tensor, heads: int) -> Tensor:
+def _rotated(layer: GgmlLayer, part: str, x: Tensor, heads: int) -> Tensor:
     """Return heads [head_dim, heads, T] of q or k after RoPE, and before it the norm, if any.
 
     Not by ggml's RoPE alone: it multiplies angles up, so their error grows with the position.
@@ -78,7 +78,7 @@ def _rotated(layer: LayerGraph, part: str, x: Tensor, heads: int) -> Tensor:
     return graph.op("add", graph.op("mul", cut, cos), graph.op("mul", turned, sin))
 
 
-def _values(layer: LayerGraph, x: Tensor) -> Tensor:
+def _values(layer: GgmlLayer, x: Tensor) -> Tensor:
     """Return values of all heads after the norm, if there is one."""
     product = layer.product("wv", x)
     if not layer.config.v_norm:
@@ -87,11 +87,11 @@ def _values(layer: LayerGraph, x: Tensor) -> Tensor:
     return layer.graph.op("rms_norm", cut, layer.config.qk_norm_eps)
 
 
-def _heads(layer: LayerGraph, x: Tensor, heads: int) -> Tensor:
+def _heads(layer: GgmlLayer, x: Tensor, heads: int) -> Tensor:
     return layer.graph.op("reshape_3d", x, layer.shape.head_dim, heads, layer.inputs.count)
 
 
-def _store(layer: LayerGraph, number: int, cache: Tensor, new: Tensor) -> None:
+def _store(layer: GgmlLayer, number: int, cache: Tensor, new: Tensor) -> None:
     """Store keys or values of all heads in the cells of the tokens of one sequence."""
     graph, own, inputs = layer.graph, layer.shape, layer.inputs
     width, each = own.n_kv_heads * own.head_dim, inputs.count // len(inputs.sequences)
@@ -102,7 +102,7 @@ def _store(layer: LayerGraph, number: int, cache: Tensor, new: Tensor) -> None:
     graph.emit(graph.op("set_rows", cache, new, cells))
 
 
-def _mixed(layer: LayerGraph, number: int, q: Tensor) -> Tensor:
+def _mixed(layer: GgmlLayer, number: int, q: Tensor) -> Tensor:
     """Return attention of the tokens of one sequence as [head_dim, n_heads, tokens]."""
     graph, config, own, inputs = layer.graph, layer.config, layer.shape, layer.inputs
     one, each = inputs.sequences[number], inputs.count // len(inputs.sequences)
@@ -118,7 +118,7 @@ def _mixed(layer: LayerGraph, number: int, q: Tensor) -> Tensor:
     return graph.op("flash_attn_ext", q, keys, values, cells.mask, scale, 0.0, 0.0)
 
 
-def _stored(layer: LayerGraph, cache: Tensor, kind: TensorType, cells: int) -> Tensor:
+def _stored(layer: GgmlLayer, cache: Tensor, kind: TensorType, cells: int) -> Tensor:
     """Return keys or values [head_dim, cells, n_kv_heads] of the cells that are attended to."""
     own = layer.shape
     head = kind.row_nbytes(own.head_dim)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from stem_edge.errors import BackendError
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.runtime.backends.ggml.kv_cache import KvCache
-from stem_edge.runtime.backends.ggml.steps import Steps
+from stem_edge.runtime.backends.ggml.steps import GgmlSteps
 from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext, Resumes
 from stem_edge.system.memory import return_freed_memory
@@ -43,7 +43,7 @@ class GgmlBatch(BackendBatch):
     copies = False
 
     def __init__(self, model: GgmlModel) -> None:
-        self._steps, self._caches = Steps(model), list[KvCache]()
+        self._steps, self._caches = GgmlSteps(model), list[KvCache]()
 
     def join(self, context: BackendContext, tokens: int) -> None:
         if not isinstance(context, GgmlContext):
@@ -74,7 +74,7 @@ class GgmlContext(BackendContext):
     def __init__(self, model: GgmlModel, length: int) -> None:
         self.length = length
         self.kv = KvCache(model.ggml, model.config, model.kv_type, length)
-        self.steps = Steps(model)
+        self.steps = GgmlSteps(model)
 
     @property
     def nbytes(self) -> int:

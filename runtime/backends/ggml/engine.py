@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stem_edge.bundle.opening import Bundle
-from stem_edge.runtime.backends.engine import Engine, EngineLoader
-from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.engine import Engine
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.ggml.ways import GgmlWays
 
 
-class Ggml(Engine):
+class GgmlEngine(Engine):
     """ggml, on the CPU."""
 
     name = backbone = "ggml"
@@ -32,8 +29,3 @@ class Ggml(Engine):
         from stem_edge.runtime.backends.ggml.ways import GgmlWays
 
         return GgmlWays()
-
-    def loaders(self, bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
-        from stem_edge.runtime.backends.ggml.loader import loaders
-
-        return loaders(bundle, options)

@@ -15,7 +15,7 @@ from stem_edge.runtime.backends.ggml.loader import ggml_needs
 from stem_edge.runtime.backends.ggml.weights import repacked_for_prompts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.system.memory import usable_cpus
-from stem_edge.tables.rows import RowType
+from stem_edge.tables.codecs import RowType
 from stem_edge.tables.store import TableFormat
 
 ALIVE, KEEPS = 1.0, True  # share of the planned activations that is alive at once; these stay

@@ -53,7 +53,7 @@ class Arena:
         return int(new(self.context, kind.number, *sizes))
 
 
-class Memory:
+class MappedBuffer:
     """A ggml buffer over bytes that numpy or a file mapping owns; it keeps them alive."""
 
     def __init__(self, ggml: Ggml, data: npt.NDArray[np.uint8]) -> None:
@@ -104,7 +104,7 @@ class Scratch:
         """Bytes taken so far."""
         return int(self._ggml.gallocr_get_buffer_size(self._handle, 0))
 
-    def place(self, graph: Graph) -> bool:
+    def place(self, graph: GgmlGraph) -> bool:
         """Place every tensor of a graph; return True if that invalidated graphs placed before."""
         before = self.nbytes
         # Needed because alloc_graph alone keeps the layout of an earlier graph with as many nodes.
@@ -116,7 +116,7 @@ class Scratch:
         return self.nbytes != before
 
 
-class Graph:
+class GgmlGraph:
     """A graph that runs its operators in the order of their emission."""
 
     def __init__(self, processor: Processor, size: int) -> None:
@@ -164,16 +164,16 @@ class Graph:
             raise BackendError(f"ggml could not compute a graph (status {status}); {DAMAGED}")
 
 
-class Columns:
+class HeldVectors:
     """Vectors float32 [count, width] that outlive a run: hidden states between graphs, logits."""
 
     def __init__(self, ggml: Ggml, width: int, count: int) -> None:
         self.count, self._width = count, width
         data = page_aligned((max(1, count) * width * ggml_types.F32.nbytes,))
-        self._memory = Memory(ggml, data)
+        self._memory = MappedBuffer(ggml, data)
         self.values: F32 = data.view(np.float32).reshape(-1, width)[:count]
 
-    def tensor(self, graph: Graph, count: int) -> Tensor:
+    def tensor(self, graph: GgmlGraph, count: int) -> Tensor:
         """Return the first `count` vectors as a tensor [width, count] of a graph."""
         made = graph.arena.tensor(ggml_types.F32, self._width, count)
         self._memory.place(made)

@@ -18,7 +18,7 @@ from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.backends.ggml.graph import Arena, Memory
+from stem_edge.runtime.backends.ggml.graph import Arena, MappedBuffer
 from stem_edge.system.memory import page_aligned
 
 # Cells that a graph attends to are rounded up to a multiple of this, so that a graph for decoding
@@ -38,7 +38,7 @@ class KvCache:
         lines = [(one.n_kv_heads * one.head_dim, self.rings[one.window].capacity) for one in own]
         sizes = [rounded(cells) * kind.row_nbytes(width) for width, cells in lines for _ in "kv"]
         data = page_aligned((sum(sizes),))
-        self._memory = Memory(ggml, data)
+        self._memory = MappedBuffer(ggml, data)
         self._arena = Arena(ggml, len(sizes))
         made = [self._arena.tensor(kind, width, rounded(n)) for width, n in lines for _ in "kv"]
         for tensor, offset in zip(made, accumulate(sizes, initial=0), strict=False):
@@ -65,7 +65,7 @@ class KvCache:
         return sum(nbytes * min(tokens, cells) for nbytes, cells in self._cells)
 
     def kept(self, tokens: int) -> list[U8]:
-        """Return views [tokens, bytes of a cell] of the first tokens; none if some are gone."""
+        """Return views [tokens, bytes of a cell] of the first tokens; an empty list if some are gone."""
         if self.earliest or any(ring.capacity < tokens for ring in self.rings.values()):
             return []
         return [array[:tokens] for array in self._arrays]

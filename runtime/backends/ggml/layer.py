@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from stem_edge.config import ModelConfig
 from stem_edge.ggml import types as ggml_types
 from stem_edge.layers import Rope
-from stem_edge.runtime.backends.ggml.graph import Graph, Memory, Tensor
+from stem_edge.runtime.backends.ggml.graph import GgmlGraph, MappedBuffer, Tensor
 from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.ggml.weights import Weights
 
@@ -44,12 +44,12 @@ class LayerInputs:
     count: int  # T
     ones: Tensor  # I32 [T]
     sequences: Sequence[Attended]  # one that all tokens belong to, or T
-    mixed: Memory | None  # where attention of several sequences is gathered
+    mixed: MappedBuffer | None  # where attention of several sequences is gathered
     slot_ids: Tensor | None  # I32 [T]; None before the first STEM layer
     turns: Mapping[Rope, tuple[Tensor, Tensor]]  # F32 [head_dim, T]: cosines and sines
     embedded: Tensor  # F32 [dim, T]: hidden states before the model's first layer
 
-    def last(self, graph: Graph, dim: int, count: int) -> LayerInputs:
+    def last(self, graph: GgmlGraph, dim: int, count: int) -> LayerInputs:
         """Return the inputs of the last tokens alone, for layers that store no keys and values."""
         skipped = self.count - count
         if not skipped:
@@ -82,12 +82,12 @@ class LayerInputs:
         )
 
 
-class LayerGraph:
+class GgmlLayer:
     """Everything that attention and FFN need to emit the operators of one layer."""
 
     def __init__(
         self,
-        graph: Graph,
+        graph: GgmlGraph,
         config: ModelConfig,
         weights: Weights,
         number: int,
@@ -130,6 +130,6 @@ class LayerGraph:
         return graph.op("swiglu_split", graph.op("mul", gate, factor), graph.op("div", up, factor))
 
 
-def rms_norm(graph: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(graph: GgmlGraph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return the RMS norm over the innermost axis of x, scaled by `weight`."""
     return graph.op("mul", graph.op("rms_norm", x, eps), weight)

@@ -9,12 +9,12 @@ from stem_edge.config import ModelConfig
 from stem_edge.ggml import types as ggml_types
 from stem_edge.layers import FFN_TERMS
 from stem_edge.runtime.backends.ggml.attention import attention
-from stem_edge.runtime.backends.ggml.graph import Graph, Tensor
-from stem_edge.runtime.backends.ggml.layer import LayerGraph, rms_norm
+from stem_edge.runtime.backends.ggml.graph import GgmlGraph, Tensor
+from stem_edge.runtime.backends.ggml.layer import GgmlLayer, rms_norm
 from stem_edge.runtime.backends.ggml.weights import Weights
 
 
-def ffn(layer: LayerGraph, x: Tensor) -> Tensor:
+def ffn(layer: GgmlLayer, x: Tensor) -> Tensor:
     """Return W_down (activation(gate) * up) of x [dim, T]; FFN_TERMS says what gate and up are."""
     if layer.kind == "hash-moe":
         return _expert(layer, x)
@@ -26,7 +26,7 @@ def ffn(layer: LayerGraph, x: Tensor) -> Tensor:
     return layer.product("down", layer.gated(sums["gate"], sums["up"]))
 
 
-def ple(layer: LayerGraph, x: Tensor, norm: Tensor) -> Tensor:
+def ple(layer: GgmlLayer, x: Tensor, norm: Tensor) -> Tensor:
     """Return what per-layer embeddings add to x [dim, T].
 
     norm: weight of the norm of contexts. Neither context nor mixture is divided by a constant, which
@@ -40,13 +40,13 @@ def ple(layer: LayerGraph, x: Tensor, norm: Tensor) -> Tensor:
     return layer.norm("ple_post_norm", layer.product("ple_out", product), 2 * eps)
 
 
-def _row(layer: LayerGraph) -> Tensor:
+def _row(layer: GgmlLayer) -> Tensor:
     """Return the tokens' rows [d_ff or ple_width, T] from the slots of the row cache."""
     row = layer.graph.op("get_rows", layer.slots[0], layer.inputs.slot_ids)
     return layer.product("project", row) if layer.config.row_rank else row
 
 
-def _expert(layer: LayerGraph, x: Tensor) -> Tensor:
+def _expert(layer: GgmlLayer, x: Tensor) -> Tensor:
     """Return the output of the expert in each token's row; its gate and up lines alternate."""
     graph, config, count = layer.graph, layer.config, layer.inputs.count
     ids = graph.op("reshape_2d", layer.inputs.slot_ids, 1, count)
@@ -62,13 +62,13 @@ def _expert(layer: LayerGraph, x: Tensor) -> Tensor:
     return graph.op("reshape_2d", result, config.dim, count)
 
 
-def emit_embedding(graph: Graph, config: ModelConfig, weights: Weights, ids: Tensor) -> Tensor:
+def emit_embedding(graph: GgmlGraph, config: ModelConfig, weights: Weights, ids: Tensor) -> Tensor:
     """Return hidden states [dim, T] of token ids I32 [T]."""
     x = graph.op("get_rows", weights.tensors["embedding"], ids)
     return x if config.embedding_scale == 1 else graph.op("scale", x, config.embedding_scale)
 
 
-def emit_layer(layer: LayerGraph, weights: Weights, x: Tensor) -> Tensor:
+def emit_layer(layer: GgmlLayer, weights: Weights, x: Tensor) -> Tensor:
     """Return x [dim, T] after a layer."""
     graph, config = layer.graph, layer.config
     mixed = attention(layer, layer.norm("attention_norm", x))
@@ -82,7 +82,9 @@ def emit_layer(layer: LayerGraph, weights: Weights, x: Tensor) -> Tensor:
     return x
 
 
-def emit_head(graph: Graph, config: ModelConfig, weights: Weights, x: Tensor, count: int) -> Tensor:
+def emit_head(
+    graph: GgmlGraph, config: ModelConfig, weights: Weights, x: Tensor, count: int
+) -> Tensor:
     """Return logits [V, count], before any soft cap, of hidden states x [dim, count]."""
     normed = rms_norm(graph, x, weights.tensors["norm"], config.norm_eps)
     logits = weights.product(graph, "head", normed, count)

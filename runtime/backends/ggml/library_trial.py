@@ -22,7 +22,7 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.ggml import types
-from stem_edge.ggml.check import DIFFERS, REFUSED, Told
+from stem_edge.ggml.check import DIFFERS, REFUSED, TrialLine
 from stem_edge.ggml.gguf_schema import BASE, KV_TENSORS, usual_kv
 from stem_edge.ggml.gguf_tensors import GgufWeights, planned_tensors
 from stem_edge.ggml.library import Ggml
@@ -33,12 +33,13 @@ from stem_edge.numerics.matrix import ArrayMatrix, IndexedMatrix
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
-from stem_edge.runtime.backends.ggml.graph import Columns, Graph, Scratch
+from stem_edge.runtime.backends.ggml.graph import GgmlGraph, HeldVectors, Scratch
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import GgmlModel, can_repack
 from stem_edge.system.child import limit_this_process
+from stem_edge.tables.codecs import FORMS, Form
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import ROW_BITS, RowType, make_layout
+from stem_edge.tables.rows import make_layout
 
 MEMORY_NBYTES = 1 << 30
 CPU_SECONDS = 120  # ends the trial even if its parent is gone and cannot kill it
@@ -142,19 +143,19 @@ class Case(NamedTuple):
     name: str
     config: ModelConfig
     weights: GgufType | OwnTypes
-    row_type: RowType
+    row_type: Form
     repack: bool = False
     kv: KvType | None = None  # type of keys and values; None: as for these weights
 
 
 def cases() -> Iterator[Case]:
     """Yield models for every type of weights and rows, those with repacked weights last."""
-    for weights, row_type in zip(BASE, cycle(ROW_BITS)):
+    for weights, row_type in zip(BASE, cycle(FORMS)):
         yield Case(f"a model with {weights} weights and {row_type} rows", WIDE, weights, row_type)
     for weights in ("q6_k", "q5_k_m", "q4_k_m"):
         yield Case(f"a narrow model with {weights} weights", NARROW, weights, "int8")
     yield Case("a model with types of other GGUF files", WIDE, FOREIGN, "int8")
-    for row_type in ROW_BITS:
+    for row_type in FORMS:
         yield Case(f"a model with {row_type} experts", EXPERTS, "q8_0", row_type)
     for weights in ("f32", "q8_0"):
         yield Case(f"a model of several kinds with {weights} weights", KINDS, weights, "int8")
@@ -164,7 +165,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"a model with repacked {weights} weights", WIDE, weights, "int8", repack=True)
 
 
-def run(path: Path) -> Told:
+def run(path: Path) -> TrialLine:
     """Check every case, printing its name before. Raises BackendError, WrongResultError."""
     print("loading it", flush=True)
     ggml = Ggml(path)
@@ -181,7 +182,7 @@ def run(path: Path) -> Told:
             repack = False  # the library is usable without
         except WrongResultError as error:
             raise WrongResultError(f"{case.name}: {error}") from error
-    return Told(repack=repack)
+    return TrialLine(repack=repack)
 
 
 def check(ggml: Ggml, case: Case) -> None:
@@ -258,9 +259,9 @@ def _write(path: Path, ggml: Ggml, case: Case, values: dict[str, F32]) -> GgufWe
 def _stored(model: GgmlModel, name: str, given: F32) -> F32:
     """Return a tensor's values as ggml decodes them."""
     *rows, width = given.shape
-    graph = Graph(model.processor, 8)
+    graph = GgmlGraph(model.processor, 8)
     ids = graph.input(types.I32, *(rows or [1]))
-    result = Columns(model.ggml, width, *(rows or [1]))
+    result = HeldVectors(model.ggml, width, *(rows or [1]))
     read = graph.op("get_rows", model.weights.tensors[name], ids)
     result.take(read)
     graph.emit(read)

@@ -19,7 +19,7 @@ from stem_edge.ggml import types as ggml_types
 from stem_edge.numerics.quantize import U8, unpack_codes
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.system.memory import page_aligned
-from stem_edge.tables.packing import FP16_MAX
+from stem_edge.tables.codecs import FP16_MAX
 from stem_edge.tables.rows import RecordLayout, Scales
 
 
@@ -60,7 +60,7 @@ def _blocks(codes: U8, scales: Scales, bits: int) -> U8:
     """Return blocks [n, layers, bytes], each a scale and 32 codes, from RecordLayout.split."""
     count, layers, groups = scales.shape
     rows = codes.reshape(count * layers, -1)
-    values = unpack_codes(rows, bits) if bits == 4 else rows
+    values = unpack_codes(rows, bits)
     blocks = values.shape[1] // ggml_types.Q8_0.block
     values = values.reshape(len(rows), blocks, -1)
     if bits == 8:

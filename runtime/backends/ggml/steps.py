@@ -13,9 +13,9 @@ from stem_edge.graph.names import EARLY, LATE, REST, layer_graphs
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables_at
 from stem_edge.runtime.backends.ggml.attention import mixed_memory
-from stem_edge.runtime.backends.ggml.graph import Columns, Graph, Scratch, Tensor
+from stem_edge.runtime.backends.ggml.graph import GgmlGraph, HeldVectors, Scratch, Tensor
 from stem_edge.runtime.backends.ggml.kv_cache import KvCache
-from stem_edge.runtime.backends.ggml.layer import Attended, Cells, LayerGraph, LayerInputs
+from stem_edge.runtime.backends.ggml.layer import Attended, Cells, GgmlLayer, LayerInputs
 from stem_edge.runtime.backends.ggml.layers import emit_embedding, emit_head, emit_layer
 from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.runtime.backends.interface import check_logits
@@ -28,13 +28,13 @@ OPERATORS_PER_LAYER, OPERATORS_PER_CACHE = 96, 16  # of a layer; of each sequenc
 class _Step:
     """A graph with its inputs and outputs."""
 
-    graph: Graph
+    graph: GgmlGraph
     token_ids: Tensor | None
     inputs: LayerInputs
-    logits: Columns | None
+    logits: HeldVectors | None
 
 
-class Steps:
+class GgmlSteps:
     """Runs steps of tokens of one sequence, or of one token of each of several.
 
     A step is one `begin` and one `finish`, and can be tried again, as BackendContext says.
@@ -49,7 +49,7 @@ class Steps:
         """Free the memory of steps; the next one takes it again."""
         self.forget()  # first, because graphs point into what is freed
         self.scratch = Scratch(self.model.ggml)
-        self._hidden = Columns(self.model.ggml, self._config.dim, 0)
+        self._hidden = HeldVectors(self.model.ggml, self._config.dim, 0)
 
     def forget(self) -> None:
         """Forget all graphs, and the caches that they attend to."""
@@ -69,7 +69,7 @@ class Steps:
         self._caches, self._positions, self._count = caches, positions, len(positions)
         if self._count > self._hidden.count:
             self._graphs.clear()  # first, because these graphs point into the hidden states
-            self._hidden = Columns(self.model.ggml, self._config.dim, self._count)
+            self._hidden = HeldVectors(self.model.ggml, self._config.dim, self._count)
         step = self._step(0, early=True)
         if step.token_ids is not None:
             step.graph.set(step.token_ids, token_ids.astype(np.int32))
@@ -169,30 +169,30 @@ class Steps:
             x = self._emit(graph, rest, inputs.last(graph, dim, logits), x)
         return _Step(graph, None, inputs, self._emit_logits(graph, x, logits))
 
-    def _graph(self, layers: Sequence[int]) -> Graph:
+    def _graph(self, layers: Sequence[int]) -> GgmlGraph:
         per_layer = OPERATORS_PER_LAYER + OPERATORS_PER_CACHE * len(self._caches)
-        return Graph(self.model.processor, per_layer * len(layers) + OPERATORS_AROUND)
+        return GgmlGraph(self.model.processor, per_layer * len(layers) + OPERATORS_AROUND)
 
-    def _emit(self, graph: Graph, layers: range, inputs: LayerInputs, x: Tensor) -> Tensor:
+    def _emit(self, graph: GgmlGraph, layers: range, inputs: LayerInputs, x: Tensor) -> Tensor:
         """Return x [dim, T] after these layers."""
         model = self.model
         for number in layers:
             slots = model.slots.get(number, [])
-            layer = LayerGraph(graph, self._config, model.weights, number, slots, inputs)
+            layer = GgmlLayer(graph, self._config, model.weights, number, slots, inputs)
             x = emit_layer(layer, model.weights, x)
         return x
 
-    def _emit_logits(self, graph: Graph, x: Tensor, count: int) -> Columns:
+    def _emit_logits(self, graph: GgmlGraph, x: Tensor, count: int) -> HeldVectors:
         """Add the head over x [dim, count]."""
         logits = emit_head(graph, self._config, self.model.weights, x, count)
-        result = Columns(graph.ggml, self._config.vocab_size, count)
+        result = HeldVectors(graph.ggml, self._config.vocab_size, count)
         result.take(logits)
         graph.emit(logits)
         return result
 
     def _inputs(
         self,
-        graph: Graph,
+        graph: GgmlGraph,
         layers: Sequence[int],
         cells: Sequence[dict[int, int]],
         embedded: Tensor,
@@ -219,7 +219,7 @@ class Steps:
         )
 
 
-def _cells(graph: Graph, attended: int, tokens: int) -> Cells:
+def _cells(graph: GgmlGraph, attended: int, tokens: int) -> Cells:
     """Return inputs for the cells that some tokens of a sequence attend to."""
     return Cells(
         attended,

@@ -19,8 +19,8 @@ from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.ggml.graph import (
     Arena,
-    Graph,
-    Memory,
+    GgmlGraph,
+    MappedBuffer,
     Processor,
     Tensor,
     freed_with,
@@ -51,7 +51,7 @@ class Weights:
         self._file, names = file, dict(file.tensors)
         mapping = _mapped(file, names["embedding"])
         self._data: U8 = np.frombuffer(mapping, np.uint8)
-        self._memory = Memory(ggml, self._data)
+        self._memory = MappedBuffer(ggml, self._data)
         self._arena = Arena(ggml, 2 * len(names))
         self.tensors: dict[str, Tensor] = {}
         for name, stored in names.items():
@@ -93,7 +93,7 @@ class Weights:
         start = self._file.tensors[name].offset
         return float(self._data[start : start + ggml_types.F32.nbytes].view(np.float32)[0])
 
-    def product(self, graph: Graph, name: str, x: Tensor, tokens: int) -> Tensor:
+    def product(self, graph: GgmlGraph, name: str, x: Tensor, tokens: int) -> Tensor:
         """Return a matrix [M, K] times hidden states x [K, T], as [M, T] or [M, 1, T]."""
         matrix = (self._few if tokens < MANY_TOKENS else self._many)[name]
         stored = self._stored[name]
@@ -222,14 +222,14 @@ class GgmlModel:
         self.slots: dict[int, list[Tensor]] = {}  # STEM layer -> slots of each part of its rows
         if slots is not None:
             count = len(slots.layout.layers) * len(slots.layout.parts)
-            self._arena, self._memory = Arena(ggml, count), list[Memory]()
+            self._arena, self._memory = Arena(ggml, count), list[MappedBuffer]()
             for layer, parts in zip(slots.layout.layers, slots.rows, strict=True):
                 shapes = zip(slots.layout.parts, parts, strict=True)
                 self.slots[layer] = [self._placed(slots, *part) for part in shapes]
 
     def _placed(self, slots: BlockSlots, shape: tuple[int, ...], rows: U8) -> Tensor:
         """Return a tensor [..., count] over the slots of a part of a layer's rows."""
-        memory = Memory(self.ggml, rows.reshape(-1))
+        memory = MappedBuffer(self.ggml, rows.reshape(-1))
         tensor = self._arena.tensor(slots.type, *reversed(shape), slots.count)
         memory.place(tensor)
         self._memory.append(memory)

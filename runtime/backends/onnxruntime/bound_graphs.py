@@ -25,12 +25,12 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
-def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, Output]:
+def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, HeadOutput]:
     """Return what gives logits, by the name of its last graph: `step`, if there is one, and `head`."""
-    return {name: Output(name, graphs, loaded) for name in (io.STEP, io.HEAD) if name in graphs}
+    return {name: HeadOutput(name, graphs, loaded) for name in (io.STEP, io.HEAD) if name in graphs}
 
 
-class Output:
+class HeadOutput:
     """Layers for the wanted positions only, the head, and the logits that it brings to the host.
 
     name: `head`, or `step` for a graph of all layers with the head.
@@ -118,7 +118,7 @@ class Output:
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
-class Shape(NamedTuple):
+class BoundShape(NamedTuple):
     """Sequences and tokens that the bound hidden states are for."""
 
     sequences: int = 0
@@ -146,7 +146,7 @@ class BoundGraphs:
         self._outputs = outputs(self.graphs, loaded)
         self._output = next(iter(self._outputs.values()))
         self._has_windows = any(io.POSITIONS in graph.inputs for graph in self.graphs.values())
-        self.shape = Shape()
+        self.shape = BoundShape()
         self._begins: list[int] = []  # positions of the step
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
@@ -163,7 +163,7 @@ class BoundGraphs:
         of its text, how many have left the windows.
         """
         (sequences, count), prefill = token_ids.shape, prefill and io.PREFILL in self.graphs
-        shape = Shape(sequences, count, prefill)
+        shape = BoundShape(sequences, count, prefill)
         if shape != self.shape:
             self.allocate(shape)
         self._begins, ends = positions, [position + count for position in positions]
@@ -199,14 +199,14 @@ class BoundGraphs:
         positions = [begin + n for begin in self._begins for n in places]
         return self._output.logits(positions, skipped)
 
-    def allocate(self, shape: Shape) -> None:
+    def allocate(self, shape: BoundShape) -> None:
         """Bind hidden states for such steps, an array for each graph's output."""
         names = [io.EMBED, *self._layers(shape.prefill)]
         size = (shape.sequences, shape.tokens, self._width)
         what = f"the hidden states of {shape.sequences * shape.tokens:,} tokens"
         # Allocate all before binding any, so that nothing has changed if memory runs out.
         values = [self._memory.empty(size, self._dtype, what).value() for _ in names]
-        self.shape = Shape()
+        self.shape = BoundShape()
         self._output = self._outputs.get(io.HEAD if shape.prefill else io.STEP, self._output)
         self._output.forget()
         last = self._output.first
@@ -223,7 +223,7 @@ class BoundGraphs:
         names = (io.PREFILL,) if prefill else (io.EARLY, io.LATE)
         return [name for name in names if name in self.graphs]
 
-    def _feed_step(self, shape: Shape) -> None:
+    def _feed_step(self, shape: BoundShape) -> None:
         arrays = np.zeros((3, shape.sequences, shape.tokens), np.int64)
         self._token_ids, self._slot_ids, self._positions = arrays
         self._range = np.arange(shape.tokens)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from stem_edge.bundle.opening import Bundle
-from stem_edge.runtime.backends.engine import Engine, EngineLoader
-from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.backends.engine import Engine
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.ways import OnnxRuntimeWays
 
 
-class OnnxRuntime(Engine):
+class OnnxRuntimeEngine(Engine):
     """onnxruntime, on the CPU or on an accelerator."""
 
     name = backbone = "onnxruntime"
@@ -31,8 +28,3 @@ class OnnxRuntime(Engine):
         from stem_edge.runtime.backends.onnxruntime.ways import OnnxRuntimeWays
 
         return OnnxRuntimeWays()
-
-    def loaders(self, bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
-        from stem_edge.runtime.backends.onnxruntime.loader import loaders
-
-        return loaders(bundle, options)

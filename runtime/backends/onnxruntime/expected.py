@@ -18,10 +18,11 @@ from stem_edge.graph.kv import KvChoice
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.prepared.looking import LEAST_NBYTES
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
-from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import LEAST_NBYTES, place
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
 from stem_edge.system.memory import usable_cpus
-from stem_edge.tables.rows import RowType
+from stem_edge.tables.codecs import RowType
 from stem_edge.tables.store import TableFormat
 
 # A plan adds up the widest arrays of a graph. This share of them is alive at once; none stays.

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
@@ -17,13 +18,17 @@ from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
+from stem_edge.runtime.backends.onnxruntime.prepared.looking import may_be_prepared
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import memory_limit
 from stem_edge.tables.rows import RecordLayout
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked, PreparedPlace
 
 UNMEASURED = (
     "whether it is exact on this processor is measured when the backbone is prepared, which it is not; "
@@ -73,7 +78,7 @@ class OrtLoader:
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
         self._kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(options.kv).kv
-        self._prepared: prepacked.Prepacked | None = None
+        self._prepared: Prepacked | None = None
         self._may_prepare = options.prepare  # False once preparing has turned out impossible
         self._verdict: Verdict | None = None
 
@@ -86,12 +91,12 @@ class OrtLoader:
     def prepare(self, verdict: Verdict | None) -> None:
         """Prepack a large backbone for this processor, unless that was done before."""
         self._verdict = verdict
-        if self._options.prepare:
-            self._prepared = self._place.prepared or self._make()
+        if self._options.prepare and self._place is not None:
+            self._prepared = self._place.prepared or self._make(self._place)
         self._may_prepare = self._prepared is not None
 
-    def _make(self) -> prepacked.Prepacked | None:
-        if self._place.record is not None or not self._place.is_worth_it:
+    def _make(self, place: PreparedPlace) -> Prepacked | None:
+        if place.record is not None or not place.is_worth_it:
             return None
         from stem_edge.runtime.backends.onnxruntime.prepared.preparing import (
             find_or_make,  # at first loads
@@ -99,7 +104,7 @@ class OrtLoader:
 
         given = self._options
         asked = given.cache_dir, given.cpus, given.progress, self._kv, given.memory
-        return find_or_make(self._place, *asked)
+        return find_or_make(place, *asked)
 
     def needs(self, context: int) -> Needs:
         (prefill, refused), path = self._prompts(), self._bundle.path
@@ -108,8 +113,7 @@ class OrtLoader:
         prepared = self._will_be_prepared
         needs = cpu_needs(footprint, context, threads, prepared=prepared, prefill=prefill)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
-        wanted = prepared and self._prepared is None and self._place.prepared is None
-        if wanted:
+        if prepared and self._prepared is None and self._found is None:
             from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
 
             needs = replace(needs, preparing=preparing_needs(footprint, threads))
@@ -120,17 +124,29 @@ class OrtLoader:
 
     def open(self, slots: Slots | None) -> OrtBackend:
         prefill, kv = self._prompts()[0], self._kv
-        graphs = prepacked.graph_sources(self._bundle, self._prepared, prefill=prefill, kv=kv)
         config = self._bundle.manifest.model
+        sources = cpu_graphs if self._prepared is None else self._prepared.graph_sources
+        graphs = sources(self._bundle, prefill=prefill, kv=kv)
         return OrtBackend(config, graphs, slots, self._options.cpus, kv)
 
     @property
     def _will_be_prepared(self) -> bool:
-        return self._prepared is not None or (self._may_prepare and self._place.is_worth_it)
+        if self._prepared is not None:
+            return True
+        return self._may_prepare and self._place is not None and self._place.is_worth_it
+
+    @property
+    def _found(self) -> Prepacked | None:
+        return None if self._place is None else self._place.prepared
 
     @cached_property
-    def _place(self) -> prepacked.Place:
-        return prepacked.place(self._bundle, self._options.cache_dir, self._kv)
+    def _place(self) -> PreparedPlace | None:
+        """Where the prepared backbone belongs; None where there is no need to look."""
+        if not may_be_prepared(self._bundle.manifest, self._options.cache_dir):
+            return None
+        from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
+
+        return place(self._bundle, self._options.cache_dir, self._kv)
 
     def _prompts(self) -> tuple[bool, str]:
         """Return whether the prefill graph takes prompts, and why not if something bars it.
@@ -142,7 +158,7 @@ class OrtLoader:
         if options.prefill_graph is not None or not bundle.manifest.has_prefill:
             return bool(options.prefill_graph and bundle.manifest.has_prefill), ""
         if prepared is None and self._may_prepare:
-            prepared = self._place.prepared
+            prepared = self._found
         if prepared is not None and prepared.record.prefill is False:
             return False, ""
         verdict = self._verdict

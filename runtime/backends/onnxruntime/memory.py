@@ -91,7 +91,7 @@ class DeviceMemory:
     """
 
     def __init__(
-        self, provider: Provider, place: Place | None = None, limit: int | None = None
+        self, provider: Provider, place: DeviceAccess | None = None, limit: int | None = None
     ) -> None:
         self.provider, self.limit = provider, limit
         self.arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # those alive
@@ -149,7 +149,7 @@ def nbytes_of(shape: Shape, dtype: np.dtype[Any]) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-class Place(Protocol):
+class DeviceAccess(Protocol):
     """Access to the memory of a device."""
 
     def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Any | None: ...

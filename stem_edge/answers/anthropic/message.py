@@ -85,7 +85,7 @@ class AnswerMessage(Growing):
 
 
 def _input(text: str) -> dict[str, Any]:
-    """Return the arguments of a call; a model that no grammar leads may write what is no JSON."""
+    """Return the arguments of a call, which may not be JSON if no grammar led the model."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except msgspec.DecodeError:

@@ -101,7 +101,7 @@ class ChatBody(Options, kw_only=True):
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of a message; clients send back all that an answer had."""
+    """Return the known fields of a message; clients send back all fields of an answer."""
     for name in ("audio", "function_call"):
         if given.get(name) is not None:
             raise RefusalError(f"messages have {name}, which is not supported", "messages")

@@ -24,7 +24,7 @@ FILES_SHOWN = 12
 def bundle_figures(bundle: Bundle) -> dict[str, object]:
     """Return the manifest and what follows from it as plain JSON values: counts and bytes."""
     manifest = bundle.manifest
-    model, tables = manifest.model, manifest.tables
+    model, tables = manifest.model, manifest.stored
     derived: dict[str, object] = {
         "parameters": model.backbone_parameters + model.table_parameters,
         "parameters_active": model.active_parameters,
@@ -108,7 +108,7 @@ def _ffn(model: ModelConfig) -> str:
 
 
 def _storage(manifest: Manifest) -> Rows:
-    backbone, gguf, tables = manifest.backbone, manifest.gguf, manifest.tables
+    backbone, gguf, tables = manifest.backbone, manifest.gguf, manifest.stored
     if backbone is not None:
         nbytes = format_size(manifest.reports["onnxruntime"].backbone_nbytes)
         yield "backbone", f"{nbytes}, {_weights(backbone)}"
@@ -153,8 +153,8 @@ def _row_types(tables: RecordLayout, rare: RecordLayout | None) -> str:
     groups = f" in groups of {tables.group_size}" if tables.quantized else ""
     if rare is None:
         return f"{tables.row_type}{groups}"
-    frequent = tables.records - rare.records
-    return f"int8 of {frequent:,} records{groups}, int4 of {rare.records:,}"
+    usual = f"{tables.row_type} of {tables.records - rare.records:,} records{groups}"
+    return f"{usual}, {rare.row_type} of {rare.records:,}"
 
 
 def _quality(manifest: Manifest) -> Rows:

@@ -1,5 +1,6 @@
 """The command `stem-edge cache`: list and remove files in the user's cache folder.
 
+    made/<key>/        bundle of a checkpoint that was loaded as it is (stem_edge.runtime.first_load.made)
     prepared/<key>/    prepared.json and graphs rearranged for one processor and onnxruntime
     counts/<key>.npy   how often each token was used with one bundle
     tier/<key>.rows    records of tables that are elsewhere, and in <key>.map what it holds
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 
 import msgspec
@@ -29,11 +32,12 @@ from stem_edge.bundle.fetched import CHECKED, read_checked
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import PLACES, TRIALS, Verdicts, read_verdict
 from stem_edge.commands.options.loading import add_loading
-from stem_edge.errors import BundleError, StemEdgeError
+from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
-from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import FOLDER
+from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
+from stem_edge.runtime.first_load.made import MADE, RECORD, Made
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished
@@ -43,18 +47,19 @@ from stem_edge.system.user_folder import cache_folder, cpu_digest
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
-List what stem-edge keeps in the user's cache folder: backbones prepared for this processor, counts
+List what stem-edge keeps in the user's cache folder: bundles made of checkpoints that were loaded as they are, backbones prepared for this processor, counts
 of used tokens, which warm the row cache, verdicts on installed versions of ggml and on bundles
 that were tried before they were loaded, lists of files from hubs with the right hashes, and prompts (--prompt-cache without DIR). All of it can be
 removed: what is needed is made again. Prompts in a DIR and saved conversations are not listed.
 
 An entry is old if another onnxruntime, ggml or processor made it, if it is damaged, or if its
-bundle or library is gone or has changed."""
+bundle, library or checkpoint is gone or has changed. What a process is using stays."""
 
 EPILOG = """\
 examples:
   stem-edge cache
   stem-edge cache --remove old
+  stem-edge cache --remove 6f8dcde149d0
   stem-edge cache --remove all"""
 
 
@@ -64,12 +69,24 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     kind: str
     nbytes: int
-    of: str  # path of the bundle or library that it belongs to
+    of: str  # path of the bundle, library or checkpoint that it belongs to
     stale: str  # why it will not be used again; empty if it may be used
+    used: str = ""  # last day of use; empty where none is known
+
+    def remove(self) -> bool:
+        """Delete it; False if a process uses it. Raises OSError."""
+        if self.kind == MADE:
+            return Made(self.path).remove()
+        if self.path.is_dir():
+            shutil.rmtree(self.path)
+        else:
+            self.path.unlink()
+        return True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--remove", choices=("old", "all"), help="remove old entries, or all")
+    what = "remove old entries, all, or those of this name or of this bundle, library or checkpoint"
+    parser.add_argument("--remove", metavar="old|all|NAME", help=what)
     add_loading(parser, "cache_dir")
     parser.add_argument("--json", action="store_true", help="print the entries as JSON")
 
@@ -77,36 +94,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     folder = cache_folder(args.cache_dir)
     found = list(entries(folder))
-    chosen = [e for e in found if args.remove == "all" or (args.remove == "old" and e.stale)]
-    for entry in chosen:
-        try:
-            if entry.path.is_dir():
-                shutil.rmtree(entry.path)
-            else:
-                entry.path.unlink()
-        except OSError as error:
-            raise StemEdgeError(f"{entry.path}: cannot remove ({error.strerror})") from error
+    chosen = _chosen(found, args.remove)
+    removed = [entry for entry in chosen if _remove(entry)]
     if args.json:
         listed = [
-            msgspec.to_builtins(entry, enc_hook=str) | {"removed": entry in chosen}
+            msgspec.to_builtins(entry, enc_hook=str) | {"removed": entry in removed}
             for entry in found
         ]
         print(json.dumps({"folder": str(folder), "entries": listed}, indent=1))
-        return 0
-    print(f"{folder}: {format_size(sum(e.nbytes for e in found))} in {len(found)} entries")
-    for entry in found:
-        state = "removed" if entry in chosen else f"old: {entry.stale}" if entry.stale else ""
-        size = format_size(entry.nbytes)
-        print(f"{size:>9}  {entry.kind:<9} {entry.path.name:<36} {entry.of} {state}".rstrip())
-    if args.remove and not chosen:
-        print("nothing removed" + (": no entry is old" if found else ""))
-    elif any(entry.stale for entry in found) and not chosen:
-        print("to remove old entries: stem-edge cache --remove old")
-    return 0
+    else:
+        print(f"{folder}: {format_size(sum(e.nbytes for e in found))} in {len(found)} entries")
+        for entry in found:
+            print(_line(entry, entry in removed, entry in chosen))
+        if args.remove and not chosen:
+            print("nothing removed" + (": no entry is old" if found else ""))
+        elif any(entry.stale for entry in found) and not chosen:
+            print("to remove old entries: stem-edge cache --remove old")
+    return 0 if len(removed) == len(chosen) else 1
+
+
+def _chosen(found: list[Entry], remove: str | None) -> list[Entry]:
+    """Return the entries to remove. Raises InputError for a name that none has."""
+    if remove in (None, "old", "all"):
+        return [e for e in found if remove == "all" or (remove == "old" and e.stale)]
+    named = (str(remove), str(Path(str(remove)).resolve()))
+    chosen = [e for e in found if e.path.name in named or e.of in named]
+    if not chosen:
+        raise InputError(f"no entry is called {remove!r}; stem-edge cache lists them")
+    made = tuple(str(entry.path) + os.sep for entry in chosen)
+    return chosen + [
+        e for e in found if e.of.startswith(made)
+    ]  # what was made for the bundle in it
+
+
+def _remove(entry: Entry) -> bool:
+    try:
+        return entry.remove()
+    except OSError as error:
+        raise StemEdgeError(f"{entry.path}: cannot remove ({error.strerror})") from error
+
+
+def _line(entry: Entry, removed: bool, chosen: bool) -> str:
+    state = "removed" if removed else f"old: {entry.stale}" if entry.stale else ""
+    state = "in use, not removed" if chosen and not removed else state
+    used = f"used {entry.used}" if entry.used else ""
+    named = f"{format_size(entry.nbytes):>9}  {entry.kind:<9} {entry.path.name:<36}"
+    return " ".join(part for part in (named, entry.of, used, state) if part).rstrip()
 
 
 def entries(root: Path) -> Iterator[Entry]:
     """Yield everything in the cache folder, kind by kind."""
+    yield from _made(root / MADE)
     for folder in sorted((root / FOLDER).glob("*")):
         nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         record = prepared.read_prepared(folder)
@@ -136,6 +174,17 @@ def entries(root: Path) -> Iterator[Entry]:
     yield from _prefixes(root / PREFIXES)
 
 
+def _made(folder: Path) -> Iterator[Entry]:
+    for path in sorted(found for found in folder.glob("*") if found.is_dir()):
+        nbytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        record, of, used, stale = Made(path).record(), "", "", "was not finished"
+        if record is not None:
+            of, used = record.path, str(date.fromtimestamp((path / RECORD).stat().st_mtime))
+            stale = "" if record.is_there else "its checkpoint is gone or has changed"
+            stale = stale or ("" if record.version == __version__ else "made by another stem-edge")
+        yield Entry(path=path, kind=MADE, nbytes=nbytes, of=of, stale=stale, used=used)
+
+
 def _prefixes(folder: Path) -> Iterator[Entry]:
     for path in sorted(found for found in folder.glob("*") if found.is_file()):
         of, stale = "", "damaged"
@@ -153,7 +202,7 @@ def _prefixes(folder: Path) -> Iterator[Entry]:
         yield Entry(path=path, kind=PREFIXES, nbytes=path.stat().st_size, of=of, stale=stale)
 
 
-def _stale(record: prepared.Prepared) -> str:
+def _stale(record: prepared.PreparedRecord) -> str:
     if record.onnxruntime != ort.__version__:
         return f"made by onnxruntime {record.onnxruntime}"
     if record.cpu != cpu_digest():

@@ -28,7 +28,8 @@ from stem_edge.editing.report import (
 )
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
-from stem_edge.units import format_size, parse_numbers
+from stem_edge.number_lists import parse_numbers
+from stem_edge.units import format_size
 
 DESCRIPTION = """\
 Change what a model knows: tokens of one text (the source) look up the rows of another text's tokens

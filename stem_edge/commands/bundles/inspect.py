@@ -25,7 +25,10 @@ from stem_edge.units import format_size
 
 if TYPE_CHECKING:
     from stem_edge.runtime import MemoryPlan
-    from stem_edge.runtime.backends.onnxruntime.providers.resolve import Listed, ListedDevice
+    from stem_edge.runtime.backends.onnxruntime.providers.resolve import (
+        ListedDevice,
+        ListedProvider,
+    )
 
 DESCRIPTION = """\
 Show what a bundle is made of: architecture, STEM layers, number of parameters, bytes on flash and
@@ -145,7 +148,7 @@ def _show_providers(args: argparse.Namespace) -> None:
         print("\n".join(_provider_table(found)))
 
 
-def _provider_table(found: Sequence[Listed]) -> list[str]:
+def _provider_table(found: Sequence[ListedProvider]) -> list[str]:
     """Lines of a table for people: providers that can be used come first."""
     rows = [("provider", "", "devices, or what brings it")]
     for listed in sorted(found, key=lambda listed: not listed.available):

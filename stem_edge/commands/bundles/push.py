@@ -7,6 +7,7 @@ import json
 
 from stem_edge.bundle.push import push
 from stem_edge.commands.options.arguments import own_command
+from stem_edge.commands.options.described import values_of
 
 DESCRIPTION = """\
 Push a bundle to a model hub, so that others can run it by its name. All files are hashed first. The
@@ -35,14 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    name = push(
-        args.bundle,
-        args.name,
-        private=args.private,
-        revision=args.revision,
-        license=args.license,
-        base_model=args.base_model,
-    )
+    name = push(**values_of(args, push))
     if args.json:
         print(json.dumps({"name": name}))
     else:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stem_edge.commands.measuring.measure import add_work
+from stem_edge.commands.options.described import values_of
 from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench.bench import LOADS, ROUNDS, bench
@@ -77,21 +78,8 @@ def run(args: argparse.Namespace) -> int:
     words = args.against if args.bundle is None else [*args.against, args.bundle]
     if not words:
         raise InputError("bench needs the folder of a BUNDLE")
-    found = bench(
-        words[-1],
-        args.text,
-        cases=args.cases,
-        against=words[:-1],
-        prompt_tokens=args.prompt_tokens,
-        new_tokens=args.new_tokens,
-        rounds=args.rounds,
-        loads=args.loads,
-        cold=args.cold,
-        limit=args.limit,
-        work=args.work,
-        notify=show_status,
-        **loading_options(args),
-    )
+    given = values_of(args, bench) | {"bundle": words[-1], "against": words[:-1]}
+    found = bench(**given, notify=show_status, **loading_options(args))
     printed = json.dumps(asdict(found), indent=1)
     print(printed if args.json else report_table(found), flush=True)
     if output is not None:

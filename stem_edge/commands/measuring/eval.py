@@ -12,7 +12,7 @@ from typing import Any
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.cluster.evaluation import ray_scores
 from stem_edge.commands.options.arguments import add_ray
-from stem_edge.commands.options.described import add_described
+from stem_edge.commands.options.described import add_described, values_of
 from stem_edge.commands.options.loading import DEVICE, add_loading, device_options
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
@@ -87,28 +87,12 @@ def run(args: argparse.Namespace) -> int:
             "--kinds is gone: stem-edge export measures each matrix and chooses its bits; bound what "
             "they cost with its --max-kl or --size"
         )
-    found = [
-        evaluate(
-            bundle := pinned(each),
-            args.text,
-            lines=args.lines,
-            window=args.window,
-            stride=args.stride,
-            against=args.against,
-            worst=args.worst,
-            edits=open_edits(open_bundle(bundle), args.edit),
-            engine=args.engine,
-            against_engine=args.against_engine,
-            repack=args.repack,
-            kv=args.kv,
-            prefill_graph=args.prefill_graph,
-            memory=args.memory,
-            threads=args.threads,
-            elsewhere=None if args.ray is None else ray_scores(args.ray),
-            **device_options(args),
-        )
-        for each in args.bundles
-    ]
+    given = values_of(args, evaluate) | {**device_options(args)}
+    elsewhere = None if args.ray is None else ray_scores(args.ray)
+    found = []
+    for bundle in map(pinned, args.bundles):
+        edits = open_edits(open_bundle(bundle), args.edit)
+        found.append(evaluate(bundle, edits=edits, elsewhere=elsewhere, **given))
     print(json.dumps([asdict(each) for each in found], indent=1) if args.json else report(found))
     return 0
 

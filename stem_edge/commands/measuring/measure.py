@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from stem_edge.commands.options.described import values_of
 from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.drawing import check_plot, draw
 from stem_edge.measuring.memory.device_profiles import DEVICES
@@ -83,17 +84,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check_plot(args.plot)  # now, because measuring may take minutes and must not be in vain
-    found = measure(
-        args.bundle,
-        args.text,
-        prompt_tokens=args.prompt_tokens,
-        new_tokens=args.new_tokens,
-        device=args.device,
-        cold=args.cold,
-        interval=args.interval,
-        notify=show_status,
-        **loading_options(args),
-    )
+    found = measure(**values_of(args, measure), notify=show_status, **loading_options(args))
     if args.json:
         print(json.dumps(to_dict(found), indent=1, default=str))
     else:

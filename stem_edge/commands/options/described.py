@@ -65,3 +65,9 @@ def add_described(
         given: dict[str, Any] = {"help": said, "dest": name, "default": defaults[name]} | setting
         flags: Sequence[str] = given.pop("flags", (option_of(name),))
         group.add_argument(*flags, **given)
+
+
+def values_of(args: argparse.Namespace, function: Callable[..., object]) -> dict[str, Any]:
+    """Return the values of those options that are keywords of a function."""
+    names = inspect.signature(function).parameters
+    return {name: value for name, value in vars(args).items() if name in names}

@@ -19,6 +19,10 @@ from stem_edge.runtime.loading import load
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
 from stem_edge.runtime.rows.shards import READ_MODES
 
+BUNDLE_HELP = (
+    "folder that stem-edge export wrote, hf:org/name, or a checkpoint (FILE.gguf or a folder)"
+)
+
 
 def speculation(text: str) -> Speculate:
     """Value of the option --speculate; argparse reports a ValueError as a bad value."""
@@ -140,7 +144,7 @@ def _actions(add: Callable[[argparse.ArgumentParser], None]) -> list[argparse.Ac
 
 
 def parse_libraries(given: Sequence[str] | None) -> dict[str, str] | None:
-    """Paths of provider libraries by name; None if none is given. Raises InputError."""
+    """Paths of provider libraries by name; None without such options. Raises InputError."""
     found: dict[str, str] = {}
     for text in given or ():
         name, _, path = text.partition("=")

@@ -8,7 +8,6 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.options.answers import (
     add_sampling,
     as_object,
@@ -17,11 +16,13 @@ from stem_edge.commands.options.answers import (
     write_text,
 )
 from stem_edge.commands.options.arguments import read_text
-from stem_edge.commands.options.loading import add_loading, loading_options
+from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
 from stem_edge.runtime import load
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.loading import open_or_make
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 
@@ -43,7 +44,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
+    add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add("text", metavar="PROMPT", nargs="?", help="text to continue")
     add("-p", "--prompt", metavar="TEXT", help="text to continue, as an option")
     file = "continue the text in this file"
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     bundle, edits = args.bundle, []
     if args.edit:
         bundle = pinned(bundle)
-        opened = open_bundle(bundle, args.tables, tables_later=args.tables_later)
+        opened = open_or_make(bundle, LoadOptions(**loading_options(args)))
         edits = open_edits(opened, args.edit)
     prompt = _prompt(args)
     with load(bundle, **loading_options(args)) as model, model.edited(*edits):

@@ -15,14 +15,14 @@ import uvicorn
 from anyio import to_thread
 from starlette.applications import Starlette
 
-from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.options.arguments import read_text
-from stem_edge.commands.options.loading import add_loading, loading_options
+from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
 from stem_edge.progress import show_status
 from stem_edge.runtime import load
-from stem_edge.runtime.backends.options import check_sequences
+from stem_edge.runtime.backends.options import LoadOptions, check_sequences
+from stem_edge.runtime.loading import open_or_make
 from stem_edge.serving import app
 from stem_edge.serving.budget import of_model
 from stem_edge.serving.compute import END_SECONDS, Compute
@@ -49,7 +49,7 @@ room for N full contexts."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
+    add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add("--name", help="name of the model for clients (default: that of the folder)")
     where = parser.add_argument_group("where and for whom").add_argument
     host = "address to listen on (default: 127.0.0.1, which only this machine reaches)"
@@ -90,9 +90,9 @@ def run(args: argparse.Namespace) -> int:
     if args.sequences is not None:
         check_sequences(args.sequences)
     options, bundle = loading_options(args), pinned(args.bundle)
-    open_bundle(bundle, args.tables, tables_later=args.tables_later)  # before anything listens
     options["sequences"] = args.sequences or 1
     options["memory"] = of_model(args.memory)
+    open_or_make(bundle, LoadOptions(**options))  # before anything listens
     with listen(args.host, args.port) as listening:
         program = app(
             lambda: load(bundle, **options),

@@ -38,8 +38,6 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None) -> str:
     """Return why a model cannot have portable graphs; empty if it can."""
     if layout is not None and len(layout.parts) != 1:
         return "experts cannot run with ONNX's own operators"
-    if layout is not None and layout.bits == 2:
-        return "rows of 2 bits cannot run with ONNX's own operators"
     return adapting.obstacle_of_layers(config)
 
 

@@ -17,7 +17,7 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import InputError
 from stem_edge.measuring.analysis.geometry_rows import (
-    Spread,
+    CosineSpread,
     all_norms,
     random_p95,
     read_rows,
@@ -46,7 +46,7 @@ class LayerGeometry:
     layer: int
     zero_rows: int  # in the whole table; left out of everything else
     norms: Norms | None  # in the whole table; None if all rows are zero
-    cosines: Spread | None  # in the sample; None if fewer than two rows are not zero
+    cosines: CosineSpread | None  # in the sample; None if fewer than two rows are not zero
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ def geometry(
         raise InputError(f"seed is {seed}; expected 0 or more")
     norms = all_norms(root, count, chosen, progress)
     with open_tables(root) as tables:
-        width, row_type = tables.layout.row_width, tables.layout.row_type
+        width, row_type = tables.layout.row_width, tables.kind
     order = np.random.default_rng(seed).permutation(count)
     return Geometry(
         bundle=str(bundle.path),
         tokens=count,
         width=width,
-        row_type=row_type if bundle.manifest.rare_tables is None else "mixed",
+        row_type=row_type,
         sample=sample,
         seed=seed,
         random_p95_abs=random_p95(width),

@@ -14,9 +14,9 @@ from stem_edge.measuring.analysis.geometry import (
     LayerGeometry,
     geometry,
 )
-from stem_edge.measuring.analysis.geometry_rows import THRESHOLDS, Spread
+from stem_edge.measuring.analysis.geometry_rows import THRESHOLDS, CosineSpread
+from stem_edge.number_lists import parse_numbers
 from stem_edge.text_table import table, wrapped
-from stem_edge.units import parse_numbers
 
 ROW_TITLES = (
     *("layer", "cos: mean", "P95 |cos|", *(f">{at:g}" for at in THRESHOLDS)),
@@ -83,7 +83,7 @@ def _row(layer: LayerGeometry) -> tuple[str, ...]:
     return (str(layer.layer), *_spread(layer.cosines), *rounded, f"{layer.zero_rows:,}")
 
 
-def _spread(cosines: Spread | None) -> tuple[str, ...]:
+def _spread(cosines: CosineSpread | None) -> tuple[str, ...]:
     """Return mean, P95 and shares above the thresholds."""
     if cosines is None:
         return ("-",) * (2 + len(THRESHOLDS))

@@ -95,7 +95,7 @@ def lengths(vectors: F32) -> F32:
 
 
 @dataclass(frozen=True)
-class Spread:
+class CosineSpread:
     """Cosines of all pairs of `vectors` vectors, none of them zero."""
 
     vectors: int
@@ -110,7 +110,7 @@ class Spread:
     histogram: tuple[int, ...]  # pairs in each of BINS equal bins of this range
 
 
-def spread(vectors: F32) -> Spread | None:
+def spread(vectors: F32) -> CosineSpread | None:
     """Measure the spread of vectors [n, width] without zero ones; None if fewer than two are left."""
     present = vectors.any(axis=1)
     vectors = vectors if present.all() else vectors[present]
@@ -122,7 +122,7 @@ def spread(vectors: F32) -> Spread | None:
     mean, deviation = cosines.mean(dtype=np.float64), cosines.std(dtype=np.float64)
     least, greatest = float(cosines.min()), float(cosines.max())
     size = np.abs(cosines, out=cosines)
-    return Spread(
+    return CosineSpread(
         vectors=len(vectors),
         pairs=len(cosines),
         mean=float(mean),

@@ -21,13 +21,13 @@ import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.measuring.bench.cases import Cases, Results, Run, T, Watched, peaks_of
-from stem_edge.measuring.bench.figures import Report, Settings
+from stem_edge.measuring.bench.figures import BenchSettings, Report
 from stem_edge.measuring.bench.plain import plain
 from stem_edge.measuring.bench.sequences import sequences
 from stem_edge.measuring.bench.speculation import speculation
 from stem_edge.measuring.bench.subjects import Common, load_options, make_subjects
 from stem_edge.measuring.bench.workers import Subject, WorkerProcess
-from stem_edge.measuring.memory.limits import Limits
+from stem_edge.measuring.memory.limits import ProcessLimits
 from stem_edge.measuring.planning.bandwidth import measured as measured_bandwidth
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.keywords import LoadKeywords
@@ -92,7 +92,7 @@ def bench(
         made = plain(opened, engine, given, sizes, cold=cold)
     else:
         made = _cases(opened, cases, sizes)
-    settings = Settings(
+    settings = BenchSettings(
         text=made.source,
         prompt_tokens=made.prompt_tokens,
         new_tokens=made.new_tokens,
@@ -132,7 +132,7 @@ def _cases(
     return sequences(bundle, counts, *sizes)
 
 
-def _check(settings: Settings, bundle: Path, cases: str | None) -> None:
+def _check(settings: BenchSettings, bundle: Path, cases: str | None) -> None:
     """Raise InputError for what cannot be measured, before minutes are spent on it."""
     for name, least in (("rounds", 1), ("loads", 0)):
         if (value := getattr(settings, name)) < least:
@@ -150,7 +150,7 @@ def _check(settings: Settings, bundle: Path, cases: str | None) -> None:
 class Turns(Generic[T]):
     """Runs rounds of cases on several subjects."""
 
-    settings: Settings
+    settings: BenchSettings
     cases: Cases[T]
     notify: Callable[[str], None]
 
@@ -267,7 +267,7 @@ def _confined(subject: Subject, limit: int) -> Iterator[WorkerProcess]:
                 "systemd-run --user --scope starts"
             )
 
-    with Limits(None) as limits, _open(subject, confine) as worker:
+    with ProcessLimits(None) as limits, _open(subject, confine) as worker:
         yield worker
 
 

@@ -1,4 +1,4 @@
-"""Cases that several subjects take in turns, and what is found in them."""
+"""Cases that several subjects take in turns, and their results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from stem_edge.measuring.bench.workers import Subject, WorkerProcess
-from stem_edge.measuring.memory.sampler import Sampler
+from stem_edge.measuring.memory.sampler import MemorySampler
 
 # Names of figures and ratios.
 RATE, FIRST, ALLOWED = "tokens_per_second", "first_token_seconds", "allowed_gain"
@@ -19,7 +19,7 @@ Run: TypeAlias = Callable[[WorkerProcess], dict[str, T]]  # returns way -> what 
 
 
 class Key(NamedTuple):
-    """Key of what is seen in each round."""
+    """Key of the observations of each round."""
 
     subject: str
     case: str = ""
@@ -129,7 +129,7 @@ def quotients(ours: Sequence[float], others: Sequence[float]) -> list[float]:
     return [mine / other for mine, other in zip(ours, others, strict=True)]
 
 
-def peaks_of(sampler: Sampler) -> dict[str, PhasePeak]:
+def peaks_of(sampler: MemorySampler) -> dict[str, PhasePeak]:
     """Return the peaks by phase. `mapped` is sampled more rarely than `unevictable`."""
     peaks = {}
     for name, phase in sampler.phases.items():

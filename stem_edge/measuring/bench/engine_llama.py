@@ -21,7 +21,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from stem_edge.errors import BackendError
 from stem_edge.ggml import types as ggml_types
 from stem_edge.ggml.types import TensorType
-from stem_edge.measuring.bench.together import Guessed, Text, Together
+from stem_edge.measuring.bench.together import FollowedText, Guessed, Together
 from stem_edge.measuring.bench.worker import MeasuredEngine
 from stem_edge.runtime.text.codec import same_start
 
@@ -115,10 +115,10 @@ class LlamaModel(MeasuredEngine):
         memory = llama_cpp.llama_get_memory(self._context)
         llama_cpp.llama_memory_seq_rm(memory, sequence, last + 1, -1)
 
-    def together(self, texts: list[Text], count: int) -> Together:
+    def together(self, texts: list[FollowedText], count: int) -> Together:
         return decode_together(self, texts, count)
 
-    def guess(self, text: Text, drafts: int) -> Guessed:
+    def guess(self, text: FollowedText, drafts: int) -> Guessed:
         return decode_guessing(self, text, drafts)
 
     def choose(self, token_ids: list[int]) -> int:
@@ -164,7 +164,7 @@ class Input(NamedTuple):
     logits: bool = True  # whether they are wanted
 
 
-class Steps:
+class LlamaSteps:
     """Runs steps of up to `size` tokens; a context manager, which frees their arrays."""
 
     def __init__(self, model: LlamaModel, size: int) -> None:
@@ -194,7 +194,7 @@ def prompt_inputs(prompt: Sequence[int], sequence: int = 0) -> list[Input]:
     return [Input(token, at, sequence, at == last) for at, token in enumerate(prompt)]
 
 
-def decode_together(model: LlamaModel, texts: list[Text], count: int) -> Together:
+def decode_together(model: LlamaModel, texts: list[FollowedText], count: int) -> Together:
     """Run `count` sequences, and one that joins them, as stem_edge.measuring.bench.together says.
 
     A prompt is computed in one step with the tokens of the others, as llama.cpp's server does.
@@ -203,7 +203,7 @@ def decode_together(model: LlamaModel, texts: list[Text], count: int) -> Togethe
         model.check([*text.prompt, *text.answer])
     model.clear()
     run, short = Together(count), count - 1
-    with Steps(model, max(len(text.prompt) for text in texts) + count) as steps:
+    with LlamaSteps(model, max(len(text.prompt) for text in texts) + count) as steps:
         sequences = _Sequences(steps, texts, run)
         for sequence in range(count):
             sequences.step(list(range(sequence)), sequence, sequence)
@@ -218,7 +218,7 @@ def decode_together(model: LlamaModel, texts: list[Text], count: int) -> Togethe
 class _Sequences:
     """Sequences and how many tokens of each answer were chosen."""
 
-    def __init__(self, steps: Steps, texts: list[Text], run: Together) -> None:
+    def __init__(self, steps: LlamaSteps, texts: list[FollowedText], run: Together) -> None:
         self._steps, self._texts, self._run = steps, texts, run
         self._chosen = [0] * len(texts)
 
@@ -237,14 +237,14 @@ class _Sequences:
         return Input(text.answer[last], len(text.prompt) + last, sequence)
 
 
-def decode_guessing(model: LlamaModel, text: Text, drafts: int) -> Guessed:
+def decode_guessing(model: LlamaModel, text: FollowedText, drafts: int) -> Guessed:
     """Decode an answer with llama-cpp-python's guesses from the text so far, `drafts` at a time."""
     model.check([*text.prompt, *text.answer])
     model.clear()
     lookup = LlamaPromptLookupDecoding(num_pred_tokens=max(1, drafts))
     ids, begin = np.array([*text.prompt, *text.answer], np.intc), len(text.prompt)
     drafted = accepted = 0
-    with Steps(model, max(begin, drafts + 1)) as steps:
+    with LlamaSteps(model, max(begin, drafts + 1)) as steps:
         own = steps.run(prompt_inputs(text.prompt))
         started, at = time.perf_counter(), begin  # of the next token that is computed
         while at + 1 < len(ids):

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from stem_edge.measuring.bench.cases import CaseResult, PhasePeak, Watched
-from stem_edge.measuring.bench.workers import Answer
+from stem_edge.measuring.bench.workers import WorkerAnswer
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Round:
 
     prompt_tokens: int
     before: dict[str, float]  # counters before the prompt; a missing one was 0
-    prefill: Answer
-    decode: Answer
+    prefill: WorkerAnswer
+    decode: WorkerAnswer
 
     def of_prompt(self) -> dict[str, float]:
         """Return the growth of the counters for a token of the prompt."""
@@ -88,7 +88,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """Settings of a bench."""
 
     text: str  # source of the tokens, in words
@@ -111,7 +111,7 @@ class Report:
     bundle: str
     machine: str
     versions: dict[str, str]
-    settings: Settings
+    settings: BenchSettings
     # Of `cases`; the others are those without.
     results: list[CaseResult] = field(default_factory=list)
     subjects: dict[str, Figures] = field(default_factory=dict)  # the first one is the bundle

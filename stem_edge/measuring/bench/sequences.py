@@ -77,7 +77,7 @@ class _Texts:
 
 
 def _sizes(most: int, prompt: int | None, new: int | None, longest: int) -> tuple[int, int, int]:
-    """Return the tokens of prompts, of what is decoded together, and of a context."""
+    """Return the tokens of a prompt, the new ones of an answer, and those of a context."""
     prompt = min(PROMPT_TOKENS, longest // 4) if prompt is None else prompt
     new = min(NEW_TOKENS, longest // 8) if new is None else new
     tokens = prompt + max(lengths(most, prompt, new))

@@ -29,7 +29,7 @@ from stem_edge.measuring.bench.cases import (
     gathered,
     quotients,
 )
-from stem_edge.measuring.bench.together import Text
+from stem_edge.measuring.bench.together import FollowedText
 from stem_edge.measuring.bench.workers import WorkerProcess
 from stem_edge.measuring.workload import DEFAULT_TEXT, NEW_TOKENS, make_workload, source_of
 from stem_edge.runtime.text.codec import TextCodec
@@ -74,7 +74,7 @@ def speculation(
     )
 
 
-def _begin(tasks: Sequence[Text]) -> Callable[[], Run[Seen]]:
+def _begin(tasks: Sequence[FollowedText]) -> Callable[[], Run[Seen]]:
     """Return what each subject runs in each round: all tasks of a kind, in each of its ways."""
 
     def run(worker: WorkerProcess) -> dict[str, Seen]:
@@ -89,7 +89,7 @@ def _begin(tasks: Sequence[Text]) -> Callable[[], Run[Seen]]:
 
 
 def _joined(counts: Sequence[int], answers: Sequence[Seen]) -> Seen:
-    """Add up the answers of a kind, of so many tokens."""
+    """Add up the answers of a kind of text."""
     tokens = sum(counts) - len(counts)  # without the first of each, which comes from the prompt
     seconds, drafted, accepted = (
         sum(answer.figures[name] for answer in answers)
@@ -122,7 +122,7 @@ def read_tasks(
     prompt_tokens: int | None = None,
     new_tokens: int | None = None,
     context_length: int | None = None,
-) -> dict[str, list[Text]]:
+) -> dict[str, list[FollowedText]]:
     """Return kind -> its tasks, or the one of a file, see make_workload.
 
     prompt_tokens: the last ones, if not all; new_tokens: the first ones of each answer (default:
@@ -131,7 +131,7 @@ def read_tasks(
     context = bundle.manifest.model.max_context if context_length is None else context_length
     if text is not None:
         work = make_workload(bundle, text, prompt_tokens, new_tokens, context_length)
-        return {Path(text).name: [Text(work.prompt, work.following)]}
+        return {Path(text).name: [FollowedText(work.prompt, work.following)]}
     new = min(NEW_TOKENS if new_tokens is None else new_tokens, context // 2)
     most = context - new if prompt_tokens is None else min(prompt_tokens, context - new)
     if new < 1 or most < 1:
@@ -139,10 +139,10 @@ def read_tasks(
             f"prompts of {most} tokens and answers of {new} are asked for; expected at least 1 of "
             f"each, and together no more than the {context} of the context"
         )
-    ids = Ids(TextCodec(bundle.file(TOKENIZER)), bundle.manifest.model.vocab_size)
+    ids = Coder(TextCodec(bundle.file(TOKENIZER)), bundle.manifest.model.vocab_size)
     return {
         kind: [
-            Text(ids.of(prompt, begin=True)[-most:], ids.of(answer)[:new])
+            FollowedText(ids.of(prompt, begin=True)[-most:], ids.of(answer)[:new])
             for prompt, answer in _texts(kind)
         ]
         for kind in KINDS
@@ -160,7 +160,7 @@ def _texts(kind: str) -> Iterator[tuple[str, str]]:
     yield from zip(pieces[::2], pieces[1::2], strict=True)
 
 
-class Ids:
+class Coder:
     """Token ids of texts, by a tokenizer or by words."""
 
     def __init__(self, codec: TextCodec, vocab_size: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import stem_edge
-from stem_edge.measuring.bench.together import Guessed, Text, Together
+from stem_edge.measuring.bench.together import FollowedText, Guessed, Together
 from stem_edge.measuring.bench.worker import MeasuredEngine
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
@@ -40,10 +40,10 @@ class StemEdge(MeasuredEngine):
             best = int(logits[0].argmax())
         return best
 
-    def together(self, texts: list[Text], count: int) -> Together:
+    def together(self, texts: list[FollowedText], count: int) -> Together:
         return decode_together(self._model, texts, count)
 
-    def guess(self, text: Text, drafts: int) -> Guessed:
+    def guess(self, text: FollowedText, drafts: int) -> Guessed:
         return decode_guessing(self._model, text, drafts)
 
     def counters(self) -> dict[str, float]:
@@ -114,7 +114,7 @@ def _(params: Following, prompt: int = 0) -> Sampler:
     return Follower(params)
 
 
-def decode_together(model: Model, texts: list[Text], count: int) -> Together:
+def decode_together(model: Model, texts: list[FollowedText], count: int) -> Together:
     """Run `count` sequences, and one that joins them, as stem_edge.measuring.bench.together says."""
     model.forget_prefixes()  # so that no prompt is computed before
     run = Together(count, model.engine.rows.counters, step_costs(model))
@@ -134,7 +134,7 @@ def decode_together(model: Model, texts: list[Text], count: int) -> Together:
     return run
 
 
-def decode_guessing(model: Model, text: Text, drafts: int) -> Guessed:
+def decode_guessing(model: Model, text: FollowedText, drafts: int) -> Guessed:
     """Decode an answer, with the guesses that the model was loaded for, or without any."""
     own: list[int] = []
     with _speculating(model, bool(drafts)):
@@ -156,18 +156,18 @@ def step_costs(model: Model) -> dict[int, float]:
 @contextmanager
 def _speculating(model: Model, on: bool) -> Iterator[None]:
     """Let a model speculate as it was loaded to, or not."""
-    loaded = model.stepping
+    loaded = model.stepping.speculation
     try:
-        model.stepping = loaded if on else loaded._replace(speculation=None)
+        model.speculate(loaded if on else None)
         yield
     finally:
-        model.stepping = loaded
+        model.speculate(loaded)
 
 
 def _note(run: Together, sequence: int) -> Callable[[int, int], None]:
     return lambda token, own: run.chosen(sequence, token)
 
 
-def _following(text: Text, chosen: Callable[[int, int], None]) -> Following:
+def _following(text: FollowedText, chosen: Callable[[int, int], None]) -> Following:
     whole = (*text.prompt, *text.answer)
     return Following(max_new_tokens=len(text.answer), text=whole, chosen=chosen)

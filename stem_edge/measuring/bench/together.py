@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHUNK = 32  # tokens of a prompt, or more, for each token that sequences decode meanwhile
 
 
-class Text(NamedTuple):
+class FollowedText(NamedTuple):
     """A prompt and the answer that is followed."""
 
     prompt: list[int]
@@ -142,14 +142,14 @@ def lengths(count: int, prompt_tokens: int, new_tokens: int) -> list[int]:
 
 def texts_of(
     ids: list[int], count: int, prompt_tokens: int, new_tokens: int, begin: int = 0
-) -> list[Text]:
+) -> list[FollowedText]:
     """Cut texts for `count` sequences and one that joins, one after the other from a place on.
 
     The ids repeat if they are too few.
     """
-    texts, at = list[Text](), begin
+    texts, at = list[FollowedText](), begin
     for new in lengths(count, prompt_tokens, new_tokens):
         text = [ids[place % len(ids)] for place in range(at, at + prompt_tokens + new)]
-        texts.append(Text(text[:prompt_tokens], text[prompt_tokens:]))
+        texts.append(FollowedText(text[:prompt_tokens], text[prompt_tokens:]))
         at += len(text)
     return texts

@@ -14,7 +14,7 @@ import time
 from importlib import import_module
 from typing import Any, Protocol
 
-from stem_edge.measuring.bench.together import Guessed, Text, Together
+from stem_edge.measuring.bench.together import FollowedText, Guessed, Together
 
 # Kind of subject -> module and class of its engine.
 KINDS = {
@@ -40,10 +40,10 @@ class MeasuredEngine(Protocol):
         """Describe the accelerator, real or emulated; return nothing on the CPU."""
         return {}
 
-    def together(self, texts: list[Text], count: int) -> Together:
+    def together(self, texts: list[FollowedText], count: int) -> Together:
         """Follow texts with `count` sequences at a time; see stem_edge.measuring.bench.together."""
 
-    def guess(self, text: Text, drafts: int) -> Guessed:
+    def guess(self, text: FollowedText, drafts: int) -> Guessed:
         """Follow a text with speculation. drafts: guesses of a step, where loading did not say."""
 
 
@@ -86,12 +86,12 @@ class Worker:
 
     def together(self, texts: list[tuple[list[int], list[int]]], count: int) -> dict[str, Any]:
         """Follow texts with several sequences at a time."""
-        found = self.engine.together([Text(*text) for text in texts], count)
+        found = self.engine.together([FollowedText(*text) for text in texts], count)
         return {"figures": found.figures()}
 
     def guess(self, text: tuple[list[int], list[int]], drafts: int) -> dict[str, Any]:
         """Follow a text with speculation."""
-        found = self.engine.guess(Text(*text), drafts)
+        found = self.engine.guess(FollowedText(*text), drafts)
         return {"own": found.own, "figures": found.figures()}
 
     @property

@@ -16,9 +16,9 @@ from stem_edge import errors
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import StemEdgeError
-from stem_edge.measuring.bench.together import Text
+from stem_edge.measuring.bench.together import FollowedText
 from stem_edge.measuring.bench.worker import KINDS
-from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, Sampler
+from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, MemorySampler
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.system.child import code_command
 from stem_edge.system.page_cache import files_in
@@ -45,7 +45,7 @@ class Subject:
 
     @property
     def module(self) -> str:
-        """Name of what is imported before loading."""
+        """Name of the module that is imported before loading."""
         engine = ENGINES.get(self.options.get("engine", ""))
         return KINDS[self.kind][0] if engine is None else engine.module
 
@@ -69,7 +69,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorkerAnswer:
     """Answer of a worker to one request."""
 
     seconds: float
@@ -81,7 +81,7 @@ class Answer:
 
 
 def together_phase(count: int) -> str:
-    """Name the phase in which so many sequences decode."""
+    """Name the phase in which `count` sequences decode."""
     return f"{count} together"
 
 
@@ -100,7 +100,7 @@ class WorkerProcess:
     ) -> None:
         """Start the process. `confine` is called with its pid before any work."""
         self.subject, self._began = subject, time.perf_counter()
-        self.answers: dict[str, Answer] = {}  # the last one in each phase
+        self.answers: dict[str, WorkerAnswer] = {}  # the last one in each phase
         self.counters: dict[str, float] = {}  # of the last answer
         self._process = subprocess.Popen(
             code_command(COMMAND),
@@ -112,7 +112,7 @@ class WorkerProcess:
             folders = (Path(subject.path), *subject.prepared_folders())
             files = FileKinds(Path(subject.path) / TABLES, folders)
             reader = open_reader(self._process.pid, files)
-            self.sampler = Sampler(reader, interval, kinds_interval)
+            self.sampler = MemorySampler(reader, interval, kinds_interval)
             confine(self._process.pid)
         except BaseException:
             self.close()
@@ -128,12 +128,12 @@ class WorkerProcess:
         """The accelerator, if it has loaded onto one."""
         return self.answers["load"].about
 
-    def start(self) -> Answer:
+    def start(self) -> WorkerAnswer:
         """Wait until the interpreter runs, with no engine imported."""
         answer = self._ask("start", "start")
         return replace(answer, seconds=time.perf_counter() - self._began)
 
-    def load(self, context: int, threads: int) -> tuple[Answer, Answer]:
+    def load(self, context: int, threads: int) -> tuple[WorkerAnswer, WorkerAnswer]:
         """Import the engine, then load; return both answers."""
         of = self.subject
         imported = self._ask("import", "bring", module=of.module)
@@ -141,23 +141,23 @@ class WorkerProcess:
         what = {"kind": of.kind, "path": of.path, "options": of.options}
         return imported, self._ask("load", "load", **what, **sizes)
 
-    def prefill(self, ids: list[int], phase: str = "prefill") -> Answer:
+    def prefill(self, ids: list[int], phase: str = "prefill") -> WorkerAnswer:
         """Process a prompt in an empty context."""
         return self._ask(phase, "prefill", ids=ids)
 
-    def decode(self, ids: list[int]) -> Answer:
+    def decode(self, ids: list[int]) -> WorkerAnswer:
         """Process more tokens, one by one."""
         return self._ask("decode", "decode", ids=ids)
 
-    def together(self, texts: list[Text], count: int) -> Answer:
+    def together(self, texts: list[FollowedText], count: int) -> WorkerAnswer:
         """Follow texts with several sequences at a time."""
         return self._ask(together_phase(count), "together", texts=texts, count=count)
 
-    def guess(self, text: Text, drafts: int) -> Answer:
+    def guess(self, text: FollowedText, drafts: int) -> WorkerAnswer:
         """Follow a text with speculation."""
         return self._ask("guess", "guess", text=text, drafts=drafts)
 
-    def _ask(self, phase: str, do: str, **what: Any) -> Answer:
+    def _ask(self, phase: str, do: str, **what: Any) -> WorkerAnswer:
         try:
             with self.sampler.phase(phase):
                 line = self._send(json.dumps({"do": do, **what}))
@@ -168,7 +168,7 @@ class WorkerProcess:
         answer = json.loads(line)
         if "error" in answer:
             raise self._error(answer["type"], answer["error"], phase)
-        found = self.answers[phase] = Answer(**answer)
+        found = self.answers[phase] = WorkerAnswer(**answer)
         self.counters = found.counters
         return found
 

@@ -36,7 +36,7 @@ class Limit:
     words: str
 
 
-class Limits(contextlib.ExitStack):
+class ProcessLimits(contextlib.ExitStack):
     """Context manager around a process: call `confine` with its pid before it starts to work."""
 
     def __init__(self, device: Device | None, flash: str | None = None) -> None:

@@ -37,7 +37,7 @@ class PhaseMemory:
     kernel_peak_resident: int | None  # the system's own high-water mark of this phase
 
 
-class Sampler:
+class MemorySampler:
     """Samples through a reader while a `phase` is open, one at a time."""
 
     def __init__(

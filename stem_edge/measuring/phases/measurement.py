@@ -17,9 +17,9 @@ from stem_edge.errors import InputError
 from stem_edge.measuring.bench.cases import Watched
 from stem_edge.measuring.bench.figures import Figures, Round, figures_of
 from stem_edge.measuring.bench.subjects import bundle_subject, load_options
-from stem_edge.measuring.bench.workers import Answer, WorkerProcess
+from stem_edge.measuring.bench.workers import WorkerAnswer, WorkerProcess
 from stem_edge.measuring.memory.device_profiles import Device, find_device
-from stem_edge.measuring.memory.limits import Limit, Limits
+from stem_edge.measuring.memory.limits import Limit, ProcessLimits
 from stem_edge.measuring.memory.sampler import TOTALS_SECONDS, PhaseMemory, Sample
 from stem_edge.measuring.planning.bandwidth import measured
 from stem_edge.measuring.planning.predict import Prediction, expect_run
@@ -163,7 +163,7 @@ def measure(
     flash = given.emulate_flash or (stated.flash if stated else None)
     reads = opened.manifest.tables is not None and not given.resident
     try:
-        with Limits(stated, flash if reads else None) as limits:
+        with ProcessLimits(stated, flash if reads else None) as limits:
             chosen = replace(
                 given,
                 engine=engine,
@@ -195,11 +195,11 @@ class _Run:
     workload: Workload
     options: LoadOptions
     loader: EngineLoader
-    limits: Limits
+    limits: ProcessLimits
     notify: Callable[[str], None]
 
     def measure(self, interval: float, *, cold: bool) -> Measurement:
-        """Prepare what is not measured, run, and put the results together."""
+        """Do the unmeasured work, run, and put the results together."""
         self.notify("preparing")
         preparing = self.loader.needs(self.options.contexts(self.bundle)[0]).preparing
         started = time.perf_counter()
@@ -249,7 +249,7 @@ class _Run:
         backbone = [path for path in files if path.name in own or path.parent in made]
         tables = [path for path in files if TABLES in path.parts]
 
-        def add(name: str, answer: Answer, tokens: int = 0) -> Answer:
+        def add(name: str, answer: WorkerAnswer, tokens: int = 0) -> WorkerAnswer:
             phases.append(
                 Phase(
                     name,

@@ -17,7 +17,8 @@ from stem_edge.hub.fetch import keep_ref, open_snapshot
 from stem_edge.hub.names import hub_name
 from stem_edge.runtime.backends.engines import ENGINES, engine_names
 from stem_edge.runtime.backends.options import AUTO
-from stem_edge.tables.rows import RowType, make_layout
+from stem_edge.tables.codecs import RowType
+from stem_edge.tables.rows import make_layout
 from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def of_checkpoint(path: Path, engine: str) -> list[Footprint]:
     source = open_checkpoint(path)
     if any(hasattr(matrix, "bits") for matrix in source.backbone.values()):
         raise InputError(
-            f"{path}: was trained for its own types, so there is nothing to choose; export it, and give "
+            f"{path}: its matrices are codes of their own types, so there is nothing to choose; export it, and give "
             "the bundle"
         )
     config = source.config
@@ -85,4 +86,4 @@ def _tables(config: ModelConfig, rows: RowType) -> TableFormat | None:
     group = 32 if rows == "int4" else 128
     layout = make_layout(config.records, config.stem_layers, config.row_parts(), rows, group)
     indexed = config.stem_ffn == "hash-moe"
-    return TableFormat(tokens=config.vocab_size, tables=layout, indexed=indexed)
+    return TableFormat(tokens=config.vocab_size, stored=layout, indexed=indexed)

@@ -29,7 +29,7 @@ from stem_edge.measuring.planning.hit_rates import (
     zipf_counts,
 )
 from stem_edge.measuring.planning.network import parse_network
-from stem_edge.measuring.planning.target import Fit, Target
+from stem_edge.measuring.planning.target import Fit, PlanTarget
 from stem_edge.measuring.workload import read_ids
 from stem_edge.runtime.backends.engines import ENGINES, choose_backbone
 from stem_edge.runtime.backends.options import SMALL_KV, check_sequences
@@ -94,7 +94,7 @@ def fit(
     lengths = [context_length] if context_length else contexts(first.model.max_context)
     hits, source = _hits(bundle, first, text)
     limit = memory_limit() if stated is None else stated.memory
-    target = Target(
+    target = PlanTarget(
         root,
         bundle,
         memory=allowed,

@@ -40,7 +40,7 @@ class Network(NamedTuple):
 
 
 def parse_network(text: str | None, disk_tier: int | str | None) -> Network | None:
-    """Parse what is given for a plan; None without a network. Raises InputError."""
+    """Parse a network and its disk tier; None without a network. Raises InputError."""
     if text is None:
         if disk_tier is not None:
             raise InputError(

@@ -59,7 +59,7 @@ class Fit:
     @property
     def tables(self) -> str:
         """Type of the rows; empty for a dense model."""
-        return self.footprint.tables.row_type if self.footprint.tables else ""
+        return self.footprint.table_format.kind if self.footprint.table_format else ""
 
     @property
     def load_memory(self) -> int:
@@ -78,7 +78,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Target:
+class PlanTarget:
     """Machine and use that plans are made for."""
 
     root: Path
@@ -95,7 +95,7 @@ class Target:
     sequences: int
 
     def fits(self, footprints: Sequence[Footprint]) -> list[Fit]:
-        """Plan for each of the possible bundles that fits. Raises MemoryPlanError if none does."""
+        """Plan for each possible bundle that fits. Raises MemoryPlanError if no bundle fits."""
         found, refused = list[Fit](), list[MemoryPlanError]()
         for footprint in footprints:
             try:

@@ -12,7 +12,7 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BundleError, InputError
 from stem_edge.measuring.planning.candidates import is_bundle, open_checkpoint
-from stem_edge.measuring.quality.scores import Task, split
+from stem_edge.measuring.quality.scores import ScoringTask, split
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import head_forward, hidden_states
 from stem_edge.runtime import Model
@@ -53,7 +53,7 @@ def checkpoint_logits(source: Checkpoint, token_ids: list[int], first: int) -> I
         yield check_finite(f"{source.path}: logits", at, logits)
 
 
-def check_reference(path: Path, bundle: Bundle, task: Task) -> None:
+def check_reference(path: Path, bundle: Bundle, task: ScoringTask) -> None:
     """Raise InputError if a reference's distributions cannot be compared with a bundle's."""
     if is_bundle(path):
         _check_bundle(open_bundle(path), bundle, task)
@@ -61,7 +61,7 @@ def check_reference(path: Path, bundle: Bundle, task: Task) -> None:
         _check_vocabulary(path, open_checkpoint(path).config, bundle)
 
 
-def _check_bundle(reference: Bundle, bundle: Bundle, task: Task) -> None:
+def _check_bundle(reference: Bundle, bundle: Bundle, task: ScoringTask) -> None:
     """Raise InputError if another bundle cannot be the reference."""
     path, model = reference.path, reference.manifest.model
     _check_vocabulary(path, model, bundle)

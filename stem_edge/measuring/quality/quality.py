@@ -27,13 +27,13 @@ from stem_edge.measuring.quality.scores import (
     Documents,
     Scored,
     Scores,
-    Task,
+    ScoringTask,
     join,
     make_task,
     parts,
     read_text,
 )
-from stem_edge.measuring.quality.scoring import Done, Score, Scoring, Ways, score_here
+from stem_edge.measuring.quality.scoring import Done, ScoreParts, Scoring, ScoringWays, score_here
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
@@ -125,7 +125,7 @@ def evaluate(
     memory: int | str | None = None,
     threads: int | None = None,
     progress: bool | None = None,
-    elsewhere: Score | None = None,
+    elsewhere: ScoreParts | None = None,
     **device: Unpack[DeviceKeywords],
 ) -> Quality:
     """Score every token of a text but the first with a bundle.
@@ -205,7 +205,7 @@ def evaluate(
     )
 
 
-def _score(scoring: Scoring, task: Task, run: Score) -> tuple[Ways, Scored]:
+def _score(scoring: Scoring, task: ScoringTask, run: ScoreParts) -> tuple[ScoringWays, Scored]:
     """Score all parts of a text, with a progress bar. Raises InputError for parts unlike others."""
     found, documents, progress = list[Done](), task.documents, scoring.keywords.get("progress")
     count, title = documents.predicted, f"scoring {scoring.bundle}"
@@ -222,7 +222,7 @@ def _score(scoring: Scoring, task: Task, run: Score) -> tuple[Ways, Scored]:
     return found[0].ways, join([each.scored for each in found])
 
 
-def _check_ways(scoring: Scoring, first: Ways, other: Ways) -> None:
+def _check_ways(scoring: Scoring, first: ScoringWays, other: ScoringWays) -> None:
     """Raise InputError if two parts were computed in different ways."""
     if other != first:
         raise InputError(

@@ -43,7 +43,7 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Task:
+class ScoringTask:
     """Documents to score, and the windows to do it in."""
 
     text: str
@@ -56,7 +56,7 @@ class Task:
 
 def make_task(
     bundle: Bundle, text: str, *, lines: bool, window: int | None, stride: int | None
-) -> Task:
+) -> ScoringTask:
     """Split a text and fill in defaults. Raises InputError for what the bundle cannot do."""
     context = bundle.manifest.model.max_context
     asked = min(context, LONGEST_WINDOW) if window is None else window
@@ -66,7 +66,7 @@ def make_task(
     if not 0 < step <= asked:
         raise InputError(f"stride is {step} tokens; expected 1 to {asked}, the window")
     documents = split(bundle, text, lines=lines)
-    return Task(text, lines, documents, min(asked, documents.longest), asked, step)
+    return ScoringTask(text, lines, documents, min(asked, documents.longest), asked, step)
 
 
 def split(bundle: Bundle, text: str, *, lines: bool) -> Documents:
@@ -132,7 +132,7 @@ def windows(tokens: int, window: int, stride: int) -> list[Window]:
     return [Window(*each) for each in zip(starts, stops, [0, *stops], strict=False)]
 
 
-class Part(NamedTuple):
+class ScoredWindow(NamedTuple):
     """A window of a document, which is scored apart from all others."""
 
     token_ids: list[int]  # tokens in the window, and the one after the last of them
@@ -144,11 +144,11 @@ class Part(NamedTuple):
         return len(self.token_ids) - 1 - self.first
 
 
-def parts(task: Task) -> Iterator[Part]:
+def parts(task: ScoringTask) -> Iterator[ScoredWindow]:
     """Yield the windows of all documents, in the order of the text."""
     for ids in task.documents.token_ids:
         for start, stop, first in windows(len(ids), task.window, task.stride):
-            yield Part(ids[start : stop + 1], first - start)
+            yield ScoredWindow(ids[start : stop + 1], first - start)
 
 
 class Scores(NamedTuple):
@@ -166,7 +166,9 @@ class Scored(NamedTuple):
     divergence: F64  # KL(second source || first) in nats at each token; empty for a single source
 
 
-def score(part: Part, sources: Sequence[Logits], advance: Callable[[int], object]) -> Scored:
+def score(
+    part: ScoredWindow, sources: Sequence[Logits], advance: Callable[[int], object]
+) -> Scored:
     """Score the tokens of a part; `advance` is called with the number of tokens just done."""
     found, at = list[Scored](), part.first + 1
     for logits in side_by_side([source(part.token_ids[:-1], part.first) for source in sources]):

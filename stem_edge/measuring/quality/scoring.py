@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from stem_edge.edit_files.file import Edit
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder, open_checkpoint
 from stem_edge.measuring.quality.logit_source import bundle_logits, checkpoint_logits
-from stem_edge.measuring.quality.scores import Logits, Part, Scored, score
+from stem_edge.measuring.quality.scores import Logits, Scored, ScoredWindow, score
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.system.memory import own_memory
@@ -21,7 +21,7 @@ from stem_edge.units import parse_size
 Advance: TypeAlias = Callable[[int], object]
 
 
-class Ways(NamedTuple):
+class ScoringWays(NamedTuple):
     """How scores were computed: where this differs, so may the last digits."""
 
     engine: str
@@ -45,7 +45,7 @@ class Scoring:
         """Return the same with other keywords."""
         return replace(self, keywords=keywords)
 
-    def open(self, stack: ExitStack) -> tuple[Ways, list[Logits]]:
+    def open(self, stack: ExitStack) -> tuple[ScoringWays, list[Logits]]:
         """Load the models, which are closed with the stack. Raises what stem_edge.load raises."""
         keywords, references, engine = self.keywords, list[Logits](), None
         if self.against is not None:
@@ -58,7 +58,7 @@ class Scoring:
                 references = [partial(checkpoint_logits, open_checkpoint(path))]
         model = stack.enter_context(load(self.bundle, **keywords))
         stack.enter_context(model.edited(*self.edits))
-        ways = Ways(model.plan.engine, engine, model.plan.chunk_tokens, model.plan.kv)
+        ways = ScoringWays(model.plan.engine, engine, model.plan.chunk_tokens, model.plan.kv)
         return ways, [partial(bundle_logits, model), *references]
 
     def _reference(self, stack: ExitStack, path: Path) -> tuple[Model, int | None]:
@@ -87,14 +87,16 @@ class Done(NamedTuple):
 
     number: int  # of the part
     scored: Scored
-    ways: Ways
+    ways: ScoringWays
 
 
 # Has parts scored, each apart from all others, in any order; calls Advance with tokens done.
-Score: TypeAlias = Callable[[Scoring, Iterable[Part], Advance], Generator[Done]]
+ScoreParts: TypeAlias = Callable[[Scoring, Iterable[ScoredWindow], Advance], Generator[Done]]
 
 
-def score_here(scoring: Scoring, parts: Iterable[Part], advance: Advance) -> Generator[Done]:
+def score_here(
+    scoring: Scoring, parts: Iterable[ScoredWindow], advance: Advance
+) -> Generator[Done]:
     """Score parts in this process, one after the other."""
     with ExitStack() as stack:
         ways, sources = scoring.open(stack)

@@ -1,4 +1,4 @@
-"""One connection: what is refused in HTTP, and the requests that are answered."""
+"""One connection: its requests are refused by HTTP's rules, or answered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uvicorn._types import Scope as AnyScope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from stem_edge.answers.refusals import HeadTooLargeError, RefusalError
-from stem_edge.serving.connections.turns import Turns
+from stem_edge.serving.connections.turns import Waiting
 
 MAX_HEAD_NBYTES = 64 << 10  # of a request: its line and its headers
 # Of a body: bytes of chunks' sizes, extensions and trailers beyond those of the body itself.
@@ -17,7 +17,7 @@ MAX_FRAMING_NBYTES = 1 << 20
 PIECE_NBYTES = 4 << 10
 
 
-class Connection(Turns):
+class Connection(Waiting):
     """A connection that reads requests strictly, so that a proxy before it reads them in the same way."""
 
     def data_received(self, data: bytes) -> None:
@@ -75,12 +75,12 @@ class Connection(Turns):
             self._turn()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header, but none that comes after the body."""
+        """Keep a header; ignore those after the body."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer a request, unless it is none. Raises RefusalError."""
+        """Begin to answer a request, unless it asks for another protocol. Raises RefusalError."""
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise RefusalError("this server is no proxy, so it has no CONNECT")

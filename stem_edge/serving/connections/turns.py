@@ -41,7 +41,7 @@ BODY = Wait(30, "less than 1 KiB of the body has come within 30 s", renewed=True
 READER = Wait(SECONDS, renewed=True)  # that takes what it is sent
 
 
-class Turns(HttpToolsProtocol):
+class Waiting(HttpToolsProtocol):
     """A connection that waits for its client for a limited time, and makes room for others if it waits.
 
     Where there are too many, the one that has waited longest for its client is ended.
@@ -80,7 +80,9 @@ class Turns(HttpToolsProtocol):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_NBYTES)
         self.transport = Lingering(transport, self._is_sent)
         self._turn()
-        others = [each for each in self.connections if isinstance(each, Turns) and each is not self]
+        others = [
+            each for each in self.connections if isinstance(each, Waiting) and each is not self
+        ]
         staying = [each for each in others if not each.gives_way]
         if self._most is not None and len(staying) >= self._most:
             waiting = [each for each in staying if each.waits_since is not None]
@@ -134,7 +136,7 @@ class Turns(HttpToolsProtocol):
     # Whose turn it is
 
     def _turn(self) -> None:
-        """Find out what is waited for, and begin to count the time."""
+        """Find out who is to act next, and begin to count the time."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None

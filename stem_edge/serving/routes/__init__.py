@@ -1,1 +1,1 @@
-"""The paths of the server, a file for each kind: what is asked, and what is answered."""
+"""The paths of the server, a file for each kind: its requests and answers."""

@@ -14,7 +14,7 @@ from stem_edge.answers.openai.chat import ChatBody, completion
 from stem_edge.answers.openai.shapes import DONE, head, usage
 from stem_edge.serving.http import read, respond
 from stem_edge.serving.metrics import timings
-from stem_edge.serving.reply import Answers, merged
+from stem_edge.serving.reply import TurnAnswers, merged
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import event
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin
@@ -32,7 +32,7 @@ async def chat(request: Request) -> Response:
     return await respond(request, answers, events, lambda: _whole(service, answers))
 
 
-async def _whole(service: Service, answers: Answers) -> dict[str, Any]:
+async def _whole(service: Service, answers: TurnAnswers) -> dict[str, Any]:
     """Return all answers as one object."""
     found = [await each.whole() for each in answers.all]
     requests = [answering.reply.request for answering in answers.all]
@@ -43,7 +43,9 @@ async def _whole(service: Service, answers: Answers) -> dict[str, Any]:
 class _Stream:
     """Chunks of answers as they come. each: with figures, which the last chunks always have."""
 
-    def __init__(self, service: Service, answers: Answers, *, with_usage: bool, each: bool) -> None:
+    def __init__(
+        self, service: Service, answers: TurnAnswers, *, with_usage: bool, each: bool
+    ) -> None:
         self._service, self._answers, self._each = service, answers, each
         self._head = head(service.name, "chatcmpl", "chat.completion.chunk")
         self._with_usage = with_usage

@@ -17,7 +17,7 @@ from stem_edge.runtime.sampling import TokenLogprobs
 from stem_edge.runtime.scoring import Scorer
 from stem_edge.serving.http import read, respond
 from stem_edge.serving.metrics import timings
-from stem_edge.serving.reply import Answering, Answers, merged
+from stem_edge.serving.reply import TurnAnswer, TurnAnswers, merged
 from stem_edge.serving.service import Service, service_of
 from stem_edge.serving.streams import event, until_disconnected
 
@@ -33,7 +33,7 @@ async def completions(request: Request) -> Response:
     if body.echo and body.logprobs is not None:
         await until_disconnected(request, _score(service, asked))
     submitted = service.compute.submit(asked.requests) if asked.generates else []
-    answers = Answers([Answering(reply, AnswerEvents()) for reply in submitted])
+    answers = TurnAnswers([TurnAnswer(reply, AnswerEvents()) for reply in submitted])
     events = _events(service, asked, answers, with_usage=with_usage) if body.stream else None
     return await respond(request, answers, events, lambda: _whole(service, asked, answers))
 
@@ -69,7 +69,7 @@ def _prepare(service: Service, body: CompletionBody) -> Asked:
     return prepare(service.model, service.token_texts, body, prompts, params)
 
 
-async def _whole(service: Service, asked: Asked, answers: Answers) -> dict[str, Any]:
+async def _whole(service: Service, asked: Asked, answers: TurnAnswers) -> dict[str, Any]:
     """Return all answers as one object."""
     found = [await each.whole() for each in answers.all]
     figures = timings(service.model, answers.first.reply) if asked.generates else None
@@ -77,7 +77,7 @@ async def _whole(service: Service, asked: Asked, answers: Answers) -> dict[str, 
 
 
 async def _events(
-    service: Service, asked: Asked, answers: Answers, *, with_usage: bool
+    service: Service, asked: Asked, answers: TurnAnswers, *, with_usage: bool
 ) -> AsyncGenerator[bytes]:
     """Yield the chunks of a stream."""
     base = head(service.name, "cmpl", "text_completion") | ({"usage": None} if with_usage else {})

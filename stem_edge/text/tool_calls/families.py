@@ -73,7 +73,7 @@ FAMILIES = (
 
 
 def family_of(template_source: str, special_tokens: Collection[str] = ()) -> Family | None:
-    """Return the family of a chat template, by what the template writes; None if none is known.
+    """Return the family of a chat template, by what the template writes; None if it is unknown.
 
     special_tokens: names of those of the tokenizer, which may be some of the family's markers.
     """

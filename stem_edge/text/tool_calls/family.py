@@ -9,8 +9,8 @@ from typing import Any
 
 from stem_edge.errors import InputError
 from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError, Reading
-from stem_edge.text.tool_calls.forms import BracesForm, Form
-from stem_edge.text.tool_calls.lark import Rules, referred
+from stem_edge.text.tool_calls.forms import BracesForm, CallForm
+from stem_edge.text.tool_calls.lark import RuleNames, referred
 from stem_edge.text.tool_calls.pieces import Piece, Pieces
 
 Tools = Sequence[Mapping[str, Any]]
@@ -30,7 +30,7 @@ class Family:
 
     name: str
     signs: tuple[str, ...]
-    form: Form
+    form: CallForm
     begin: str
     end: str = ""
     inside: str = ""
@@ -64,11 +64,11 @@ class Family:
         if not chosen:
             known = ", ".join(each["name"] for each in functions)
             raise InputError(f"there is no tool {name!a}, expected one of: {known}")
-        rules = Rules(self.special)
+        rules = RuleNames(self.special)
         calls = [self._call(rules, each) for each in chosen]
         return rules.text(self._answer(rules, rules.add(" | ".join(calls)), parallel))
 
-    def _call(self, rules: Rules, function: Mapping[str, Any]) -> str:
+    def _call(self, rules: RuleNames, function: Mapping[str, Any]) -> str:
         name, schema = function["name"], function.get("parameters") or {}
         if "$ref" in schema:  # whose definitions stand beside it
             target = referred(schema, str(schema["$ref"]))
@@ -88,7 +88,7 @@ class Family:
                 f"the parameters of the tool {name!a} are not a JSON Schema ({error}); correct them"
             ) from None
 
-    def _answer(self, rules: Rules, call: str, parallel: bool) -> str:
+    def _answer(self, rules: RuleNames, call: str, parallel: bool) -> str:
         # Markers that an answer does without are left out, because models then often do, too.
         begin = "" if self.bare else f"{rules.mark(self.begin)} {rules.mark(self.inside)}"
         end = "" if self.bare else f"{rules.mark(self.inside)} {rules.mark(self.end)}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError, Reading
-from stem_edge.text.tool_calls.lark import Rules, Schema, Values, literal
+from stem_edge.text.tool_calls.lark import RuleNames, Schema, Values, literal
 from stem_edge.text.tool_calls.pieces import Pieces
 from stem_edge.text.tool_calls.values import PYTHON, Syntax, read_members
 
@@ -18,13 +18,13 @@ IN_NAMES = frozenset(string.ascii_letters + string.digits + "_-.")
 IN_CALLS = Syntax(quotes=PYTHON.quotes, bare_keys=True)
 
 
-class Form(Protocol):
+class CallForm(Protocol):
     """How a call is written."""
 
     def read(self, text: ArrivingText, pieces: Pieces) -> Reading[None]:
         """Take a call. Raises NoCallError where the text is not a call, or stops being one."""
 
-    def call(self, rules: Rules, name: str, schema: Schema) -> str:
+    def call(self, rules: RuleNames, name: str, schema: Schema) -> str:
         """Return the name of a rule for a call of this function; schema: of its arguments."""
 
 
@@ -41,7 +41,7 @@ class PythonForm:
         yield from read_members(text, pieces.arguments, IN_CALLS, ("(", "=", ")"))
         pieces.end()
 
-    def call(self, rules: Rules, name: str, schema: Schema) -> str:
+    def call(self, rules: RuleNames, name: str, schema: Schema) -> str:
         """Return a rule; see Form."""
         members = Values(rules, PYTHON, schema, spaced=True).members(schema, "=")
         return rules.add(f'{literal(name + "(")} {members} ")"')
@@ -67,7 +67,7 @@ class BracesForm:
         yield from read_members(text, pieces.arguments, self._syntax)
         pieces.end()
 
-    def call(self, rules: Rules, name: str, schema: Schema) -> str:
+    def call(self, rules: RuleNames, name: str, schema: Schema) -> str:
         """Return a rule; see Form."""
         members = Values(rules, self._syntax, schema, spaced=False).members(schema, ":")
         return rules.add(f'{literal(f"call:{name}{{")} {members} "}}"')

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError, Reading
-from stem_edge.text.tool_calls.lark import Rules, Schema, literal
+from stem_edge.text.tool_calls.lark import RuleNames, Schema, literal
 from stem_edge.text.tool_calls.pieces import Pieces
 from stem_edge.text.tool_calls.values import JSON, dumped, read_comma, read_text, read_value
 
@@ -60,7 +60,7 @@ class JsonForm:
             pieces.end()
         return "".join(parts)
 
-    def call(self, rules: Rules, name: str, schema: Schema) -> str:
+    def call(self, rules: RuleNames, name: str, schema: Schema) -> str:
         """Return a rule; see Form."""
         begin = literal(f'{{"name": "{name}", "{self.key}": ')
         return rules.add(f'{begin} {rules.json(schema)} "}}"')

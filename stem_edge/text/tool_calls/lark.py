@@ -40,7 +40,7 @@ def referred(root: Schema, reference: str) -> object:
     return schema
 
 
-class Rules:
+class RuleNames:
     """Rules of a grammar, each with a name of its own; special: names that are special tokens."""
 
     def __init__(self, special: Collection[str] = ()) -> None:
@@ -77,7 +77,7 @@ class Rules:
         return self.add(f"[lazy] {regex}")
 
     def mark(self, text: str) -> str:
-        """Return a marker: a special token, or else text; nothing for none."""
+        """Return a marker: a special token, or else text; empty for an empty marker."""
         if text in self._special and SPECIAL.fullmatch(text):
             return text
         return literal(text) if text else ""
@@ -102,7 +102,7 @@ class Rules:
 class Values:
     """Rules for values in the syntax of a family, by a schema and those that it refers to."""
 
-    def __init__(self, rules: Rules, syntax: Syntax, root: Schema, *, spaced: bool) -> None:
+    def __init__(self, rules: RuleNames, syntax: Syntax, root: Schema, *, spaced: bool) -> None:
         self._rules, self._syntax, self._root = rules, syntax, root
         self._space = " " if spaced else ""
         self._known = dict[str, str]()  # names of rules by reference, "" for any value

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stem_edge.text.tool_calls.arriving import ArrivingText, Reading
-from stem_edge.text.tool_calls.lark import Rules, Schema, literal
+from stem_edge.text.tool_calls.lark import RuleNames, Schema, literal
 from stem_edge.text.tool_calls.pieces import Pieces
 from stem_edge.text.tool_calls.values import WORDS, dumped, escaped
 
@@ -43,7 +43,7 @@ class TagsForm:
         pieces.arguments("}" if begin == ", " else "{}")
         pieces.end()
 
-    def call(self, rules: Rules, name: str, schema: Schema) -> str:
+    def call(self, rules: RuleNames, name: str, schema: Schema) -> str:
         """Return a rule; see Form."""
         body, required = "", schema.get("required", ())
         for key, value in (schema.get("properties") or {}).items():
@@ -52,7 +52,7 @@ class TagsForm:
             body += f" ({begin} {self._value(rules, schema, value)}){optional}"
         return rules.add(f'{literal(f"<function={name}>" + chr(10))}{body} "</function>"')
 
-    def _value(self, rules: Rules, root: Schema, schema: object) -> str:
+    def _value(self, rules: RuleNames, root: Schema, schema: object) -> str:
         end = f"\n{END_OF_PARAMETER}\n"
         given = schema if isinstance(schema, Mapping) else {}
         choices = given.get("enum", [given["const"]] if "const" in given else ())

@@ -120,7 +120,7 @@ def test_rows_are_stored_without_rounding(packed: Packed, bundle: Path) -> None:
         records = store.read(np.arange(9), np.ones(9, bool))
         for index, layer in enumerate(layout.layers):
             table = source.tables[layer]
-            assert isinstance(table, Scaled) and table.bits == layout.bits
+            assert isinstance(table, Scaled) and table.bits == format.stored.bits
             np.testing.assert_array_equal(layout.unpack(records, index), table.rows(0, 9))
     finally:
         store.close()

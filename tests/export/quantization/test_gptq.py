@@ -10,7 +10,7 @@ from stem_edge.export.quantization import gptq
 from stem_edge.export.quantization.gptq import DAMPING, inverse_factor, solve, typical_inputs
 from stem_edge.numerics.block_search import search_blocks
 from stem_edge.numerics.quantize import F32, dequantize_blocks
-from stem_edge.numerics.quantizing import Blocks, quantize_asymmetric, quantize_blocks
+from stem_edge.numerics.quantizing import Rounded, quantize_asymmetric, quantize_blocks
 
 K, N, T = 256, 96, 2048
 
@@ -26,7 +26,7 @@ def matrix(seed: int = 0) -> F32:
     return np.random.default_rng(seed).standard_normal((N, K)).astype(np.float32)
 
 
-def loss(x: F32, exact: F32, blocks: Blocks, bits: int) -> float:
+def loss(x: F32, exact: F32, blocks: Rounded, bits: int) -> float:
     """Mean squared error of the products with x, relative to them."""
     stored = dequantize_blocks(blocks.codes, blocks.scales, bits, blocks.zero_points)
     return float(((x @ (stored - exact).T) ** 2).mean() / ((x @ exact.T) ** 2).mean())
@@ -41,7 +41,7 @@ def test_products_with_correlated_inputs_lose_far_less(
     usual = (
         quantize_asymmetric(exact, bits, block)
         if asymmetric
-        else Blocks(*quantize_blocks(exact, bits, block))
+        else Rounded(*quantize_blocks(exact, bits, block))
     )
     hessian = x.T @ x
     diagonal = np.diagonal(hessian).copy()
@@ -151,4 +151,4 @@ def test_blocks_on_a_grid_are_kept(asymmetric: bool) -> None:
     found = solve(exact, typical_inputs(x.T @ x), 4, 32, asymmetric=asymmetric)
     stored = dequantize_blocks(found.codes, found.scales, 4, found.zero_points)
     assert np.array_equal(stored[:, :128], trained.reshape(N, 128))
-    assert loss(x, exact, found, 4) < loss(x, exact, Blocks(*quantize_blocks(exact, 4, 32)), 4)
+    assert loss(x, exact, found, 4) < loss(x, exact, Rounded(*quantize_blocks(exact, 4, 32)), 4)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from exports import refused
-from gguf_files import byte_chars, byte_keys, write_file
+from gemma_folders import write_tokenizer
+from gguf_files import byte_chars, byte_keys, gemma_tokens, plain, write_file
 from installed import DEMO
 from llama_vocabulary import Encode, Vocabulary, vocabularies
 from tokenizers import Tokenizer
@@ -110,15 +111,43 @@ def test_sentencepiece_gives_the_ids_of_llama_cpp(
     assert Tokenizer.from_str(exported.json).decode(ids(exported, sample)) == sample
 
 
+GEMMA_TEXTS = [
+    *(text for text in TEXTS if "\u2581" not in text),
+    "<bos>a<start_of_turn>user\nHi  there<end_of_turn>\n\n\n\n\u6771 \U0001f600", " <unk> x",
+]  # fmt: skip
+
+
+def gemma_file(folder: Path, kind: str) -> tuple[Tokenizer, Path]:
+    """Write Gemma's tokenizer; return the original, and the file."""
+    original = write_tokenizer(folder)
+    return original, written(folder, gemma_tokens(folder, kind))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma4"])
+def test_gemma_gives_the_ids_of_the_original(kind: str, tmp_path: Path) -> None:
+    original, path = gemma_file(tmp_path, kind)
+    found = converted(path)
+    for add in (False, True):
+        check(found, lambda text, add: original.encode(text, add_special_tokens=add).ids,
+              [text for text in GEMMA_TEXTS if kind == "gemma4" or "  " not in text], add)  # fmt: skip
+    assert found.config["add_bos_token"] is True
+    assert original.token_to_id("<end_of_turn>") in found.eos_ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gemma4"])
+def test_gemma_gives_the_ids_of_llama_cpp(
+    kind: str, original: Callable[[Path], Vocabulary], tmp_path: Path
+) -> None:
+    _, path = gemma_file(tmp_path, kind)
+    for add in (False, True):
+        check(converted(path), original(path).encode, GEMMA_TEXTS, add)
+
+
 def test_what_we_write_is_read_again(tmp_path: Path) -> None:
     before = convert_tokenizer("json", DEMO / "tokenizer.json", add_bos=None)
     values = tokenizer_metadata(before, before.vocab_size)
-    keys: dict[str, Any] = {
-        key: value if isinstance(value, str | bool | int | float) else list(value)
-        for key, value in values.items()
-    }
-    keys = {k: [n if isinstance(n, str) else int(n) for n in v] if isinstance(v, list) else v
-            for k, v in keys.items()}  # fmt: skip
+    keys = {key: plain(value) for key, value in values.items()}
     after = converted(written(tmp_path, keys))
     assert (after.bos_id, after.eos_ids) == (before.bos_id, before.eos_ids)
     assert after.config == before.config
@@ -155,7 +184,7 @@ def test_the_first_token_is_added_as_llama_cpp_does(tmp_path: Path) -> None:
 
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
-    "another kind": ({"model": "t5"}, "tokenizer.ggml.model is 't5'; expected 'gpt2' or 'llama'"),
+    "another kind": ({"model": "t5"}, "tokenizer.ggml.model is 't5'; expected 'gpt2', 'llama'"),
     "no kind": ({"model": None}, "tokenizer.ggml.model is None"),
     "another pattern": ({"pre": "gpt-5"}, "tokenizer.ggml.pre is 'gpt-5'; expected one of default"),
     "no tokens": ({"tokens": None}, "tokenizer.ggml.tokens is None; expected a list of texts"),

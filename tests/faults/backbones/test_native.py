@@ -22,7 +22,7 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.errors import BackendError
 from stem_edge.runtime.first_load import trial
-from stem_edge.runtime.first_load.trial import Limits, try_first
+from stem_edge.runtime.first_load.trial import TrialLimits, try_first
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="no signals")
 needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory so")
@@ -31,7 +31,7 @@ STEP = "texts through tokenizer.json"
 SAY = f"print({STEP!r}, flush=True)"
 GOOD = "print('done')"
 LONG = 120.0
-QUICK = Limits(1 << 30, 60, 60.0)
+QUICK = TrialLimits(1 << 30, 60, 60.0)
 # The worker without the checks that keep hostile files from native code.
 UNCHECKED = """
 import sys
@@ -152,7 +152,7 @@ def test_b10_a_hang_at_load_ends_and_is_remembered_for_an_hour(
 
 
 def test_b10_a_small_file_is_refused_within_ten_seconds(bundle: Bundle, tmp_path: Path) -> None:
-    limits = Limits.of(Verdicts(bundle, "onnxruntime", tmp_path))
+    limits = TrialLimits.of(Verdicts(bundle, "onnxruntime", tmp_path))
     assert limits.cpu_seconds + 1 < limits.step_seconds < 9
 
 
@@ -186,9 +186,9 @@ def test_b10_a_loop_at_load_is_remembered(bundle: Bundle, tmp_path: Path) -> Non
     refused(lambda: load(child(GOOD)), BackendError, "processor time", STEP)
 
 
-def patient(bundle: Bundle, cache: Path) -> Limits:
+def patient(bundle: Bundle, cache: Path) -> TrialLimits:
     """Limits of the bundle with more time, because other tests keep the machine busy."""
-    return Limits.of(Verdicts(bundle, "onnxruntime", cache))._replace(step_seconds=LONG)
+    return TrialLimits.of(Verdicts(bundle, "onnxruntime", cache))._replace(step_seconds=LONG)
 
 
 def grows(told: dict[str, object]) -> None:

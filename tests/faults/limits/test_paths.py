@@ -14,6 +14,7 @@ import pytest
 from open_files import DATA, open_files, posix
 
 from stem_edge.files import disk, exchange
+from stem_edge.files.trees import make_folders, remove_tree
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges names")
 
@@ -141,7 +142,7 @@ def test_a_tree_is_removed_and_no_link_is_followed(file: Path, tmp_path: Path) -
     if os.name == "posix":
         (tree / "link").symlink_to(outside)
         (tree / "a" / "dangling").symlink_to("nowhere")
-    disk.remove_tree(tree)
+    remove_tree(tree)
     assert not tree.exists()
     assert (outside / "kept").exists()
 
@@ -158,6 +159,6 @@ def test_folders_are_made_where_they_are_missing(
             raise FileExistsError(errno.EEXIST, "File exists")
 
     monkeypatch.setattr(disk, "make_folder", also_made_by_another)
-    disk.make_folders(tmp_path / "a" / "b" / "c")
-    disk.make_folders(tmp_path / "a" / "b" / "c")
+    make_folders(tmp_path / "a" / "b" / "c")
+    make_folders(tmp_path / "a" / "b" / "c")
     assert made == [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]

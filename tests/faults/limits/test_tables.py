@@ -59,7 +59,7 @@ def test_a_dense_model_has_no_tables_to_check(tmp_path: Path) -> None:
 
 def test_tables_of_another_bundle_are_not_checked(tmp_path: Path) -> None:
     stored(tmp_path, FLOATS, good_records(FLOATS))
-    other = TableFormat(tokens=3, tables=msgspec.structs.replace(FLOATS, layers=(2, 6)))
+    other = TableFormat(tokens=3, stored=msgspec.structs.replace(FLOATS, layers=(2, 6)))
     refused(lambda: check_tables(bundle_of(tmp_path, other)), BundleError, tmp_path / TABLES)
 
 

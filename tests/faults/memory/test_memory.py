@@ -62,9 +62,9 @@ import json, re, sys, threading
 import numpy as np, stem_edge
 from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
-from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
+from stem_edge.runtime.backends.onnxruntime.prepared import looking
 path, engine, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
-prepacked.LEAST_NBYTES = int(sys.argv[4])
+looking.LEAST_NBYTES = int(sys.argv[4])
 stem_edge.load(path, engine=engine).close()  # what the libraries take for good is theirs
 samples, done = [0], threading.Event()
 def watch():

@@ -29,8 +29,9 @@ from stem_edge.export.tables import SHARD_NBYTES, _make_grid
 from stem_edge.files import disk
 from stem_edge.runtime.first_load.table_check import check_tables
 from stem_edge.runtime.rows.store import open_store
+from stem_edge.tables.codecs import RowType
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout, RowType, make_layout
+from stem_edge.tables.rows import RecordLayout, make_layout
 from stem_edge.tables.store import TableFormat
 
 EVERY = np.arange(5)
@@ -164,7 +165,7 @@ def test_z16_a_hundred_thousand_shards(tmp_path: Path) -> None:
     edit(path, "chunk_grid configuration chunk_shape 0", 1)
     for call in (
         lambda: open_tables(tmp_path / "t").close(),
-        lambda: open_store(tmp_path / "t", TableFormat(tokens=100_000, tables=many)).close(),
+        lambda: open_store(tmp_path / "t", TableFormat(tokens=100_000, stored=many)).close(),
     ):
         refused(call, BundleError, tmp_path / "t")
 

@@ -10,7 +10,7 @@ from planned_bundle import BUNDLE
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.errors import MemoryPlanError
-from stem_edge.runtime.backends.memory_plan import Ask, Device, MemoryPlan, Part
+from stem_edge.runtime.backends.memory_plan import Ask, DeviceNeeds, MemoryPlan, Part
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.planner import (
     CONTEXT_SHARE,
@@ -27,7 +27,7 @@ MEGA = 10**6
 
 
 def plans(
-    memory: int, slots: int | None = None, device: Device | None = None, sequences: int = 1
+    memory: int, slots: int | None = None, device: DeviceNeeds | None = None, sequences: int = 1
 ) -> Callable[[int], MemoryPlan]:
     """Plan for a context length; each token takes 1 kB of keys and values."""
 
@@ -41,7 +41,7 @@ def plans(
     return plan_at
 
 
-def chosen(memory: int, slots: int | None = None, device: Device | None = None) -> MemoryPlan:
+def chosen(memory: int, slots: int | None = None, device: DeviceNeeds | None = None) -> MemoryPlan:
     return choose_plan(contexts(LONGEST), plans(memory, slots, device), memory)
 
 
@@ -116,7 +116,7 @@ def test_few_slots_do_not_shorten_it() -> None:
 )
 def test_on_a_device_its_memory_decides(limit: int | None, expected: int) -> None:
     part = Part(weights=10 * MEGA, kv_cache=0, fixed=0, chunk_token=1000, logits=1000, slot=100)
-    device = Device(part, limit, asked=True, shared=False)
+    device = DeviceNeeds(part, limit, asked=True, shared=False)
     assert chosen(2000 * MEGA, device=device).context_length == expected
 
 

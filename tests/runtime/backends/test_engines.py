@@ -19,8 +19,8 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine, engines_of
-from stem_edge.runtime.backends.ggml.engine import Ggml
-from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
+from stem_edge.runtime.backends.ggml.engine import GgmlEngine
+from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntimeEngine
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,9 @@ def test_what_is_not_installed_is_not_chosen(
     both: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(OnnxRuntime, "installed", False)
+        patch.setattr(OnnxRuntimeEngine, "installed", False)
         assert greedy(both)[0] == "ggml"
-    monkeypatch.setattr(Ggml, "installed", False)
+    monkeypatch.setattr(GgmlEngine, "installed", False)
     assert greedy(both)[0] == "onnxruntime"
     names: list[str] = ["auto", "ggml"]
     for name in names:

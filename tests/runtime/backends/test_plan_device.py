@@ -174,7 +174,7 @@ def test_the_portable_variant_is_planned_as_on_the_cpu() -> None:
 
 def test_a_dense_model_has_no_slots_and_no_host_tier() -> None:
     model = msgspec.structs.replace(BUNDLE.manifest.model, stem_layers=())
-    dense = make_bundle(model=model, tables=None)
+    dense = make_bundle(model=model, stored=None)
     plan, on = planned(bundle=dense)
     assert (on.slots, on.row_cache, plan.host_slots) == (0, 0, 0)
     assert plan.chunk_tokens == CHUNK_TOKENS

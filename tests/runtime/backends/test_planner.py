@@ -202,7 +202,7 @@ def test_records_that_tokens_share() -> None:
     layout = make_layout(40, config.stem_layers, config.row_parts(), "int8", 32)
     index = {name: FileEntry(100, "0" * 64) for name in (f"{TABLES}/index/zarr.json", INDEX_CHUNK)}
     files = BUNDLE.manifest.files | index
-    bundle = make_bundle(model=config, tables=layout, indexed=True, files=files)
+    bundle = make_bundle(model=config, stored=layout, indexed=True, files=files)
     plan = plan_memory(bundle, CONTEXT, None)
     record = layout.record_nbytes + CRC_NBYTES
     assert (plan.slots, plan.chunk_tokens) == (40, CHUNK_TOKENS)

@@ -53,10 +53,10 @@ def toy(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[Toy]:
 
 def told(model: Model, prompt: list[int], options: Any, wrong: int = 5) -> list[Chunk]:
     """Let the model guess an answer, mostly right; return it as generate gives it."""
-    model.stepping = model.stepping._replace(speculation=None)
+    model.speculate(None)
     chunks = list(model.generate(prompt, **options))
     ids = [token for chunk in chunks for token in chunk.token_ids]
-    model.stepping = model.stepping._replace(speculation=ToldSpeculation(prompt + ids, wrong))
+    model.speculate(ToldSpeculation(prompt + ids, wrong))
     return chunks
 
 
@@ -110,9 +110,7 @@ def test_stop_texts(toy: Toy) -> None:
     for place in range(0, len(text) - 2, 3):
         options: dict[str, Any] = {"max_new_tokens": NEW, "stop": [text[place : place + 2]]}
         expected = told(model, LONE, options)
-        model.stepping = model.stepping._replace(
-            speculation=guesses
-        )  # right ones beyond the stop text
+        model.speculate(guesses)  # right ones beyond the stop text
         scheduler = model.scheduler(3)
         request = model.request(LONE, **options)
         scheduler.submit(request)
@@ -152,7 +150,7 @@ def test_exact_guesses_only_where_bits_stay(tiny_bundle: Path, exact: bool, same
             pass
         assert (model.stats.drafted_tokens > 0) == (same or not exact)
         constrain(model)
-        model.stepping = model.stepping._replace(speculation=None)
+        model.speculate(None)
         grammar = Grammar("lark", "1-90 20 21 22 23")
         for _ in model.generate_many([LONE], exact=exact, grammar=grammar):
             pass
@@ -164,7 +162,7 @@ def test_cancelling_at_any_unit(toy: Toy, guessing: bool) -> None:
     model, backend = toy
     expected = told(model, LONE, {"max_new_tokens": NEW})
     if not guessing:
-        model.stepping = model.stepping._replace(speculation=None)
+        model.speculate(None)
     ids = [token for chunk in expected for token in chunk.token_ids]
     ended, units = False, 0
     while not ended:

@@ -12,7 +12,7 @@ from installed import DEMO
 from toy_batches import alone, check_given_back, toy_model
 
 import stem_edge
-from stem_edge.runtime.batching.batch import Batch, Rounding
+from stem_edge.runtime.batching.batch import Rounding, RunningBatch
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.steps import Step
 
@@ -58,7 +58,8 @@ def test_bits_do_not_tell_how_many_run() -> None:
         context = engine.open_context(64)
         for _ in engine.process(context, ids, np.array(ids)):
             pass
-        batch, logits, token = Batch(engine, 5, 64, Rounding(steady=True)), [], np.array(ids[-1:])
+        batch = RunningBatch(engine, 5, 64, Rounding(steady=True))
+        logits, token = [], np.array(ids[-1:])
         for count in (1, 2, 3, 4, 5):
             batch.join(context, len(ids))
             step = Step(token.repeat(count), token.repeat(count), count)

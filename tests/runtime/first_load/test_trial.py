@@ -22,7 +22,7 @@ from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.files import hashing as hashes
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.first_load import trial, trial_worker
-from stem_edge.runtime.first_load.trial import Limits, try_first
+from stem_edge.runtime.first_load.trial import TrialLimits, try_first
 from stem_edge.system.child import Ended
 
 needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory so")
@@ -245,9 +245,9 @@ def test_what_a_user_allows_is_not_the_fault_of_a_bundle(
 
 def test_a_large_backbone_is_not_tried(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = open_bundle(trials.path)
-    small = Limits.of(Verdicts(bundle, "onnxruntime", trials.cache))
+    small = TrialLimits.of(Verdicts(bundle, "onnxruntime", trials.cache))
     monkeypatch.setattr(prefill_check, "TRIED_NBYTES", 1000)
-    large = Limits.of(Verdicts(bundle, "onnxruntime", trials.cache))
+    large = TrialLimits.of(Verdicts(bundle, "onnxruntime", trials.cache))
     assert large.memory_nbytes < small.memory_nbytes and large.cpu_seconds <= small.cpu_seconds
     assert trial_worker.measure_prefill(bundle, lambda step: None) is None
 
@@ -281,7 +281,7 @@ def test_how_a_worker_may_end(
 
     monkeypatch.setattr(trial, "run_steps", run)
     monkeypatch.setattr(trial, "_is_limited", lambda limits: False)
-    limits, bundle = Limits(1000, 5, 3.0), open_bundle(trials.path)
+    limits, bundle = TrialLimits(1000, 5, 3.0), open_bundle(trials.path)
     for _ in range(2):
         with pytest.raises(BackendError) as caught:
             try_first(bundle, "onnxruntime", trials.cache, command=["worker"], limits=limits)
@@ -298,14 +298,14 @@ def test_how_a_worker_may_end(
 
 def test_an_exception_of_windows_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-    failed = trial._failure(Ended(0xC0000005, b"a step", b""), Limits(1, 1, 1.0))
+    failed = trial._failure(Ended(0xC0000005, b"a step", b""), TrialLimits(1, 1, 1.0))
     assert "it crashed the process of its trial (exception 0xc0000005" in failed.reason
     assert failed.kept
-    assert not trial._failure(Ended(3, b"a step", b""), Limits(1, 1, 1.0)).kept
+    assert not trial._failure(Ended(3, b"a step", b""), TrialLimits(1, 1, 1.0)).kept
 
 
 def test_a_worker_that_says_nothing_may_do_so_for_another_reason() -> None:
-    failed = trial._failure(Ended(None, b"", b""), Limits(1, 1, 1.0))
+    failed = trial._failure(Ended(None, b"", b""), TrialLimits(1, 1, 1.0))
     assert failed.reason == "the process for its trial did not start within 60 s"
     assert not failed.kept and not failed.certain
 

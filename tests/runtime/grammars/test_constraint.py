@@ -13,11 +13,11 @@ from random_writing import EOS_IDS, VOCAB_SIZE, allows, demo_codec, demo_grammar
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.grammars import constraint as module
-from stem_edge.runtime.grammars.constraint import Constraint, Grammars
+from stem_edge.runtime.grammars.constraint import GrammarConstraint, Grammars
 from stem_edge.runtime.grammars.grammar import Grammar
 
 
-def allowed_ids(constraint: Constraint) -> set[int]:
+def allowed_ids(constraint: GrammarConstraint) -> set[int]:
     logits = np.zeros(VOCAB_SIZE, np.float32)
     constraint.mask(logits)
     return {int(token) for token in np.flatnonzero(logits == 0)}
@@ -100,10 +100,10 @@ class Panicking:
         lambda it: it.ended,
     ],
 )  # fmt: skip
-def test_panics_are_refused(call: Callable[[Constraint], object]) -> None:
+def test_panics_are_refused(call: Callable[[GrammarConstraint], object]) -> None:
     matcher: Any = Panicking()
     with pytest.raises(InputError, match=r"by its grammar \(\w+: index out of range\); give"):
-        call(Constraint(matcher, 9, lambda: None))
+        call(GrammarConstraint(matcher, 9, lambda: None))
 
 
 def test_special_tokens_follow_only_where_a_grammar_names_them() -> None:

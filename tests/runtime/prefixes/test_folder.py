@@ -22,7 +22,7 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model, loading
 from stem_edge.runtime.prefixes.file import PrefixFile, Saved, UnusableError, write_prefix
 from stem_edge.runtime.prefixes.folder import PrefixFolder
-from stem_edge.runtime.prefixes.prefix import Prompt
+from stem_edge.runtime.prefixes.prefix import PromptKey
 from stem_edge.runtime.steps import starts_of
 
 
@@ -53,9 +53,9 @@ def test_a_longer_prompt_replaces_the_shorter_one(tmp_path: Path) -> None:
 def test_short_and_edited_prompts_are_not_written(tmp_path: Path) -> None:
     folder, context = PrefixFolder(tmp_path / "p", "this"), filled()
     folder.write(prompt(IDS[:100]), 100, context)
-    folder.write(Prompt(IDS, {50: ((7,),)}, [0]), 400, context)
+    folder.write(PromptKey(IDS, {50: ((7,),)}, [0]), 400, context)
     assert not (tmp_path / "p").exists()
-    folder.write(Prompt(IDS, {200: ((7,),)}, [0]), 400, context)
+    folder.write(PromptKey(IDS, {200: ((7,),)}, [0]), 400, context)
     assert found(PrefixFolder(tmp_path / "p", "this"), IDS, context) == 200
 
 
@@ -105,7 +105,7 @@ def test_files_of_others_are_neither_counted_nor_removed(tmp_path: Path) -> None
 def test_the_same_ids_in_other_steps_replace_their_file(tmp_path: Path) -> None:
     for size in (128, 64, 128):
         folder = PrefixFolder(tmp_path / "p", "this")
-        folder.write(Prompt(IDS, {}, starts_of(400, size)), 400, filled())
+        folder.write(PromptKey(IDS, {}, starts_of(400, size)), 400, filled())
         assert [kept.starts[1] for kept in folder._files().values()] == [size]
         assert len(list((tmp_path / "p").iterdir())) == 1
 

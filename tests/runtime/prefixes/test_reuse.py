@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from stem_edge.runtime.backends.interface import Resumes
-from stem_edge.runtime.prefixes.prefix import Prompt, reusable
+from stem_edge.runtime.prefixes.prefix import PromptKey, reusable
 from stem_edge.runtime.steps import starts_of
 from stem_edge.tables.rows import RowLookup
 
@@ -18,8 +18,8 @@ SIZE = 8
 
 def prompt(
     ids: Sequence[int], lookups: Mapping[int, RowLookup] | None = None, size: int = SIZE
-) -> Prompt:
-    return Prompt(ids, lookups or {}, starts_of(len(ids), size))
+) -> PromptKey:
+    return PromptKey(ids, lookups or {}, starts_of(len(ids), size))
 
 
 KEPT = prompt(IDS[:33])  # its steps begin at 0, 8, 16, 24 and 31 - 1, so that none has one token
@@ -45,7 +45,7 @@ KEPT = prompt(IDS[:33])  # its steps begin at 0, 8, 16, 24 and 31 - 1, so that n
         pytest.param(prompt(IDS, size=3), 0, 0, id="steps that part pairs"),
     ],
 )
-def test_reusable(later: Prompt, by_pairs: int, by_steps: int) -> None:
+def test_reusable(later: PromptKey, by_pairs: int, by_steps: int) -> None:
     computed = len(KEPT.token_ids)
     assert reusable(KEPT, computed, later, "pairs") == by_pairs
     assert reusable(KEPT, computed, later, "steps") == by_steps

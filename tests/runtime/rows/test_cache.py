@@ -14,8 +14,9 @@ from stores import arrays_of, ids, resident
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.rows.cache import AGEING_USES_PER_SLOT, RowCache, needed_whole
 from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.tables.codecs import RowType
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout, RowType, make_layout
+from stem_edge.tables.rows import RecordLayout, make_layout
 
 V = 60
 

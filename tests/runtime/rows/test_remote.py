@@ -20,7 +20,7 @@ from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.records import READ_AT_ONCE
 from stem_edge.runtime.rows.remote import RemoteShards, joined, printable_url
-from stem_edge.runtime.rows.shards import Fill, Piece
+from stem_edge.runtime.rows.shards import ByteRange, Fill
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables.rows import RecordLayout
@@ -53,7 +53,7 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 def open_far(server: RangeServer) -> RowStore:
     from stem_edge.tables.store import TableFormat
 
-    format = TableFormat(tokens=V, tables=LAYOUT)
+    format = TableFormat(tokens=V, stored=LAYOUT)
     return open_store(server.root.parent / "here", format, url=server.url)
 
 
@@ -137,7 +137,7 @@ def test_a_server_without_ranges_is_asked_once(server: RangeServer) -> None:
 def test_answers_are_held_in_parts(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, ahead = list[int](), RemoteShards.ahead
 
-    def counted(shards: RemoteShards, pieces: Sequence[Piece]) -> Fill:
+    def counted(shards: RemoteShards, pieces: Sequence[ByteRange]) -> Fill:
         asked.append(len(pieces))
         return ahead(shards, pieces)
 
@@ -270,22 +270,22 @@ def test_what_other_libraries_say_lasts_is_not_repeated(
 
 
 GAP, MOST = remote.GAP_NBYTES, remote.RANGE_NBYTES
-JOINED: list[tuple[list[Piece], list[tuple[int, int, int]]]] = [
+JOINED: list[tuple[list[ByteRange], list[tuple[int, int, int]]]] = [
     ([], []),
-    ([Piece(0, 0, 9)], [(0, 0, 9)]),
-    ([Piece(0, 9, 9), Piece(0, 0, 9)], [(0, 0, 18)]),
-    ([Piece(0, 0, 9), Piece(0, 0, 9)], [(0, 0, 9)]),
-    ([Piece(0, 0, 9), Piece(0, 9 + GAP, 9)], [(0, 0, 18 + GAP)]),
-    ([Piece(0, 0, 9), Piece(0, 10 + GAP, 9)], [(0, 0, 9), (0, 10 + GAP, 19 + GAP)]),
-    ([Piece(0, 0, 9), Piece(1, 9, 9)], [(0, 0, 9), (1, 9, 18)]),
-    ([Piece(0, 0, MOST), Piece(0, MOST, 9)], [(0, 0, MOST), (0, MOST, MOST + 9)]),
-    ([Piece(0, 0, 2 * MOST)], [(0, 0, 2 * MOST)]),
+    ([ByteRange(0, 0, 9)], [(0, 0, 9)]),
+    ([ByteRange(0, 9, 9), ByteRange(0, 0, 9)], [(0, 0, 18)]),
+    ([ByteRange(0, 0, 9), ByteRange(0, 0, 9)], [(0, 0, 9)]),
+    ([ByteRange(0, 0, 9), ByteRange(0, 9 + GAP, 9)], [(0, 0, 18 + GAP)]),
+    ([ByteRange(0, 0, 9), ByteRange(0, 10 + GAP, 9)], [(0, 0, 9), (0, 10 + GAP, 19 + GAP)]),
+    ([ByteRange(0, 0, 9), ByteRange(1, 9, 9)], [(0, 0, 9), (1, 9, 18)]),
+    ([ByteRange(0, 0, MOST), ByteRange(0, MOST, 9)], [(0, 0, MOST), (0, MOST, MOST + 9)]),
+    ([ByteRange(0, 0, 2 * MOST)], [(0, 0, 2 * MOST)]),
 ]
 
 
 @pytest.mark.parametrize(("pieces", "ranges"), JOINED)
 def test_pieces_that_lie_close_are_one_range(
-    pieces: list[Piece], ranges: list[tuple[int, int, int]]
+    pieces: list[ByteRange], ranges: list[tuple[int, int, int]]
 ) -> None:
     found = joined(pieces)
     assert [tuple(wanted) for wanted, _ in found] == ranges

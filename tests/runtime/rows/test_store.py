@@ -26,7 +26,7 @@ from stem_edge.tables.store import TableFormat
 
 V = 11
 LAYOUT = RecordLayout(records=V, layers=(1, 3), parts=((32,),), row_type="int8", group_size=16)
-FORMAT = TableFormat(tokens=V, tables=LAYOUT)
+FORMAT = TableFormat(tokens=V, stored=LAYOUT)
 PER_SHARD = 4  # so three shards, the last one with three records
 ORDERS = [
     [], [0], [10], [3, 4], [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0], [5, 5, 0, 5, 0], [*range(V)] * 3,
@@ -195,18 +195,18 @@ def test_store_of_another_layout_is_refused(
 ) -> None:
     layout = msgspec.structs.replace(LAYOUT, **other)
     with pytest.raises(BundleError, match="as in the manifest"):
-        open_store(tmp_path, TableFormat(tokens=layout.records, tables=layout))
+        open_store(tmp_path, TableFormat(tokens=layout.records, stored=layout))
 
 
 def test_store_without_the_index_that_the_manifest_has(written: U8, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="as in the manifest"):
-        open_store(tmp_path, TableFormat(tokens=V, tables=LAYOUT, indexed=True))
+        open_store(tmp_path, TableFormat(tokens=V, stored=LAYOUT, indexed=True))
 
 
 # Records 0 to 4 as int8, 5 to 10 as int4; 14 tokens.
 RARE = msgspec.structs.replace(LAYOUT, records=6, row_type="int4")
 INDEX = [10, 0, 3, 3, 5, 7, 1, 2, 4, 6, 8, 9, 10, 0]
-MIXED = TableFormat(tokens=14, tables=LAYOUT, rare_tables=RARE, indexed=True)
+MIXED = TableFormat(tokens=14, stored=LAYOUT, rare_tables=RARE, indexed=True)
 
 
 @pytest.fixture
@@ -220,8 +220,7 @@ def mixed(tmp_path: Path) -> U8:
         pack_records(RARE, [row[5:] for row in rows]),
     )
     write_store(tmp_path, LAYOUT, frequent, PER_SHARD, INDEX, (RARE, rare))
-    widened = np.empty((6, LAYOUT.record_nbytes), np.uint8)
-    MIXED.widen(rare, widened)
+    widened = MIXED.widen(RARE, rare)
     for layer in range(len(LAYOUT.layers)):
         assert np.array_equal(LAYOUT.unpack(widened, layer), RARE.unpack(rare, layer))
     return np.concatenate([frequent, widened])
@@ -280,8 +279,7 @@ def split(tmp_path: Path) -> tuple[TableFormat, U8]:
     frequent = pack_records(SPLIT, [row[:5] for row in rows])
     rare = pack_records(SPLIT_RARE, [row[5:] for row in rows])
     format = write_store(tmp_path, SPLIT, frequent, 4, INDEX, (SPLIT_RARE, rare), PIECES)
-    widened = np.empty((6, SPLIT.record_nbytes), np.uint8)
-    format.widen(rare, widened)
+    widened = format.widen(SPLIT_RARE, rare)
     return format, np.concatenate([frequent, widened])
 
 

@@ -130,7 +130,7 @@ def test_logprobs_are_those_of_plain_decoding(model: Model) -> None:
     found = list[list[TokenLogprobs]]()
     _, ids, _ = answered(model, PROMPT, max_new_tokens=60)
     for speculation in (None, ToldSpeculation(PROMPT + ids, 4)):
-        model.stepping = model.stepping._replace(speculation=speculation)
+        model.speculate(speculation)
         chunks = model.generate(PROMPT, **options)
         found.append([one for chunk in chunks for one in chunk.logprobs or ()])
     alone, guessed = ([[one.logprob, *dict(one.top).values()] for one in ones] for ones in found)
@@ -153,9 +153,7 @@ def test_an_answer_that_is_left_leaves_nothing(model: Model) -> None:
     more = PROMPT + plain[1][:9]
     expected = after_prompt(model, more, fresh=True).logits
     for left in range(1, 12):
-        model.stepping = model.stepping._replace(
-            speculation=ToldSpeculation(PROMPT + plain[1], 6, sizes=[7])
-        )
+        model.speculate(ToldSpeculation(PROMPT + plain[1], 6, sizes=[7]))
         chunks = model.generate(PROMPT, max_new_tokens=30)
         for _ in range(left):
             next(chunks)
@@ -260,7 +258,7 @@ def test_a_lone_request_joins_another_after_any_step(bundle: Path, engine: Engin
 def check_joining(model: Model) -> None:
     other = answered(model, PROMPT[:9], max_new_tokens=6)
     plain = answered(model, PROMPT, max_new_tokens=NEW)
-    model.stepping = model.stepping._replace(speculation=ToldSpeculation(PROMPT + plain[1], 5))
+    model.speculate(ToldSpeculation(PROMPT + plain[1], 5))
     joined = 0
     for units in range(3, 16, 2):
         scheduler = model.scheduler(2)

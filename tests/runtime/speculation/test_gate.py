@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stem_edge.runtime.speculation.gate import PLAIN, Chances, Choice, Gate
+from stem_edge.runtime.speculation.gate import PLAIN, Chances, DraftChoice, Gate
 
 ONNX = {2: 1.4, 4: 2.4, 8: 4.2}  # measured, as are the next: AVX2 with int4, and with int8
 INT8 = {2: 1.6, 4: 2.1, 8: 3.4}
@@ -48,7 +48,7 @@ def test_the_most_drafts(most: int, expected: int) -> None:
 
 def test_a_chance_counts_only_if_those_before_it_come_true() -> None:
     gate = Gate(ONNX, 7)
-    assert gate.choose([0.9, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0], 7) == Choice(1, 1.9 / 1.4)
+    assert gate.choose([0.9, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0], 7) == DraftChoice(1, 1.9 / 1.4)
     assert gate.choose([0.6, *[1.0] * 6], 7).drafts == 7
     assert gate.choose([0.6, *[1.0] * 6], 7).gain == pytest.approx((1 + 7 * 0.6) / 4.2)
     assert gate.choose([0.9, 0.9], 7).drafts == 1  # only so many are known

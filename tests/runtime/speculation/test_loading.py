@@ -111,7 +111,7 @@ def helped() -> Iterator[Model]:
         smaller = model.stepping.speculation
         assert smaller is not None and smaller._drafter is not None
         speculation = Speculation(CHEAP, 7, smaller._drafter._replace(seconds=1e-6))
-        model.stepping = model.stepping._replace(speculation=speculation)
+        model.speculate(speculation)
         yield model
 
 
@@ -188,7 +188,7 @@ def test_texts_beyond_its_context_have_no_drafts_of_it() -> None:
         speculation = model.stepping.speculation
         assert speculation is not None and speculation._drafter is not None
         short = speculation._drafter._replace(seconds=1e-6, context_length=20)
-        model.stepping = model.stepping._replace(speculation=Speculation(CHEAP, 7, short))
+        model.speculate(Speculation(CHEAP, 7, short))
         assert (
             model.generate_text(PROMPTS[0], max_new_tokens=60, temperature=2.0, seed=1) == expected
         )

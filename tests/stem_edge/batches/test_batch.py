@@ -17,7 +17,7 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.batches.batch import split
-from stem_edge.batches.rows import Result, Row
+from stem_edge.batches.rows import InputRow, Result
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import Settings
 from stem_edge.bundle.manifest import TABLES
@@ -51,7 +51,7 @@ def _id(found: Any) -> Any:
     return found.get("custom_id") or found["id"] or f"line {found['line']}"
 
 
-def echo(rows: Iterable[Row]) -> Iterator[Result]:
+def echo(rows: Iterable[InputRow]) -> Iterator[Result]:
     """Answer rows with their own JSON, which needs no model; those with "fail" are errors."""
     for row in rows:
         failed = row.wrong is not None or b"fail" in row.data
@@ -196,7 +196,7 @@ def test_sampled_rows_repeat(model: Model, written: Written) -> None:
 def test_answers_do_not_tell_which_rows_ran_beside_them(model: Model) -> None:
     prompts = "The capital of Italy is", "What is the currency of Oman?", "Cuba lies in"
     data = [json.dumps({"prompt": prompt, "id": prompt}).encode() for prompt in prompts]
-    rows = [Row(json.loads(each)["id"], 1, each) for each in data]
+    rows = [InputRow(json.loads(each)["id"], 1, each) for each in data]
     settings = Settings({"max_new_tokens": 24})
     together = {each.id: json.loads(each.data)["text"] for each in answer(model, rows, settings)}
     for row in rows:
@@ -208,7 +208,7 @@ def test_each_row_once_however_often_it_goes_on(written: Written, tmp_path: Path
     rows = [{"prompt": "a", "id": n} for n in range(20)] + [{"id": 3}, {"id": "fail"}, b"{"]
     source, output = written(*rows), tmp_path / "out.jsonl"
 
-    def cut(given: Iterable[Row]) -> Iterator[Result]:
+    def cut(given: Iterable[InputRow]) -> Iterator[Result]:
         for number, result in enumerate(echo(given)):
             if number == 7:
                 raise KeyboardInterrupt

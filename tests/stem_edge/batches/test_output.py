@@ -17,7 +17,7 @@ from faulty_disk import CHANGES, Failing, watch
 from open_files import open_files
 
 from stem_edge.batches.keys import Keys
-from stem_edge.batches.output import Output
+from stem_edge.batches.output import ResultFile
 from stem_edge.batches.rows import Result, known
 from stem_edge.errors import InputError
 from stem_edge.files import disk
@@ -44,7 +44,7 @@ LINES = [b'{"id":"a","text":"1"}\n', b'{"id":2,"line":2,"error":{"message":"no"}
 def test_a_cut_line_is_dropped(data: bytes, kept: int, tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(data)
-    with Output(path) as found:
+    with ResultFile(path) as found:
         assert len(found) == kept
         assert found.append(Result("new", 3, b'{"id":"new"}'))
         assert not found.append(Result("new", 3, b'{"id":"again"}'))
@@ -56,7 +56,7 @@ def test_other_files_stay_as_they_are(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(data)
     with pytest.raises(InputError, match="is no result of a batch"):
-        Output(path)
+        ResultFile(path)
     assert path.read_bytes() == data
 
 
@@ -75,10 +75,10 @@ def test_errors_are_dropped_to_be_tried_again(
     path, link = tmp_path / "out", tmp_path / "link"
     path.write_bytes(b"".join(LINES) + LINES[0][:5])
     link.symlink_to(path)
-    with Output(link, retry_errors=True) as found:
+    with ResultFile(link, retry_errors=True) as found:
         assert (len(found), found.errors) == (1, 0)
         with pytest.raises(InputError, match="another batch writes it"):
-            Output(path)
+            ResultFile(path)
         found.append(Result(2, 2, b'{"id":2,"text":""}'))
     assert path.read_bytes() == LINES[0] + b'{"id":2,"text":""}\n'
     assert link.is_symlink()
@@ -110,9 +110,9 @@ def test_on_windows_no_byte_of_a_result_is_locked(monkeypatch: pytest.MonkeyPatc
 
 
 def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
-    with Output(tmp_path / "out"), pytest.raises(InputError, match="another batch writes it"):
-        Output(tmp_path / "out")
-    Output(tmp_path / "out").close()
+    with ResultFile(tmp_path / "out"), pytest.raises(InputError, match="another batch writes it"):
+        ResultFile(tmp_path / "out")
+    ResultFile(tmp_path / "out").close()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EIO])
@@ -123,11 +123,11 @@ def test_disks_without_locks(number: int, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     if number == errno.EIO:
         with pytest.raises(InputError, match="Input/output error"):
-            Output(path)
+            ResultFile(path)
     else:
         with (
             pytest.warns(RuntimeWarning, match="cannot be locked here"),
-            Output(path, retry_errors=True) as found,
+            ResultFile(path, retry_errors=True) as found,
         ):
             assert len(found) == 1
     assert open_files() <= before
@@ -143,12 +143,12 @@ def test_a_failing_disk_loses_no_result(
         failing = Failing(at, 28)
         watch(patch, CHANGES, failing)
         try:
-            with Output(path, retry_errors=True) as found:
+            with ResultFile(path, retry_errors=True) as found:
                 found.append(Result("b", 3, b'{"id":"b"}'))
         except InputError as error:
             assert "cannot write results (No space left on device)" in str(error)
         assert failing.failed == (at < 9), failing.count.names
-    with Output(path) as found:
+    with ResultFile(path) as found:
         assert b'"a"' in found
 
 

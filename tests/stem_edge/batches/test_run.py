@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stem_edge.batches.meter import Meter, duration
-from stem_edge.batches.rows import Result, Row, named
+from stem_edge.batches.rows import InputRow, Result, named
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import Settings
 from stem_edge.errors import DeviceLostError, InputError, RowReadError, StemEdgeError
@@ -25,7 +25,7 @@ THREE = {
 }
 
 
-def row(line: int, **fields: Any) -> Row:
+def row(line: int, **fields: Any) -> InputRow:
     """Return a row of fields."""
     return named(json.dumps(fields).encode(), line)
 
@@ -89,7 +89,7 @@ def test_a_closed_model_answers_no_row(monkeypatch: pytest.MonkeyPatch, model: M
 def test_rows_that_are_not_there_yet_hold_nobody(model: Model) -> None:
     done = list[Result]()
 
-    def rows() -> Iterator[Row | None]:
+    def rows() -> Iterator[InputRow | None]:
         yield row(1, prompt="Cuba lies in")
         while not done:
             yield None

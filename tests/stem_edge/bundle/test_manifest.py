@@ -194,7 +194,7 @@ def test_an_index_and_rare_tables_have_files_of_their_own() -> None:
     manifest = msgspec.structs.replace(make_manifest(files), rare_tables=RARE, indexed=True)
     assert {*INDEX_FILES, RARE_FILE} <= set(manifest.required_files())
     assert manifest.table_format is not None
-    assert manifest.table_format.frequent == 4
+    assert manifest.table_format.arrays()["records"].records == 4
     for missing in (*INDEX_FILES, RARE_FILE):
         fewer = {name: entry for name, entry in files.items() if name != missing}
         with pytest.raises(ValueError, match=f"no entry for {missing}"):
@@ -210,8 +210,8 @@ def test_an_index_and_rare_tables_have_files_of_their_own() -> None:
             {"indexed": True, "rare_tables": msgspec.structs.replace(RARE, layers=(0,))},
             "do not widen",
         ),
-        ({"indexed": True, "tables": RARE}, "records of the model: 10, but of the tables: 6"),
-        ({"tables": None}, "no tables, but STEM layers"),
+        ({"indexed": True, "stored": RARE}, "records of the model: 10, but of the tables: 6"),
+        ({"stored": None}, "no tables, but STEM layers"),
     ],
 )
 def test_tables_that_contradict_themselves(changes: dict[str, object], said: str) -> None:
@@ -223,7 +223,7 @@ def test_tables_that_contradict_themselves(changes: dict[str, object], said: str
 def test_a_dense_model_has_no_index() -> None:
     manifest = make_manifest({name: FileEntry(1, SHA) for name in NAMES})
     dense = msgspec.structs.replace(
-        manifest, model=config(dim=16, d_ff=16, stem_layers=()), tables=None
+        manifest, model=config(dim=16, d_ff=16, stem_layers=()), stored=None
     )
     assert dense.table_format is None
     with pytest.raises(ValueError, match="rare tables or index"):

@@ -16,9 +16,9 @@ from installed import DEMO
 from ray_nodes import Nodes
 
 import stem_edge
-from stem_edge.batches.rows import Result, Row
+from stem_edge.batches.rows import InputRow, Result
 from stem_edge.batches.settings import Settings
-from stem_edge.cluster.batches import Answering, ray_answers
+from stem_edge.cluster.batches import SharedModel, ray_answers
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 
@@ -26,10 +26,10 @@ ROWS, MANY = 60, 2000
 SETTINGS = Settings({"max_new_tokens": 8})
 
 
-def rows(count: int = ROWS) -> list[Row]:
+def rows(count: int = ROWS) -> list[InputRow]:
     prompts = [f"The capital of country {n} is" for n in range(count)]
     made = [json.dumps({"id": str(n), "prompt": each}).encode() for n, each in enumerate(prompts)]
-    return [Row(str(n), n + 1, data) for n, data in enumerate(made)]
+    return [InputRow(str(n), n + 1, data) for n, data in enumerate(made)]
 
 
 def write_rows(path: Path, count: int = ROWS) -> Path:
@@ -55,7 +55,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
 
 def test_rows_of_several_threads_are_answered_together() -> None:
     with stem_edge.load(DEMO) as model, ThreadPoolExecutor(12) as threads:
-        answering = Answering(model, SETTINGS)
+        answering = SharedModel(model, SETTINGS)
         groups = [[row] for row in rows(20)] + [rows(30)[20:]]
         found = [each for group in threads.map(answering, groups) for each in group]
         answering.close()
@@ -65,7 +65,7 @@ def test_rows_of_several_threads_are_answered_together() -> None:
 
 def test_what_ends_the_model_ends_every_row() -> None:
     with stem_edge.load(DEMO) as model:
-        answering = Answering(model, SETTINGS)
+        answering = SharedModel(model, SETTINGS)
     with pytest.raises(InputError, match="closed"):
         answering(rows(1))
     answering.close()
@@ -99,7 +99,7 @@ def test_rows_of_what_is_killed_are_answered_again(
 ) -> None:
     seen = list[Result]()
 
-    def killing(given: Iterable[Row]) -> Generator[Result]:
+    def killing(given: Iterable[InputRow]) -> Generator[Result]:
         settings = Settings({"max_new_tokens": 8}, sequences=2)  # so that most rows wait here
         for found in ray_answers(DEMO, {}, settings, nodes.address)(given):
             if not seen:

@@ -13,7 +13,7 @@ from ray_nodes import Nodes
 
 import stem_edge
 from stem_edge.cluster.evaluation import ray_scores
-from stem_edge.measuring.quality.scores import Part
+from stem_edge.measuring.quality.scores import ScoredWindow
 from stem_edge.measuring.quality.scoring import Advance, Done, Scoring
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,9 @@ def test_the_figures_are_those_of_one_machine(
 def test_a_killed_node_changes_nothing(nodes: Nodes, text: Path) -> None:
     seen = list[int]()
 
-    def killing(scoring: Scoring, parts: Iterable[Part], advance: Advance) -> Generator[Done]:
+    def killing(
+        scoring: Scoring, parts: Iterable[ScoredWindow], advance: Advance
+    ) -> Generator[Done]:
         for done in ray_scores(nodes.address)(scoring, parts, advance):
             if not seen:
                 nodes.kill()

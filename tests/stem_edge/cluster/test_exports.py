@@ -13,8 +13,8 @@ import stem_edge
 from stem_edge.cluster.exports import ray_shards
 from stem_edge.commands.main import main
 from stem_edge.errors import ExportError, StemEdgeError
-from stem_edge.export.job.journal import Step
-from stem_edge.export.shards import Shards
+from stem_edge.export.job.journal import JournalStep
+from stem_edge.export.shards import ShardTask
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def test_the_bytes_are_those_of_one_machine(
 def test_a_killed_node_changes_nothing(nodes: Nodes, tiny_checkpoint: Path, tmp_path: Path) -> None:
     done = list[str]()
 
-    def killing(shards: Shards) -> Generator[Step]:
+    def killing(shards: ShardTask) -> Generator[JournalStep]:
         for step in ray_shards(nodes.address)(shards):
             if not done:
                 nodes.kill()
@@ -52,7 +52,7 @@ def test_a_killed_node_changes_nothing(nodes: Nodes, tiny_checkpoint: Path, tmp_
 def test_an_error_of_a_worker_is_raised_here(
     nodes: Nodes, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    def elsewhere(shards: Shards) -> Generator[Step]:
+    def elsewhere(shards: ShardTask) -> Generator[JournalStep]:
         (shards.folder / "export.journal").unlink()  # as on a disk that is not shared
         yield from ray_shards(nodes.address)(shards)
 

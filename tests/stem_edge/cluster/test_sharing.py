@@ -12,7 +12,7 @@ from fake_ray import FakeRay
 from hub_server import HubServer
 from installed import DEMO
 
-from stem_edge.batches.rows import Row
+from stem_edge.batches.rows import InputRow
 from stem_edge.cluster.batches import ray_answers
 from stem_edge.cluster.sharing import Work, share
 from stem_edge.errors import InputError
@@ -78,7 +78,7 @@ def test_a_model_gets_the_memory_that_ray_reserves(
     ray.count = 1
     monkeypatch.setattr("stem_edge.cluster.batches.load", load)
     with pytest.raises(InputError) as said:
-        list(ray_answers(DEMO, {"memory": memory})([Row("1", 1, b"{}")]))
+        list(ray_answers(DEMO, {"memory": memory})([InputRow("1", 1, b"{}")]))
     assert str(said.value) == (memory or str(ray.reserved[0]))
 
 
@@ -92,5 +92,5 @@ def test_all_machines_load_one_commit(
     hub.add("org/name", DEMO)
     monkeypatch.setattr("stem_edge.cluster.batches.load", load)
     with pytest.raises(InputError) as said:
-        list(ray_answers("hf:org/name")([Row("1", 1, b"{}")]))
+        list(ray_answers("hf:org/name")([InputRow("1", 1, b"{}")]))
     assert str(said.value) == pinned("hf:org/name") != "hf:org/name"

@@ -24,7 +24,7 @@ from stem_edge.ggml.check import check_library
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     FORMAT,
     RECORD,
-    Prepared,
+    PreparedRecord,
     marks,
 )
 from stem_edge.system.user_folder import cpu_digest
@@ -39,7 +39,7 @@ def put(root: Path, name: str, **changes: object) -> Path:
     folder = root / "prepared" / name
     folder.mkdir(parents=True)
     (folder / "g.onnx").write_bytes(bytes(1000))
-    record = Prepared(
+    record = PreparedRecord(
         format=FORMAT,
         bundle=str(root / "bundle"),
         onnxruntime=ort.__version__,

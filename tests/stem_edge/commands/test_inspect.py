@@ -193,7 +193,7 @@ def test_cost_of_a_dense_bundle(bundle: Path, capsys: Capture) -> None:
     manifest = open_bundle(bundle).manifest
     model = msgspec.structs.replace(manifest.model, stem_layers=())
     files = {n: entry for n, entry in manifest.files.items() if not n.startswith(TABLES + "/")}
-    dense = msgspec.structs.replace(manifest, model=model, tables=None, files=files)
+    dense = msgspec.structs.replace(manifest, model=model, stored=None, files=files)
     for name, nbytes in weight_nbytes(dense).items():
         (bundle / name).write_bytes(bytes(nbytes))
         files[name] = msgspec.structs.replace(files[name], nbytes=nbytes)

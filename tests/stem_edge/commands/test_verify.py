@@ -16,7 +16,7 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import read_verdict
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError
-from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
+from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntimeEngine
 from stem_edge.runtime.first_load import safety
 from stem_edge.runtime.first_load.safety import check_safety
 
@@ -103,7 +103,7 @@ def test_the_chat_template(template: str, works: bool, bundle: Path) -> None:
 
 
 def test_an_engine_that_is_not_installed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OnnxRuntime, "installed", False)
+    monkeypatch.setattr(OnnxRuntimeEngine, "installed", False)
     found = check_safety(bundle)
     assert found.safe
     assert found.checked[-1] == "not tried on onnxruntime, which is not installed"

@@ -27,7 +27,7 @@ from stem_edge.ggml.gguf_schema import repacks, tensor_types
 from stem_edge.ggml.installed import REINSTALL, installed_library
 from stem_edge.ggml.types import OTHER_TYPES, WEIGHT_TYPES
 from stem_edge.runtime.backends.ggml.library_trial import LOST, WrongResultError, cases, compare
-from stem_edge.tables.rows import ROW_BITS
+from stem_edge.tables.codecs import FORMS
 
 GOOD = {"repack": True}
 # Runs the real trial, with a wrong number in what `place` returns where the condition holds.
@@ -331,4 +331,4 @@ def test_what_the_schema_uses_is_tried() -> None:
     }
     assert {kind for kind, _ in tried} == LOST.keys() == {*WEIGHT_TYPES.values(), *OTHER_TYPES}
     assert {kind for kind, copied in tried if copied} == {k for k in LOST if repacks(k, 64)}
-    assert {case.row_type for case in cases() if case.config.n_experts == 0} == ROW_BITS.keys()
+    assert {case.row_type for case in cases() if case.config.n_experts == 0} == {*FORMS}

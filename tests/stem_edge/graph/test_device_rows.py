@@ -10,8 +10,9 @@ import pytest
 from stem_edge.graph.device.rows import Activations, DeviceRows, Slab, fits, repeats
 from stem_edge.graph.names import row_codes, row_scales
 from stem_edge.numerics.quantize import MIN_BLOCK
+from stem_edge.tables.codecs import RowType
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import Parts, RecordLayout, RowType
+from stem_edge.tables.rows import Parts, RecordLayout
 
 ACTIVATIONS: tuple[Activations, ...] = get_args(Activations)
 

@@ -14,7 +14,7 @@ from stem_edge.export.backbone.weight_file import WeightFile, worth_balancing
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import Quantizer
-from stem_edge.export.quantization.streams import Weights
+from stem_edge.export.quantization.streams import MatrixPool
 from stem_edge.graph import linear as module
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat, WeightType
@@ -56,7 +56,7 @@ class Built:
     ) -> F32:
         """Run the graph and return its only output."""
         path = folder / self.plan.file
-        with Weights(2, ErrorMeter(), lambda nbytes: None) as weights, BundleFile(path) as data:
+        with MatrixPool(2, ErrorMeter(), lambda nbytes: None) as weights, BundleFile(path) as data:
             WeightFile(data, self._tensors, weights, quantizer, peaks).write(self.plan)
         session = new_session(GraphSource("g", encode(self.graph), folder), 1, [CPU])
         (found,) = session.run(None, inputs)

@@ -35,7 +35,7 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.hub import fetch
 from stem_edge.hub.asking import asking
 from stem_edge.hub.names import HubName
-from stem_edge.measuring.quality.scores import Part
+from stem_edge.measuring.quality.scores import ScoredWindow
 from stem_edge.measuring.quality.scoring import Advance, Done, Scoring, score_here
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.system.user_folder import cache_folder
@@ -453,7 +453,7 @@ def test_workers_get_the_folder(
 
 
 def test_other_machines_score_one_commit(demo: str, tmp_path: Path) -> None:
-    def there(scoring: Scoring, parts: Iterable[Part], advance: Advance) -> Generator[Done]:
+    def there(scoring: Scoring, parts: Iterable[ScoredWindow], advance: Advance) -> Generator[Done]:
         assert scoring.bundle == scoring.against == fetch.pinned(demo) != demo
         yield from score_here(scoring, parts, advance)
 

@@ -11,7 +11,7 @@ from matrices import random_matrix
 from stem_edge.numerics.block_search import grid_scales, search_blocks, search_scales
 from stem_edge.numerics.quantize import F32, dequantize_blocks
 from stem_edge.numerics.quantizing import (
-    Blocks,
+    Rounded,
     encode,
     extremes,
     quantize_asymmetric,
@@ -21,13 +21,13 @@ from stem_edge.numerics.quantizing import (
 CASES = [(bits, block) for bits in (4, 8) for block in (16, 32, 128)]
 
 
-def nearest(matrix: F32, bits: int, block: int, *, asymmetric: bool) -> Blocks:
+def nearest(matrix: F32, bits: int, block: int, *, asymmetric: bool) -> Rounded:
     if asymmetric:
         return quantize_asymmetric(matrix, bits, block)
-    return Blocks(*quantize_blocks(matrix, bits, block))
+    return Rounded(*quantize_blocks(matrix, bits, block))
 
 
-def stored(blocks: Blocks, bits: int) -> F32:
+def stored(blocks: Rounded, bits: int) -> F32:
     return dequantize_blocks(blocks.codes, blocks.scales, bits, blocks.zero_points)
 
 

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx2
+import msgspec
 import openai
 import pytest
 from chats import thinking
 from servers import serving
 
 import stem_edge
+from stem_edge.answers.openai.responses_body import Body
+from stem_edge.answers.openai.responses_input import messages_of
 from stem_edge.serving import app
 
 FRANCE = "The capital of France is"
@@ -97,3 +100,18 @@ def test_messages(url: str) -> None:
 def test_completions_have_the_text_alone(client: openai.OpenAI) -> None:
     whole = client.completions.create(**ASKED, prompt=FRANCE, max_tokens=11).choices[0]
     assert whole.text == f" {THOUGHT} country {ANSWER}"
+
+
+def test_items_of_one_answer_are_one_message() -> None:
+    thought = {
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "Hm."}],
+    }
+    said = {"type": "message", "role": "assistant", "content": "Yes."}
+    call = {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}"}
+    body = msgspec.convert({"input": [thought, said, thought, call, said]}, Body)
+    first, second = messages_of(body)
+    assert first == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    assert (second["content"], second["reasoning_content"]) == ("Yes.", "Hm.")
+    assert second["tool_calls"][0]["id"] == "c"

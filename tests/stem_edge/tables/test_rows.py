@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from stem_edge.numerics.quantize import F32
+from stem_edge.tables.codecs import CODECS, RowType
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import MAX_RECORD_NBYTES, ROW_BITS, RecordLayout, RowType, make_layout
+from stem_edge.tables.rows import MAX_RECORD_NBYTES, RecordLayout, make_layout
 
 STAIRS = list(range(-8, 8))
 DOUBLE = [2 * value for value in STAIRS]
@@ -78,7 +79,7 @@ def test_quantized_rows_come_back_within_a_step(row_type: RowType, group: int) -
         assert (error <= 1.001 * step).all()
 
 
-@pytest.mark.parametrize("row_type", ROW_BITS)
+@pytest.mark.parametrize("row_type", CODECS)
 def test_codes_and_scales_are_views_into_the_records(row_type: RowType) -> None:
     layout = layout_of(row_type)
     records = np.zeros((2, layout.record_nbytes), np.uint8)
@@ -89,7 +90,7 @@ def test_codes_and_scales_are_views_into_the_records(row_type: RowType) -> None:
     assert records.tobytes() == (bytes(layout.row_nbytes) + row) * 2
 
 
-@pytest.mark.parametrize("row_type", ROW_BITS)
+@pytest.mark.parametrize("row_type", CODECS)
 def test_no_tokens_give_no_rows(row_type: RowType) -> None:
     layout = layout_of(row_type)
     records = pack_records(layout, random_rows(layout, count=0))
@@ -97,7 +98,7 @@ def test_no_tokens_give_no_rows(row_type: RowType) -> None:
     assert layout.unpack(records, 0).shape == (0, layout.row_width)
 
 
-@pytest.mark.parametrize("row_type", ROW_BITS)
+@pytest.mark.parametrize("row_type", CODECS)
 def test_pack_refuses_rows_that_are_not_of_the_layout(row_type: RowType) -> None:
     layout = layout_of(row_type)
     first, second = random_rows(layout)
@@ -157,7 +158,7 @@ def test_zero_points_of_rows(row_type: RowType, expected: str) -> None:
 MATRICES = ((3, 16), (2, 32))  # two parts of 48 and 64 values
 
 
-@pytest.mark.parametrize("row_type", ROW_BITS)
+@pytest.mark.parametrize("row_type", CODECS)
 def test_parts_follow_each_other_and_scales_follow_all_parts(row_type: RowType) -> None:
     layout = layout_of(row_type, parts=MATRICES)
     rows = random_rows(layout, count=2)

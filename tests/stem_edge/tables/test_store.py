@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -15,16 +15,18 @@ from stores import write_store
 
 from stem_edge.errors import BundleError
 from stem_edge.limits import MAX_VOCAB
+from stem_edge.numerics.quantize import unpack_codes
+from stem_edge.tables.codecs import Form, RowType
 from stem_edge.tables.packing import pack_records
-from stem_edge.tables.rows import RecordLayout
+from stem_edge.tables.rows import ScaleType, make_layout
 from stem_edge.tables.store import TableFormat, open_table_store
 
-PLAIN = TableFormat(tokens=3, tables=LAYOUT)
+PLAIN = TableFormat(tokens=3, stored=LAYOUT)
 # Of four records, of which two are rare, and six tokens.
 TABLES = msgspec.structs.replace(LAYOUT, records=4)
 RARE = msgspec.structs.replace(LAYOUT, records=2, row_type="int4")
 RARE_RECORDS = np.array([range(12), range(50, 62)], np.uint8)
-MIXED = TableFormat(tokens=6, tables=TABLES, rare_tables=RARE, indexed=True)
+MIXED = TableFormat(tokens=6, stored=TABLES, rare_tables=RARE, indexed=True)
 INDEX = [3, 1, 0, 2, 2, 2]
 
 
@@ -73,30 +75,30 @@ def test_zarr_opens_every_array(mixed: Path) -> None:
     }
 
 
-def test_a_rare_record_is_widened_exactly() -> None:
-    """Every int4 code, in every layer: the same value, and the same bytes of its scale."""
-    layout = RecordLayout(
-        records=9, layers=(0, 2), parts=((16, 16),), row_type="int8", group_size=16
-    )
-    for scale_type in ("fp32", "fp16"):
-        wide = msgspec.structs.replace(layout, scale_type=scale_type)
-        rare = msgspec.structs.replace(wide, records=5, row_type="int4")
-        format = TableFormat(tokens=9, tables=wide, rare_tables=rare, indexed=True)
-        rng = np.random.default_rng(0)
-        rows = [rng.normal(size=(5, 256)).astype(np.float32) for _ in layout.layers]
-        narrow = pack_records(rare, rows)
-        found = np.full((5, wide.record_nbytes), 0xAA, np.uint8)
-        format.widen(narrow, found)
-        for index in range(2):
-            assert np.array_equal(wide.unpack(found, index), rare.unpack(narrow, index))
-            scales = wide.row_scales(found, index), rare.row_scales(narrow, index)
-            assert scales[0].tobytes() == scales[1].tobytes()
-        assert len(np.unique(wide.row_codes(found, 0))) == 16
+WIDENED: list[tuple[RowType, RowType, Form]] = [
+    ("int2", "int2", "int4"), ("int4", "int2", "int4"),
+    ("int8", "int2", "int8"), ("int8", "int4", "int8"),
+]  # fmt: skip
 
 
-def test_widening_without_rare_tables_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="no rare tables"):
-        PLAIN.widen(RARE_RECORDS, RECORDS[:2])
+@pytest.mark.parametrize(("usual", "stored", "form"), WIDENED)
+@pytest.mark.parametrize("scales", get_args(ScaleType))
+def test_records_widen(usual: RowType, stored: RowType, form: Form, scales: ScaleType) -> None:
+    """Every code, in every layer: the same value, and the same bytes of its scale."""
+    layout = make_layout(5, (0, 2), ((16, 16),), stored, 16, scales)
+    format = TableFormat(tokens=5, stored=layout)
+    if usual != stored:
+        wide = msgspec.structs.replace(layout, records=9, row_type=usual)
+        format = TableFormat(tokens=9, stored=wide, rare_tables=layout, indexed=True)
+    tables, rng = format.tables, np.random.default_rng(0)
+    assert (tables.row_type, format.kind) == (form, stored if usual == stored else "mixed")
+    narrow = pack_records(layout, [rng.normal(size=(5, 256)).astype(np.float32) for _ in range(2)])
+    found = format.widen(layout, narrow)
+    for index in range(2):
+        assert np.array_equal(tables.unpack(found, index), layout.unpack(narrow, index))
+        assert np.array_equal(tables.row_scales(found, index), layout.row_scales(narrow, index))
+    codes = unpack_codes(tables.row_codes(found, 0).view(np.uint8), tables.bits)
+    assert len(np.unique(codes)) == 1 << layout.bits
 
 
 def test_sizes_on_flash(root: Path, mixed: Path) -> None:
@@ -123,7 +125,7 @@ def test_sizes_on_flash(root: Path, mixed: Path) -> None:
                 {"parts": ((32,),)}, {"scale_type": "fp16"},
             )
         ],
-        ({"tables": msgspec.structs.replace(TABLES, row_type="int4")}, "do not widen"),
+        ({"stored": msgspec.structs.replace(TABLES, row_type="int4")}, "do not widen"),
     ],
 )  # fmt: skip
 def test_formats_that_cannot_exist(changes: dict[str, Any], said: str) -> None:

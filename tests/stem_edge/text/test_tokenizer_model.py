@@ -8,7 +8,6 @@ import string
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,14 +18,13 @@ from tokenizers import Tokenizer
 from stem_edge.errors import BundleError, MemoryPlanError
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.probe import probe_texts
-from stem_edge.text import tokenizer_gate, tokenizer_lists, tokenizer_model, tokenizer_unigram
+from stem_edge.text import tokenizer_gate, tokenizer_model
 
 CHARS = string.ascii_letters + string.digits
 # Prints the bytes that loading a tokenizer.json takes at its peak and keeps, and those forecast.
 TAKEN = """
 import sys
 from pathlib import Path
-from types import ModuleType
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import own_memory, return_freed_memory
 
@@ -75,24 +73,18 @@ def test_unknown_fields_of_a_model_and_comments_among_merges_are_left_out(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("where", "limit", "value", "named"),
+    ("limit", "value", "named"),
     [
-        (tokenizer_lists, "MAX_TOKENS", 62, "model.vocab has more than 62 entries"),
-        (tokenizer_model, "MAX_MERGES_IN_ALL", 1, "model.merges has more than 1 entries for 64 tokens"),
+        ("MAX_TOKENS", 62, "model.vocab has more than 62 entries"),
+        ("MAX_MERGES_IN_ALL", 1, "model.merges has more than 1 entries for 64 tokens"),
     ],
-    ids=["MAX_TOKENS", "MAX_MERGES_IN_ALL"],
-)  # fmt: skip
+)
 def test_limits_of_a_model(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    where: ModuleType,
-    limit: str,
-    value: int,
-    named: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, named: str
 ) -> None:
     path = write(tmp_path / "tokenizer.json", bpe(64))
     TextCodec(path)
-    monkeypatch.setattr(where, limit, value)
+    monkeypatch.setattr(tokenizer_model, limit, value)
     refused(lambda: TextCodec(path), BundleError, path, named)
 
 
@@ -119,9 +111,9 @@ def test_pieces_of_unigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     vocab = [["<unk>", 0], ["a", -1.5], ["ab", -2], ["b", -1e3]]
     path = write(tmp_path / "tokenizer.json", {"type": "Unigram", "unk_id": 0, "vocab": vocab})
     assert TextCodec(path).encode("abbaz") == Tokenizer.from_file(str(path)).encode("abbaz").ids
-    monkeypatch.setattr(tokenizer_unigram, "MAX_PIECES_NBYTES", 8)
+    monkeypatch.setattr(tokenizer_model, "MAX_PIECES_NBYTES", 8)
     refused(lambda: TextCodec(path), BundleError, path, "have 9 bytes, expected at most 8")
-    monkeypatch.setattr(tokenizer_lists, "MAX_TOKENS", 3)
+    monkeypatch.setattr(tokenizer_model, "MAX_TOKENS", 3)
     refused(lambda: TextCodec(path), BundleError, path, "more than 3 entries")
 
 

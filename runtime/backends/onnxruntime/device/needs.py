@@ -7,7 +7,7 @@ from dataclasses import replace
 from stem_edge.bundle.footprint import FLOAT, HALF, SLOT_BOOKKEEPING_NBYTES, Footprint
 from stem_edge.graph.device.rows import Activations, DeviceRows
 from stem_edge.graph.names import head_width
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Device, Needs, Part
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, DeviceNeeds, Needs, Part
 from stem_edge.runtime.backends.onnxruntime.needs import (
     chunk_token_nbytes,
     cpu_needs,
@@ -73,7 +73,7 @@ def device_needs(
     )
     logits = 2 * FLOAT * footprint.model.vocab_size
     here = Part(0, 0, HOST_FIXED_NBYTES + logits, slot, logits, SLOT_BOOKKEEPING_NBYTES)
-    device = Device(there, limit, asked, shared)
+    device = DeviceNeeds(there, limit, asked, shared)
     return Needs(footprint, context, here, device, provider=provider, variant=variant)
 
 

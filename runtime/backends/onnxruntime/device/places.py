@@ -16,9 +16,9 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.onnxruntime.memory import (
     Array,
+    DeviceAccess,
     DeviceMemory,
     Host,
-    Place,
     Shape,
     nbytes_of,
 )
@@ -93,7 +93,7 @@ class Plugged(Named):
         ort.copy_tensors([store], [ort.OrtValue.ortvalue_from_numpy(array)])
 
 
-def place_of(provider: Provider) -> Place:
+def place_of(provider: Provider) -> DeviceAccess:
     """Return where a provider's memory is."""
     for device in provider.devices:
         info = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
@@ -113,7 +113,7 @@ class Pinned(NamedTuple):
 
 
 def pinned(memory: DeviceMemory, shape: Shape, dtype: npt.DTypeLike) -> Pinned | None:
-    """Allocate host memory that the device reads by itself; None if it reads none."""
+    """Allocate host memory that the device reads by itself; None if it cannot read any."""
     for device in memory.provider.devices if memory.kind == "device" else ():
         info = device.memory_info(ort.OrtDeviceMemoryType.HOST_ACCESSIBLE)
         if info is not None:

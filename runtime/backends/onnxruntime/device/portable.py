@@ -18,7 +18,7 @@ import onnxruntime as ort
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
-from stem_edge.numerics.quantize import F32, dequantize_blocks
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext, Resumes, check_logits
 from stem_edge.runtime.backends.onnxruntime.loaded import CANNOT_READ, open_sessions, padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
@@ -169,10 +169,6 @@ class PortableContext:
         layout, slots = self._slots.layout, self._slots
         for index, layer in enumerate(layout.layers):
             codes = slots.codes[index][0][slot_ids]
-            if layout.quantized:
-                scales = slots.scales[index][0][slot_ids]
-                values = dequantize_blocks(codes.view(np.uint8), scales, layout.bits)
-            else:
-                values = codes.astype(np.float32)
-            rows[io.row_name(layer)] = values[None]
+            scales = slots.scales[index][0][slot_ids] if slots.scales else None
+            rows[io.row_name(layer)] = layout.values(codes, scales)[None]
         return rows

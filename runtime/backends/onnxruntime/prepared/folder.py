@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from stem_edge.errors import BackendError
-from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import FOLDER
+from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
 
 JOURNAL = "journal"
 # Prefixes of a folder that is being filled, or was when its maker was killed; and of one inside it.
@@ -47,7 +47,7 @@ def begin(root: Path, key: str, nbytes: int) -> Path:
 
 
 def leave(folder: Path, nbytes: int) -> None:
-    """Let another attempt go on from what is packed, if anything is; but not keep a disk full."""
+    """Leave packed matrices for another attempt, unless the disk is full."""
     _, key, token = folder.name.removeprefix(TEMPORARY).split("-")
     with contextlib.suppress(OSError):
         room = shutil.disk_usage(folder).free + folder_nbytes(folder)

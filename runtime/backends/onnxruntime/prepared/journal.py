@@ -26,8 +26,8 @@ class PackedMatrix(msgspec.Struct, frozen=True):
     checksum: int  # of the bytes between the one before it and the end
 
 
-class Journal:
-    """What was packed before, and what is packed now. Files of weights lie beside it."""
+class PackingJournal:
+    """Matrices that are packed, by this attempt or earlier ones. Their files lie beside it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -35,7 +35,7 @@ from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import MATRIX
-from stem_edge.runtime.backends.onnxruntime.prepared.journal import PIECE_NBYTES, Journal
+from stem_edge.runtime.backends.onnxruntime.prepared.journal import PIECE_NBYTES, PackingJournal
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import PackedForm, packed_forms
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
@@ -66,7 +66,7 @@ class Packer:
     Matrices in the journal of an earlier attempt are not packed again.
     """
 
-    def __init__(self, bundle: Bundle, folder: Path, threads: int, journal: Journal) -> None:
+    def __init__(self, bundle: Bundle, folder: Path, threads: int, journal: PackingJournal) -> None:
         self.folder, self._bundle, self._threads = folder, bundle, threads
         self._journal, self._parent = journal, psutil.Process().parent()
         self._placed: dict[Tensor, Tensor] = {}  # of the bundle -> in the folder

@@ -9,7 +9,7 @@ import numpy as np
 
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import UNUSABLE, mean_divergence, probe_tokens
+from stem_edge.bundle.prefill_check import mean_divergence, probe_tokens
 from stem_edge.errors import RowReadError
 from stem_edge.graph.names import EMBED, STEP
 from stem_edge.numerics.quantize import F32, I64, U8
@@ -19,6 +19,8 @@ from stem_edge.runtime.backends.onnxruntime.prepared.packable import LOGITS_AT_O
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
+
+UNUSABLE = 1e9  # nats, for logits that are not finite, because JSON has no infinity
 
 
 def prefill_divergence(bundle: Bundle, graphs: Mapping[str, GraphSource]) -> float | None:

@@ -28,7 +28,7 @@ from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows, placeholders
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import JOURNAL
-from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prepared.journal import PackingJournal
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.prepared.prefill_measure import prefill_divergence
@@ -36,8 +36,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     FORMAT,
     RECORD,
     Prepacked,
-    Prepared,
-    graph_sources,
+    PreparedRecord,
     marks,
     prepared_file,
 )
@@ -60,7 +59,7 @@ ROUNDS = 3
 def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     """Fill the folder, the record last; with the record alone if the prepacked graphs are wrong."""
     give_back_freed_blocks()  # packing frees a matrix of up to 32 MB after another
-    packer, refused = Packer(bundle, folder, threads, Journal(folder / JOURNAL)), ""
+    packer, refused = Packer(bundle, folder, threads, PackingJournal(folder / JOURNAL)), ""
     try:
         for name, graph in packable(bundle, kv).items():
             packer.pack(prepared_file(name), graph)
@@ -72,7 +71,7 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     for path in sorted(path for path in folder.iterdir() if path.name != JOURNAL):
         _sync(path)  # otherwise a power cut could leave zeros for weights
         files[path.name] = marks(path)
-    record = Prepared(
+    record = PreparedRecord(
         format=FORMAT,
         bundle=str(bundle.path),
         onnxruntime=ort.__version__,
@@ -90,9 +89,9 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
 
 
 def _measured(
-    record: Prepared, bundle: Bundle, packer: Packer, threads: int, kv: KvType
-) -> Prepared:
-    """Return the record with what is measured with the prepared graphs."""
+    record: PreparedRecord, bundle: Bundle, packer: Packer, threads: int, kv: KvType
+) -> PreparedRecord:
+    """Return the record with the times and the divergence of the prepared graphs."""
     if bundle.manifest.has_prefill:
         diverges = prefill_divergence(bundle, _probed(bundle, packer))
         record = msgspec.structs.replace(record, prefill_from_decode=diverges)
@@ -126,7 +125,7 @@ class _Prompt:
         slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
         self._ids = np.arange(length) % config.vocab_size
         self._slots = placeholder_rows(slots, length)
-        graphs = graph_sources(bundle, prepared, prefill=self.has_prefill, kv=kv)
+        graphs = prepared.graph_sources(bundle, prefill=self.has_prefill, kv=kv)
         self._backend = OrtBackend(config, graphs, slots, threads, kv)
         self._context = self._backend.open_context(length)
 

@@ -17,28 +17,24 @@ import msgspec
 import onnxruntime as ort
 
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import TRIED_NBYTES, matrices_nbytes
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.kv import KvType
 from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER, is_large
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     GraphSource,
-    cpu_graphs,
     joined_graphs,
 )
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
-FOLDER = "prepared"  # in the user's cache folder
 FORMAT = 8
 RECORD = "prepared.json"
 MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-# Smaller backbones are not worth files in the cache folder, since they load fast and take little.
-LEAST_NBYTES = TRIED_NBYTES
 
 
-class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PreparedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of prepared.json."""
 
     format: int
@@ -58,15 +54,26 @@ class Prepacked(NamedTuple):
     """A prepared backbone in the cache folder."""
 
     folder: Path
-    record: Prepared
+    record: PreparedRecord
+
+    def graph_sources(
+        self, bundle: Bundle, *, prefill: bool, kv: KvType = "fp32"
+    ) -> Mapping[str, Path | GraphSource]:
+        """Return the source of each graph by name: its prepared file, otherwise the graph itself."""
+        graphs = joined_graphs(bundle, prefill=prefill, kv=kv)
+        files = {name: prepared_file(name) for name in graphs}
+        there = {
+            name: self.folder / file for name, file in files.items() if file in self.record.files
+        }
+        return graphs | there
 
 
-class Place(NamedTuple):
-    """Where the prepared backbone of a bundle belongs, and what is there."""
+class PreparedPlace(NamedTuple):
+    """Folder of a bundle's prepared backbone, and its record if it was made."""
 
     bundle: Bundle
     folder: Path
-    record: Prepared | None
+    record: PreparedRecord | None
 
     @property
     def prepared(self) -> Prepacked | None:
@@ -80,16 +87,16 @@ class Place(NamedTuple):
         """True if a load uses a prepared backbone, found or made."""
         if self.record is not None:
             return not self.record.refused
-        return matrices_nbytes(self.bundle.manifest) > LEAST_NBYTES
+        return is_large(self.bundle.manifest)
 
 
-def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> Place:
+def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> PreparedPlace:
     """Find the place of a bundle on this machine, which takes a while: its graphs are built.
 
     kv: type of keys and values, which is part of the graphs.
     """
     folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
-    return Place(bundle, folder, read_prepared(folder))
+    return PreparedPlace(bundle, folder, read_prepared(folder))
 
 
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType = "fp32") -> Path:
@@ -102,11 +109,11 @@ def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType = "
     return root / FOLDER / hashlib.sha256(described.encode()).hexdigest()[:KEY_CHARS]
 
 
-def read_prepared(folder: Path) -> Prepared | None:
+def read_prepared(folder: Path) -> PreparedRecord | None:
     """Return the record of a prepared backbone; None if missing, damaged or of another format."""
     try:
         data = disk.read_file(folder / RECORD, MAX_RECORD_NBYTES)
-        record = msgspec.json.decode(data, type=Prepared)
+        record = msgspec.json.decode(data, type=PreparedRecord)
         found = {name: marks(folder / name) for name in record.files}
     except (OSError, ValueError, msgspec.DecodeError, RecursionError):
         return None
@@ -118,19 +125,6 @@ def marks(path: Path) -> tuple[int, int]:
     """Return size and mtime (ns) of a file. Raises OSError."""
     status = path.lstat()
     return status.st_size, status.st_mtime_ns
-
-
-def graph_sources(
-    bundle: Bundle, prepared: Prepacked | None, *, prefill: bool, kv: KvType = "fp32"
-) -> Mapping[str, Path | GraphSource]:
-    """Return the source of each graph by name: its prepared file, otherwise the graph itself."""
-    if prepared is None:
-        return cpu_graphs(bundle, prefill=prefill, kv=kv)
-    folder, record = prepared
-    graphs = joined_graphs(bundle, prefill=prefill, kv=kv)
-    return graphs | {
-        name: folder / prepared_file(name) for name in graphs if prepared_file(name) in record.files
-    }
 
 
 def prepared_file(graph: str) -> str:

@@ -22,8 +22,8 @@ from stem_edge.runtime.backends.memory_plan import Preparing
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import begin, folder_nbytes, leave
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
-    Place,
     Prepacked,
+    PreparedPlace,
     prepared_folder,
     read_prepared,
 )
@@ -40,7 +40,7 @@ class NotPrepared(RuntimeWarning):
 
 
 def find_or_make(
-    found: Place,
+    found: PreparedPlace,
     cache_dir: str | Path | None,
     threads: int,
     progress: bool | None,

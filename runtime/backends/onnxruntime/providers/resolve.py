@@ -43,7 +43,7 @@ class ListedDevice:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedProvider:
     """A provider, and whether it can be used here."""
 
     name: str  # for `providers` of stem_edge.load
@@ -191,7 +191,7 @@ def available_names() -> list[str]:
     return [name for name in names if name not in ELSEWHERE]
 
 
-def providers(libraries: Libraries = None) -> list[Listed]:
+def providers(libraries: Libraries = None) -> list[ListedProvider]:
     """List the known providers after a trial start of each. Raises InputError.
 
     libraries: name -> path of a plug-in, as for stem_edge.load.
@@ -204,14 +204,14 @@ def providers(libraries: Libraries = None) -> list[Listed]:
     return found + [other for other in (_listed(n, more) for n in rest) if other.full not in fulls]
 
 
-def _listed(name: str, libraries: Mapping[str, str | Path]) -> Listed:
+def _listed(name: str, libraries: Mapping[str, str | Path]) -> ListedProvider:
     try:
         provider = find(name, {}, libraries)
     except (BackendError, OutOfMemoryError) as error:
         full = KNOWN[name].full if name in KNOWN else ""
-        return Listed(name, full, False, False, (), str(error))
+        return ListedProvider(name, full, False, False, (), str(error))
     devices = tuple(describe(device) for device in provider_start.registered_devices(provider.full))
-    return Listed(name, provider.full, True, has_own_memory(provider), devices, "")
+    return ListedProvider(name, provider.full, True, has_own_memory(provider), devices, "")
 
 
 def describe(device: Any) -> ListedDevice:

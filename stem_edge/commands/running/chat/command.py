@@ -7,7 +7,7 @@ import sys
 
 from stem_edge.commands.options.answers import add_sampling, check_grammar, sampling_params
 from stem_edge.commands.options.arguments import Parser, with_options
-from stem_edge.commands.options.loading import add_loading, loading_options
+from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.commands.running.chat.input import Typed, TypedLines
 from stem_edge.commands.running.chat.session import Session
 from stem_edge.commands.running.chat.typed_commands import EXIT, obey
@@ -31,7 +31,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", help="folder that stem-edge export wrote, or hf:org/name")
+    add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add("--system", metavar="TEXT", help="system message, which comes before all others")
     thinking = "let the model think before it answers, or not, if its chat template can tell it"
     add("--thinking", action=argparse.BooleanOptionalAction, help=thinking)

@@ -20,7 +20,7 @@ from stem_edge.ggml import types as ggml_types
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.ggml.backend import GgmlContext
-from stem_edge.runtime.backends.ggml.graph import Graph, Memory, Scratch
+from stem_edge.runtime.backends.ggml.graph import GgmlGraph, MappedBuffer, Scratch
 from stem_edge.runtime.backends.ggml.kv_cache import CELLS, Ring
 from stem_edge.system.memory import page_aligned
 
@@ -80,7 +80,7 @@ def test_an_interrupted_step_leaves_no_graph_over_memory_that_is_gone(
     original = Scratch.place
     interrupted: list[bool] = []
 
-    def place(self: Scratch, graph: Graph) -> bool:
+    def place(self: Scratch, graph: GgmlGraph) -> bool:
         grew = original(self, graph)
         if len(graphs) > 2 and not interrupted:
             interrupted.append(True)
@@ -88,7 +88,7 @@ def test_an_interrupted_step_leaves_no_graph_over_memory_that_is_gone(
         graphs.append(graph)
         return grew
 
-    graphs: list[Graph] = []
+    graphs: list[GgmlGraph] = []
     with stem_edge.load(tiny_gguf) as model:
         expected, context = stepwise(model, IDS[:3]), model.engine.open_context(100)
         monkeypatch.setattr(Scratch, "place", place)
@@ -170,13 +170,13 @@ def test_the_plan_holds_in_a_long_context(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_graph_serves_many_steps(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    original = Graph.__init__
+    original = GgmlGraph.__init__
 
-    def counted(self: Graph, *arguments: Any) -> None:
+    def counted(self: GgmlGraph, *arguments: Any) -> None:
         built.append(self)
         original(self, *arguments)
 
-    monkeypatch.setattr(Graph, "__init__", counted)
+    monkeypatch.setattr(GgmlGraph, "__init__", counted)
     with stem_edge.load(tiny_gguf) as model:
         context = model.engine.open_context(2 * CELLS)
         for token in [1, 2] * CELLS:
@@ -233,16 +233,16 @@ def test_nothing_is_placed_beyond_its_memory(tiny_gguf: Path) -> None:
         context = model.engine.open_context(10).backend
         assert isinstance(context, GgmlContext)
         loaded = context.steps.model
-        graph = Graph(loaded.processor, 8)
+        graph = GgmlGraph(loaded.processor, 8)
         memory, tensor = (
-            Memory(loaded.ggml, page_aligned((4096,))),
+            MappedBuffer(loaded.ggml, page_aligned((4096,))),
             graph.arena.tensor(ggml_types.F32, 1000),
         )
         for offset in (97, 128):
             with pytest.raises(BackendError, match="beyond"):
                 memory.place(tensor, offset)
         with pytest.raises(BackendError, match="multiple of 32"):
-            Memory(loaded.ggml, page_aligned((4096,))[1:])
+            MappedBuffer(loaded.ggml, page_aligned((4096,))[1:])
         given = graph.input(ggml_types.I32, 3)
         with pytest.raises(BackendError, match="12 bytes, given 8"):
             graph.set(given, np.zeros(2, np.int32))

@@ -22,7 +22,7 @@ from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.ggml.backend import GgmlContext
-from stem_edge.runtime.backends.ggml.graph import Graph
+from stem_edge.runtime.backends.ggml.graph import GgmlGraph
 from stem_edge.runtime.backends.ggml.kv_cache import KvCache
 from stem_edge.runtime.backends.interface import BackendBatch, NotFiniteError
 from stem_edge.runtime.backends.plain_batch import PlainBatch
@@ -179,9 +179,9 @@ def test_a_failed_step_can_be_tried_again(
 ) -> None:
     both = Both(model, 30, 2, 63)
     both.step(0, 3)
-    original, left = Graph.run, [1] if phase == "late" else []  # graphs that still run
+    original, left = GgmlGraph.run, [1] if phase == "late" else []  # graphs that still run
 
-    def run(self: Graph) -> None:
+    def run(self: GgmlGraph) -> None:
         if not left:
             raise BackendError("no more")
         left.pop()
@@ -190,7 +190,7 @@ def test_a_failed_step_can_be_tried_again(
     if phase == "rows":
         both.begin(both.tested, 0, 3)
     else:
-        monkeypatch.setattr(Graph, "run", run)
+        monkeypatch.setattr(GgmlGraph, "run", run)
         with pytest.raises(BackendError, match="no more"):
             both.run(both.tested, 0, 3)
         monkeypatch.undo()

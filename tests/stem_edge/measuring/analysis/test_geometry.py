@@ -23,7 +23,7 @@ from stem_edge.measuring.analysis import geometry_rows
 from stem_edge.measuring.analysis.geometry import geometry
 from stem_edge.measuring.analysis.geometry_rows import (
     THRESHOLDS,
-    Spread,
+    CosineSpread,
     all_norms,
     pair_cosines,
     row_norms,
@@ -45,7 +45,7 @@ def all_cosines(vectors: F32) -> F32:
     return cosines
 
 
-def agrees(found: Spread | None, vectors: F32, tolerance: float = 1e-6) -> bool:
+def agrees(found: CosineSpread | None, vectors: F32, tolerance: float = 1e-6) -> bool:
     """Return whether a spread is that of these vectors."""
     cosines = all_cosines(vectors)
     assert found is not None

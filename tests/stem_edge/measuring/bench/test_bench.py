@@ -23,8 +23,8 @@ from stem_edge.measuring.bench.bench import Turns, bench, machine
 from stem_edge.measuring.bench.cases import PhasePeak, Watched
 from stem_edge.measuring.bench.figures import Report, Round, figures_of, ratios
 from stem_edge.measuring.bench.report import report_table
-from stem_edge.measuring.bench.workers import Answer, Subject
-from stem_edge.measuring.memory.limits import Limit, Limits
+from stem_edge.measuring.bench.workers import Subject, WorkerAnswer
+from stem_edge.measuring.memory.limits import Limit, ProcessLimits
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ["--rounds", "1", "--loads", "0", "--prompt-tokens", "8", "--new-tokens", "2"]
@@ -94,7 +94,7 @@ def test_medians_and_ratios() -> None:
         before = {"bytes_read": 10.0, "stall_seconds": 0.0, "hits": 0.0, "misses": 0.0}
         after = {"bytes_read": 30.0, "stall_seconds": 1.0, "hits": 3.0, "misses": 1.0}
         return [
-            Round(8, {}, Answer(s, [], before), Answer(9.0, [s, 3 * s], after))
+            Round(8, {}, WorkerAnswer(s, [], before), WorkerAnswer(9.0, [s, 3 * s], after))
             for s in (factor, 4 * factor, 2 * factor)
         ]
 
@@ -218,11 +218,11 @@ def confined(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Process -> limit, of processes that would be confined."""
     seen: dict[int, int] = {}
 
-    def confine(limits: Limits, pid: int, nbytes: int) -> Limit:
+    def confine(limits: ProcessLimits, pid: int, nbytes: int) -> Limit:
         seen[pid] = nbytes
         return Limit("memory", "real", "")
 
-    monkeypatch.setattr(Limits, "confine_memory", confine)
+    monkeypatch.setattr(ProcessLimits, "confine_memory", confine)
     return seen
 
 
@@ -265,7 +265,7 @@ def test_a_bundle_that_is_killed_in_a_later_round_keeps_the_figures_of_earlier_o
             raise StemEdgeError("the system killed it")
         watched.peaks = {"decode": PhasePeak(1, None, {})}
         before = {"bytes_read": 0.0, "stall_seconds": 0.0}
-        return {"": Round(8, {}, Answer(1.0, [], before), Answer(1.0, [1.0], before))}
+        return {"": Round(8, {}, WorkerAnswer(1.0, [], before), WorkerAnswer(1.0, [1.0], before))}
 
     monkeypatch.setattr(Turns, "_limited_round", limited_round)
     monkeypatch.setattr(Turns, "_load", lambda *_: (1.0, 1.0))

@@ -21,14 +21,14 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.bench.bench import bench
 from stem_edge.measuring.bench.plain import token_nbytes
 from stem_edge.measuring.bench.report import report_table
-from stem_edge.measuring.bench.together import Text, texts_of
+from stem_edge.measuring.bench.together import FollowedText, texts_of
 from stem_edge.measuring.phases.report import report_table as measure_table
 from stem_edge.measuring.phases.report import to_dict
 from stem_edge.measuring.quality.quality import evaluate
 from stem_edge.numerics.matrix import ArrayMatrix
-from stem_edge.runtime.backends.ggml.engine import Ggml
+from stem_edge.runtime.backends.ggml.engine import GgmlEngine
 from stem_edge.runtime.backends.ggml.expected import CHOICES
-from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntime
+from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntimeEngine
 from stem_edge.runtime.consistency import verify_runs
 
 Capture = pytest.CaptureFixture[str]
@@ -71,7 +71,7 @@ def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
 
 
 def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
-    names = Ggml().ways.kernels(open_bundle(alone), None)
+    names = GgmlEngine().ways.kernels(open_bundle(alone), None)
     assert names["ggml"] == {}
     if "ggml repacked" not in names:
         pytest.skip("this build of ggml cannot repack weights")
@@ -83,7 +83,7 @@ def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
 def test_a_missing_engine_is_named(
     both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(Ggml, "installed", False)
+    monkeypatch.setattr(GgmlEngine, "installed", False)
     assert main(["verify", str(both), "--runs"]) == 0
     assert "not run: ggml is not installed" in capsys.readouterr().out
     assert main(["verify", str(both), "--runs", "--json"]) == 0
@@ -92,7 +92,7 @@ def test_a_missing_engine_is_named(
 
 
 def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for engine in (OnnxRuntime, Ggml):
+    for engine in (OnnxRuntimeEngine, GgmlEngine):
         monkeypatch.setattr(engine, "installed", False)
     with pytest.raises(BackendError, match="ggml is not installed"):
         verify_runs(alone)
@@ -244,19 +244,19 @@ class _Noise(ArrayMatrix):
 
 @pytest.mark.parametrize("unified", [True, False])
 def test_sequences_of_llama_are_computed_as_alone(gguf: Path, unified: bool) -> None:
-    from stem_edge.measuring.bench.engine_llama import Input, LlamaModel, Steps
+    from stem_edge.measuring.bench.engine_llama import Input, LlamaModel, LlamaSteps
 
     texts = texts_of(list(range(5, 400)), 3, 20, 5)
     model = LlamaModel(gguf, 60, 1, exact=True, sequences=3, each=True, unified=unified)
     found: list[list[int]] = []
-    ran = Steps.run
+    ran = LlamaSteps.run
 
-    def run(steps: Steps, inputs: list[Input]) -> list[int]:
+    def run(steps: LlamaSteps, inputs: list[Input]) -> list[int]:
         found.append(ran(steps, inputs))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Steps, "run", run)
+        patch.setattr(LlamaSteps, "run", run)
         together = model.together(texts, 3)
     assert [len(step) for step in found] == [1, 2, 3, *[3] * 4, 3]
     assert together.figures()["distinct_rows_per_step"] == 3
@@ -275,7 +275,7 @@ def test_guesses_of_llama(gguf: Path, drafts: int) -> None:
     from stem_edge.measuring.bench.engine_llama import LlamaModel
 
     words = list(range(10, 30))
-    text = Text([*words, 5, 6], [7, *words[:15], 8, 10, 50, 12, 51])
+    text = FollowedText([*words, 5, 6], [7, *words[:15], 8, 10, 50, 12, 51])
     model = LlamaModel(gguf, 60, 1, exact=True)
     plain, guessed = model.guess(text, 0), model.guess(text, drafts)
     assert (plain.drafted, plain.accepted) == (0, 0)

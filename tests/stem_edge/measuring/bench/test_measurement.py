@@ -33,7 +33,7 @@ from stem_edge.measuring.phases.report import (
     to_csv,
     to_dict,
 )
-from stem_edge.runtime.backends.onnxruntime.prepared import prepacked
+from stem_edge.runtime.backends.onnxruntime.prepared import looking
 
 Capture = pytest.CaptureFixture[str]
 PHASES = ["start", "import", "load", "prefill", "decode"]
@@ -145,7 +145,7 @@ def test_plots(found: Measurement, tmp_path: Path, suffix: str) -> None:
 def test_a_dense_model_that_a_first_load_prepares(
     dense_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepacked, "LEAST_NBYTES", 0)
+    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
     found = stem_edge.measure(dense_bundle, prompt_tokens=20, new_tokens=4, cache_dir=tmp_path)
     assert found.preparing is not None and f"\n  {found.preparing}\n" in report_table(found)
     assert json.loads(json.dumps(to_dict(found)))["preparing"]["disk"] == found.preparing.disk > 0

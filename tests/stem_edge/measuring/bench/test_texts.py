@@ -11,7 +11,14 @@ from installed import DEMO
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
-from stem_edge.measuring.bench.speculation import FIRST_WORD, KINDS, PIECE, Ids, _texts, read_tasks
+from stem_edge.measuring.bench.speculation import (
+    FIRST_WORD,
+    KINDS,
+    PIECE,
+    Coder,
+    _texts,
+    read_tasks,
+)
 from stem_edge.measuring.workload import DEFAULT_TEXT
 from stem_edge.runtime.text.codec import TextCodec
 
@@ -74,12 +81,12 @@ def test_words_stand_for_tokens_where_only_bytes_are_known(
 ) -> None:
     monkeypatch.setattr(TextCodec, "encode", lambda self, text, **_: list(text.encode()))
     codec = TextCodec(bundle.file(TOKENIZER))
-    ids = Ids(codec, LARGE)
+    ids = Coder(codec, LARGE)
     one, two = ids.of("the tide and the boat"), ids.of(" the boat")
     assert len(one) == 5 and one[-2:] == two  # a word has the same id wherever it stands
     assert len({*one}) == 5  # "the" at the beginning has no space
     assert all(FIRST_WORD <= token < LARGE for token in one)
-    assert Ids(codec, 300).of("the") == list(b"the")
+    assert Coder(codec, 300).of("the") == list(b"the")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,7 @@ from installed import DEMO
 import stem_edge
 from stem_edge.errors import InputError
 from stem_edge.measuring.bench.stem import Following, decode_guessing, decode_together, step_costs
-from stem_edge.measuring.bench.together import Arrival, Text, Together, lengths, texts_of
+from stem_edge.measuring.bench.together import Arrival, FollowedText, Together, lengths, texts_of
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.decoding import Stepping
@@ -27,7 +27,7 @@ def model() -> Iterator[Model]:
     with stem_edge.load(DEMO, sequences=5, speculate=False, warm_start=False) as loaded:
         # Made up, because a busy machine cannot measure them.
         costs = StepCosts(seconds=1e-3, times={1: 1.0, 2: 1.1, 4: 1.2, 8: 1.3}, same_bits=False)
-        loaded.stepping = loaded.stepping._replace(speculation=Speculation(costs, 4))
+        loaded.speculate(Speculation(costs, 4))
         # Reads rows, which starts a thread that no test then leaks.
         loaded.generate_text(PROMPT, max_new_tokens=2)
         yield loaded
@@ -86,7 +86,7 @@ def test_texts_are_pieces_of_the_ids_and_outlive_the_last() -> None:
     joined = [text.prompt + text.answer for text in texts]
     assert [text[0] for text in joined] == [0, 36, 72, 102]
     assert all(text == list(range(text[0], text[0] + len(text))) for text in joined)
-    assert texts_of(ids, 1, 20, 10, begin=50) == [Text(ids[50:70], ids[70:80])]
+    assert texts_of(ids, 1, 20, 10, begin=50) == [FollowedText(ids[50:70], ids[70:80])]
 
 
 def test_few_ids_repeat() -> None:
@@ -132,7 +132,7 @@ def test_sequences_of_the_demo_decode_together(model: Model, count: int) -> None
 
 def test_guesses_of_the_demo_are_those_of_the_text(model: Model) -> None:
     ids = model.tokenize("one two three four five six seven eight. ")
-    text = Text(ids, (ids[1:] * 3)[:40])
+    text = FollowedText(ids, (ids[1:] * 3)[:40])
     plain, guessing = decode_guessing(model, text, 0), decode_guessing(model, text, 1)
     assert plain.drafted == plain.accepted == 0 and plain.seconds > 0
     assert len(plain.own) == len(guessing.own) == 40

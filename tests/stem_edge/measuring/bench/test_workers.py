@@ -20,6 +20,7 @@ from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanEr
 from stem_edge.measuring.bench import workers
 from stem_edge.measuring.bench.worker import Worker
 from stem_edge.measuring.bench.workers import Subject, WorkerProcess
+from stem_edge.runtime.backends.onnxruntime.prepared import looking
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import find_or_make
 
@@ -268,7 +269,7 @@ def test_folders_of_a_prepared_backbone(tmp_path: Path, monkeypatch: pytest.Monk
     assert subject.prepared_folders() == ()
     found = prepared.place(open_bundle(DEMO), tmp_path)
     assert find_or_make(found, tmp_path, 1, None) is None  # too small
-    monkeypatch.setattr(prepared, "LEAST_NBYTES", 0)
+    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
     assert find_or_make(found, tmp_path, 1, None)
     (folder,) = subject.prepared_folders()
     assert folder.is_dir() and folder.is_relative_to(tmp_path)

@@ -16,7 +16,7 @@ from stem_edge.measuring.bench import workers
 from stem_edge.measuring.bench.workers import Subject, WorkerProcess
 from stem_edge.measuring.memory import limits
 from stem_edge.measuring.memory.device_profiles import DEVICES, Device, find_device
-from stem_edge.measuring.memory.limits import Limit, Limits
+from stem_edge.measuring.memory.limits import Limit, ProcessLimits
 from stem_edge.runtime.rows.emulated_flash import PROFILES
 from stem_edge.system.memory import memory_cgroup
 
@@ -55,7 +55,7 @@ def use_group(monkeypatch: pytest.MonkeyPatch, found: tuple[Path, int] | None) -
     monkeypatch.setattr(limits, "memory_cgroup", lambda: found)
 
 
-def memory_limit(found: Limits) -> Limit:
+def memory_limit(found: ProcessLimits) -> Limit:
     return next(limit for limit in found.limits if limit.what == "memory")
 
 
@@ -83,7 +83,7 @@ def test_a_group_is_made_where_memory_is_handed_down(
     (groups / "app/cgroup.subtree_control").write_text("cpu memory pids\n")
     (groups / "app/own.scope/cgroup.subtree_control").write_text("\n")
     use_group(monkeypatch, (groups / "app/own.scope", version))
-    with Limits(DEVICE) as found:
+    with ProcessLimits(DEVICE) as found:
         found.confine(child)
         made = groups / place / f"stem-edge-{os.getpid()}-{child}"
         assert contents(made) == files | {"cgroup.procs": str(child)}
@@ -98,7 +98,7 @@ def test_several_processes_have_a_group_each(groups: Path, monkeypatch: pytest.M
     others = f"stem-edge-{os.getppid()}-0"
     (groups / others).mkdir()
     (groups / "stem-edge-999999999-0").mkdir()  # of a run that was killed
-    with Limits(DEVICE) as found:
+    with ProcessLimits(DEVICE) as found:
         for pid in (1001, 1002):
             found.confine(pid)
         assert len(list(groups.iterdir())) == 3
@@ -125,7 +125,7 @@ def test_a_group_that_may_not_be_used_leaves_nothing(
 
     monkeypatch.setattr(Path, "write_text", write)
     use_group(monkeypatch, (groups, 1))
-    with Limits(DEVICE) as found:
+    with ProcessLimits(DEVICE) as found:
         found.confine(child)
         assert memory_limit(found).how == how
         if how == "emulated":
@@ -151,7 +151,7 @@ def test_no_group_that_enforces(
 ) -> None:
     (tmp_path / "cgroup.subtree_control").write_text(lists or "")
     use_group(monkeypatch, None if own is None else (tmp_path / own, 1 if own else 2))
-    with Limits(DEVICE) as found:
+    with ProcessLimits(DEVICE) as found:
         found.confine(child)
         assert memory_limit(found).how == "emulated"
         assert words in memory_limit(found).words
@@ -161,7 +161,7 @@ def test_no_group_that_enforces(
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process")
 def test_cpus_are_bound(child: int, monkeypatch: pytest.MonkeyPatch) -> None:
     use_group(monkeypatch, None)
-    found = Limits(DEVICE, "ufs2")
+    found = ProcessLimits(DEVICE, "ufs2")
     found.confine(child)
     assert os.sched_getaffinity(child) == {min(os.sched_getaffinity(0))}
     assert [(limit.what, limit.how) for limit in found.limits] == [
@@ -178,7 +178,7 @@ def test_cpus_where_nothing_can_be_bound(child: int, monkeypatch: pytest.MonkeyP
 
     use_group(monkeypatch, None)
     monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
-    found = Limits(DEVICE)
+    found = ProcessLimits(DEVICE)
     found.confine(child)
     assert found.limits[1].how == "emulated" and "not permitted" in found.limits[1].words
     monkeypatch.delattr(os, "sched_setaffinity")
@@ -187,7 +187,7 @@ def test_cpus_where_nothing_can_be_bound(child: int, monkeypatch: pytest.MonkeyP
 
 
 def test_without_a_device_nothing_is_limited(child: int) -> None:
-    with Limits(None) as found:
+    with ProcessLimits(None) as found:
         found.confine(child)
         assert found.limits == [] and found.cpus is None
 
@@ -196,7 +196,7 @@ def test_a_worker_that_takes_too_much_is_killed_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workers, "COMMAND", HUNGRY)
-    with Limits(DEVICE) as found:
+    with ProcessLimits(DEVICE) as found:
         with WorkerProcess(Subject("hungry", "stem-edge", "x"), confine=found.confine) as worker:
             if memory_limit(found).how != "real":
                 pytest.skip(memory_limit(found).words)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from programs import LINUX, SIZE, Program
 
-from stem_edge.measuring.memory.sampler import Sampler
+from stem_edge.measuring.memory.sampler import MemorySampler
 from stem_edge.system.process_memory import FileKinds, LinuxReader, Memory, MemoryReader, Totals
 
 DEADLINE_SECONDS = 10.0
@@ -49,8 +49,8 @@ class FakeReader(MemoryReader):
             time.sleep(0.001)
 
 
-def watched(pid: int) -> Sampler:
-    return Sampler(LinuxReader(pid, FileKinds(Path("/none"), ())))
+def watched(pid: int) -> MemorySampler:
+    return MemorySampler(LinuxReader(pid, FileKinds(Path("/none"), ())))
 
 
 def no_thread() -> bool:
@@ -89,7 +89,7 @@ def test_a_process_that_ends_while_it_is_watched(program: Program) -> None:
 
 def test_the_thread_ends_when_the_process_does() -> None:
     reader = FakeReader()
-    sampler = Sampler(reader, 0.001, 0.001)
+    sampler = MemorySampler(reader, 0.001, 0.001)
     with pytest.raises(ProcessLookupError), sampler.phase("end"):
         reader.wait_for_reads(3)
         reader.ended = True
@@ -100,7 +100,7 @@ def test_the_thread_ends_when_the_process_does() -> None:
 
 
 def test_a_body_that_raises_leaves_no_thread_and_no_phase() -> None:
-    sampler = Sampler(FakeReader())
+    sampler = MemorySampler(FakeReader())
     with pytest.raises(ZeroDivisionError), sampler.phase("x"):
         raise ZeroDivisionError
     assert no_thread() and not sampler.phases
@@ -108,7 +108,7 @@ def test_a_body_that_raises_leaves_no_thread_and_no_phase() -> None:
 
 def test_phases_keep_their_own_peaks() -> None:
     reader = FakeReader()
-    sampler = Sampler(reader, 0.001, 0.002)
+    sampler = MemorySampler(reader, 0.001, 0.002)
     with sampler.phase("load"):
         reader.anonymous = 100
         reader.wait_for_reads(10)
@@ -130,7 +130,7 @@ def test_phases_keep_their_own_peaks() -> None:
 
 def test_samples_by_kind_come_in_order_and_name_their_phase() -> None:
     reader = FakeReader()
-    sampler = Sampler(reader, 0.001, 0.001)
+    sampler = MemorySampler(reader, 0.001, 0.001)
     for name in ("a", "b"):
         with sampler.phase(name):
             reader.wait_for_reads(6)

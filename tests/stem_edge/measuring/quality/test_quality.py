@@ -20,7 +20,7 @@ from stem_edge.errors import BundleError, InputError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.measuring.quality.logit_source import checkpoint_logits
 from stem_edge.measuring.quality.quality import Quality
-from stem_edge.measuring.quality.scores import Part, side_by_side, split, windows
+from stem_edge.measuring.quality.scores import ScoredWindow, side_by_side, split, windows
 from stem_edge.measuring.quality.scoring import Advance, Done, Scoring, score_here
 from stem_edge.numerics.distributions import log_softmax
 from stem_edge.numerics.quantize import F64
@@ -238,7 +238,9 @@ def test_memory_is_of_both_bundles() -> None:
 
 
 def test_the_first_part_that_is_computed_otherwise_ends_the_evaluation() -> None:
-    def unlike(scoring: Scoring, parts: Iterable[Part], advance: Advance) -> Generator[Done]:
+    def unlike(
+        scoring: Scoring, parts: Iterable[ScoredWindow], advance: Advance
+    ) -> Generator[Done]:
         first, second, *_ = score_here(scoring, parts, advance)
         yield first
         yield second._replace(ways=first.ways._replace(chunk_tokens=1))

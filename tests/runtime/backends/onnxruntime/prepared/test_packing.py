@@ -21,14 +21,14 @@ from make_checkpoint import Shape, write_checkpoint
 import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
-from stem_edge.runtime.backends.onnxruntime.prepared import packable as float_blocks
 from stem_edge.runtime.backends.onnxruntime.prepared import (
+    looking,
     packing,
     prepack_worker,
-    prepacked,
     preparing,
 )
-from stem_edge.runtime.backends.onnxruntime.prepared.journal import Journal
+from stem_edge.runtime.backends.onnxruntime.prepared import packable as float_blocks
+from stem_edge.runtime.backends.onnxruntime.prepared.journal import PackingJournal
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
@@ -102,7 +102,7 @@ def test_the_forms_of_the_whole_graph(
     alone, whole = tmp_path / "alone", tmp_path / "whole"
     alone.mkdir()
     whole.mkdir()
-    packer = Packer(bundle, alone, 1, Journal(alone / "journal"))
+    packer = Packer(bundle, alone, 1, PackingJournal(alone / "journal"))
     for part, graph in packable(bundle, "fp32").items():
         packer.pack(part, graph)
         open_session(graph_source(bundle, part, graph), 1, [CPU], save_to=whole / part)
@@ -120,7 +120,7 @@ def test_no_session_has_more_than_one_matrix(
         return real(source, *rest, **options)
 
     monkeypatch.setattr(packing, "open_session", watch)
-    packer = Packer(small, tmp_path, 1, Journal(tmp_path / "journal"))
+    packer = Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal"))
     for name, graph in packable(small, "fp32").items():
         packer.pack(name, graph)
     assert len(counts) > 20 and set(counts) == {1}
@@ -149,7 +149,7 @@ def test_no_file_is_open_for_writing_when_a_session_reads_it(
         return real(*given, **options)
 
     monkeypatch.setattr(packing, "open_session", watch)
-    packer = Packer(small, tmp_path, 1, Journal(tmp_path / "journal"))
+    packer = Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal"))
     packer.pack("step", packable(small, "fp32")["step"])
     assert seen and not any(seen)
     with (tmp_path / "step.data").open("r+b"):
@@ -158,7 +158,7 @@ def test_no_file_is_open_for_writing_when_a_session_reads_it(
 
 def test_plain_matrices_lie_apart_and_graphs_share_weights(small: Bundle, tmp_path: Path) -> None:
     packer, graphs = (
-        Packer(small, tmp_path, 1, Journal(tmp_path / "journal")),
+        Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal")),
         packable(small, "fp32"),
     )
     for name, graph in graphs.items():
@@ -182,7 +182,7 @@ def test_a_large_float_matrix_is_packed_in_blocks(
     checkpoint = write_checkpoint(tmp_path / "checkpoint", shape)
     bundle = export("", checkpoint, tmp_path, {"backbone": "fp32"})
     monkeypatch.setattr(float_blocks, "BLOCK_NBYTES", 1 << 17)
-    monkeypatch.setattr(prepacked, "LEAST_NBYTES", 0)
+    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
     with stem_edge.load(bundle.path, prepare=False) as model:
         expected = model.logits(IDS)
 
@@ -204,7 +204,7 @@ def test_other_products_are_noticed(
     real, times = packing._noise, count(1)
     monkeypatch.setattr(packing, "_noise", lambda graph: [x * next(times) for x in real(graph)])
     with pytest.raises(OtherProductsError, match=r"layers\.0\.qkv"):
-        Packer(small, tmp_path, 1, Journal(tmp_path / "journal")).pack(
+        Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal")).pack(
             "step", packable(small, "fp32")["step"]
         )
 
@@ -213,7 +213,7 @@ def test_packing_ends_with_the_process_that_wanted_it(
     small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On Windows its number stays that of the parent."""
-    packer = Packer(small, tmp_path, 1, Journal(tmp_path / "journal"))
+    packer = Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal"))
     monkeypatch.setattr(psutil.Process, "parent", lambda process: None)
     with pytest.raises(BackendError, match="that wanted this was killed; another may go on"):
         packer.pack("step", packable(small, "fp32")["step"])
@@ -222,7 +222,7 @@ def test_packing_ends_with_the_process_that_wanted_it(
 @pytest.mark.parametrize("instead", [b"|", b";", b"a"])
 def test_places_in_other_words_are_refused(small: Bundle, tmp_path: Path, instead: bytes) -> None:
     path = tmp_path / "step"
-    Packer(small, tmp_path, 1, Journal(tmp_path / "journal")).pack(
+    Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal")).pack(
         "step", packable(small, "fp32")["step"]
     )
     path.write_bytes(path.read_bytes().replace(b";0", b";" + instead))

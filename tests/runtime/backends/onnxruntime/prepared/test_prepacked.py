@@ -28,9 +28,9 @@ from stem_edge.errors import BackendError, BundleError, RowReadError
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime import loaded as backend_ort
+from stem_edge.runtime.backends.onnxruntime.prepared import looking, preparing
 from stem_edge.runtime.backends.onnxruntime.prepared import prepack_worker as prepare_worker
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as module
-from stem_edge.runtime.backends.onnxruntime.prepared import preparing
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import begin
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
@@ -55,7 +55,7 @@ def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_NBYTES", 0)
+    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_the_measured_graph_takes_prompts(
 def test_a_small_backbone_is_not_prepared(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEAST_NBYTES", 1 << 30)
+    monkeypatch.setattr(looking, "LEAST_NBYTES", 1 << 30)
     with stem_edge.load(bundle, cache_dir=tmp_path, warm_start=False):
         pass
     assert not (tmp_path / "prepared").exists()

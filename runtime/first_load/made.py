@@ -1,0 +1,255 @@
+"""Bundles of checkpoints that are loaded as they are: made once, in the user's cache folder.
+
+    made/<key>/made.json   what the bundle was made of, and by which version; last used when it was written to
+    made/<key>/<name>/     the bundle
+    made/<key>/in_use      shared by all that load or make it, so that nobody removes it meanwhile
+    made/<key>/making      taken by the process that makes it
+
+The key is that of the checkpoint's path and the engine. A bundle takes the place of an older one if a file of
+the checkpoint has another size or time of change, or if another version made that. The export runs in a
+process of its own, whose memory does not count for the model, and goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from glob import escape
+from pathlib import Path
+
+import msgspec
+
+from stem_edge import __version__
+from stem_edge.bundle.manifest import BACKBONES, MANIFEST, digest
+from stem_edge.bundle.opening import Bundle
+from stem_edge.errors import ExportError, InputError, OutOfMemoryError
+from stem_edge.files import disk
+from stem_edge.files.lock import lock
+from stem_edge.files.trees import make_folders
+from stem_edge.files.whole_file import write_whole
+from stem_edge.graph.formats import EngineName
+from stem_edge.progress import tell
+from stem_edge.runtime.backends.options import AUTO, LoadOptions
+from stem_edge.runtime.first_load.trial import refusal
+from stem_edge.system.child import SIGKILL, module_command
+from stem_edge.system.user_folder import cache_folder
+
+MADE = "made"
+RECORD, IN_USE, MAKING = "made.json", "in_use", "making"
+WORKER = "stem_edge.export.worker"
+SUFFIX = ".gguf"
+SPLIT = re.compile(rf"(.*-)\d{{5}}(-of-\d{{5}}{re.escape(SUFFIX)})")
+# Files that tell the trainer of a folder (stem_edge.export.checkpoints.readers).
+MARKS = ("config.json", "params.json", "state_step*.pt", "best_model*.pt")
+MAX_RECORD_NBYTES = 1 << 24
+KEY_CHARS = 12  # few, to be typed
+PAUSE_SECONDS = 0.2
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a bundle is made of, and by what."""
+
+    path: str
+    files: dict[str, tuple[int, int]]  # size and time of change
+    engine: EngineName
+    version: str = __version__
+
+    @property
+    def is_there(self) -> bool:
+        """True if the checkpoint is as it was."""
+        with contextlib.suppress(OSError):
+            return _files(Path(self.path)) == self.files
+        return False
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path looks like something to make a bundle of."""
+    if path.suffix == SUFFIX and path.is_file():
+        return True
+    return any(next(path.glob(mark), None) for mark in MARKS) if path.is_dir() else False
+
+
+def open_made(path: str | Path, options: LoadOptions) -> Bundle:
+    """Open the bundle of a checkpoint, which is made first if it is not there; or any other bundle.
+
+    Raises CheckpointError, ExportError, and what opening a bundle raises.
+    """
+    if not is_checkpoint(checkpoint := Path(path)):
+        return options.open(path)
+    return _open(checkpoint, options)
+
+
+def _open(path: Path, options: LoadOptions) -> Bundle:
+    usual, asked = next(iter(BACKBONES)), options.engine
+    engine = usual if asked == AUTO else next((name for name in BACKBONES if name == asked), None)
+    if engine is None:
+        raise InputError(f"engine is {asked!r}; expected {AUTO} or one of {', '.join(BACKBONES)}")
+    # A link to a file is kept, because its target in a hub's cache has another name.
+    place = str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+    try:
+        source = Source(place, _files(path), engine)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot read ({error.strerror}); check its permissions"
+        ) from error
+    made = Made(cache_folder(options.cache_dir) / MADE / digest(place, engine)[:KEY_CHARS])
+    held = made.take(source)
+    try:
+        made.provide(source, options.progress)
+        bundle = options.open(made.root / name_of(source))
+    except BaseException:
+        disk.close(held)
+        raise
+    weakref.finalize(bundle, disk.close, held)
+    return bundle
+
+
+def name_of(source: Source) -> str:
+    """Return the name of a bundle's folder, by which a server calls the model."""
+    return Path(source.path).name.removesuffix(SUFFIX) or MADE
+
+
+class Made:
+    """A folder with a bundle that was made of a checkpoint."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def record(self) -> Source | None:
+        """Return what the bundle was made of; None if it is not finished."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            data = disk.read_file(self.root / RECORD, MAX_RECORD_NBYTES)
+            source = msgspec.json.decode(data, type=Source)
+            if (self.root / name_of(source) / MANIFEST).is_file():
+                return source
+        return None
+
+    def take(self, source: Source) -> int:
+        """Keep others from removing it until the descriptor is closed. Raises ExportError."""
+        try:
+            make_folders(self.root)
+            return self._locked(IN_USE, shared=True)
+        except OSError as error:
+            if self.record() == source:
+                return os.open(
+                    self.root / RECORD, os.O_RDONLY
+                )  # where nothing can be written, nothing is removed
+            reason = error.strerror or str(error)
+            raise ExportError(
+                f"{self.root}: cannot keep the bundle of {source.path} there ({reason}); give another "
+                f"folder with cache_dir, or make it elsewhere: stem-edge export {source.path} OUT"
+            ) from error
+
+    def provide(self, source: Source, show: bool | None) -> None:
+        """Make the bundle unless it is there. Raises CheckpointError, ExportError."""
+        if self.record() != source:
+            making = self._locked(MAKING, waiting=f"for the process that makes {self.root}")
+            try:
+                if self.record() != source:
+                    self._make(source, show)
+            finally:
+                disk.close(making)
+        with contextlib.suppress(OSError):
+            os.utime(self.root / RECORD)
+
+    def remove(self) -> bool:
+        """Delete the folder; False if a process uses it. Raises OSError."""
+        descriptor = disk.update(self.root / IN_USE)
+        try:
+            if not lock(descriptor):
+                return False
+            for path in self.root.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != IN_USE:
+                    path.unlink()
+        finally:
+            disk.close(descriptor)
+        shutil.rmtree(self.root)
+        return True
+
+    def _make(self, source: Source, show: bool | None) -> None:
+        bundle = self.root / name_of(source)
+        if bundle.is_dir() and not (bundle / MANIFEST).is_file():  # an export would not replace it
+            shutil.rmtree(bundle, ignore_errors=True)
+        tell(
+            f"making a bundle of {Path(source.path).name}, once, in {self.root}; "
+            "stem-edge cache lists and removes it",
+            show,
+        )
+        visible = sys.stderr.isatty() if show is None else show
+        _export(source, bundle, visible)
+        write_whole(self.root / RECORD, msgspec.json.encode(source), durable=True)
+
+    def _locked(self, name: str, *, shared: bool = False, waiting: str = "") -> int:
+        """Return the descriptor of a locked file, which whoever removes the folder may delete meanwhile."""
+        while True:
+            descriptor = disk.update(self.root / name)
+            try:
+                if lock(descriptor, shared=shared) and _is_at(descriptor, self.root / name):
+                    return descriptor
+            except BaseException:
+                disk.close(descriptor)
+                raise
+            disk.close(descriptor)
+            if waiting:
+                tell(f"waiting {waiting}")
+            waiting = ""
+            time.sleep(PAUSE_SECONDS)
+            make_folders(self.root)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False
+
+
+def _export(source: Source, bundle: Path, visible: bool) -> None:
+    """Export in another process. Raises what it raised, and ExportError."""
+    option = BACKBONES[source.engine].option
+    command = module_command(WORKER, source.path, str(bundle), option, "bar" if visible else "")
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    except OSError as error:
+        raise ExportError(
+            f"{source.path}: cannot start {command[0]} to make its bundle ({error.strerror}); free some memory and try again"
+        ) from error
+    with process:
+        try:
+            said = process.communicate()[0]
+        except BaseException:  # the next one goes on from what is written
+            process.terminate()
+            raise
+    if process.returncode == -SIGKILL:
+        raise OutOfMemoryError(
+            f"{source.path}: the process that makes its bundle was killed, as a system does that has no "
+            "memory left; free some and try again, which goes on from there"
+        )
+    if process.returncode:
+        raise refusal(said)
+
+
+def _files(path: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of change of a checkpoint's files. Raises OSError."""
+    found = {file.name: file.stat() for file in _parts(path)}
+    if path.is_dir():
+        every = (file for file in path.rglob("*") if file.is_file())
+        found = {file.relative_to(path).as_posix(): file.stat() for file in every}
+    return {name: (state.st_size, state.st_mtime_ns) for name, state in sorted(found.items())}
+
+
+def _parts(path: Path) -> Iterator[Path]:
+    """Yield the files of a model that may be split into several."""
+    split = SPLIT.fullmatch(path.name)
+    if split is None:
+        yield path
+    else:
+        yield from path.parent.glob(f"{escape(split[1])}[0-9]*{escape(split[2])}")

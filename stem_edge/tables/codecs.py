@@ -1,0 +1,86 @@
+"""Codecs of rows: how values lie on flash, and in which form slots and graphs take them.
+
+A record of a codec that is not a form itself is widened when it is read, without rounding. So only
+this file knows such a codec, and export/job/table_plan.py, which offers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.numerics.quantize import F32, U8, pack_codes, unpack_codes
+
+Form = Literal["fp32", "fp16", "int8", "int4"]
+FORMS: tuple[Form, ...] = get_args(Form)
+RowType = Literal[Form, "int2"]
+F16: TypeAlias = npt.NDArray[np.float16]
+Codes: TypeAlias = U8 | F16 | F32
+FP16_MAX = float(np.finfo(np.float16).max)
+
+
+class Codec(NamedTuple):
+    """How the values of rows lie in records."""
+
+    bits: int  # of a value, not counting its share of the scale
+    forms: tuple[Form, ...]  # to which it widens, the narrowest first
+    scaled: bool  # True: values are whole numbers times the scale of their group
+    # Codes [..., columns] of float32 values or, if scaled, of whole numbers modulo 256.
+    pack: Callable[[Codes], Codes]
+    unpack: Callable[[Codes], Codes]  # undoes pack
+
+
+def _whole(bits: int, *forms: Form) -> Codec:
+    middle = np.uint8(1 << (bits - 1))
+
+    def pack(numbers: Codes) -> U8:
+        return pack_codes(numbers.view(np.uint8) + middle, bits)
+
+    return Codec(bits, forms, True, pack, lambda c: unpack_codes(c.view(np.uint8), bits) - middle)
+
+
+def _halves(values: Codes) -> Codes:
+    if values.size and np.abs(values).max() > FP16_MAX:
+        raise ValueError(f"a value is above {FP16_MAX:g}, the greatest that fp16 rows can hold")
+    return values.astype("<f2")
+
+
+def _floats(codes: Codes) -> F32:
+    return codes.astype(np.float32, copy=False)
+
+
+CODECS: dict[RowType, Codec] = {
+    "fp32": Codec(32, ("fp32",), False, _floats, _floats),
+    "fp16": Codec(16, ("fp16",), False, _halves, _floats),
+    "int8": _whole(8, "int8"),
+    "int4": _whole(4, "int4", "int8"),
+    "int2": _whole(2, "int4", "int8"),
+}
+
+
+def form_of(*types: RowType) -> Form:
+    """Return the narrowest form to which all of these widen. Raises ValueError if there is none."""
+    for form in CODECS[types[0]].forms:
+        if all(form in CODECS[one].forms for one in types):
+            return form
+    raise ValueError(f"rows of {' and '.join(types)} do not widen to the same form")
+
+
+def widen(codes: Codes, stored: RowType, form: Form) -> Codes:
+    """Convert the codes of a codec to those of a form."""
+    if 8 % CODECS[stored].bits:
+        return CODECS[form].pack(CODECS[stored].unpack(codes))
+    wide, dtype = _of_bytes(stored, form)
+    return wide[codes.view(np.uint8)].view(dtype)
+
+
+@cache
+def _of_bytes(stored: RowType, form: Form) -> tuple[npt.NDArray[np.uint], np.dtype[np.generic]]:
+    """Return the widened codes of each byte, as one number, and their dtype."""
+    every = np.arange(256, dtype=np.uint8)[:, None]
+    wide = CODECS[form].pack(CODECS[stored].unpack(every))
+    return wide.view(f"u{wide[0].nbytes}")[:, 0], wide.dtype

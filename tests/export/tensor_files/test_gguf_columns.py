@@ -1,0 +1,82 @@
+"""Columns of tensors in GGUF files: the values of the whole, and codes as they are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf_files import write_file
+
+from stem_edge.export.tensor_files.gguf import open_gguf
+from stem_edge.export.tensor_files.gguf_columns import BlockColumns, columns
+from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
+from stem_edge.ggml.types import KEPT_TYPES
+from stem_edge.numerics.quantize import U8
+
+ROWS, WIDTH, PARTS = 7, 384, 4  # a part is one and a half of the larger blocks
+BLOCKS = ("Q8_0", "Q4_0")
+
+
+def stored(type: str) -> U8:
+    """Return rows of random codes, with scales of 1 where blocks may have them."""
+    kind = next(kind for kind in KEPT_TYPES.values() if kind.name == type)
+    random = np.random.default_rng(3)
+    if type in ("F32", "F16", "BF16"):
+        values = random.normal(size=(ROWS, WIDTH * PARTS)).astype(np.float32)
+        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[type]).view(np.uint8)
+    blocks = random.integers(256, size=(ROWS, WIDTH * PARTS // kind.block, kind.nbytes))
+    ones = np.ones(blocks.shape[:2], "<f2").view(np.uint8).reshape(*blocks.shape[:2], 2)
+    for at in {"Q6_K": [-2], "Q8_0": [0], "Q4_0": [0]}.get(type, [0, 2]):
+        blocks[..., at : at + 2 or None] = ones
+    return blocks.astype(np.uint8).reshape(ROWS, -1)
+
+
+@pytest.mark.parametrize("type", ["F32", "F16", "BF16", "Q5_1", "Q4_K", "Q5_K", "Q6_K", *BLOCKS])
+def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None:
+    path = write_file(tmp_path / "a.gguf", {}, {"t": (stored(type), type)})
+    tensor = open_gguf(path).tensors["t"]
+    whole = tensor.rows(0, ROWS)
+    assert np.isfinite(whole).all() and whole.std() > 0
+    assert tensor.nbytes == sum(part.nbytes for part in columns(tensor, 256))
+    for part, found in enumerate(columns(tensor, WIDTH)):
+        assert found.shape == (ROWS, WIDTH)
+        expected = whole[2:5, part * WIDTH : (part + 1) * WIDTH]
+        np.testing.assert_array_equal(found.rows(2, 5), expected)
+        assert isinstance(found, BlockColumns) == (type in BLOCKS)
+        if isinstance(found, BlockColumns):
+            codes, scales = found.codes(2, 5), found.scales(2, 5)
+            assert (codes.shape, scales.shape) == ((3, WIDTH), (3, WIDTH // 32))
+            values = codes.astype(np.float32) - (1 << (found.bits - 1))
+            np.testing.assert_array_equal(values * np.repeat(scales, 32, axis=1), expected)
+
+
+def test_parts_of_blocks_are_values(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "a.gguf", {}, {"t": (stored("Q8_0"), "Q8_0")})
+    tensor = open_gguf(path).tensors["t"]
+    found = columns(tensor, 48)[1]
+    assert not isinstance(found, BlockColumns)
+    assert (found.rows(0, ROWS) == tensor.rows(0, ROWS)[:, 48:96]).all()
+    assert (found.rows(1, 3) == tensor.rows(1, 3)[:, 48:96]).all()
+
+
+def test_columns_in_turn_read_the_rows_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, spans = write_file(tmp_path / "a.gguf", {}, {"t": (stored("Q4_0"), "Q4_0")}), list[Any]()
+    read = GgufTensor.codes
+
+    def counted(tensor: GgufTensor, *span: int) -> U8:
+        spans.append(span)
+        return read(tensor, *span)
+
+    monkeypatch.setattr(GgufTensor, "codes", counted)
+    parts = columns(open_gguf(path).tensors["t"], WIDTH)
+    for span in ((0, 4), (4, ROWS)):
+        for part in parts:
+            assert isinstance(part, BlockColumns)
+            part.codes(*span)
+            part.scales(*span)
+    assert spans == [(0, 4), (4, ROWS)]

@@ -1,0 +1,254 @@
+"""Checkpoints that are loaded as they are: their bundles are made once, and listed by `stem-edge cache`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from contract import refused
+from gguf_files import write_model
+from hf_folders import SIZES
+from installed import DEMO, needs_ggml
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import stem_edge
+from stem_edge.commands.bundles.cache import entries
+from stem_edge.commands.main import main
+from stem_edge.errors import (
+    BundleError,
+    CheckpointError,
+    ExportError,
+    InputError,
+    OutOfMemoryError,
+    StemEdgeError,
+)
+from stem_edge.files import disk
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.first_load import made
+from stem_edge.runtime.first_load.made import MADE, MAKING, Made, Source, name_of
+from stem_edge.runtime.loading import open_or_make
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def cache(own_cache_folder: Path) -> Iterator[Path]:
+    yield own_cache_folder / "stem-edge"
+    gc.collect()  # a bundle is in use until it is collected
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Engines of the exports so far, each of which gives the demo."""
+    done: list[str] = []
+
+    def export(source: Source, bundle: Path, visible: bool) -> None:
+        shutil.copytree(DEMO, bundle, dirs_exist_ok=True)
+        done.append(source.engine)
+
+    monkeypatch.setattr(made, "_export", export)
+    return done
+
+
+def one_file(folder: Path) -> Path:
+    (folder / "m.gguf").write_bytes(b"GGUF")
+    return folder / "m.gguf"
+
+
+def split(folder: Path) -> Path:
+    for number in (1, 2):
+        (folder / f"m-0000{number}-of-00002.gguf").write_bytes(b"GGUF")
+    return folder / "m-00001-of-00002.gguf"
+
+
+def in_folder(folder: Path) -> Path:
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"0")
+    return folder
+
+
+def opened(path: Path, **options: object) -> Path:
+    return open_or_make(path, LoadOptions(**options)).path  # type: ignore[arg-type]
+
+
+def record(cache: Path) -> Path:
+    (found,) = cache.glob(f"{MADE}/*/{made.RECORD}")
+    return found
+
+
+def later(path: Path) -> None:
+    os.utime(path, (1, 1))
+
+
+def of_another_version(path: Path) -> None:
+    source = msgspec.json.decode(path.read_bytes(), type=Source)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(source, version="0")))
+
+
+# What happens between two loads -> checkpoint, change of (checkpoint, record), exports of both loads.
+CASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path, Path], object], int]] = {
+    "nothing, of a file": (one_file, lambda path, record: None, 1),
+    "nothing, of a folder": (in_folder, lambda path, record: None, 1),
+    "a file changes": (one_file, lambda path, record: path.write_bytes(b"other"), 2),
+    "a file is as long as before": (one_file, lambda path, record: later(path), 2),
+    "a file of a folder changes": (
+        in_folder, lambda path, record: later(path / "model.safetensors"), 2),
+    "another part changes": (
+        split, lambda path, record: later(path.with_name("m-00002-of-00002.gguf")), 2),
+    "a part is gone": (
+        split, lambda path, record: path.with_name("m-00002-of-00002.gguf").unlink(), 2),
+    "another file is new": (
+        one_file, lambda path, record: path.with_name("n.gguf").write_bytes(b""), 1),
+    "a new version": (one_file, lambda path, record: of_another_version(record), 2),
+    "the record is damaged": (one_file, lambda path, record: record.write_bytes(b"{"), 2),
+    "the bundle is damaged": (
+        one_file, lambda path, record: (record.parent / "m" / "manifest.json").unlink(), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_made_once_for_each_state(
+    case: str, tmp_path: Path, cache: Path, exports: list[str]
+) -> None:
+    write, change, count = CASES[case]
+    path = write(tmp_path)
+    first = opened(path)
+    assert first.parent == record(cache).parent
+    assert first.name == path.name.removesuffix(".gguf")
+    change(path, record(cache))
+    assert (opened(path), len(exports)) == (first, count)
+    assert opened(path) == first and len(exports) == count
+
+
+def test_each_engine_has_its_own(tmp_path: Path, exports: list[str]) -> None:
+    path = one_file(tmp_path)
+    assert opened(path) == opened(path, engine="onnxruntime") != opened(path, engine="ggml")
+    assert exports == ["onnxruntime", "ggml"]
+    refused(lambda: opened(path, engine="x"), InputError, "engine is 'x'", "auto")
+
+
+def test_an_interrupted_one_is_made_again(
+    tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(source: Source, bundle: Path, visible: bool) -> None:
+        bundle.mkdir()
+        raise KeyboardInterrupt
+
+    path, export = one_file(tmp_path), made._export
+    monkeypatch.setattr(made, "_export", cut)
+    with pytest.raises(KeyboardInterrupt):
+        opened(path)
+    assert [entry.stale for entry in entries(cache) if entry.kind == MADE] == ["was not finished"]
+    monkeypatch.setattr(made, "_export", export)
+    assert opened(path).is_dir() and len(exports) == 1
+
+
+def test_two_at_once_make_it_once(
+    tmp_path: Path, cache: Path, exports: list[str], capfd: Capture
+) -> None:
+    path, found = one_file(tmp_path), list[Path]()
+    opened(path)
+    root = record(cache).parent
+    source = msgspec.json.decode((root / made.RECORD).read_bytes(), type=Source)
+    (root / made.RECORD).rename(root / "kept")
+    making = Made(root)._locked(MAKING)
+    thread = threading.Thread(target=lambda: found.append(opened(path)))
+    thread.start()
+    while "waiting for the process that makes" not in capfd.readouterr().err:
+        assert thread.is_alive()
+    (root / "kept").rename(root / made.RECORD)
+    disk.close(making)
+    thread.join()
+    assert found == [root / name_of(source)] and len(exports) == 1
+
+
+REFUSED: dict[str, tuple[type[StemEdgeError], str]] = {
+    "no cache": (ExportError, "cannot keep the bundle of"),
+    "no checkpoint": (CheckpointError, "m.gguf"),
+    "no process": (ExportError, "cannot start"),
+    "killed": (OutOfMemoryError, "was killed"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, folder = one_file(tmp_path), tmp_path / "cache"
+    if case == "no cache":
+        folder.touch()
+    kill = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    commands = {"no process": [str(tmp_path / "gone")], "killed": kill}
+    if case in commands:
+        monkeypatch.setattr(made, "module_command", lambda *given: commands[case])
+    error, said = REFUSED[case]
+    refused(lambda: opened(path, cache_dir=folder), error, path, said, kept=[path])
+
+
+def test_without_writing_it_is_used_as_it_is(
+    tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = one_file(tmp_path)
+    opened(path)
+
+    def refuses(path: Path) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(disk, "update", refuses)
+    assert opened(path).is_dir() and len(exports) == 1
+
+
+def removed(name: str, capsys: Capture) -> tuple[int, list[str]]:
+    """Remove by the command; return its status and the kinds of what it removed."""
+    capsys.readouterr()
+    status = main(["cache", "--json", "--remove", name])
+    entries = json.loads(capsys.readouterr().out)["entries"]
+    return status, [entry["kind"] for entry in entries if entry["removed"]]
+
+
+def test_the_command_lists_and_removes(
+    tmp_path: Path, cache: Path, exports: list[str], capsys: Capture
+) -> None:
+    path = one_file(tmp_path)
+    with stem_edge.load(path) as model:
+        assert model.generate_text("The", max_new_tokens=1)
+        assert removed(str(path), capsys)[0] == 1
+        assert main(["cache", "--remove", "all"]) == 1
+        assert "in use, not removed" in capsys.readouterr().out
+    del model
+    gc.collect()
+    assert main(["cache"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if f"  {MADE} " in line)
+    assert str(path) in line and " used 2" in line and "old" not in line
+    path.unlink()
+    assert main(["cache"]) == 0
+    assert "old: its checkpoint is gone or has changed" in capsys.readouterr().out
+    assert main(["cache", "--remove", "nothing"]) == 1
+    assert "no entry is called 'nothing'" in capsys.readouterr().err
+    status, kinds = removed(record(cache).parent.name, capsys)
+    assert (status, kinds[0]) == (0, MADE) and not list(cache.glob(f"{MADE}/*"))
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("ggml", marks=needs_ggml)])
+def test_a_real_file(engine: str, tmp_path: Path, capfd: Capture) -> None:
+    sizes = SIZES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
+    path = write_model(tmp_path / "a.gguf", LlamaForCausalLM(LlamaConfig(**sizes)), "Q4_1")
+    command = ["generate", str(path), "Once", "-n", "2", "-q", "--engine", engine]
+    texts = []
+    for told in (1, 0):
+        assert main(command) == 0
+        out, err = capfd.readouterr()
+        assert err.count("making a bundle of a.gguf, once, in") == told
+        texts.append(out)
+    assert texts[0] == texts[1]
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused_as_before(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    refused(lambda: opened(tmp_path), BundleError, tmp_path, "not a bundle")
