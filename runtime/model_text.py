@@ -16,6 +16,7 @@ from stem_edge.runtime.text.codec import TextCodec, shorten
 
 if TYPE_CHECKING:
     from stem_edge.runtime.text.chat import Chat, Messages, Tools
+    from stem_edge.text.thoughts import Thoughts
     from stem_edge.text.tool_calls.family import Family
 
 
@@ -100,6 +101,11 @@ class ModelText:
     def tool_family(self) -> Family | None:
         """How the model writes calls of tools, by its chat template; None if that is not known."""
         return self._chat.tool_family
+
+    @property
+    def thoughts(self) -> Thoughts | None:
+        """How the model marks its thoughts, by its chat template; None if that is not known."""
+        return self._chat.thoughts
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
