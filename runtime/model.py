@@ -32,10 +32,7 @@ class Model(Answering):
     def conversation(
         self, messages: Messages = (), *, template_arguments: Mapping[str, Any] | None = None
     ) -> Conversation:
-        """Begin a conversation, or go on from the given messages.
-
-        template_arguments: as for chat_prompt. Raises InputError for malformed messages.
-        """
+        """Begin a conversation, or go on from messages; arguments as for chat_prompt. Raises InputError."""
         from stem_edge.runtime.conversations.conversation import Conversation
 
         length = self.plan.context_length

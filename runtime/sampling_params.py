@@ -78,8 +78,7 @@ class SamplingParams:
     stop: one or more texts, before which the answer ends.
     seed: the same seed gives the same text. Default: another each time.
     logprobs: report this many of the most probable tokens of each step.
-    skip_special_tokens: leave names of special tokens out of the text; that of the end is never in it.
-        Default: yes.
+    skip_special_tokens: leave names of special tokens out; that of the end always is. Default: yes.
     kept_special_tokens: names of special tokens that stay in the text all the same.
     grammar: texts that the answer may be.
     """
@@ -123,11 +122,7 @@ class SamplingParams:
             ("stop", _are_texts(self.stop), texts),
             ("kept_special_tokens", _are_texts(self.kept_special_tokens), texts),
             ("logit_bias", _are_biases(self.logit_bias), biases),
-            (
-                "skip_special_tokens",
-                isinstance(self.skip_special_tokens, bool),
-                "True or False",
-            ),
+            ("skip_special_tokens", isinstance(self.skip_special_tokens, bool), "True or False"),
             ("grammar", self.grammar is None or _is_grammar(self.grammar), "a Grammar"),
         ):
             if not right:

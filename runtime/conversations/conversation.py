@@ -84,7 +84,7 @@ class Conversation:
     ) -> Generator[Chunk]:
         self.close()
         ids, params, parser = self.prompt(asked), params_of(params, options), None
-        thoughts = self._text.thoughts if params.grammar is None else None
+        thoughts = self._text.chat.thoughts if params.grammar is None else None
         if thoughts is not None:
             params = replace(params, kept_special_tokens=thoughts.special)
             end = self._text.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)

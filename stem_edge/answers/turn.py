@@ -67,7 +67,7 @@ def prepare(model: Model, turn: Turn, count: int = 1) -> PreparedTurn:
         params = with_calls(turn, family, tools)
         check_grammar(model, params, "tools")
     # A grammar holds from the first token on, so it leaves no place for thoughts.
-    thoughts = model.thoughts if params.grammar is None else None
+    thoughts = model.chat.thoughts if params.grammar is None else None
     kept = (thoughts.special if thoughts else ()) + (family.special if family else ())
     params = replace(params, kept_special_tokens=kept)
     requests = [model.request(ids, each) for each in seeded(params, count)]

@@ -175,7 +175,7 @@ def test_the_process_of_the_template_outlives_ctrl_c(tmp_path: Path) -> None:
     with stem_edge.load(write_chat_bundle(tmp_path, MARKED), warm_start=False) as model:
         assert model.has_chat_template
         model.chat_prompt([user(FRANCE)])
-        worker = model._chat._template._worker._process  # type: ignore[union-attr]
+        worker = model.chat._template._worker._process  # type: ignore[union-attr]
         os.kill(worker.pid, signal.SIGINT)
         assert model.chat_prompt([user(FRANCE)])
         assert worker.poll() is None
