@@ -51,6 +51,7 @@ SPLIT = re.compile(rf"(.*-)\d{{5}}(-of-\d{{5}}{re.escape(SUFFIX)})")
 MARKS = ("config.json", "params.json", "state_step*.pt", "best_model*.pt")
 MAX_RECORD_NBYTES = 1 << 24
 KEY_CHARS = 12  # few, to be typed
+KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")
 PAUSE_SECONDS = 0.2
 
 

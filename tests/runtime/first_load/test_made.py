@@ -274,6 +274,19 @@ def test_the_command_lists_and_removes(
     assert (status, kinds[0]) == (0, MADE) and not list(cache.glob(f"{MADE}/*"))
 
 
+def test_the_command_leaves_what_is_not_ours(tmp_path: Path, exports: list[str]) -> None:
+    path, folder, elsewhere = one_file(tmp_path), tmp_path / "cache", tmp_path / "elsewhere"
+    key = opened(path, cache_dir=folder).parent.name
+    gc.collect()
+    for kept in (folder / MADE / "website", elsewhere):
+        kept.mkdir()
+        (kept / "mine").touch()
+    (folder / MADE / ("0" * len(key))).symlink_to(elsewhere)
+    assert main(["cache", "--cache-dir", str(folder), "--remove", "all"]) == 0
+    assert sorted(p.name for p in (folder / MADE).iterdir()) == ["0" * len(key), "website"]
+    assert (folder / MADE / "website" / "mine").is_file() and (elsewhere / "mine").is_file()
+
+
 @pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("ggml", marks=needs_ggml)])
 def test_a_real_file(engine: str, tmp_path: Path, capfd: Capture) -> None:
     path = small_model(tmp_path)
