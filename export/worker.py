@@ -1,19 +1,23 @@
 """Worker process that exports a checkpoint which a load was given.
 
 Not a command for users: stem_edge.runtime.first_load.made starts it, and explains why. If the export
-is refused, the last line on stdout is "ErrorClass: message". A bar goes to stderr.
+is refused, the last line on stdout is "ErrorClass: message". A bar goes to stderr. At the end of stdin
+it ends, because then the process that waits for it was killed.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from typing import cast
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.export.exporter import export_bundle
 from stem_edge.export.job.options import ExportEngine
+from stem_edge.system.child import REFUSED
 
-REFUSED, INTERRUPTED = 11, 130
+INTERRUPTED = 130
 
 
 def main() -> int:
@@ -21,6 +25,7 @@ def main() -> int:
     checkpoint, out, engine, show = sys.argv[1:]
     kind = cast(ExportEngine, engine)
     try:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         export_bundle(checkpoint, out, engine=kind, force=True, progress=bool(show))
     except StemEdgeError as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())}")
@@ -28,6 +33,11 @@ def main() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # not by sys.stdin, whose lock would be held when the interpreter ends
+    os._exit(INTERRUPTED)  # at once: what is written counts as after a kill
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ class Chunk:
     finish_reason: FinishReason | None
     error: StemEdgeError | None = None
     stop: str | None = None  # the stop text that ended it
+    thoughts: str = ""  # before the answer; only conversations tell them from its text
 
 
 class Sampled(NamedTuple):
@@ -129,6 +130,8 @@ class Chunks:
 
     def __init__(self, codec: TextCodec, params: SamplingParams, eos_ids: Collection[int]) -> None:
         skip, self._logprobs = params.skip_special_tokens, params.logprobs is not None
+        if skip and (kept := params.kept_special_tokens):
+            skip, eos_ids = False, codec.special_ids(kept).union(eos_ids)
         self._stream = TokenStream(codec, params.stop, skip_special_tokens=skip, silent=eos_ids)
         self._token_ids: list[int] = []  # since the last chunk, as are the log probabilities
         self._waiting: list[TokenLogprobs] = []

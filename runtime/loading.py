@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -145,7 +146,7 @@ def load(
 
 def open_or_make(path: str | Path, options: LoadOptions) -> Bundle:
     """Open a bundle as `load` does; of a checkpoint, it is made first."""
-    if (Path(path) / MANIFEST).exists():
+    if os.path.exists(Path(path) / MANIFEST):  # noqa: PTH110 - Path.exists raises for long names
         return options.open(path)
     from stem_edge.runtime.first_load.made import open_made
 

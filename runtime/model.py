@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from stem_edge.runtime.answering import Answering
 from stem_edge.runtime.generation import Chunk
@@ -29,15 +29,14 @@ class Model(Answering):
     (docs/python.md). A forked process cannot use it. OutOfMemoryError from any call leaves it usable.
     """
 
-    def conversation(self, messages: Messages = ()) -> Conversation:
-        """Begin a conversation, or go on from the given messages.
-
-        Raises InputError for malformed messages.
-        """
+    def conversation(
+        self, messages: Messages = (), *, template_arguments: Mapping[str, Any] | None = None
+    ) -> Conversation:
+        """Begin a conversation, or go on from messages; arguments as for chat_prompt. Raises InputError."""
         from stem_edge.runtime.conversations.conversation import Conversation
 
         length = self.plan.context_length
-        return Conversation(self, self.engine, length, self.generate, messages)
+        return Conversation(self, self.engine, length, self.generate, messages, template_arguments)
 
     def generate_many(
         self,

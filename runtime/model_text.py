@@ -28,7 +28,8 @@ class ModelText:
         self._opening = threading.Lock()
 
     @property
-    def _chat(self) -> Chat:
+    def chat(self) -> Chat:
+        """The bundle's chat template."""
         with self._opening:
             if self._opened_chat is None:
                 from stem_edge.runtime.text.chat import Chat  # for conversations alone
@@ -83,7 +84,7 @@ class ModelText:
         template, such as {"enable_thinking": False}.
         Its tokens: tokenize(text, add_special_tokens=False, special_tokens_in_text=True).
         """
-        return self._chat.prompt(
+        return self.chat.prompt(
             messages,
             add_generation_prompt,
             tools=tools,
@@ -94,12 +95,12 @@ class ModelText:
     @property
     def has_chat_template(self) -> bool:
         """Whether chat_prompt has a template to render conversations with."""
-        return self._chat.has_template
+        return self.chat.has_template
 
     @property
     def tool_family(self) -> Family | None:
         """How the model writes calls of tools, by its chat template; None if that is not known."""
-        return self._chat.tool_family
+        return self.chat.tool_family
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""

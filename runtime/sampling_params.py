@@ -53,6 +53,7 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
     logprobs: int | None
     skip_special_tokens: bool
+    kept_special_tokens: Sequence[str]
     grammar: Grammar | str | None
     schema: Mapping[str, Any] | bool | str | None
     regex: str | None
@@ -77,8 +78,8 @@ class SamplingParams:
     stop: one or more texts, before which the answer ends.
     seed: the same seed gives the same text. Default: another each time.
     logprobs: report this many of the most probable tokens of each step.
-    skip_special_tokens: leave names of special tokens out of the text; that of the end is never in it.
-        Default: yes.
+    skip_special_tokens: leave names of special tokens out; that of the end always is. Default: yes.
+    kept_special_tokens: names of special tokens that stay in the text all the same.
     grammar: texts that the answer may be.
     """
 
@@ -95,6 +96,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    kept_special_tokens: Sequence[str] = ()
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
@@ -118,12 +120,9 @@ class SamplingParams:
         biases = f"numbers from {-MOST_BIAS} to {MOST_BIAS} by token id"
         for name, right, expected in (
             ("stop", _are_texts(self.stop), texts),
+            ("kept_special_tokens", _are_texts(self.kept_special_tokens), texts),
             ("logit_bias", _are_biases(self.logit_bias), biases),
-            (
-                "skip_special_tokens",
-                isinstance(self.skip_special_tokens, bool),
-                "True or False",
-            ),
+            ("skip_special_tokens", isinstance(self.skip_special_tokens, bool), "True or False"),
             ("grammar", self.grammar is None or _is_grammar(self.grammar), "a Grammar"),
         ):
             if not right:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator
-from typing import Self, Unpack
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
+from typing import Any, Self, Unpack
 
 from stem_edge.errors import InputError
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model_text import ModelText
-from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams
+from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.runtime.text.chat import Messages
 from stem_edge.text.messages import Object, checked_messages
+from stem_edge.text.thoughts import LAST_TOKENS, ThoughtParser
 
 
 class Conversation:
@@ -22,6 +24,10 @@ class Conversation:
     of them by the bundle's chat template, or without one joins their contents as they are. A turn
     is kept from the first chunk of its answer on; an answer that is cut short (Ctrl-C, a closed
     iterator, an error) stays as far as it came. Figures of a turn: Model.stats.
+
+    Where the template marks thoughts, they are `thoughts` of chunks, not their `text`, and
+    `reasoning_content` of messages, which the template shows again or leaves out. An answer by a
+    grammar has none.
     """
 
     def __init__(
@@ -31,10 +37,11 @@ class Conversation:
         context_length: int,
         generate: Callable[..., Generator[Chunk]],
         messages: Messages = (),
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self.messages = checked_messages(messages) if messages else []
         self._text, self._engine, self._generate = text, engine, generate
-        self._context_length = context_length
+        self._context_length, self._template_arguments = context_length, template_arguments
         # Weak, so that an answer ends and gives its KV cache back when its iterator is dropped.
         self._answer: weakref.ref[Generator[Chunk]] | None = None
 
@@ -76,20 +83,34 @@ class Conversation:
         self, asked: list[Object], params: SamplingParams | None, options: SamplingOptions
     ) -> Generator[Chunk]:
         self.close()
-        chunks = self._generate(self.prompt(asked), params, **options)
-        answer = self._keep(asked, chunks)
+        ids, params, parser = self.prompt(asked), params_of(params, options), None
+        thoughts = self._text.chat.thoughts if params.grammar is None else None
+        if thoughts is not None:
+            params = replace(params, kept_special_tokens=thoughts.special)
+            end = self._text.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)
+            parser = thoughts.parser(end)
+        answer = self._keep(asked, self._generate(ids, params), parser)
         self._answer = weakref.ref(answer)
         return answer
 
-    def _keep(self, asked: list[Object], chunks: Generator[Chunk]) -> Generator[Chunk]:
+    def _keep(
+        self, asked: list[Object], chunks: Generator[Chunk], parser: ThoughtParser | None
+    ) -> Generator[Chunk]:
         """Hand out an answer, and keep what was handed out."""
         answer: Object | None = None
         try:
             for chunk in chunks:
+                if parser is not None:
+                    ended = chunk.finish_reason is not None
+                    thoughts, text = parser.push(chunk.text, ended=ended)
+                    chunk = replace(chunk, text=text, thoughts=thoughts)
                 if answer is None:
                     answer = {"role": "assistant", "content": ""}
                     self.messages[:] = [*asked, answer]
                 answer["content"] += chunk.text
+                if chunk.thoughts:
+                    before = answer.get("reasoning_content", "")
+                    answer["reasoning_content"] = before + chunk.thoughts
                 yield chunk
         finally:
             chunks.close()
@@ -99,7 +120,7 @@ class Conversation:
         model = self._text
         self._engine.check_usable()
         if model.has_chat_template:
-            text = model.chat_prompt(messages)
+            text = model.chat_prompt(messages, template_arguments=self._template_arguments)
             ids = model.tokenize(text, add_special_tokens=False, special_tokens_in_text=True)
         else:
             text = "".join(message["content"] for message in checked_messages(messages))

@@ -38,7 +38,8 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.progress import tell
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.first_load.trial import refusal
-from stem_edge.system.child import SIGKILL, module_command
+from stem_edge.shown import printable
+from stem_edge.system.child import REFUSED, SIGKILL, module_command, signal_name
 from stem_edge.system.user_folder import cache_folder
 
 MADE = "made"
@@ -50,6 +51,7 @@ SPLIT = re.compile(rf"(.*-)\d{{5}}(-of-\d{{5}}{re.escape(SUFFIX)})")
 MARKS = ("config.json", "params.json", "state_step*.pt", "best_model*.pt")
 MAX_RECORD_NBYTES = 1 << 24
 KEY_CHARS = 12  # few, to be typed
+KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")
 PAUSE_SECONDS = 0.2
 
 
@@ -71,9 +73,11 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether a path looks like something to make a bundle of."""
-    if path.suffix == SUFFIX and path.is_file():
-        return True
-    return any(next(path.glob(mark), None) for mark in MARKS) if path.is_dir() else False
+    with contextlib.suppress(OSError):  # which opening it as a bundle explains
+        if path.is_dir():
+            return any(next(path.glob(mark), None) for mark in MARKS)
+        return path.suffix == SUFFIX and path.is_file()
+    return False
 
 
 def open_made(path: str | Path, options: LoadOptions) -> Bundle:
@@ -99,6 +103,12 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
         raise InputError(
             f"{path}: cannot read ({error.strerror}); check its permissions"
         ) from error
+    try:
+        msgspec.json.encode(source)
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{printable(error.object)}: the name of a file is not UTF-8; rename it"
+        ) from error
     made = Made(cache_folder(options.cache_dir) / MADE / digest(place, engine)[:KEY_CHARS])
     held = made.take(source)
     try:
@@ -113,7 +123,8 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
 
 def name_of(source: Source) -> str:
     """Return the name of a bundle's folder, by which a server calls the model."""
-    return Path(source.path).name.removesuffix(SUFFIX) or MADE
+    name = Path(source.path).name.removesuffix(SUFFIX)
+    return MADE if name in ("", RECORD, IN_USE, MAKING) else name
 
 
 class Made:
@@ -150,7 +161,8 @@ class Made:
     def provide(self, source: Source, show: bool | None) -> None:
         """Make the bundle unless it is there. Raises CheckpointError, ExportError."""
         if self.record() != source:
-            making = self._locked(MAKING, waiting=f"for the process that makes {self.root}")
+            waiting = f"for the process that makes {self.root}"
+            making = self._locked(MAKING, waiting=waiting, show=show)
             try:
                 if self.record() != source:
                     self._make(source, show)
@@ -188,7 +200,9 @@ class Made:
         _export(source, bundle, visible)
         write_whole(self.root / RECORD, msgspec.json.encode(source), durable=True)
 
-    def _locked(self, name: str, *, shared: bool = False, waiting: str = "") -> int:
+    def _locked(
+        self, name: str, *, shared: bool = False, waiting: str = "", show: bool | None = None
+    ) -> int:
         """Return the descriptor of a locked file, which whoever removes the folder may delete meanwhile."""
         while True:
             descriptor = disk.update(self.root / name)
@@ -200,7 +214,7 @@ class Made:
                 raise
             disk.close(descriptor)
             if waiting:
-                tell(f"waiting {waiting}")
+                tell(f"waiting {waiting}", show)
             waiting = ""
             time.sleep(PAUSE_SECONDS)
             make_folders(self.root)
@@ -216,25 +230,32 @@ def _export(source: Source, bundle: Path, visible: bool) -> None:
     """Export in another process. Raises what it raised, and ExportError."""
     option = BACKBONES[source.engine].option
     command = module_command(WORKER, source.path, str(bundle), option, "bar" if visible else "")
-    try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:  # stdin ends with this process, and the worker with it
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     except OSError as error:
         raise ExportError(
             f"{source.path}: cannot start {command[0]} to make its bundle ({error.strerror}); free some memory and try again"
         ) from error
     with process:
         try:
-            said = process.communicate()[0]
+            said = b"" if process.stdout is None else process.stdout.read()
+            status = process.wait()
         except BaseException:  # the next one goes on from what is written
             process.terminate()
             raise
-    if process.returncode == -SIGKILL:
+    if status == -SIGKILL:
         raise OutOfMemoryError(
             f"{source.path}: the process that makes its bundle was killed, as a system does that has no "
             "memory left; free some and try again, which goes on from there"
         )
-    if process.returncode:
+    if status == REFUSED:
         raise refusal(said)
+    if status:
+        how = signal_name(status) if status < 0 else f"exit status {status}"
+        raise ExportError(
+            f"{source.path}: the process that makes its bundle ended ({how}); try again, which goes on from "
+            f"there, or see what it says: stem-edge export {source.path} OUT"
+        )
 
 
 def _files(path: Path) -> dict[str, tuple[int, int]]:

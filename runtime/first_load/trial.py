@@ -27,8 +27,16 @@ from stem_edge.errors import BackendError, StemEdgeError
 from stem_edge.files.strict_json import one_line
 from stem_edge.graph.formats import EngineName
 from stem_edge.progress import Progress
-from stem_edge.runtime.first_load.trial_worker import DONE, NO_MEMORY, REFUSED
-from stem_edge.system.child import SIGKILL, Ended, last_line, module_command, run_steps, signal_name
+from stem_edge.runtime.first_load.trial_worker import DONE, NO_MEMORY
+from stem_edge.system.child import (
+    REFUSED,
+    SIGKILL,
+    Ended,
+    last_line,
+    module_command,
+    run_steps,
+    signal_name,
+)
 from stem_edge.system.memory import memory_limit, return_freed_memory
 from stem_edge.units import format_size, parse_size
 

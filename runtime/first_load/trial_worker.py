@@ -17,11 +17,11 @@ from stem_edge.bundle.prefill_check import probe_tokens, tried
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.probe import probe
-from stem_edge.system.child import limit_this_process
+from stem_edge.system.child import REFUSED, limit_this_process
 
 DONE = "done"
 # Exit statuses other than 1, 2 and 3, which Python and an abort on Windows use.
-REFUSED, NO_MEMORY = 11, 12  # stderr: "ErrorClass: message"; more memory needed than the limit
+NO_MEMORY = 12  # more memory needed than the limit; REFUSED, too
 
 Say = Callable[[str], None]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from stem_edge.text.messages import (
     checked_tools,
     texts,
 )
+from stem_edge.text.thoughts import Thoughts, thoughts_of
 
 if TYPE_CHECKING:
     from stem_edge.text.tool_calls.family import Family
@@ -49,6 +51,13 @@ class Chat:
         from stem_edge.text.tool_calls.families import family_of  # half a megabyte, which few need
 
         return family_of(read_template(self._path, tools=True)[0], self._codec.special_tokens)
+
+    @cached_property
+    def thoughts(self) -> Thoughts | None:
+        """How the template marks thoughts; None without one, or marks known here. Raises BundleError."""
+        if not self.has_template:
+            return None
+        return thoughts_of(read_template(self._path)[0], self._codec.special_tokens)
 
     def prompt(
         self,

@@ -85,6 +85,11 @@ class TextCodec:
         """Names of tokens that are not text, such as those around a turn of a conversation."""
         return self._checked.special_tokens
 
+    def special_ids(self, others: Collection[str]) -> set[int]:
+        """Token ids of special tokens that have other names than these."""
+        names = (name for name in self.special_tokens if name not in others)
+        return {id_ for id_ in map(self._tokenizer.token_to_id, names) if id_ is not None}
+
     def encode(
         self, text: str, *, add_special_tokens: bool = True, special_tokens_in_text: bool = True
     ) -> list[int]:

@@ -1,4 +1,4 @@
-"""Answers in no interface's form, as they come: text, calls of tools, the end."""
+"""Answers in no interface's form, as they come: thoughts, text, calls of tools, the end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.sampling import TokenLogprobs
+from stem_edge.text.thoughts import ThoughtParser
 from stem_edge.text.tool_calls.family import CallParser
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd, Content
 
@@ -18,6 +19,13 @@ class Text(NamedTuple):
     logprobs: Sequence[TokenLogprobs] | None = None  # if asked for, of tokens up to here
 
 
+class Thought(NamedTuple):
+    """More of what the model thinks before its answer."""
+
+    text: str
+    tokens: int = 0
+
+
 class End(NamedTuple):
     """The end of an answer."""
 
@@ -25,14 +33,16 @@ class End(NamedTuple):
     stop: str | None  # the stop text that ended it
 
 
-AnswerEvent: TypeAlias = Text | CallBegin | CallArguments | CallEnd | End
+AnswerEvent: TypeAlias = Thought | Text | CallBegin | CallArguments | CallEnd | End
 
 
 class AnswerEvents:
-    """Makes events of the chunks of one answer. parser: of calls in it; None if there can be none."""
+    """Makes events of the chunks of one answer. Parsers are None for what it cannot have."""
 
-    def __init__(self, parser: CallParser | None) -> None:
-        self._parser, self._called = parser, False
+    def __init__(
+        self, thoughts: ThoughtParser | None = None, calls: CallParser | None = None
+    ) -> None:
+        self._thoughts, self._calls, self._called = thoughts, calls, False
 
     def push(self, chunk: Chunk) -> Iterator[AnswerEvent]:
         """Yield what a chunk has, `End` as the last of all."""
@@ -45,15 +55,20 @@ class AnswerEvents:
             yield End("length" if chunk.finish_reason == "length" else reason, chunk.stop)
 
     def _pieces(self, chunk: Chunk) -> Iterator[AnswerEvent]:
-        if self._parser is None:
-            if chunk.text or chunk.logprobs:
-                yield Text(chunk.text, chunk.logprobs)
+        text, logprobs, ended = chunk.text, chunk.logprobs, chunk.finish_reason is not None
+        if self._thoughts is not None:
+            thought, text = self._thoughts.push(text, ended=ended)
+            if thought:
+                yield Thought(thought, len(chunk.token_ids))
+        if self._calls is None:
+            if text or logprobs:
+                yield Text(text, logprobs)
             return
-        if chunk.logprobs:
-            yield Text("", chunk.logprobs)
-        pieces = self._parser.push(chunk.text)
-        if chunk.finish_reason is not None:
-            pieces += self._parser.finish()
+        if logprobs:
+            yield Text("", logprobs)
+        pieces = self._calls.push(text)
+        if ended:
+            pieces += self._calls.finish()
         for piece in pieces:
             yield Text(piece.text) if isinstance(piece, Content) else piece
 
@@ -62,13 +77,15 @@ class Whole:
     """An answer that is collected until its end."""
 
     def __init__(self) -> None:
-        self.text, self.reason = "", ""
+        self.thoughts, self.text, self.reason = "", "", ""
         self.calls = list[dict[str, str]]()  # id, name and arguments of each
         self.logprobs: list[TokenLogprobs] | None = None  # if asked for
 
     def add(self, event: AnswerEvent) -> None:
         """Take the next event."""
         match event:
+            case Thought(more):
+                self.thoughts += more
             case Text(more, found):
                 self.text += more
                 if found is not None:

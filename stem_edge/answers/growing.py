@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from stem_edge.answers.events import AnswerEvent, End, Text
+from stem_edge.answers.events import AnswerEvent, End, Text, Thought
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.batching.request import Request
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
@@ -22,8 +22,9 @@ class Growing(ABC):
     whole: Told
 
     def __init__(self) -> None:
-        self._parts = list[Told]()  # texts and calls
-        self._in_text = self._open = False  # what the last part is, and whether it can grow
+        self._parts = list[Told]()
+        self._kind: Literal["thought", "text", "call"] = "text"  # of the last part
+        self._open = False  # whether it can grow
         self._text = list[str]()  # of the last part: its text, or the JSON of its arguments
 
     def start(self) -> list[Told]:
@@ -33,10 +34,12 @@ class Growing(ABC):
     def add(self, event: AnswerEvent, request: Request) -> list[Told]:
         """Take the next event of the answer to a request."""
         match event:
+            case Thought(text):
+                return self._add_text(text, "thought")
             case Text(text) if text:
                 return self._add_text(text)
             case CallBegin():
-                return self._begin(event)
+                return self._begin("call", event)
             case CallArguments(_, text):
                 return self._grow(text)
             case CallEnd():
@@ -45,16 +48,18 @@ class Growing(ABC):
                 return self._end(event, request)
         return []
 
-    def _add_text(self, text: str) -> list[Told]:
-        begin = [] if self._open and self._in_text else self._begin()
+    def _add_text(self, text: str, kind: Literal["thought", "text"] = "text") -> list[Told]:
+        begin = [] if self._open and self._kind == kind else self._begin(kind)
         return [*begin, *self._grow(text)]
 
-    def _begin(self, call: CallBegin | None = None) -> list[Told]:
-        """Begin a call, or a text."""
+    def _begin(
+        self, kind: Literal["thought", "text", "call"] = "text", call: CallBegin | None = None
+    ) -> list[Told]:
+        """Begin a part."""
         stopped = self._stop()
+        self._kind, self._open = kind, True
         self._parts.append(self._new(call))
         self._text.clear()
-        self._in_text, self._open = call is None, True
         return [*stopped, *self._begun(self._parts[-1])]
 
     def _grow(self, text: str) -> list[Told]:
@@ -79,7 +84,7 @@ class Growing(ABC):
 
     @abstractmethod
     def _new(self, call: CallBegin | None) -> Told:
-        """Return a part that begins: a call, or an empty text."""
+        """Return a part that begins: a call, or one of this kind without text."""
 
     @abstractmethod
     def _begun(self, part: Told) -> list[Told]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+from stem_edge.answers.events import AnswerEvents
 from stem_edge.answers.refusals import RefusalError
 from stem_edge.errors import InputError
 from stem_edge.runtime.batching.request import Request
@@ -13,7 +14,8 @@ from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.text.messages import checked_messages, checked_tools
-from stem_edge.text.tool_calls.family import CallParser, Family
+from stem_edge.text.thoughts import LAST_TOKENS, Thoughts
+from stem_edge.text.tool_calls.family import Family
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
@@ -36,12 +38,17 @@ class PreparedTurn(NamedTuple):
     """A turn that is rendered, tokenized and can be submitted."""
 
     requests: list[Request]
-    family: Family | None  # how calls are written, if there may be some
-    tools: list[dict[str, Any]] | None
+    prompt: str  # its end
+    thoughts: Thoughts | None  # how they are marked, if there may be some
+    family: Family | None = None  # how calls are written, if there may be some
+    tools: list[dict[str, Any]] | None = None
 
-    def parser(self) -> CallParser | None:
-        """Return a parser for one of the answers."""
-        return self.family.parser(self.tools) if self.family is not None else None
+    def events(self) -> AnswerEvents:
+        """Return what reads one of the answers."""
+        return AnswerEvents(
+            self.thoughts.parser(self.prompt) if self.thoughts is not None else None,
+            self.family.parser(self.tools) if self.family is not None else None,
+        )
 
 
 def prepare(model: Model, turn: Turn, count: int = 1) -> PreparedTurn:
@@ -49,19 +56,23 @@ def prepare(model: Model, turn: Turn, count: int = 1) -> PreparedTurn:
     check_grammar(model, turn.params, turn.grammar_field)
     tools = offered(turn)
     ids = prompt_ids(model, turn, tools)
+    params, family = turn.params, model.tool_family if tools else None
     if not tools:
         check_no_call(turn)
-        requests = [model.request(ids, params) for params in seeded(turn.params, count)]
-        return PreparedTurn(requests, None, None)
-    family = model.tool_family
-    if family is None:
+    elif family is None:
         raise RefusalError(
             "this model's chat template writes no calls that are known here", "tools"
         )
-    params = with_calls(turn, family, tools)
-    check_grammar(model, params, "tools")
+    else:
+        params = with_calls(turn, family, tools)
+        check_grammar(model, params, "tools")
+    # A grammar holds from the first token on, so it leaves no place for thoughts.
+    thoughts = model.chat.thoughts if params.grammar is None else None
+    kept = (thoughts.special if thoughts else ()) + (family.special if family else ())
+    params = replace(params, kept_special_tokens=kept)
     requests = [model.request(ids, each) for each in seeded(params, count)]
-    return PreparedTurn(requests, family, tools)
+    end = model.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)
+    return PreparedTurn(requests, end, thoughts, family, tools)
 
 
 def count_tokens(model: Model, turn: Turn) -> int:
@@ -81,18 +92,17 @@ def check_no_call(turn: Turn) -> None:
 
 
 def with_calls(turn: Turn, family: Family, tools: list[dict[str, Any]]) -> SamplingParams:
-    """Return params that let the model write calls, and make it call if the turn demands that."""
+    """Return params that make the model call if the turn demands that, and else let it."""
     if turn.params.grammar is not None:  # which leaves no place for calls
         raise RefusalError(
             "both tools and a format of the answer are given (such as response_format); give one of "
             "them, or tool_choice: none",
             "tools",
         )
-    params = replace(turn.params, skip_special_tokens=not family.special)
     if turn.tool_choice != "required" and turn.tool_name is None:
-        return params
+        return turn.params
     grammar = family.grammar(tools, name=turn.tool_name, parallel=turn.parallel)
-    return replace(params, grammar=Grammar("lark", grammar))
+    return replace(turn.params, grammar=Grammar("lark", grammar))
 
 
 def seeded(params: SamplingParams, count: int) -> list[SamplingParams]:

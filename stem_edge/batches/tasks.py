@@ -16,7 +16,7 @@ from stem_edge.answers.openai.options import Options, biases
 from stem_edge.answers.openai.shapes import usage
 from stem_edge.answers.refusals import MethodRefusedError, NotFoundError, RefusalError, decoded
 from stem_edge.answers.token_texts import TokenTexts
-from stem_edge.answers.turn import Turn, prepare, prompt_ids
+from stem_edge.answers.turn import Turn, prepare
 from stem_edge.batches.rows import InputRow, Result, failed, plain, responded
 from stem_edge.batches.settings import Settings
 from stem_edge.errors import StemEdgeError
@@ -26,7 +26,6 @@ from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
 from stem_edge.shown import shown
-from stem_edge.text.tool_calls.family import CallParser
 
 # (answers to all requests of a row, their tokens) -> result of the row.
 Finish: TypeAlias = Callable[[Sequence[Whole], int], Result]
@@ -43,7 +42,7 @@ class _Part:
 class Task:
     """The requests of a row, and what has come of their answers.
 
-    parser: makes what reads calls of tools in one of them. openai: whether the row is of OpenAI's form.
+    events: makes what reads one of the answers. openai: whether the row is of OpenAI's form.
     """
 
     def __init__(
@@ -51,13 +50,13 @@ class Task:
         row: InputRow,
         requests: Sequence[Request],
         finish: Finish,
-        parser: Callable[[], CallParser | None] = lambda: None,
+        events: Callable[[], AnswerEvents] = AnswerEvents,
         *,
         openai: bool = True,
     ) -> None:
         self.requests = requests
         self._row, self._finish, self._openai = row, finish, openai
-        self._parts = {each: _Part(AnswerEvents(parser()), Whole()) for each in requests}
+        self._parts = {each: _Part(events(), Whole()) for each in requests}
         self._left = len(requests)
 
     def push(self, request: Request, chunk: Chunk) -> Result | None:
@@ -121,17 +120,21 @@ class Tasks:
         params = self._seeded(row, self._params(given))  # first, because a prompt may be misspelt
         if (prompt is None) == (messages is None):
             raise RefusalError("a row has either a prompt or messages; give one of them")
+        events: Callable[[], AnswerEvents] = AnswerEvents
         if messages is not None:
-            prompt = prompt_ids(self._model, Turn(_checked(messages), params))
-        request = self._model.request(prompt, params)
+            prepared = prepare(self._model, Turn(_checked(messages), params))
+            [request], events = prepared.requests, prepared.events
+        else:
+            request = self._model.request(prompt, params)
 
         def finish(answers: Sequence[Whole], tokens: int) -> Result:
-            text, found = answers[0], answers[0].logprobs
+            [text], found = answers, answers[0].logprobs
             fields = {"text": text.text, "finish_reason": text.reason, "usage": usage([request])}
+            fields |= {"reasoning_content": text.thoughts} if text.thoughts else {}
             logprobs = {} if found is None else {"logprobs": [asdict(each) for each in found]}
             return plain(row, fields | logprobs, tokens)
 
-        return Task(row, [request], finish, openai=False)
+        return Task(row, [request], finish, events, openai=False)
 
     def _params(self, given: dict[str, Any]) -> SamplingParams:
         """Return the params of a plain row: its own options before the batch's."""
@@ -164,7 +167,7 @@ class Tasks:
             whole = completion(self._name, answers, prepared.requests, self._texts)
             return responded(row, whole, tokens)
 
-        return Task(row, prepared.requests, finish, prepared.parser)
+        return Task(row, prepared.requests, finish, prepared.events)
 
     def _of_completion(self, row: InputRow, body: CompletionBody) -> Task:
         _check_whole(body)

@@ -12,7 +12,6 @@ from stem_edge.answers.events import AnswerEvent, AnswerEvents, Whole
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.generation import Chunk, FinishReason
 from stem_edge.runtime.rows.records import RowCounters
-from stem_edge.text.tool_calls.family import CallParser
 
 
 class Reply:
@@ -63,14 +62,10 @@ class Reply:
 
 
 class TurnAnswer:
-    """The answer to a turn, under way; leaving the context manager early cancels it.
+    """The answer to a turn, under way; leaving the context manager early cancels it."""
 
-    parser: of calls in it; None if there can be none.
-    """
-
-    def __init__(self, reply: Reply, parser: CallParser | None) -> None:
-        self.reply = reply
-        self._events = AnswerEvents(parser)
+    def __init__(self, reply: Reply, events: AnswerEvents) -> None:
+        self.reply, self._events = reply, events
 
     def __enter__(self) -> Self:
         return self

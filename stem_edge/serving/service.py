@@ -85,7 +85,7 @@ class Service:
         model = self.model
         prepared = await self.in_thread(lambda: prepare(model, turn, count), self.prompts)
         replies = self.compute.submit(prepared.requests)
-        return TurnAnswers([TurnAnswer(reply, prepared.parser()) for reply in replies])
+        return TurnAnswers([TurnAnswer(reply, prepared.events()) for reply in replies])
 
     async def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens of a turn's prompt. Raises InputError."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 WINDOWS_CRASH = 0xC0000000  # exit statuses from here on are Windows exceptions
+REFUSED = 11  # exit status of a worker that printed an error: "ErrorClass: message"
 SIGKILL = 9  # the signal module of Windows lacks it
 # One thread of numpy or of tokenizers is enough for a child, and ggml must not start a debugger
 # when it aborts.

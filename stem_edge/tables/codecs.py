@@ -1,7 +1,8 @@
 """Codecs of rows: how values lie on flash, and in which form slots and graphs take them.
 
 A record of a codec that is not a form itself is widened when it is read, without rounding. So only
-this file knows such a codec, and export/job/table_plan.py, which offers it.
+this file knows such a codec, and export/job/table_plan.py, which offers it; one whose codes are no whole part of a
+byte also changes pack_codes in numerics/quantize.py.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ class FakeChat:
     """
 
     answers: list[str] = field(default_factory=lambda: ["Hello *there*."])
+    thoughts: str = ""  # before each answer
     delay: float = 0.0
     loading: bool = False
     has_template: bool = True
@@ -119,9 +120,9 @@ class _Handler(BaseHTTPRequestHandler):
         words = text.split(" ")
         words = [word + " " for word in words[:-1]] + words[-1:]
         if chat:
-            self._event(
-                {"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]}
-            )
+            first = {"role": "assistant", "content": None}
+            for delta in (first, {"reasoning_content": self.chat.thoughts}):
+                self._event({"choices": [{"index": 0, "delta": delta}]})
         for at, word in enumerate(words):
             time.sleep(self.chat.delay)
             said = {"delta": {"content": word}} if chat else {"text": word}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import MARKED, write_chat_bundle
+from chats import MARKED, thinking, write_chat_bundle
 from contract import refused
 from installed import DEMO
 
@@ -175,7 +175,32 @@ def test_the_process_of_the_template_outlives_ctrl_c(tmp_path: Path) -> None:
     with stem_edge.load(write_chat_bundle(tmp_path, MARKED), warm_start=False) as model:
         assert model.has_chat_template
         model.chat_prompt([user(FRANCE)])
-        worker = model._chat._template._worker._process  # type: ignore[union-attr]
+        worker = model.chat._template._worker._process  # type: ignore[union-attr]
         os.kill(worker.pid, signal.SIGINT)
         assert model.chat_prompt([user(FRANCE)])
         assert worker.poll() is None
+
+
+def test_thoughts_are_kept_beside_their_answer(tmp_path: Path) -> None:
+    with thinking(tmp_path) as bundle, stem_edge.load(bundle, warm_start=False) as model:
+        conversation = model.conversation()
+        chunks = list(conversation.send(FRANCE, max_new_tokens=11))
+        thoughts, text = "".join(chunk.thoughts for chunk in chunks), text_of(iter(chunks))
+        assert (thoughts, text) == ("Paris. It is a", "in Europe.")
+        answer = {**assistant(text), "reasoning_content": thoughts}
+        assert conversation.messages == [user(FRANCE), answer]
+        model.save_conversation(tmp_path / "talk", conversation)
+        assert model.load_conversation(tmp_path / "talk").messages == [user(FRANCE), answer]
+        # What a grammar allows is the answer from its first token on.
+        assert text_of(conversation.retry(regex=" Paris")) == " Paris"
+
+
+def test_variables_of_the_template(tmp_path: Path, asked: list[Sequence[int]]) -> None:
+    bundle = write_chat_bundle(
+        tmp_path, "{{ messages[0].content }}{% if enable_thinking %} is{% endif %}"
+    )
+    with stem_edge.load(bundle, warm_start=False) as model:
+        for given, end in ((None, ""), ({"enable_thinking": True}, " is")):
+            conversation = model.conversation(template_arguments=given)
+            text_of(conversation.send("Paris", max_new_tokens=1))
+            assert model.detokenize(asked[-1]) == f"Paris{end}"

@@ -1,6 +1,6 @@
 """The body of a request to Anthropic's Messages interface.
 
-What is not listed is ignored: metadata, thinking, service_tier, and marks for caching, because prompts
+What is not listed is ignored: metadata, service_tier, and marks for caching, because prompts
 are kept here anyway. Form: https://docs.anthropic.com/en/api/messages
 """
 
@@ -93,6 +93,12 @@ class OutputConfig(msgspec.Struct):
     format: Format | None = None
 
 
+class ThinkingOption(msgspec.Struct):
+    """Whether the model thinks before it answers, if its template can be told; the budget is ignored."""
+
+    type: str  # "disabled", or one of several others
+
+
 class Conversation(msgspec.Struct):
     """Fields that make the prompt: the body of `count_tokens`."""
 
@@ -100,6 +106,7 @@ class Conversation(msgspec.Struct):
     system: str | list[Text] = ""
     tools: list[Tool] = []
     tool_choice: ToolChoice | None = None
+    thinking: ThinkingOption | None = None
 
 
 class Body(Conversation, kw_only=True):

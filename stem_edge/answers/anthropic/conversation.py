@@ -40,6 +40,7 @@ def turn_of(asked: Conversation, params: SamplingParams) -> Turn:
     choice = asked.tool_choice
     if choice is not None and (choice.type == "tool") != (choice.name is not None):
         raise RefusalError("tool_choice has a name if its type is 'tool'", "tool_choice.name")
+    told = asked.thinking
     return Turn(
         messages_of(asked),
         params,
@@ -48,6 +49,7 @@ def turn_of(asked: Conversation, params: SamplingParams) -> Turn:
         tool_choice="auto" if choice is None else CHOICES[choice.type],
         tool_name=None if choice is None else choice.name,
         parallel=choice is None or not choice.disable_parallel_tool_use,
+        template_arguments={"enable_thinking": told.type != "disabled"} if told else {},
     )
 
 

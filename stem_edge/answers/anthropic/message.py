@@ -16,6 +16,12 @@ from stem_edge.text.tool_calls.pieces import CallBegin
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
+DELTAS = {
+    "thought": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
+
 
 class AnswerMessage(Growing):
     """A message that grows. model: its name."""
@@ -42,20 +48,21 @@ class AnswerMessage(Growing):
 
     def _new(self, call: CallBegin | None) -> Told:
         if call is None:
-            return {"type": "text", "text": ""}
+            # Clients send a block back only with a signature, which nobody here checks.
+            thinking = {"type": "thinking", "thinking": "", "signature": ""}
+            return thinking if self._kind == "thought" else {"type": "text", "text": ""}
         return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
 
     def _begun(self, part: Told) -> list[Told]:
         return [self._of_block("start", content_block=dict(part))]
 
     def _more(self, text: str) -> Told:
-        delta = {"type": "input_json_delta", "partial_json": text}
-        return self._of_block(
-            "delta", delta={"type": "text_delta", "text": text} if self._in_text else delta
-        )
+        kind, field = DELTAS[self._kind]
+        return self._of_block("delta", delta={"type": kind, field: text})
 
     def _stopped(self, part: Told, text: str) -> list[Told]:
-        part |= {"text": text} if self._in_text else {"input": _input(text)}
+        _, field = DELTAS[self._kind]
+        part |= {"input": _input(text)} if self._kind == "call" else {field: text}
         return [self._of_block("stop")]
 
     def _end(self, end: End, request: Request) -> list[Told]:

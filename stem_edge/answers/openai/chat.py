@@ -122,9 +122,10 @@ def _choice(index: int, answer: Whole, texts: TokenTexts) -> dict[str, Any]:
     calls, found = [_call(**call) for call in answer.calls], answer.logprobs
     content = answer.text or (None if calls else "")
     message = {"role": "assistant", "content": content, "refusal": None}
+    thoughts = {"reasoning_content": answer.thoughts} if answer.thoughts else {}
     return {
         "index": index,
-        "message": message | ({"tool_calls": calls} if calls else {}),
+        "message": message | thoughts | ({"tool_calls": calls} if calls else {}),
         "logprobs": None if found is None else texts.chat_logprobs(found),
         "finish_reason": answer.reason,
     }

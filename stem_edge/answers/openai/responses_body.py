@@ -44,7 +44,9 @@ class FunctionCallOutput(msgspec.Struct):
 
 
 class Reasoning(msgspec.Struct):
-    """Thoughts of a model in an earlier answer; left out, as templates leave it out."""
+    """Thoughts of a model in an earlier answer, as the answer here had them."""
+
+    content: list[Part] | None = None
 
 
 Item = Message | FunctionCall | FunctionCallOutput | Reasoning

@@ -12,6 +12,7 @@ from stem_edge.answers.openai.responses_body import (
     Item,
     Message,
     Part,
+    Reasoning,
     item_of,
 )
 from stem_edge.answers.refusals import RefusalError
@@ -38,7 +39,14 @@ def messages_of(body: Body) -> list[dict[str, Any]]:
 def _add(messages: list[dict[str, Any]], item: Item, names: dict[str, str], where: str) -> None:
     match item:
         case Message(role, content):
-            messages.append({"role": role, "content": _content(content, f"{where}.content")})
+            told: dict[str, Any] = {"role": role, "content": _content(content, f"{where}.content")}
+            if role == "assistant" and _is_thought(messages[-1:]):
+                told = messages.pop() | told
+            messages.append(told)
+        case Reasoning(content) if content:
+            thought = "".join(part.text or "" for part in content)
+            told = {"role": "assistant", "content": "", "reasoning_content": thought}
+            messages.append(told)
         case FunctionCall(call_id, name, arguments):
             names[call_id] = name
             function = {"name": name, "arguments": arguments}
@@ -49,6 +57,11 @@ def _add(messages: list[dict[str, Any]], item: Item, names: dict[str, str], wher
             messages.append({**told, "content": _content(output, f"{where}.output")})
         case _:
             pass
+
+
+def _is_thought(last: list[dict[str, Any]]) -> bool:
+    """Return whether the last message has thoughts whose answer is another item."""
+    return bool(last and last[0].get("reasoning_content") and not last[0]["content"])
 
 
 def _calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from stem_edge.ggml import check as ggml_check
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
-from stem_edge.runtime.first_load.made import MADE, RECORD, Made
+from stem_edge.runtime.first_load.made import KEY, MADE, RECORD, Made
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished
@@ -146,7 +146,7 @@ def entries(root: Path) -> Iterator[Entry]:
     """Yield everything in the cache folder, kind by kind."""
     yield from _made(root / MADE)
     for folder in sorted((root / FOLDER).glob("*")):
-        nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        nbytes = _nbytes(folder)
         record = prepared.read_prepared(folder)
         if folder.name.startswith(TEMPORARY):
             of, stale = "", "was not finished" if is_left(folder) else ""
@@ -174,12 +174,25 @@ def entries(root: Path) -> Iterator[Entry]:
     yield from _prefixes(root / PREFIXES)
 
 
+def _nbytes(folder: Path) -> int:
+    """Bytes of a folder's files, of which some may go meanwhile."""
+    nbytes = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            nbytes += path.stat().st_size if path.is_file() else 0
+    return nbytes
+
+
 def _made(folder: Path) -> Iterator[Entry]:
-    for path in sorted(found for found in folder.glob("*") if found.is_dir()):
-        nbytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    # Others are not ours: --cache-dir may be any folder, and what a link leads to lies elsewhere.
+    ours = (p for p in folder.glob("*") if KEY.fullmatch(p.name) and p.is_dir())
+    for path in sorted(path for path in ours if not path.is_symlink()):
+        nbytes = _nbytes(path)
         record, of, used, stale = Made(path).record(), "", "", "was not finished"
         if record is not None:
-            of, used = record.path, str(date.fromtimestamp((path / RECORD).stat().st_mtime))
+            of = record.path
+            with suppress(OSError):
+                used = str(date.fromtimestamp((path / RECORD).stat().st_mtime))
             stale = "" if record.is_there else "its checkpoint is gone or has changed"
             stale = stale or ("" if record.version == __version__ else "made by another stem-edge")
         yield Entry(path=path, kind=MADE, nbytes=nbytes, of=of, stale=stale, used=used)

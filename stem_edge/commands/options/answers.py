@@ -127,6 +127,8 @@ def as_object(chunks: Sequence[Chunk], stats: GenerationStats) -> dict[str, obje
         "finish_reason": chunks[-1].finish_reason,
         "stats": stats.to_dict(),
     }
+    if thoughts := "".join(chunk.thoughts for chunk in chunks):
+        result["thoughts"] = thoughts
     if chunks[-1].logprobs is not None:
         result["logprobs"] = [asdict(one) for chunk in chunks for one in chunk.logprobs or []]
     return result

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stem_edge.answers.events import AnswerEvent, End, Text
+from stem_edge.answers.events import AnswerEvent, End, Text, Thought
 from stem_edge.answers.openai.chat import ChatBody, completion
 from stem_edge.answers.openai.shapes import DONE, head, usage
 from stem_edge.serving.http import read, respond
@@ -67,6 +67,8 @@ class _Stream:
 
     def _of(self, index: int, piece: AnswerEvent) -> bytes | None:
         match piece:
+            case Thought(text):
+                return self._chunk(index, {"reasoning_content": text})
             case Text(text, found):
                 logprobs = None if found is None else self._service.token_texts.chat_logprobs(found)
                 return self._chunk(index, {"content": text}, logprobs)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stem_edge.answers.events import AnswerEvent, End, Text
+from stem_edge.answers.events import AnswerEvent, AnswerEvents, End, Text
 from stem_edge.answers.openai.completion import Asked, CompletionBody, prepare
 from stem_edge.answers.openai.shapes import DONE, head, usage
 from stem_edge.answers.refusals import RefusalError
@@ -33,7 +33,7 @@ async def completions(request: Request) -> Response:
     if body.echo and body.logprobs is not None:
         await until_disconnected(request, _score(service, asked))
     submitted = service.compute.submit(asked.requests) if asked.generates else []
-    answers = TurnAnswers([TurnAnswer(reply, None) for reply in submitted])
+    answers = TurnAnswers([TurnAnswer(reply, AnswerEvents()) for reply in submitted])
     events = _events(service, asked, answers, with_usage=with_usage) if body.stream else None
     return await respond(request, answers, events, lambda: _whole(service, asked, answers))
 

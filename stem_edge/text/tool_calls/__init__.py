@@ -7,7 +7,7 @@ How a server uses it, with a Model and messages and tools in OpenAI's form:
     prompt = model.chat_prompt(messages, tools=tools, template_arguments=chat_template_kwargs)
     if family and required:  # tool_choice "required" or a name; with "auto" nothing is enforced
         grammar = Grammar.of_text(family.grammar(tools, name=name, parallel=parallel))
-    parser = family.parser(tools)  # the model must keep names of special tokens if family.special
+    parser = family.parser(tools)  # SamplingParams.kept_special_tokens has family.special
     for chunk in chunks:
         for piece in parser.push(chunk.text): ...  # Content, CallBegin, CallArguments, CallEnd
     for piece in parser.finish(): ...  # a call without a CallEnd broke off

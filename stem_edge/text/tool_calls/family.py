@@ -24,8 +24,8 @@ class Family:
     signs: patterns that are all in the source of a chat template of the family. begin, end: markers
     around a call, or around a list of them (listed); the end may be missing. inside: white space
     between a marker and a call. between: what separates calls. bare: how an answer begins that is a
-    call without markers, if there are such. special: markers that are special tokens, so that
-    answers have to be decoded with skip_special_tokens=False if there are any.
+    call without markers, if there are such. special: markers that are special tokens, whose names
+    answers must keep.
     """
 
     name: str

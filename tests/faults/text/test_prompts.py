@@ -149,6 +149,7 @@ OPTIONS: dict[str, tuple[list[object], str]] = {
     "logit_bias": ([{-1: 0}, {2**31: 0}, {1.0: 0}, {"1": 0}, {1: 101}, {1: NAN}, {1: "1"}, {1: None}, [1], None],
                    "numbers from -100.0 to 100.0 by token id"),
     "skip_special_tokens": ([0, 1, None, "no"], "True or False"),
+    "kept_special_tokens": (["<a>", [""], 3, None, [1]], "at most 64 texts"),
     "grammar": (["start: /a/", 1, {}, False], "a Grammar"),
     "logprobs": ([-1, 1025, 2**63, 1.0, True, "5", NAN], "0 to 1024"),
     "stop": ([["x"] * 10_000, [""], ["a", ""], ["x" * (1 << 20)], "", b"END", None, 3, [1], {"a": 1}, [["a"]]],

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made
 from stem_edge.runtime.first_load.made import MADE, MAKING, Made, Source, name_of
 from stem_edge.runtime.loading import open_or_make
+from stem_edge.system.child import module_command
 
 Capture = pytest.CaptureFixture[str]
 
@@ -67,6 +69,11 @@ def split(folder: Path) -> Path:
     for number in (1, 2):
         (folder / f"m-0000{number}-of-00002.gguf").write_bytes(b"GGUF")
     return folder / "m-00001-of-00002.gguf"
+
+
+def small_model(folder: Path) -> Path:
+    sizes = SIZES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
+    return write_model(folder / "a.gguf", LlamaForCausalLM(LlamaConfig(**sizes)), "Q4_1")
 
 
 def in_folder(folder: Path) -> Path:
@@ -175,7 +182,10 @@ REFUSED: dict[str, tuple[type[StemEdgeError], str]] = {
     "no checkpoint": (CheckpointError, "m.gguf"),
     "no process": (ExportError, "cannot start"),
     "killed": (OutOfMemoryError, "was killed"),
+    "crashed": (ExportError, "ended (SIGABRT)"),
+    "interrupted": (ExportError, "ended (exit status 130)"),
 }
+NAMES = ("making", "in_use", "made.json", "with space", "n" * 200)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -183,12 +193,41 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path, folder = one_file(tmp_path), tmp_path / "cache"
     if case == "no cache":
         folder.touch()
-    kill = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    commands = {"no process": [str(tmp_path / "gone")], "killed": kill}
+    codes = {"killed": "import os; os.kill(os.getpid(), 9)", "crashed": "import os; os.abort()"}
+    codes["interrupted"] = "raise SystemExit(130)"
+    commands = {name: [sys.executable, "-c", code] for name, code in codes.items()}
+    commands["no process"] = [str(tmp_path / "gone")]
     if case in commands:
         monkeypatch.setattr(made, "module_command", lambda *given: commands[case])
     error, said = REFUSED[case]
     refused(lambda: opened(path, cache_dir=folder), error, path, said, kept=[path])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_will_do(name: str, tmp_path: Path, exports: list[str]) -> None:
+    (path := tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
+    assert opened(path) == opened(path) and len(exports) == 1
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path, exports: list[str]) -> None:
+    path = in_folder(tmp_path)
+    try:
+        (path / os.fsdecode(b"\xff.txt")).touch()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    refused(lambda: opened(path), InputError, "\\udcff.txt", "not UTF-8")
+    assert not exports
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    refused(lambda: opened(tmp_path / ("n" * 300)), BundleError, "nnn")
+
+
+def test_the_worker_ends_with_the_process_that_waits(tmp_path: Path) -> None:
+    path = small_model(tmp_path)
+    command = module_command(made.WORKER, str(path), str(tmp_path / "out"), "onnxruntime", "")
+    ended = subprocess.run(command, input=b"", capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (130, b"")
 
 
 def test_without_writing_it_is_used_as_it_is(
@@ -235,10 +274,22 @@ def test_the_command_lists_and_removes(
     assert (status, kinds[0]) == (0, MADE) and not list(cache.glob(f"{MADE}/*"))
 
 
+def test_the_command_leaves_what_is_not_ours(tmp_path: Path, exports: list[str]) -> None:
+    path, folder, elsewhere = one_file(tmp_path), tmp_path / "cache", tmp_path / "elsewhere"
+    key = opened(path, cache_dir=folder).parent.name
+    gc.collect()
+    for kept in (folder / MADE / "website", elsewhere):
+        kept.mkdir()
+        (kept / "mine").touch()
+    (folder / MADE / ("0" * len(key))).symlink_to(elsewhere)
+    assert main(["cache", "--cache-dir", str(folder), "--remove", "all"]) == 0
+    assert sorted(p.name for p in (folder / MADE).iterdir()) == ["0" * len(key), "website"]
+    assert (folder / MADE / "website" / "mine").is_file() and (elsewhere / "mine").is_file()
+
+
 @pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("ggml", marks=needs_ggml)])
 def test_a_real_file(engine: str, tmp_path: Path, capfd: Capture) -> None:
-    sizes = SIZES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
-    path = write_model(tmp_path / "a.gguf", LlamaForCausalLM(LlamaConfig(**sizes)), "Q4_1")
+    path = small_model(tmp_path)
     command = ["generate", str(path), "Once", "-n", "2", "-q", "--engine", engine]
     texts = []
     for told in (1, 0):

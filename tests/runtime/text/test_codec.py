@@ -12,6 +12,8 @@ from text_codecs import byte_chars
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from stem_edge.errors import InputError
+from stem_edge.runtime.generation import Chunks, Sampled
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TEXT_NBYTES, TextCodec, TextRoom, TokenStream
 from stem_edge.system.memory import own_memory, return_freed_memory
 
@@ -116,6 +118,15 @@ def test_which_tokens_a_stream_has(options: Any, text: str, codec: TextCodec) ->
     stream = TokenStream(codec, **options)
     ids = [97, SPECIAL, ADDED, 98, SPECIAL]
     assert "".join([*map(stream.push, ids), stream.finish()]) == text
+
+
+def test_kept_special_tokens_are_the_only_ones_in_a_text(codec: TextCodec) -> None:
+    for kept, text in (("", "ab"), ("<|end|>", "a<|end|>b<|end|>"), ("<|other|>", "ab")):
+        params = SamplingParams(kept_special_tokens=[kept] if kept else [])
+        chunks = Chunks(codec, params, [])
+        found = [chunks.push(Sampled(id_, None, None)) for id_ in (97, SPECIAL, 98)]
+        found.append(chunks.push(Sampled(SPECIAL, None, "length")))
+        assert "".join(chunk.text for chunk in found if chunk is not None) == text
 
 
 def test_json_makes_the_same_tokenizer(codec: TextCodec) -> None:

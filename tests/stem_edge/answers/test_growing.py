@@ -6,12 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from stem_edge.answers.anthropic.message import AnswerMessage
-from stem_edge.answers.events import End, Text
+from stem_edge.answers.events import End, Text, Thought
 from stem_edge.answers.growing import Growing, Told
 from stem_edge.answers.openai.responses_answer import AnswerItems
 from stem_edge.text.tool_calls.pieces import CallArguments, CallBegin, CallEnd
 
 PIECES = [
+    Thought("Hm", 2),
+    Thought("m.", 3),
     Text("Hel"),
     Text("lo"),
     CallBegin(0, "c1", "weather"),
@@ -37,8 +39,9 @@ def test_blocks_open_grow_and_close_in_order() -> None:
     assert told == [
         ("start", 0), ("delta", 0), ("delta", 0), ("stop", 0),
         ("start", 1), ("delta", 1), ("delta", 1), ("stop", 1),
-        ("start", 2), ("stop", 2),
-        ("start", 3), ("delta", 3), ("stop", 3),
+        ("start", 2), ("delta", 2), ("delta", 2), ("stop", 2),
+        ("start", 3), ("stop", 3),
+        ("start", 4), ("delta", 4), ("stop", 4),
         ("message_delta", None), ("message_stop", None),
     ]  # fmt: skip
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
@@ -47,6 +50,7 @@ def test_blocks_open_grow_and_close_in_order() -> None:
 def test_whole_message_has_what_the_events_told() -> None:
     whole, _ = answer(AnswerMessage("m"), *PIECES, End("stop", "END"))
     assert whole["content"] == [
+        {"type": "thinking", "thinking": "Hmm.", "signature": ""},
         {"type": "text", "text": "Hello"},
         {"type": "tool_use", "id": "c1", "name": "weather", "input": {"a": 1}},
         {"type": "tool_use", "id": "c2", "name": "time", "input": {}},

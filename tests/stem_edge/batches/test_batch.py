@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chats import thinking
 from hub_server import HubServer
 from installed import DEMO
 
@@ -105,6 +106,18 @@ def test_openai_rows_are_answered_as_by_the_server(model: Model, written: Writte
     assert [choice["index"] for choice in choices] == [0, 1]
     assert len(found["two"]["response"]["body"]["choices"][1]["logprobs"]["content"]) == 4
     assert found["none"]["response"]["body"]["choices"][0]["text"] == SPAIN
+
+
+def test_thoughts_are_beside_the_text(written: Written, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "The capital of France is"}]
+    chat = {"messages": messages, "max_tokens": 11, "temperature": 0}
+    with thinking(tmp_path) as bundle, stem_edge.load(bundle, warm_start=False) as model:
+        rows = written({"messages": messages}, openai("chat", chat, "/v1/chat/completions"))
+        found = run(model, rows, max_new_tokens=11)
+    message = found["chat"]["response"]["body"]["choices"][0]["message"]
+    assert [message["content"], message["reasoning_content"]] == ["in Europe.", "Paris. It is a"]
+    plain = found[1]
+    assert [plain["text"], plain["reasoning_content"]] == ["in Europe.", "Paris. It is a"]
 
 
 WRONG = [

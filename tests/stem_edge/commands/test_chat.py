@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Generator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import write_chat_bundle
+from chats import thinking, write_chat_bundle
 from installed import DEMO
 from terminal import CTRL_C, CTRL_D, Terminal
 
@@ -274,3 +275,21 @@ def test_escapes_in_answers_do_not_reach_a_terminal() -> None:
     assert terminal.shown == "a\\x1b[31m\tb\r\n\\x9b"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert done.stdout.decode() == f"a\x1b[31m\tb{os.linesep}\x9b"
+
+
+def test_thoughts_are_folded(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with thinking(tmp_path) as bundle:
+        assert piped(monkeypatch, FRANCE, bundle, "-n", "11", "--thinking") == 0
+        assert capsys.readouterr() == ("in Europe.\n", "")
+        assert piped(monkeypatch, FRANCE, bundle, "-n", "11", "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["thoughts"], told["text"]) == ("Paris. It is a", "in Europe.")
+        with stem_edge.load(bundle, warm_start=False) as model:
+            params = SamplingParams(max_new_tokens=11)
+            session = Session(model, model.conversation(), params, True, False, False, explain=str)
+            take(session, Typed(FRANCE, is_command=False))
+    out, err = capsys.readouterr()
+    assert out == "in Europe.\n"
+    assert re.fullmatch(r"(\rthinking: \d+ tokens)+\n", err)

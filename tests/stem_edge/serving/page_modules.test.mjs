@@ -8,7 +8,7 @@ const load = (path) => import(new URL(path, page));
 const { EventParser } = await load("server/sse.mjs");
 const { addMessage, choose, newConversation, pathTo, shownPath, versionsOf } = await load("data/conversation.mjs");
 const { figuresOf, formatSize } = await load("data/figures.mjs");
-const { requestFor } = await load("server/request.mjs");
+const { readChunk, requestFor } = await load("server/request.mjs");
 const { fromJson, toJson } = await load("data/transfer.mjs");
 const { Status } = await load("view/status.mjs");
 
@@ -46,6 +46,17 @@ test("an answer that failed leaves no gap in what is sent", () => {
   assert.deepEqual(body.messages.map(({ content }) => content),
     ["S", "one\n\ntwo", "three", "File a.txt:\n```\n``\n```\n\n"]);
   assert.equal(body.seed, 1);
+});
+
+test("thoughts are kept, and sent beside their answer", () => {
+  const delta = { reasoning_content: "Hm." };
+  assert.equal(readChunk({ choices: [{ delta }] }).thoughts, "Hm.");
+  const conversation = newConversation("", 0);
+  const one = addMessage(conversation, null, { role: "user", text: "one" }, 1);
+  addMessage(conversation, one.id, { role: "assistant", text: "two", thoughts: "Hm." }, 1);
+  const { body } = requestFor(shownPath(fromJson(toJson(conversation))), "", {}, true);
+  assert.deepEqual(body.messages,
+    [{ role: "user", content: "one" }, { role: "assistant", content: "two", reasoning_content: "Hm." }]);
 });
 
 test("conversations with circles or gaps are not imported", () => {

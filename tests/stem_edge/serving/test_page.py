@@ -87,6 +87,17 @@ def test_an_answer_streams_as_markdown_with_its_figures(page: Page) -> None:
     assert page.chat.asked[0]["stream"] is page.chat.asked[0]["timings_per_token"] is True
 
 
+def test_thoughts_are_folded_and_sent_back(page: Page) -> None:
+    page.chat.thoughts = "Hm, *well*."
+    page.send("one")
+    assert page.said() == ["one", "Thinking\n\nHello there."]
+    page.click(".message.assistant summary")
+    assert page.text(".message.assistant details em") == "well"
+    page.send("two")
+    answer = {"role": "assistant", "content": "Hello *there*.", "reasoning_content": "Hm, *well*."}
+    assert page.chat.asked[-1]["messages"][1] == answer
+
+
 @pytest.mark.parametrize("way", ["button", "escape"])
 def test_stop_keeps_what_came_and_ends_the_request(page: Page, way: str) -> None:
     page.chat.answers, page.chat.delay = [LONG], 0.02

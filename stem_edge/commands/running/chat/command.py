@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add("--system", metavar="TEXT", help="system message, which comes before all others")
+    thinking = "let the model think before it answers, or not, if its chat template can tell it"
+    add("--thinking", action=argparse.BooleanOptionalAction, help=thinking)
     add("--json", action="store_true", help="print a JSON object for each answer")
     amount = parser.add_mutually_exclusive_group()
     quiet = "do not print a line of figures after each answer"
@@ -52,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     system = [{"role": "system", "content": args.system}] if args.system else []
     with load(args.bundle, **loading_options(args)) as model:
         check_grammar(model, params, args)
-        with model.conversation(system) as conversation:
+        thinking = {} if args.thinking is None else {"enable_thinking": args.thinking}
+        with model.conversation(system, template_arguments=thinking) as conversation:
             figures = args.verbose or (interactive and not args.quiet and not args.json)
             session = Session(
                 model, conversation, params, interactive, args.json, figures, _explain

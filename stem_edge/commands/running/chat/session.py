@@ -63,15 +63,28 @@ class Session:
     def _print(self, chunks: Generator[Chunk]) -> None:
         """Print an answer as it comes, and its figures, also if it is cut short."""
         done: list[Chunk] = []
+        thinking = 0  # tokens
         try:
             for chunk in chunks:
                 done.append(chunk)
+                if chunk.thoughts:
+                    thinking += len(chunk.token_ids)
+                    self._fold(f"\rthinking: {thinking} tokens")
+                if chunk.text and thinking:
+                    self._fold("\n")
+                    thinking = 0
                 if not self.as_json:
                     write_text(chunk.text)
         finally:
             chunks.close()
             if done:
                 self._complete(done)
+
+    def _fold(self, text: str) -> None:
+        """Print what stands for thoughts, if somebody waits for the answer."""
+        if self.interactive and not self.as_json:
+            sys.stderr.write(dim(text))
+            sys.stderr.flush()
 
     def _complete(self, done: list[Chunk]) -> None:
         if self.as_json:

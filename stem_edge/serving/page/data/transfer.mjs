@@ -46,15 +46,15 @@ function parsed(text) {
 }
 
 function checkedMessage(id, read, earlier) {
-  const { parent, role, text, created, files = [], state = "done", plain = false } = read ?? {};
-  const known = ["user", "assistant"].includes(role) && isString(text) && Number.isFinite(created);
+  const { parent, role, text, created, files = [], state = "done", plain = false, thoughts = "" } = read ?? {};
+  const known = ["user", "assistant"].includes(role) && [text, thoughts].every(isString) && Number.isFinite(created);
   const named = Array.isArray(files) && files.every((file) => isString(file?.name) && isString(file.text));
   if (read?.id !== id || !known || !named) throw new Error(`Message ${id} is not whole.`);
   // Messages follow earlier ones, so that none can follow itself.
   if (parent !== null && !Object.hasOwn(earlier, parent)) {
     throw new Error(`Message ${id} follows one that is not before it.`);
   }
-  return { id, parent, role, text, created, files, state, plain, ...figuresIn(read) };
+  return { id, parent, role, text, created, files, state, plain, thoughts, ...figuresIn(read) };
 }
 
 /** Figures of other versions may lack a number that this page formats; they are left out then. */

@@ -71,8 +71,9 @@ export class Answers extends EventTarget {
 
 /** Add a chunk to a message; return why the answer ended, if the chunk says so. */
 function readInto(message, chunk) {
-  const { text, timings, finish } = readChunk(chunk);
+  const { text, thoughts, timings, finish } = readChunk(chunk);
   message.text += text;
+  if (thoughts) message.thoughts = (message.thoughts ?? "") + thoughts;
   if (timings) {
     message.timings = timings;
     addSample(message.samples, timings);

@@ -22,9 +22,14 @@ function chatMessages(messages, system) {
     const last = chat.at(-1);
     // Many templates refuse two messages of a user after each other, which an answer that failed leaves.
     if (last?.role === message.role) last.content += `\n\n${content}`;
-    else if (content) chat.push({ role: message.role, content });
+    else if (content) chat.push({ role: message.role, content, ...thoughtsOf(message) });
   }
   return chat;
+}
+
+/** The thoughts before an answer, which the template shows the model again or leaves out. */
+function thoughtsOf({ thoughts }) {
+  return thoughts ? { reasoning_content: thoughts } : {};
 }
 
 /** The whole text so far; a model without a chat template only ever goes on with it. */
@@ -38,11 +43,12 @@ function continuedText(messages) {
   return text;
 }
 
-/** Return {text, timings, finish} of a chunk of either kind of stream. */
+/** Return {text, thoughts, timings, finish} of a chunk of either kind of stream. */
 export function readChunk(chunk) {
   const choice = chunk.choices?.[0];
   return {
     text: choice?.delta?.content ?? choice?.text ?? "",
+    thoughts: choice?.delta?.reasoning_content ?? "",
     timings: chunk.timings ?? null,
     finish: choice?.finish_reason ?? null,
   };

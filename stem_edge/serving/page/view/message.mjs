@@ -8,7 +8,6 @@ const NOTES = {
   stopped: "Stopped.",
   cut: "The answer reached its longest length or the end of the context.",
 };
-const THINKING = /^\s*<think>([\s\S]*?)(?:<\/think>|$)/;
 
 export class MessageView {
   #actions;
@@ -45,7 +44,7 @@ export class MessageView {
   }
 
   #showBody() {
-    const { role, plain, text, files = [] } = this.message;
+    const { role, plain, text, thoughts, files = [] } = this.message;
     if (role === "user") {
       const chips = files.map(({ name }) => h("li", { class: "chip" }, name));
       const list = files.length ? h("ul", { class: "chips", "aria-label": "Files" }, ...chips) : null;
@@ -53,30 +52,29 @@ export class MessageView {
     } else if (plain) {
       this.#body.replaceChildren(h("div", { class: "said" }, text));
     } else {
-      this.#showMarkdown(text);
+      this.#showMarkdown(text, thoughts);
     }
   }
 
-  #showMarkdown(text) {
-    const thought = THINKING.exec(text);
+  #showMarkdown(text, thoughts) {
     if (!this.#markdown) {
       this.#markdown = new MarkdownView(h("div", { class: "markdown" }));
       this.#body.append(this.#markdown.element);
     }
-    if (thought && !this.#thoughts) {
+    if (thoughts && !this.#thoughts) {
       this.#thoughts = new MarkdownView(h("div", { class: "markdown" }));
       this.#body.prepend(h("details", {}, h("summary", {}, "Thinking"), this.#thoughts.element));
     }
-    this.#thoughts?.show(thought?.[1] ?? "");
-    this.#markdown.show(thought ? text.slice(thought[0].length) : text);
+    this.#thoughts?.show(thoughts);
+    this.#markdown.show(text);
   }
 
   #extras() {
-    const { state, note, timings, text, role, created } = this.message;
+    const { state, note, timings, text, thoughts, role, created } = this.message;
     const seconds = Math.round((Date.now() - created) / 1000);
     const said = note || NOTES[state];
     return [
-      state === "running" && working(text ? "Writing" : `Reading the prompt, ${seconds} s`),
+      state === "running" && working(text ? "Writing" : thoughts ? "Thinking" : `Reading the prompt, ${seconds} s`),
       said && h("p", { class: `note ${state}` }, said),
       state === "done" && role === "assistant" && !text.trim() && h("p", { class: "note" }, "The answer is empty."),
       timings && figuresLine(timings),

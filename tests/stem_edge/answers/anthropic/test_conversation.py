@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from stem_edge.answers.anthropic.body import Conversation
-from stem_edge.answers.anthropic.conversation import messages_of, tools_of
+from stem_edge.answers.anthropic.conversation import messages_of, tools_of, turn_of
 from stem_edge.answers.refusals import RefusalError
+from stem_edge.runtime.sampling_params import SamplingParams
 
 CALL = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"place": "Paris"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "12 degrees"}
@@ -72,6 +73,18 @@ def test_what_is_no_text_is_refused_by_name(block: dict[str, Any]) -> None:
     asked = conversation(messages=[{"role": "user", "content": [block]}])
     with pytest.raises(RefusalError, match=r"messages\[0\].content: (image|document) input is not"):
         messages_of(asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, {}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, {"enable_thinking": True}),
+    ],
+)
+def test_the_template_is_told_whether_to_think(given: Any, told: dict[str, bool]) -> None:
+    assert turn_of(conversation(**given), SamplingParams()).template_arguments == told
 
 
 def test_tools_have_the_form_of_chat_completions() -> None:
