@@ -132,6 +132,7 @@ class Gemma3Keys(Keys, kw_only=True):
 class PleKeys(Gemma3Keys, kw_only=True):
     """Keys that gemma3n and gemma4 share."""
 
+    KEYS_ARE_VALUES: ClassVar[bool] = False  # in layers without a matrix for V
     embedding_length_per_layer_input: int = 0
     attention__shared_kv_layers: int = 0
 
@@ -172,10 +173,10 @@ class PleKeys(Gemma3Keys, kw_only=True):
                 number, rows = int(at.split(".")[1]), config.dim
                 number, rows = (number, config.ple_width) if at[0] == "l" else (number - 1, rows)
                 found[name] = stacked[part].part(number * rows, (number + 1) * rows)
-            elif part == "wv" and gguf_name(name) not in tensors and f"{at}.wk" in found:
-                found[name] = found[f"{at}.wk"]  # keys are values
             elif self.tensor(name) in tensors:
                 found[name] = tensors.pop(self.tensor(name))
+            elif part == "wv" and self.KEYS_ARE_VALUES and f"{at}.wk" in found:
+                found[name] = found[f"{at}.wk"]
         for layer in range(config.own_kv_layers, config.n_layers):
             for part in LENT:  # which files have, though nothing reads them
                 tensors.pop(gguf_name(f"layers.{layer}.{part}"), None)
@@ -236,6 +237,7 @@ class Gemma3nKeys(PleKeys, kw_only=True):
 class Gemma4Keys(PleKeys, kw_only=True):
     """Keys of gemma4; its sizes of heads are those of layers with full attention."""
 
+    KEYS_ARE_VALUES = True
     attention__key_length_swa: int | None = None
     attention__value_length_swa: int | None = None
 

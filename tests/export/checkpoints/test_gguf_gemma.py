@@ -176,6 +176,7 @@ TENSORS: dict[str, tuple[str, Any, str]] = {
     "no gate": ("gemma4", without("blk.2.inp_gate.weight"), "layers.2.ple_gate is missing"),
     "no scale": ("gemma4", without("blk.1.layer_output_scale.weight"), "layer_scale is missing"),
     "no keys": ("gemma4", without("blk.0.attn_k.weight"), "layers.0.wk is missing"),
+    "no values": ("gemma3n", without("blk.0.attn_v.weight"), "layers.0.wv is missing"),
     "factors": ("gemma4", shaped(ROPE_FACTORS, 8), "factors other than Gemma 4's"),
     "other factors": (
         "gemma4", lambda t: t.update({ROPE_FACTORS: np.arange(1, 17, dtype=np.float32)}),
