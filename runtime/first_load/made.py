@@ -197,8 +197,17 @@ class Made:
             show,
         )
         visible = sys.stderr.isatty() if show is None else show
-        _export(source, bundle, visible)
-        write_whole(self.root / RECORD, msgspec.json.encode(source), durable=True)
+        try:
+            (self.root / RECORD).unlink(
+                missing_ok=True
+            )  # which may be right again, but of no bundle
+            _export(source, bundle, visible)
+            write_whole(self.root / RECORD, msgspec.json.encode(source), durable=True)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ExportError(
+                f"{self.root}: cannot write ({reason}); free some space there, and try again"
+            ) from error
 
     def _locked(
         self, name: str, *, shared: bool = False, waiting: str = "", show: bool | None = None
