@@ -202,6 +202,7 @@ REFUSED: dict[str, tuple[type[StemEdgeError], str]] = {
     "killed": (OutOfMemoryError, "was killed"),
     "crashed": (ExportError, "ended (SIGABRT)"),
     "interrupted": (ExportError, "ended (exit status 130)"),
+    "refused": (InputError, "Ctrl-C reaches it: False"),
 }
 NAMES = ("making", "in_use", "made.json", "with space", "n" * 200)
 
@@ -213,6 +214,10 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         folder.touch()
     codes = {"killed": "import os; os.kill(os.getpid(), 9)", "crashed": "import os; os.abort()"}
     codes["interrupted"] = "raise SystemExit(130)"
+    told = f"InputError: {path}: try again; Ctrl-C reaches it:"
+    codes["refused"] = (
+        f"import os; print({told!r}, os.getsid(0) != os.getpid()); raise SystemExit(11)"
+    )
     commands = {name: [sys.executable, "-c", code] for name, code in codes.items()}
     commands["no process"] = [str(tmp_path / "gone")]
     if case in commands:
