@@ -86,7 +86,8 @@ class Conversation:
         ids, params, parser = self.prompt(asked), params_of(params, options), None
         thoughts = self._text.chat.thoughts if params.grammar is None else None
         if thoughts is not None:
-            params = replace(params, kept_special_tokens=thoughts.special)
+            kept = (*params.kept_special_tokens, *thoughts.special)
+            params = replace(params, kept_special_tokens=kept)
             end = self._text.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)
             parser = thoughts.parser(end)
         answer = self._keep(asked, self._generate(ids, params), parser)

@@ -197,8 +197,17 @@ class Made:
             show,
         )
         visible = sys.stderr.isatty() if show is None else show
-        _export(source, bundle, visible)
-        write_whole(self.root / RECORD, msgspec.json.encode(source), durable=True)
+        try:
+            (self.root / RECORD).unlink(
+                missing_ok=True
+            )  # which may be right again, but of no bundle
+            _export(source, bundle, visible)
+            write_whole(self.root / RECORD, msgspec.json.encode(source), durable=True)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ExportError(
+                f"{self.root}: cannot write ({reason}); free some space there, and try again"
+            ) from error
 
     def _locked(
         self, name: str, *, shared: bool = False, waiting: str = "", show: bool | None = None
@@ -230,8 +239,9 @@ def _export(source: Source, bundle: Path, visible: bool) -> None:
     """Export in another process. Raises what it raised, and ExportError."""
     option = BACKBONES[source.engine].option
     command = module_command(WORKER, source.path, str(bundle), option, "bar" if visible else "")
-    try:  # stdin ends with this process, and the worker with it
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pipe = subprocess.PIPE  # stdin ends with this process, and the worker with it
+    try:  # in a session of its own, so that Ctrl-C leaves no traceback of its imports
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
     except OSError as error:
         raise ExportError(
             f"{source.path}: cannot start {command[0]} to make its bundle ({error.strerror}); free some memory and try again"

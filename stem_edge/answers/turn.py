@@ -68,7 +68,8 @@ def prepare(model: Model, turn: Turn, count: int = 1) -> PreparedTurn:
         check_grammar(model, params, "tools")
     # A grammar holds from the first token on, so it leaves no place for thoughts.
     thoughts = model.chat.thoughts if params.grammar is None else None
-    kept = (thoughts.special if thoughts else ()) + (family.special if family else ())
+    kept = [*params.kept_special_tokens, *(thoughts.special if thoughts else ())]
+    kept += family.special if family else ()
     params = replace(params, kept_special_tokens=kept)
     requests = [model.request(ids, each) for each in seeded(params, count)]
     end = model.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)

@@ -121,7 +121,7 @@ def _chosen(found: list[Entry], remove: str | None) -> list[Entry]:
     chosen = [e for e in found if e.path.name in named or e.of in named]
     if not chosen:
         raise InputError(f"no entry is called {remove!r}; stem-edge cache lists them")
-    made = tuple(str(entry.path) + os.sep for entry in chosen)
+    made = tuple(str(entry.path.resolve()) + os.sep for entry in chosen)
     return chosen + [
         e for e in found if e.of.startswith(made)
     ]  # what was made for the bundle in it

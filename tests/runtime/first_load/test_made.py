@@ -158,6 +158,24 @@ def test_an_interrupted_one_is_made_again(
     assert opened(path).is_dir() and len(exports) == 1
 
 
+def test_one_without_its_record_is_of_no_earlier_checkpoint(
+    tmp_path: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = one_file(tmp_path)
+    opened(path)
+    path.rename(earlier := tmp_path / "earlier")
+    path.write_bytes(b"other")
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "write_whole", fails)
+        refused(lambda: opened(path), ExportError, "cannot write (No space left on device)")
+    earlier.replace(path)
+    opened(path)
+    assert len(exports) == 3
+
+
 def test_two_at_once_make_it_once(
     tmp_path: Path, cache: Path, exports: list[str], capfd: Capture
 ) -> None:
@@ -184,6 +202,7 @@ REFUSED: dict[str, tuple[type[StemEdgeError], str]] = {
     "killed": (OutOfMemoryError, "was killed"),
     "crashed": (ExportError, "ended (SIGABRT)"),
     "interrupted": (ExportError, "ended (exit status 130)"),
+    "refused": (InputError, "Ctrl-C reaches it: False"),
 }
 NAMES = ("making", "in_use", "made.json", "with space", "n" * 200)
 
@@ -195,6 +214,10 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         folder.touch()
     codes = {"killed": "import os; os.kill(os.getpid(), 9)", "crashed": "import os; os.abort()"}
     codes["interrupted"] = "raise SystemExit(130)"
+    told = f"InputError: {path}: try again; Ctrl-C reaches it:"
+    codes["refused"] = (
+        f"import os; print({told!r}, os.getsid(0) != os.getpid()); raise SystemExit(11)"
+    )
     commands = {name: [sys.executable, "-c", code] for name, code in codes.items()}
     commands["no process"] = [str(tmp_path / "gone")]
     if case in commands:
@@ -225,7 +248,7 @@ def test_a_name_that_is_too_long(tmp_path: Path) -> None:
 
 def test_the_worker_ends_with_the_process_that_waits(tmp_path: Path) -> None:
     path = small_model(tmp_path)
-    command = module_command(made.WORKER, str(path), str(tmp_path / "out"), "onnxruntime", "")
+    command = module_command(made.WORKER, str(path), str(tmp_path / "out"), "onnx", "")
     ended = subprocess.run(command, input=b"", capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (130, b"")
 
