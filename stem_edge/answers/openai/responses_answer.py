@@ -86,9 +86,10 @@ class AnswerItems(Growing):
         return [*events, done]
 
     def _end(self, end: End, request: Request) -> list[Told]:
-        # Even an answer without text has a message, because clients read the first one.
-        begin = [] if self._parts else self._add_text("")
         status = "incomplete" if end.reason == "length" else "completed"
+        # A complete answer has a message even without text, because clients read the first one.
+        unsaid = self._kind == "thought" and status == "completed"
+        begin = self._add_text("") if unsaid or not self._parts else []
         self._status = status if self._kind != "call" else "incomplete"  # of a call that broke off
         events = [*begin, *self._stop()]
         self.whole = self._response(status) | {"usage": usage_of(request, self._thought_tokens)}

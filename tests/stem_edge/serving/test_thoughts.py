@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
+from unittest.mock import Mock
 
 import httpx2
 import msgspec
@@ -13,6 +14,8 @@ from chats import thinking
 from servers import serving
 
 import stem_edge
+from stem_edge.answers.events import End, Thought
+from stem_edge.answers.openai.responses_answer import AnswerItems
 from stem_edge.answers.openai.responses_body import Body
 from stem_edge.answers.openai.responses_input import messages_of
 from stem_edge.serving import app
@@ -83,6 +86,18 @@ def test_responses(client: openai.OpenAI) -> None:
     assert getattr(events[-1], "text", "") == THOUGHT
     again: Any = [*TURNS, *(item.model_dump() for item in whole.output), *TURNS]
     assert client.responses.create(**(asked | {"input": again})).output
+
+
+@pytest.mark.parametrize(
+    ("reason", "kinds"), [("stop", ["reasoning", "message"]), ("length", ["reasoning"])]
+)
+def test_a_complete_answer_of_thoughts_alone_has_a_message(
+    reason: Literal["stop", "length"], kinds: list[str]
+) -> None:
+    items, request = AnswerItems({}), Mock(prompt_tokens=1, cached_tokens=0, new_tokens=2)
+    items.add(Thought("Hm."), request)
+    items.add(End(reason, None), request)
+    assert [part["type"] for part in items.whole["output"]] == kinds
 
 
 def test_messages(url: str) -> None:
