@@ -7,6 +7,8 @@ from typing import Any
 import psutil
 import pytest
 
+from stem_edge.cluster.sharing import MachineWorker
+
 NODE = {
     "num_cpus": 1,
     "memory": 4 << 30,
@@ -39,7 +41,9 @@ class Nodes:
     def kill_process(self) -> None:
         """Kill a process that works on a piece, as when memory is short; its node goes on."""
         below = psutil.Process().children(recursive=True)
-        next(each for each in below if "ray::Worker" in "".join(each.cmdline())).kill()
+        next(
+            each for each in below if f"ray::{MachineWorker.__name__}" in "".join(each.cmdline())
+        ).kill()
 
     def end(self) -> None:
         """End all processes."""

@@ -42,8 +42,14 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def cache(own_cache_folder: Path) -> Iterator[Path]:
-    yield own_cache_folder / "stem-edge"
+def cache(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """Return a cache folder that can be emptied: those of other tests share what was tried."""
+    folder = tmp_path_factory.mktemp("cache")
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(folder))
+    yield folder / "stem-edge"
     gc.collect()  # a bundle is in use until it is collected
 
 
