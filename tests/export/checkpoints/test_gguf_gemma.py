@@ -16,6 +16,7 @@ from exports import refused
 from gemma_folders import VOCAB_SIZE, write_tokenizer
 from gguf_files import gemma_tokens, model_keys, model_tensors, write_file, write_model
 from hf_folders import make_gemma, make_gemma3, make_gemma3n
+from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.prefill_check import mean_divergence
@@ -233,7 +234,7 @@ def wide_file(
 
 
 @pytest.mark.parametrize("type", ROWS)
-@pytest.mark.parametrize("make", [make_gemma, make_gemma3n])
+@pytest.mark.parametrize("make", slow_but([make_gemma], [make_gemma, make_gemma3n]))
 def test_rows_keep_their_codes(make: Any, type: str, tmp_path: Path) -> None:
     path = wide_file(tmp_path, make, {TABLE: type})
     bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", progress=False)
@@ -259,7 +260,7 @@ MIXED = {
 CODED = ("altup", "laurel")  # of Gemma 3n, whose rows are no whole blocks here
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gemma4", "gemma3n"])
+@pytest.mark.parametrize("name", slow_but(["gemma4"], ["gemma3", "gemma4", "gemma3n"]))
 def test_matrices_keep_their_levels(name: str, engine: EngineName, tmp_path: Path) -> None:
     if name == "gemma3n" and engine == "ggml":
         pytest.skip("ggml has no such graphs")
