@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.errors import ExportError
+from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.tensor_files.grouped_tensor import GroupedTensor
 from stem_edge.graph.decode import decoding
@@ -124,6 +124,8 @@ def test_values_are_those_of_transformers_and_codes_are_kept(form: str, tmp_path
     assert isinstance(matrix, GroupedTensor)
     np.testing.assert_array_equal(matrix.rows(5, 23), gate[5:23])
     np.testing.assert_array_equal(matrix.part(11, 40).rows(2, 9), gate[13:20])
+    with pytest.raises(CheckpointError, match=r"gate_proj.weight_packed has codes .* in groups"):
+        matrix.columns(0, 16)
     stem_edge.export_bundle(tmp_path / "in", out, head="fp32", progress=False)
     assert count_kept(source.backbone, out) == 2 * WIDE["num_hidden_layers"] + 6
     with torch.no_grad():

@@ -238,18 +238,72 @@ def test_any_name_will_do(name: str, tmp_path: Path, exports: list[str]) -> None
     assert opened(path) == opened(path) and len(exports) == 1
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take UTF-8 alone")
 def test_a_name_that_is_not_utf8(tmp_path: Path, exports: list[str]) -> None:
     path = in_folder(tmp_path)
-    try:
-        (path / os.fsdecode(b"\xff.txt")).touch()
-    except OSError:
-        pytest.skip("this file system takes UTF-8 alone")
+    (path / os.fsdecode(b"\xff.txt")).touch()
     refused(lambda: opened(path), InputError, "\\udcff.txt", "not UTF-8")
     assert not exports
 
 
 def test_a_name_that_is_too_long(tmp_path: Path) -> None:
     refused(lambda: opened(tmp_path / ("n" * 300)), BundleError, "nnn")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = one_file(tmp_path)
+    monkeypatch.setattr(made, "_files", denied)
+    refused(lambda: opened(path), InputError, path, "Permission denied", kept=[path])
+
+
+def test_whoever_waits_tries_again_with_the_file_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed = list[Path]()
+
+    def lock(descriptor: int, *, shared: bool = False) -> bool:
+        if not removed:  # by another process, between opening and locking
+            (tmp_path / MAKING).unlink()
+            removed.append(tmp_path / MAKING)
+        return True
+
+    monkeypatch.setattr(made, "lock", lock)
+    disk.close(Made(tmp_path)._locked(MAKING))
+    assert removed and (tmp_path / MAKING).is_file()
+
+
+def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    path = one_file(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "lock", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Made(tmp_path)._locked(MAKING)
+    monkeypatch.setattr(made, "module_command", lambda *_: [sys.executable, "-c", "pass"])
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_once_interrupted())
+    source = Source(str(path), {}, "onnxruntime")
+    with pytest.raises(KeyboardInterrupt):
+        made._export(source, tmp_path / "bundle", False)
+
+
+def wait_once_interrupted() -> Callable[..., int]:
+    """Return a wait of Popen that Ctrl-C interrupts the first time."""
+    wait, calls = subprocess.Popen.wait, list[float | None]()
+
+    def waiting(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        calls.append(timeout)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return wait(self, timeout)
+
+    return waiting
 
 
 def test_the_worker_ends_with_the_process_that_waits(tmp_path: Path) -> None:

@@ -50,6 +50,6 @@ def test_tools_of_a_bundle(tmp_path: Path) -> None:
 def test_bundles_without_a_place_for_tools(tmp_path: Path, source: str | None) -> None:
     bundle = write_chat_bundle(tmp_path, source) if source else DEMO
     with stem_edge.load(bundle) as model:
-        assert model.tool_family is None
+        assert model.tool_family is None and model.chat.thoughts is None
         said = "no place for tools" if source else "no chat template"
         refused(lambda: model.chat_prompt(HELLO, tools=TOOLS), InputError, said)
