@@ -287,23 +287,10 @@ def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
         with pytest.raises(KeyboardInterrupt):
             Made(tmp_path)._locked(MAKING)
     monkeypatch.setattr(made, "module_command", lambda *_: [sys.executable, "-c", "pass"])
-    monkeypatch.setattr(subprocess.Popen, "wait", wait_once_interrupted())
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
     source = Source(str(path), {}, "onnxruntime")
     with pytest.raises(KeyboardInterrupt):
         made._export(source, tmp_path / "bundle", False)
-
-
-def wait_once_interrupted() -> Callable[..., int]:
-    """Return a wait of Popen that Ctrl-C interrupts the first time."""
-    wait, calls = subprocess.Popen.wait, list[float | None]()
-
-    def waiting(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        calls.append(timeout)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return wait(self, timeout)
-
-    return waiting
 
 
 def test_the_worker_ends_with_the_process_that_waits(tmp_path: Path) -> None:
