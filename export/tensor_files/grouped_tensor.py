@@ -7,15 +7,14 @@ Zero points of groups, if there are any, are packed likewise, but along the rows
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
 from stem_edge.errors import CheckpointError
+from stem_edge.export.tensor_files.packed_tensor import StoredCodes
 from stem_edge.export.tensor_files.stored_tensor import StoredTensor
 from stem_edge.numerics.quantize import F32, MIN_BLOCK, U8, unpack_codes
-from stem_edge.tables.rows import ScaleType
 
 WORDS = {"I32": 4}  # type of packed codes, and bytes of a word
 WORD = 32  # bits
@@ -24,50 +23,16 @@ SHAPE = {"I64": 8, "I32": 4}  # types of the sizes that a matrix has unpacked
 
 
 @dataclass(frozen=True)
-class GroupedTensor:
-    """Scaled matrix [N, K] in a file, with several scales in a row."""
+class GroupedTensor(StoredCodes):
+    """Scaled matrix [N, K] in a file, in words of 32 bits, with several scales in a row."""
 
-    stored: StoredTensor  # words [N, K * bits / 32]
-    group_scales: StoredTensor  # [N, groups]
-    zeros: StoredTensor | None  # words [ceil(N * bits / 32), groups]
-    bits: int
-    width: int
+    zeros: StoredTensor | None = None  # words [ceil(N * bits / 32), groups]
     first: int = 0  # row of the zero points that is the first here
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return self.stored.shape[0], self.width
-
-    @property
-    def path(self) -> Path:
-        """Path of the file."""
-        return self.stored.path
-
-    @property
-    def name(self) -> str:
-        """Name of the codes in the file."""
-        return self.stored.name
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the codes."""
-        return self.shape[0] * self.width * self.bits // 8
-
-    @property
-    def group_size(self) -> int:
-        """Columns that share a scale."""
-        return self.width // self.group_scales.shape[1]
-
-    @property
-    def scale_type(self) -> ScaleType:
-        """Type that holds the scales exactly."""
-        return "fp32"
 
     def part(self, start: int, stop: int) -> GroupedTensor:
         """Return the matrix of rows start..stop."""
-        stored, scales = self.stored.part(start, stop), self.group_scales.part(start, stop)
-        return replace(self, stored=stored, group_scales=scales, first=self.first + start)
+        stored, scales = self.stored.part(start, stop), self.row_scales.part(start, stop)
+        return replace(self, stored=stored, row_scales=scales, first=self.first + start)
 
     def columns(self, start: int, stop: int) -> NoReturn:
         """Raise CheckpointError: rows of tables have no groups of this kind."""
@@ -79,10 +44,6 @@ class GroupedTensor:
     def codes(self, start: int, stop: int) -> U8:
         """Read codes [rows, K] of rows start..stop."""
         return unpack_codes(self.stored.part(start, stop).raw(), self.bits)
-
-    def scales(self, start: int, stop: int) -> F32:
-        """Read scales [rows, groups] of rows start..stop."""
-        return self.group_scales.rows(start, stop)
 
     def points(self, start: int, stop: int) -> U8 | None:
         """Read zero points [rows, groups] of rows start..stop; None if all are the middle."""
@@ -132,4 +93,4 @@ def grouped(
         raise CheckpointError(
             f"{zeros.path}: {zeros.name} is {list(zeros.shape)}; expected {list(expected)}"
         )
-    return GroupedTensor(stored, scales, zeros, bits, width)
+    return GroupedTensor(stored, scales, bits, width, zeros)

@@ -48,14 +48,13 @@ class Scaled(Matrix, Protocol):
 
 
 @dataclass(frozen=True)
-class PackedTensor:
-    """Columns first..first+width of a Scaled matrix in a file."""
+class StoredCodes:
+    """Codes in a file, with their scales: what all Scaled matrices of files share."""
 
-    stored: StoredTensor  # [N, K * bits / 8]
-    row_scales: StoredTensor  # [N, 1], or [N, parts] with one for each part of a row
+    stored: StoredTensor  # [N, some columns of packed codes]
+    row_scales: StoredTensor  # [N, groups]
     bits: int
     width: int
-    first: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -87,6 +86,20 @@ class PackedTensor:
         """Bytes of the codes."""
         return self.shape[0] * self.width * self.bits // 8
 
+    def scales(self, start: int, stop: int) -> F32:
+        """Read scales [rows, groups] of rows start..stop."""
+        return self.row_scales.rows(start, stop)
+
+
+@dataclass(frozen=True)
+class PackedTensor(StoredCodes):
+    """Columns first..first+width of a Scaled matrix in a file.
+
+    Its scales are one for each row, or one for each part of a row.
+    """
+
+    first: int = 0
+
     def part(self, start: int, stop: int) -> PackedTensor:
         """Return the matrix of rows start..stop."""
         stored, scales = self.stored.part(start, stop), self.row_scales.part(start, stop)
@@ -115,10 +128,6 @@ class PackedTensor:
             return packed.view(np.uint8) ^ np.uint8(0x80)
         skipped = self.first - first * count
         return unpack_codes(packed, self.bits)[:, skipped : skipped + self.width]
-
-    def scales(self, start: int, stop: int) -> F32:
-        """Read scales [rows, 1] of rows start..stop."""
-        return self.row_scales.rows(start, stop)
 
     def points(self, start: int, stop: int) -> None:
         """Return None: the middle stands for 0."""

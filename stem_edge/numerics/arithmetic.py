@@ -86,3 +86,18 @@ def sparse_gate(gate: F32, deviations: float) -> F32:
     above = gate - gate.mean(axis=-1, keepdims=True)
     least = np.float32(deviations) * np.sqrt(mean_square(above))
     return np.asarray(np.maximum(above - least, 0), np.float32)
+
+
+def rotate(heads: F32, cos: F32, sin: F32, interleaved: bool) -> F32:
+    """Rotate heads [T, H, head_dim] by the angles [T, head_dim / 2] of their positions."""
+    half = heads.shape[-1] // 2
+    a, b = (
+        (heads[..., 0::2], heads[..., 1::2])
+        if interleaved
+        else (heads[..., :half], heads[..., half:])
+    )
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    rotated = (a * cos - b * sin, a * sin + b * cos)
+    if not interleaved:
+        return np.concatenate(rotated, axis=-1)
+    return np.stack(rotated, axis=-1).reshape(heads.shape)

@@ -21,6 +21,7 @@ from stem_edge.numerics.arithmetic import (
     normalized,
     pick,
     rms_norm,
+    rotate,
     silu,
     sparse_gate,
 )
@@ -296,18 +297,3 @@ def _experts(config: ModelConfig, x: F32, table: Matrix, token_ids: Sequence[int
 
 def _after(config: ModelConfig, weights: Mapping[str, Matrix], name: str, x: F32) -> F32:
     return rms_norm(x, weights[name], config.norm_eps) if config.post_norms else x
-
-
-def rotate(heads: F32, cos: F32, sin: F32, interleaved: bool) -> F32:
-    """Rotate heads [T, H, head_dim] by the angles [T, head_dim / 2] of their positions."""
-    half = heads.shape[-1] // 2
-    a, b = (
-        (heads[..., 0::2], heads[..., 1::2])
-        if interleaved
-        else (heads[..., :half], heads[..., half:])
-    )
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    rotated = (a * cos - b * sin, a * sin + b * cos)
-    if not interleaved:
-        return np.concatenate(rotated, axis=-1)
-    return np.stack(rotated, axis=-1).reshape(heads.shape)

@@ -6,8 +6,8 @@ import pytest
 from configs import config
 
 from stem_edge.layers import Llama3Rope, ProportionalRope, Rope, RopeScaling
+from stem_edge.numerics.arithmetic import rotate
 from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import rotate
 from stem_edge.numerics.rope import frequency_factors, rope_frequencies, rope_tables
 
 POSITIONS, HEADS, WIDTH = 7, 3, 8
