@@ -33,12 +33,17 @@ class RequestThreads:
     """
 
     def __init__(self, most: int, waiting: int) -> None:
-        self.limiter, self._waiting = CapacityLimiter(most), waiting
+        self._limiter, self._room, self._inside = CapacityLimiter(most), most + waiting, 0
 
-    def check(self) -> None:
-        """Raise BusyError if too much work waits."""
-        if self.limiter.statistics().tasks_waiting >= self._waiting:
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return the result of work that one of the threads did. Raises BusyError if too much waits."""
+        if self._inside >= self._room:
             raise BusyError("too many requests wait for a thread; try again in a moment")
+        self._inside += 1  # the limiter's own count is late by a turn of the event loop
+        try:
+            return await to_thread.run_sync(work, limiter=self._limiter)
+        finally:
+            self._inside -= 1
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,7 @@ class Service:
             finally:
                 give_back(self.model)
 
-        threads.check()
-        return await to_thread.run_sync(done, limiter=threads.limiter)
+        return await threads.run(done)
 
     async def begin(self, turn: Turn, count: int = 1) -> TurnAnswers:
         """Queue a turn, `count` times with seeds that follow each other; enter the result at once.
