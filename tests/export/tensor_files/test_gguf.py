@@ -20,7 +20,7 @@ RANDOM = np.random.default_rng(0)
 KEYS: dict[str, Any] = {
     "general.architecture": "llama",
     "a.bool": True, "an.int": 7, "a.float": 1e-5, "a.text": "a\n\u00e9\u6771",
-    "some.texts": ["a", "", "\u6771"], "some.ints": [1, -2, 3], "some.floats": [0.5, 1e-6],
+    "some.texts": ["a", "", "\u6771"], "some.ints": [1, -2, 3], "some.floats": [0.5, 2.0**-20],
     "some.bools": [True, False],
 }  # fmt: skip
 
