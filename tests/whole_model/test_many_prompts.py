@@ -116,7 +116,7 @@ def test_a_devices_memory_is_that_of_the_plan(name: str, sequences: int, tmp_pat
 
 
 @pytest.mark.parametrize("options", [{"speculate": True}, {"draft": DEMO}])
-@pytest.mark.parametrize("sequences", [1, 5])
+@pytest.mark.parametrize("sequences", slow_but([5], [1, 5]))
 def test_guesses_and_batches_on_a_device(options: dict[str, Any], sequences: int) -> None:
     with stem_edge.load(DEMO, sequences=sequences, **DEVICE, **options) as model:
         expected = [model.generate_text(text, max_new_tokens=12) for text in TEXTS]
