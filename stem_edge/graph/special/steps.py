@@ -110,7 +110,7 @@ class SteppedProducts(DecodeProducts):
             result = f"{x}.by_{step!r}.from_{columns[0]}"
             codes = self._clipped(x, step)
             if width < of:
-                codes = graph.cut(codes, *columns, -1, f"{result}.cut")
+                codes = graph.cut(codes, *columns, 1, f"{result}.cut")
             # Not by Gather, which takes three times as long, because it copies value by value.
             blocks = -(-width // (block - 1))
             if more := blocks * (block - 1) - width:
