@@ -94,12 +94,12 @@ class SteppedProducts(DecodeProducts):
             result = f"{x}.by_{step!r}"
             least, top = (graph.constant(f"int8.{n}", np.array(n, np.int8)) for n in (-TOP, TOP))
             codes = graph.add("Clip", [self._codes(x, step, result), least], f"{result}.clipped")
-            pads = [graph.sizes([0, 1]), top, graph.sizes([-1])]
-            wide = graph.add("Pad", [codes, *pads], f"{result}.ended")
-            columns = np.full(capped_width(width, block), width, np.int64)
-            columns[places(width, block)] = np.arange(width)
-            order = graph.constant(f"capped.{width}.{block}", columns)
-            laid = graph.add("Gather", [wide, order], f"{result}.laid", axis=-1)
+            blocks, last = -(-width // (block - 1)), graph.sizes([-1])
+            pads = [graph.sizes([0, blocks * (block - 1) - width]), top, last]
+            whole = graph.add("Pad", [codes, *pads], f"{result}.whole")
+            apart = graph.reshape(whole, [0, 0, blocks, block - 1], f"{result}.apart")
+            ended = graph.add("Pad", [apart, graph.sizes([0, 1]), top, last], f"{result}.ended")
+            laid = graph.reshape(ended, [0, 0, blocks * block], f"{result}.laid")
             self._made[key] = graph.add("Cast", [laid], result, to=1)
         return self._made[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 import torch
 from gemma_folders import VOCAB_SIZE
 from installed import needs_ggml
+from msgspec.structs import replace as changed_config
 from packed_folders import Packed, divergence, write_packed
 from safetensors.torch import load_file, save_file
 from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.errors import BackendError, CheckpointError, ExportError, InputError
+from stem_edge.commands.measuring.fit import report_table
+from stem_edge.errors import BackendError, CheckpointError, ExportError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.graph.decode import decoding
@@ -150,9 +153,16 @@ def test_a_bound_of_the_divergence_is_kept(one: Path, tmp_path: Path) -> None:
         stem_edge.export_bundle(one, tmp_path / "far", max_kl=1e-9, progress=False)
 
 
-def test_fit_says_that_nothing_is_to_choose(one: Path) -> None:
-    with pytest.raises(InputError, match="nothing to choose"):
-        stem_edge.fit(one, "1GB")
+def test_fit_plans_what_an_export_keeps(packed: Packed, bundle: Path) -> None:
+    given: dict[str, Any] = {"memory": "1GB", "bandwidth": "10GB", "context_length": 64}
+    (planned,), (exported,) = (stem_edge.fit(path, **given) for path in (packed.folder, bundle))
+    named = changed_config(exported.footprint.model, bos_id=None, eos_ids=())  # by its tokenizer
+    assert planned.footprint == replace(exported.footprint, own_types=True, model=named)
+    assert (planned.plan, planned.prediction) == (exported.plan, exported.prediction)
+    said = report_table([planned], "CHECKPOINT", bundle=False)
+    assert "stem-edge export CHECKPOINT OUT\n" in said and "tables int" in said
+    with pytest.raises(ExportError, match=r"onnxruntime only|no type of ggml"):
+        stem_edge.fit(packed.folder, "1GB", engine="ggml")
 
 
 def changed(folder: Path, out: Path, **tensors: torch.Tensor | None) -> Path:
