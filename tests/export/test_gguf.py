@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from architectures import SIZES, VARIANTS, write
-from exports import Steps, contents
+from exports import contents
 from installed import DATA, needs_ggml
 from make_checkpoint import Shape, write_checkpoint
 from tiers import slow_but
@@ -207,24 +207,6 @@ def test_the_limit_of_the_divergence(tiny_checkpoint: Path, tmp_path: Path) -> N
         export(tiny_checkpoint, tmp_path / "out", max_kl=1e-6)
     assert not list(tmp_path.iterdir())
     export(tiny_checkpoint, tmp_path / "out", backbone="f32", tables="fp32", max_kl=1e-6)
-
-
-ALL_STEPS = ["tokenizer", "tables", *(f"records {n}" for n in range(3)), "backbone"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", ALL_STEPS)
-def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    monkeypatch.setattr("stem_edge.export.tables.SHARD_NBYTES", 20_000)  # several shards
-    export(tiny_checkpoint, tmp_path / "expected")
-    steps = Steps(monkeypatch)
-    steps.interrupt(step, lambda: export(tiny_checkpoint, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-    export(tiny_checkpoint, tmp_path / "out")
-    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
-    assert steps.done == ALL_STEPS[ALL_STEPS.index(step) :]
 
 
 def test_the_command(

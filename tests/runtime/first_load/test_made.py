@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from contract import refused
 from gguf_files import write_model
-from hf_folders import SIZES
+from hf_folders import SIZES, randomized
 from installed import DEMO, needs_ggml
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -79,7 +79,8 @@ def split(folder: Path) -> Path:
 
 def small_model(folder: Path) -> Path:
     sizes = SIZES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
-    return write_model(folder / "a.gguf", LlamaForCausalLM(LlamaConfig(**sizes)), "Q4_1")
+    model = randomized(LlamaForCausalLM(LlamaConfig(**sizes)))
+    return write_model(folder / "a.gguf", model, "Q4_1")
 
 
 def in_folder(folder: Path) -> Path:
