@@ -52,6 +52,7 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress, tell
+from stem_edge.system.memory import return_freed_memory
 from stem_edge.tables.token_counts import encode_counts
 
 
@@ -240,6 +241,7 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     for name, write in _steps(job, peaks, journal, bar.describe):
         journal.run(name, write, bar.advance)
     bar.describe("trying it" if expected is None else "comparing with the checkpoint")
+    return_freed_memory()  # of the pieces, before the engine takes as much
     manifest = accept(job, journal, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
     journal.close()

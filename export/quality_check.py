@@ -58,7 +58,7 @@ def accept(
     Raises TooFarError for a bundle that diverges from its checkpoint more than max_kl allows.
     """
     options, format, notes = job.options, job.format, job.source.notes
-    computed = _logits(job, _manifest(job, journal, format), ids)
+    computed = _logits(job, _manifest(job, journal, format), ids, pack=expected is not None)
     if expected is None:
         return _manifest(job, journal, format, notes=notes)
     decode, prefill, apart = _compare(expected, computed), None, None
@@ -101,8 +101,11 @@ def _check_divergence(job: Job, found: float, tokens: int) -> None:
         )
 
 
-def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
-    """Compute logits [T, V] with the bundle. Raises ExportError if they are not finite."""
+def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) -> F32:
+    """Compute logits [T, V] with the bundle. Raises ExportError if they are not finite.
+
+    pack: as load takes it; not worth its time and memory for a single token.
+    """
     path, engine = job.folder / MANIFEST, job.options.runs_on
     format = manifest.format(engine)
     write_file(path, encode_manifest(manifest))
@@ -114,6 +117,7 @@ def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
             context_length=len(ids),
             prefill_graph=format is not None and format.prefill,
             prepare=False,
+            pack=pack,
             warm_start=False,
             trial=False,  # not needed, since the exporter itself wrote the bundle
         ) as model:

@@ -11,7 +11,7 @@ import pytest
 from gguf_files import write_file
 
 from stem_edge.export.tensor_files.gguf import open_gguf
-from stem_edge.export.tensor_files.gguf_columns import BlockColumns, columns
+from stem_edge.export.tensor_files.gguf_columns import BlockColumns, columns, with_scales
 from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
 from stem_edge.ggml.types import KEPT_TYPES
 from stem_edge.numerics.quantize import U8
@@ -34,7 +34,9 @@ def stored(type: str) -> U8:
     return blocks.astype(np.uint8).reshape(ROWS, -1)
 
 
-@pytest.mark.parametrize("type", ["F32", "F16", "BF16", "Q5_1", "Q4_K", "Q5_K", "Q6_K", *BLOCKS])
+@pytest.mark.parametrize(
+    "type", ["F32", "F16", "BF16", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q4_1", *BLOCKS]
+)
 def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.gguf", {}, {"t": (stored(type), type)})
     tensor = open_gguf(path).tensors["t"]
@@ -51,6 +53,12 @@ def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None
             assert (codes.shape, scales.shape) == ((3, WIDTH), (3, WIDTH // 32))
             values = codes.astype(np.float32) - (1 << (found.bits - 1))
             np.testing.assert_array_equal(values * np.repeat(scales, 32, axis=1), expected)
+    blocks = with_scales(tensor)
+    assert (blocks is not None) == (type in ("Q4_1", *BLOCKS))
+    if blocks is not None:
+        parts = np.repeat([blocks.scales(0, ROWS), blocks.offsets(0, ROWS)], 32, axis=2)
+        levels = blocks.codes(0, ROWS).astype(np.float32) - (1 << (blocks.bits - 1))
+        np.testing.assert_array_equal(levels * parts[0] + parts[1], whole)
 
 
 def test_parts_of_blocks_are_values(tmp_path: Path) -> None:
