@@ -206,7 +206,9 @@ def _export(
         used = sources.used([source.path, options.lora], own)
         journal = Journal(folder, subject(job, used))
         done = sum(entry.nbytes for entry in journal.files().values())
-        footprint = form.footprint(job)
+        footprint = form.footprint(
+            job.source.config, job.format, job.table_format, prefill=options.prefill
+        )
         # Tables of the base are hard links, so they need no room.
         kept = footprint.tables_nbytes if base is not None else 0
         work.needed_nbytes = max(0, footprint.flash_nbytes - kept - done)

@@ -1,30 +1,35 @@
 """Checkpoints of random weights in the shapes of Gemma 3n and 4, as Hugging Face folders in bfloat16.
 
-They are for benchmarks: names and sizes are real, the generated text is noise. The command is
-tools/make_checkpoint.py. Tensors are written in pieces, so that a checkpoint may be larger than
-memory.
+They are for benchmarks: names and sizes are real, the generated text is noise. Gemma 4 may be packed
+as QAT for phones leaves it (`quant_method: gemma`). The command is tools/make_checkpoint.py. Tensors
+are written in pieces, so that a checkpoint may be larger than memory.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from random_tensor import Tensor
 from tokenizers import Tokenizer, decoders, models
 
+from stem_edge.export.checkpoints.hugging_face import packed as form
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
 from stem_edge.export.checkpoints.hugging_face.gemma_ple import CONTEXT, TABLE, GemmaPle
 from stem_edge.export.checkpoints.hugging_face.reader import KINDS
 
-Shapes = dict[str, tuple[int, ...]]
+Tensors = dict[str, Tensor]
 SHARD_NBYTES = 2 << 30
-# All values are cut from one block of this many, because drawing billions would take minutes.
-NOISE_VALUES = 1 << 22
+# Shapes of which there are checkpoints trained for phones, and the bits of their per-layer embeddings.
+PACKED = {"gemma-4-e2b": 4, "gemma-4-e4b": 2}
+FLOATS = ("per_layer_model_projection", "norm", "layer_scalar")  # how names without codes end
+STEP, GATE_STEP = 0.05, 0.3  # gates take hidden states, which no norm made small
 COMMON: dict[str, Any] = {
     "dtype": "bfloat16",
     "vocab_size_per_layer_input": 262_144,
@@ -64,13 +69,31 @@ SHAPES: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
 }
 
 
-def describe(name: str, **changes: Any) -> dict[str, Any]:
+def describe(name: str, packed: bool = False, **changes: Any) -> dict[str, Any]:
     """Return the config.json of a shape."""
     own, sizes, every = SHAPES[name]
     config = COMMON | own | dict(zip(SIZES, sizes, strict=True)) | changes
     layers = config["num_hidden_layers"]
     kinds = [FULL if number % every == every - 1 else SLIDING for number in range(layers)]
-    return config | {"layer_types": kinds}
+    config |= {"layer_types": kinds}
+    return _pack(config, PACKED[name]) if packed else config
+
+
+def _pack(config: dict[str, Any], row_bits: int) -> dict[str, Any]:
+    """Return the config.json of a model that is packed by the rules of Google's E2B."""
+    rules = {
+        r"embed_tokens$|lm_head": 2,
+        "embed_tokens_per_layer": row_bits,
+        r"layers\.(1[5-9]|[2-9]\d)\.mlp": 2,
+        r"per_layer_(input_gate|projection)$": 8,
+    }
+    stated = {
+        "quant_method": form.GEMMA,
+        "module_quant_configs": {rule: {"num_bits": bits} for rule, bits in rules.items()},
+        "modules_to_not_convert": FLOATS[:1],
+        "quantize_embeddings": True,
+    }
+    return config | {form.QUANTIZED: stated, "tie_word_embeddings": False}
 
 
 def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
@@ -78,90 +101,76 @@ def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(config, indent=1))
     _write_tokenizer(out / "tokenizer.json", config["vocab_size"])
-    noise = _bfloat16(np.random.default_rng(seed).standard_normal(NOISE_VALUES, np.float32))
     shards = list(_shards(_tensors(config)))
     weight_map: dict[str, str] = {}
-    for number, shapes in enumerate(shards, 1):
+    for number, tensors in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        _write_shard(out / file, shapes, noise, seed + number)
-        weight_map |= dict.fromkeys(shapes, file)
+        _write_shard(out / file, tensors, seed)
+        weight_map |= dict.fromkeys(tensors, file)
     index = {"metadata": {}, "weight_map": weight_map}
     (out / "model.safetensors.index.json").write_text(json.dumps(index))
     return out
 
 
-def _tensors(config: dict[str, Any]) -> Shapes:
-    """Map Hugging Face's names of all tensors to their shapes."""
+def _tensors(config: dict[str, Any]) -> Tensors:
+    """Return all tensors by Hugging Face's names."""
     kind = KINDS[config["model_type"]]
     decoder = kind(**{key: value for key, value in config.items() if key in kind.__struct_fields__})
     if not isinstance(decoder, GemmaPle):
         raise TypeError(f"{config['model_type']} is no Gemma")
     model = decoder.model()
     width = model.n_layers * model.ple_width
-    shapes: Shapes = {}
-    for name, shape in model.backbone_shapes().items():
-        if not name.endswith(".ple_context"):
-            shapes[decoder.tensor(name)] = shape
-    return shapes | {
+    shapes = {decoder.tensor(name): shape for name, shape in model.backbone_shapes().items()} | {
         decoder.inside + CONTEXT: (width, model.dim),
         decoder.inside + TABLE: (model.records, width),
     }
+    found: Tensors = {}
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight")
+        floats = form.QUANTIZED not in config or module.endswith(FLOATS)
+        found |= {name: Tensor(shape)} if floats else _packed(config, module, shape)
+    return found
 
 
-def _shards(tensors: Shapes) -> Iterator[Shapes]:
-    shard: Shapes = {}
-    for name, shape in tensors.items():
-        if shard and sum(map(_nbytes, [*shard.values(), shape])) > SHARD_NBYTES:
+def _packed(config: dict[str, Any], module: str, shape: tuple[int, ...]) -> Tensors:
+    """Return the tensors that stand for the weight of a module."""
+    rules = config[form.QUANTIZED]["module_quant_configs"].items()
+    bits = next((own["num_bits"] for rule, own in rules if re.search(rule, module)), 4)
+    codes = Tensor((shape[0], shape[1] * bits // 8), "I8" if bits == 8 else "U8", bits)
+    width = config["hidden_size_per_layer_input"] if module.endswith("per_layer") else shape[1]
+    scales = Tensor((shape[0], 1), "F32", value=2.5 / (1 << bits - 1) / math.sqrt(width))
+    if "embed_tokens" in module:
+        return {module + form.EMBEDDED: codes, module + form.EMBEDDED_SCALE: scales}
+    step = Tensor((), "F32", value=GATE_STEP if module.endswith("input_gate") else STEP)
+    steps = dict.fromkeys((module + ending for ending in form.STEPS), step)
+    return {f"{module}.weight": codes, module + form.SCALE: scales} | steps
+
+
+def _shards(tensors: Tensors) -> Iterator[Tensors]:
+    shard: Tensors = {}
+    for name, tensor in tensors.items():
+        if shard and sum(one.nbytes for one in [*shard.values(), tensor]) > SHARD_NBYTES:
             yield shard
             shard = {}
-        shard[name] = shape
+        shard[name] = tensor
     yield shard
 
 
-def _nbytes(shape: tuple[int, ...]) -> int:
-    return 2 * math.prod(shape)
-
-
-def _write_shard(path: Path, shapes: Shapes, noise: npt.NDArray[np.uint16], seed: int) -> None:
+def _write_shard(path: Path, tensors: Tensors, seed: int) -> None:
     header, at = dict[str, Any](), 0
-    for name, shape in shapes.items():
-        end = at + _nbytes(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, end]}
+    for name, tensor in tensors.items():
+        end = at + tensor.nbytes
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [at, end]}
         at = end
     encoded = json.dumps(header).encode()
-    random = np.random.default_rng(seed)
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for shape in shapes.values():
-            for piece in _values(shape, noise, random):
+        for name, tensor in tensors.items():
+            # A packed head has the codes of its embedding, as transformers saves tied models.
+            module = name.rpartition(".")[0].replace("lm_head", "model.embed_tokens")
+            random = np.random.default_rng([seed, zlib.crc32(module.encode())])
+            for piece in tensor.pieces(random):
                 file.write(piece.tobytes())
-
-
-def _values(
-    shape: tuple[int, ...], noise: npt.NDArray[np.uint16], random: np.random.Generator
-) -> Iterator[npt.NDArray[np.uint16]]:
-    """Yield a tensor in pieces: norms and scalars are ones, matrices noise over sqrt(width)."""
-    if len(shape) == 1:
-        yield _bfloat16(np.ones(shape, np.float32))
-        return
-    # Subtracted from the exponents, which divides bfloat16 values by a power of two without any
-    # arithmetic on floats.
-    step = np.uint16(round(math.log2(shape[1]) / 2) << 7)
-    left = math.prod(shape)
-    while left:
-        count = min(left, NOISE_VALUES // 2)
-        start = int(random.integers(NOISE_VALUES - count))
-        yield _scaled(noise[start : start + count], step)
-        left -= count
-
-
-def _scaled(values: npt.NDArray[np.uint16], step: np.uint16) -> npt.NDArray[np.uint16]:
-    small = (values & np.uint16(0x7FFF)) <= step
-    return np.where(small, np.uint16(0), values - step).astype(np.uint16)
-
-
-def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
 def _write_tokenizer(path: Path, vocab_size: int) -> None:

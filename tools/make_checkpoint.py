@@ -2,6 +2,7 @@
 
     python tools/make_checkpoint.py OUT --shape llama-3.2-1b --stem third
     python tools/make_checkpoint.py OUT --shape small --stem 2 5
+    python tools/make_checkpoint.py OUT --shape gemma-4-e2b --packed
 
 For tests and benchmarks: the shapes are real, generated text is noise. Everything is written in pieces,
 so a checkpoint may be larger than memory: STEM-1/3 of the 1B shape takes 13 GB on disk.
@@ -195,9 +196,13 @@ def main() -> None:
     parser.add_argument("--max-context", type=int, metavar="TOKENS", help=context)
     parser.add_argument("--parts", type=int, default=4, help="column shards (4)")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="(bf16)")
+    packed = f"as checkpoints trained for phones are ({', '.join(gemma_checkpoint.PACKED)})"
+    parser.add_argument("--packed", action="store_true", help=packed)
     args = parser.parse_args()
+    if args.packed and args.shape not in gemma_checkpoint.PACKED:
+        parser.error(f"--packed: expected --shape {' or '.join(gemma_checkpoint.PACKED)}")
     if args.shape in gemma_checkpoint.SHAPES:
-        write_gemma(args.out, describe(args.shape))
+        write_gemma(args.out, describe(args.shape, packed=args.packed))
         print(f"{args.out}: done; next: stem-edge export {args.out} BUNDLE")
         return
     shape = SHAPES[args.shape]

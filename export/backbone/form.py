@@ -10,11 +10,12 @@ from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.job import Job, Tell, WriteStep
+from stem_edge.export.job.job import Format, Job, Tell, WriteStep
 from stem_edge.export.job.options import Stored
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.quantize import F32
+from stem_edge.tables.store import TableFormat
 
 Written: TypeAlias = Callable[[], Mapping[str, FileEntry]]  # the files of earlier steps
 
@@ -35,8 +36,10 @@ class Form(ABC):
         """Raise ExportError for a model that it cannot hold."""
 
     @abstractmethod
-    def footprint(self, job: Job) -> Footprint:
-        """Return the sizes of the bundle that is written. Raises GraphError."""
+    def footprint(
+        self, model: ModelConfig, format: Format, tables: TableFormat | None, *, prefill: bool
+    ) -> Footprint:
+        """Return the sizes of a bundle, with or without a graph for prompts. Raises GraphError."""
 
     @abstractmethod
     def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> Stored:

@@ -13,10 +13,10 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.form import Form, Written
 from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
-from stem_edge.export.backbone.gguf_values import TensorSource, import_gguf
+from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
+from stem_edge.export.job.job import Advance, Format, Job, Tell, WriteStep
 from stem_edge.export.job.options import ExportOptions, Stored
 from stem_edge.export.job.stored_types import in_gguf
 from stem_edge.export.quantization.calibration import sequences
@@ -30,6 +30,7 @@ from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufFormat, GgufType, OwnTypes
 from stem_edge.hub.names import shown_name
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.tables.store import TableFormat
 
 # Values of general.file_type: llama.cpp's numbers of its mixtures.
 FILE_TYPES: dict[GgufType, int] = {
@@ -53,7 +54,6 @@ class GgufForm(Form):
     after_tables = True  # because the file holds a hash of them
 
     def library(self) -> Ggml:
-        import_gguf()
         return checked_ggml()
 
     def check(self, source: Checkpoint) -> None:
@@ -68,8 +68,10 @@ class GgufForm(Form):
                 "holds; export it with --engine onnx"
             )
 
-    def footprint(self, job: Job) -> Footprint:
-        return gguf_footprint(job.source.config, cast(GgufFormat, job.format), job.table_format)
+    def footprint(
+        self, model: ModelConfig, format: Format, tables: TableFormat | None, *, prefill: bool
+    ) -> Footprint:
+        return gguf_footprint(model, cast(GgufFormat, format), tables)
 
     def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> Stored:
         return in_gguf(config, types)

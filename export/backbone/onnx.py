@@ -17,7 +17,7 @@ from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile, wor
 from stem_edge.export.backbone.whole import whole
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.files import BundleFile, write_file
-from stem_edge.export.job.job import Advance, Job, Tell, WriteStep
+from stem_edge.export.job.job import Advance, Format, Job, Tell, WriteStep
 from stem_edge.export.job.options import Stored
 from stem_edge.export.job.stored_types import in_blocks
 from stem_edge.export.quantization.calibration import sequences
@@ -32,13 +32,14 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
+from stem_edge.tables.store import TableFormat
 
 PREFILL_STEP = "prefill"
 
 
 def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
     """Return the format with what the peaks decide (OnnxBackbone). Raises ExportError."""
-    format = _onnx(job)
+    format = _onnx(job.format)
     described = job.source.config, job.layout
     decoding(*described, format)
     if not job.options.prefill:
@@ -47,10 +48,10 @@ def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
     return msgspec.structs.replace(format, prefill=True, balanced=worth_balancing(peaks, plain))
 
 
-def _onnx(job: Job) -> BackboneFormat:
-    if not isinstance(job.format, BackboneFormat):
-        raise TypeError(f"{job.format} is not for onnxruntime")
-    return job.format
+def _onnx(format: Format) -> BackboneFormat:
+    if not isinstance(format, BackboneFormat):
+        raise TypeError(f"{format} is not for onnxruntime")
+    return format
 
 
 class OnnxForm(Form):
@@ -62,9 +63,11 @@ class OnnxForm(Form):
     def check(self, source: Checkpoint) -> None:
         """Accept all: each layer has its graph nodes."""
 
-    def footprint(self, job: Job) -> Footprint:
-        format = msgspec.structs.replace(_onnx(job), prefill=job.options.prefill)
-        return expected_footprint(job.source.config, format, job.table_format)
+    def footprint(
+        self, model: ModelConfig, format: Format, tables: TableFormat | None, *, prefill: bool
+    ) -> Footprint:
+        format = msgspec.structs.replace(_onnx(format), prefill=prefill)
+        return expected_footprint(model, format, tables)
 
     def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> Stored:
         return in_blocks(config, types)

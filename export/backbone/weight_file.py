@@ -175,7 +175,8 @@ class WeightFile:
 
     def _kept(self, item: Blocks, matrices: list[Scaled]) -> None:
         """Write the codes and scales that the checkpoint has. Raises ExportError for others."""
-        if len(matrices) < len(item.parts) or any(m.bits != item.bits for m in matrices):
+        kept = (item.bits, 2) if item.columns[0] else (item.bits,)  # small blocks have 4 bits
+        if len(matrices) < len(item.parts) or any(m.bits not in kept for m in matrices):
             raise ExportError(
                 f"{item.name} is stored as {item.bits} bits, and the checkpoint has "
                 f"{', '.join(str(m.bits) for m in matrices)}; leave out what chooses types"
@@ -198,9 +199,12 @@ class WeightFile:
         check_finite(item.name, start, scales)
         width = codes.shape[1]
         if item.step:
+            first, last = item.columns
+            width, middle = last - first, 1 << (item.bits - 1)
             wide = capped_width(width, item.block)
-            laid = np.full((len(codes), wide), 1 << (item.bits - 1), np.uint8)
-            laid[:, places(width, item.block)] = codes
+            laid = np.full((len(codes), wide), middle, np.uint8)
+            moved = np.uint8(middle - (1 << (matrix.bits - 1)))
+            laid[:, places(width, item.block)] = codes[:, first:last] + moved
             codes, width, scales = laid, wide, scales * np.float32(item.step)
         times = width // item.block // scales.shape[1]
         groups = np.ascontiguousarray(np.repeat(scales, times, axis=1))

@@ -30,6 +30,7 @@ from stem_edge.tables.token_counts import Counts, count_tokens
 
 Advance = Callable[[int], object]
 Tell = Callable[[str], object]
+Format = BackboneFormat | GgufFormat
 # A step: writes some whole files and returns their entries; gives what quantization costs to the
 # meter, and source bytes read, counted as float32, to the progress bar.
 WriteStep = Callable[[ErrorMeter, Advance], dict[Path, FileEntry]]
@@ -43,7 +44,7 @@ class Job:
     source: Checkpoint
     converted: ExportedTokenizer
     options: ExportOptions
-    format: BackboneFormat | GgufFormat  # the options' format, with types that were measured
+    format: Format  # the options' format, with types that were measured
     text_ids: npt.NDArray[np.int64]  # of the calibration text
     counts: Counts  # of the tokens in a text that the user gave
     tables: TablePlan | None  # None for a dense model
@@ -91,16 +92,16 @@ def make_job(
     elif base is not None and (format := base.manifest.table_format) is not None:
         plan = TablePlan(format)
     layout = plan.format.tables if plan else None
-    chosen = _chosen_format(source, options, layout, text_ids)
+    chosen = chosen_format(source, options, layout, text_ids)
     return Job(folder, source, converted, options, chosen, text_ids, counts, plan, base, ggml)
 
 
-def _chosen_format(
+def chosen_format(
     source: Checkpoint,
     options: ExportOptions,
     layout: RecordLayout | None,
     text_ids: npt.NDArray[np.int64],
-) -> BackboneFormat | GgufFormat:
+) -> Format:
     """Return the backbone's format, with types that are measured unless the options say them."""
     format, target = options.format, options.target
     if not isinstance(format, BackboneFormat):

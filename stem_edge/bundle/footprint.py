@@ -46,6 +46,7 @@ class Footprint:
     caches: KvCaches  # keys and values that it can have
     kv: KvType  # type of keys and values
     windows: bool = True  # whether layers with a window keep only what that needs
+    own_types: bool = False  # whether a checkpoint's own types are kept, and none is to choose
 
     @property
     def tables(self) -> RecordLayout | None:

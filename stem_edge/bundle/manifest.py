@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -59,7 +59,7 @@ class Backbone(NamedTuple):
 
     engine: EngineName
     field: str  # of the manifest, with its format
-    option: str  # of `stem-edge export --engine`, which makes it
+    option: Literal["onnx", "gguf"]  # of `stem-edge export --engine`, which makes it
     files: tuple[str, ...]  # the weights first
     native: tuple[str, ...]  # files of them that native code reads as they are
     library: Callable[[], str]  # version of what reads it; "" if that is not installed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import gcd
+from math import gcd, prod
 from typing import Protocol
 
 import numpy as np
@@ -69,28 +69,20 @@ class DecodeProducts:
         if self.format.bits(kind, name) == 32:
             weight = matrix(self.graph, self.plan, name + ".weight", shape, parts)
             return self.graph.node("FusedMatMul", [x, weight], [name], CONTRIB, transB=1)
-        return self.in_blocks(name, kind, x, parts, shape, self._block(name, kind, shape[1]))
+        bits, block = self.format.bits(kind, name), self._block(name, kind, shape[1])
+        return self.in_blocks(Blocks(name, kind, parts, bits, block), x, shape)
 
-    def in_blocks(
-        self,
-        name: str,
-        kind: MatrixKind,
-        x: str,
-        parts: tuple[str, ...],
-        shape: tuple[int, int],
-        block: int,
-        step: float = 0.0,
-    ) -> str:
-        """Emit MatMulNBits. step: of x, in whole steps (Blocks.step)."""
-        (rows, width), bits = shape, self.format.bits(kind, name)
-        if self.format.tied and kind == "head":
+    def in_blocks(self, item: Blocks, x: str, shape: tuple[int, int]) -> str:
+        """Place a matrix, and emit MatMulNBits."""
+        (rows, width), name, bits, block = shape, item.name, item.bits, item.block
+        if self.format.tied and item.kind == "head":
             stored, pieces = self._stored_once(name, shape, bits, block)
         else:
-            most = SPLIT_VALUES // width if len(parts) == 1 else rows
+            most = SPLIT_VALUES // width if len(item.parts) == 1 else rows
             stored = pieces = [
                 self._piece(n, span, width, bits, block) for n, span in _spans(name, rows, most)
             ]
-        self.plan.items.append(Blocks(name, kind, parts, bits, block, tuple(stored), step))
+        self.plan.items.append(replace(item, pieces=tuple(stored)))
         made = [self._emit(x, piece, width, bits, block) for piece in pieces]
         return made[0] if len(made) == 1 else self.graph.add("Concat", made, name, axis=-1)
 
@@ -113,36 +105,30 @@ class DecodeProducts:
         bits = self.format.bits(kind)
         if bits == 32:
             if self.format.tied:
-                weight = self.graph.weight(replace(self.plan.tensors(name)[0], name=name))
+                stored = self.plan.of(name, Floats)[0].tensor
+                weight = self.graph.weight(replace(stored, name=name))
             else:
                 weight = matrix(self.graph, self.plan, name, shape, (name,))
             return self.graph.add("Gather", [weight, ids], result)
         if bits == 4 and self.format.offsets:
             raise GraphError(f"{name}: rows of 4 bits cannot have offsets; give them 8 bits")
-        return self.gathered(name, kind, ids, result, shape, self._block(name, kind, shape[1]))
-
-    def gathered(
-        self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int], block: int
-    ) -> str:
-        """Emit `result`: rows of a matrix in blocks of this size, dequantized."""
-        (count, width), bits, place = shape, self.format.bits(kind), self.plan.place
-        groups, codes = width // block, (count, width * bits // 8)
-        # Zero points are explicit because providers' kernels have different defaults.
-        dims = {".codes": codes, ".scales": (count, groups)}
-        dims[".zero_points"] = (count, -(-groups * bits // 8))
-        if self.format.tied:
-            stored = zip(dims.items(), self.plan.tensors(name), strict=True)
-            tensors = [replace(t, name=name + part, dims=shape) for (part, shape), t in stored]
-        else:
-            types = (np.uint8, np.float32, np.uint8)
-            tensors = [
-                place(name + part, dtype, shape)
-                for (part, shape), dtype in zip(dims.items(), types, strict=True)
-            ]
-            piece = RowRange(0, count, *tensors)
+        if not self.format.tied:
+            block = self._block(name, kind, shape[1])
+            piece = self._piece(name, (0, shape[0]), shape[1], bits, block, points=True)
             self.plan.items.append(Blocks(name, kind, (name,), bits, block, (piece,)))
-        weights = [self.graph.weight(tensor) for tensor in tensors]
-        return gather_blocks(self.graph, weights, ids, result, bits, block)
+        return self.gathered(self.plan.of(name, Blocks)[0], name, ids, result)
+
+    def gathered(self, item: Blocks, name: str, ids: str, result: str) -> str:
+        """Emit `result`: rows of a matrix that has its place, dequantized."""
+        (piece,), weights = item.pieces, list[str]()
+        # Zero points are explicit because providers' kernels have different defaults.
+        stored = {"codes": piece.codes, "scales": piece.scales, "zero_points": piece.points}
+        for part, tensor in stored.items():
+            if tensor is None:
+                raise GraphError(f"{name} has no zero points")
+            dims = piece.stop, prod(tensor.dims) // piece.stop
+            weights.append(self.graph.weight(replace(tensor, name=f"{name}.{part}", dims=dims)))
+        return gather_blocks(self.graph, weights, ids, result, item.bits, item.block)
 
     def _block(self, name: str, kind: MatrixKind, width: int) -> int:
         block = fitting_block(width, self.format.block_size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy.typing as npt
 
@@ -75,10 +75,11 @@ class Blocks:
     parts: tuple[str, ...]
     bits: int
     block: int
-    pieces: tuple[RowRange, ...]
-    # Of the input, in whole steps; a part of the scales. Then each block ends with a code of zero
-    # (stem_edge/graph/special/steps.py).
+    pieces: tuple[RowRange, ...] = ()
+    # Of the input, in whole steps; a part of the scales. Then each block ends with a code of zero, and
+    # only these columns of the matrices are here (stem_edge/graph/special/steps.py).
     step: float = 0.0
+    columns: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Columns:
     scales: Tensor
 
 
+Placed = TypeVar("Placed", Floats, Blocks)
 PlanItem: TypeAlias = Vector | Peaks | Balance | Floats | Blocks | Columns
 
 
@@ -112,12 +114,6 @@ class WeightPlan:
         self.nbytes = offset + nbytes
         return Tensor(name, kind, dims, file=self.file, offset=offset)
 
-    def tensors(self, part: str) -> list[Tensor]:
-        """Return the tensors that a matrix was placed in alone: floats; or codes, scales, points."""
-        for item in self.items:
-            if isinstance(item, Floats) and item.parts == (part,):
-                return [item.tensor]
-            if isinstance(item, Blocks) and item.parts == (part,):
-                piece = item.pieces[0]
-                return [t for t in (piece.codes, piece.scales, piece.points) if t is not None]
-        raise ValueError(f"{part} has no place yet")
+    def of(self, part: str, kind: type[Placed]) -> list[Placed]:
+        """Return the items of a kind that a matrix was placed in alone."""
+        return [item for item in self.items if isinstance(item, kind) and item.parts == (part,)]

@@ -168,6 +168,25 @@ def write_gemma(folder: Path, tokens: int) -> tuple[I64, F32]:
         return ids, model(torch.tensor(ids[None])).logits[0].numpy()
 
 
+def write_flat(folder: Path, name: str, tokens: int = 40) -> tuple[list[int], F32]:
+    """Write a Gemma with scores so flat that rounding changes little; return ids and logits [T, V].
+
+    No logit is greater than 5, as in trained models of this size.
+    """
+    make = {"gemma3": make_gemma3, "gemma4": make_gemma, "gemma3n": make_gemma3n}[name]
+    rows = {} if name == "gemma3" else {"vocab_size_per_layer_input": 307}
+    model = make(hidden_size=64, vocab_size=307, **rows)
+    norms = {layer.self_attn.q_norm.weight: 0.1 for layer in model.model.layers}
+    norms[model.model.norm.weight] = 0.5
+    added = float(name == "gemma3")  # to the weights of its norms, by the model
+    ids = np.random.default_rng(0).integers(90, size=tokens).tolist()
+    with torch.no_grad():
+        for weight, factor in norms.items():
+            weight.copy_(factor * (weight + added) - added)
+        written(model, folder)
+        return ids, model(torch.tensor([ids])).logits[0].numpy()
+
+
 GEMMA_3: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 7,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,

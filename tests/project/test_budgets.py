@@ -156,10 +156,10 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 60_910, 47_000),
-    "tools, lines": Budget(lambda: lines_in("tools"), 6_170, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 60_800, 48_000),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_190, 4_800),
+    "package, lines": Budget(package_lines, 61_100, 47_000),
+    "tools, lines": Budget(lambda: lines_in("tools"), 6_300, 5_000),
+    "tests, lines": Budget(lambda: lines_in("tests"), 61_100, 48_000),
+    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_210, 4_800),
     "files in a room": Budget(fullest_room, 15, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
     "places that ask which engine it is": Budget(places_that_ask_for_engine, 0, 8),

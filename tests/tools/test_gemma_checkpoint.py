@@ -7,9 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gemma_checkpoint import SHAPES, describe, write_gemma
+import torch
+from gemma_checkpoint import PACKED, SHAPES, describe, write_gemma
+from msgspec.structs import replace
+from packed_folders import divergence
+from transformers import AutoModelForCausalLM
 
 import stem_edge
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.tensor_files.packed_tensor import PackedTensor
+from stem_edge.numerics.reference import forward
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300, "vocab_size_per_layer_input": 300, "hidden_size": 32, "head_dim": 16,
@@ -29,7 +36,7 @@ EXPECTED = {
     "shape", [pytest.param(s, marks=pytest.mark.slow if n else ()) for n, s in enumerate(SHAPES)]
 )
 def test_a_checkpoint_runs(shape: str, tmp_path: Path) -> None:
-    wide = {"global_head_dim": 32} if "global_head_dim" in describe(shape) else {}
+    wide: dict[str, Any] = {"global_head_dim": 32} if "global_head_dim" in describe(shape) else {}
     checkpoint = write_gemma(tmp_path / "checkpoint", describe(shape, **SMALL, **wide))
     options: dict[str, Any] = {"backbone": "fp32", "tables": "fp16", "prefill_graph": False}
     stem_edge.export_bundle(checkpoint, tmp_path / "bundle", **options)
@@ -38,3 +45,24 @@ def test_a_checkpoint_runs(shape: str, tmp_path: Path) -> None:
         full = sum(not config.window(layer) for layer in range(config.n_layers))
         assert (config.n_layers, config.own_kv_layers, full) == EXPECTED[shape]
         assert np.isfinite(model.logits([2, *range(4, 20)])).all()
+
+
+@pytest.mark.parametrize("shape", PACKED)
+def test_a_packed_checkpoint_is_what_transformers_reads(shape: str, tmp_path: Path) -> None:
+    sizes = SMALL | {"global_head_dim": 32}
+    folder = write_gemma(tmp_path / "packed", describe(shape, packed=True, **sizes))
+    source, ids = read_checkpoint(folder), [2, *range(4, 20)]
+    parts = ("layers.14.up", "layers.15.up", "layers.2.ple_gate", "layers.2.wq", "embedding")
+    matrices = [*(source.backbone[name] for name in parts), source.tables[0]]
+    bits = [matrix.bits for matrix in matrices if isinstance(matrix, PackedTensor)]
+    assert bits == [4, 2, 8, 4, 2, PACKED[shape]]
+    assert source.config.tied_head
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for name, steps in model.named_parameters():
+        if name.endswith("activation_scale"):
+            steps.data.zero_()  # many layers of random weights make much of a float between two steps
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    config = replace(source.config, ranges={})
+    found = forward(config, source.backbone, source.rows, ids)
+    assert divergence(expected, found) < 1e-4

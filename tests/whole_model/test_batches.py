@@ -67,7 +67,7 @@ def model(case: Case, request: pytest.FixtureRequest) -> Iterator[Model]:
     bundle = stem_edge.open_bundle(case.path)
     if request.param == "device":
         options = {"providers": "cpu", "device_memory": "4GB"}
-        if not bundle.manifest.model.plain or bundle.manifest.model.n_experts:
+        if bundle.manifest.model.n_experts:
             pytest.skip("this model has no graphs for devices")
     elif request.param not in bundle.manifest.engines:
         pytest.skip("this model runs on the other engine only")

@@ -6,6 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
+from stem_edge.bundle.manifest import BACKBONES
 from stem_edge.commands.options.loading import add_loading
 from stem_edge.measuring.memory.device_profiles import DEVICES
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder
@@ -189,11 +190,14 @@ def _commands(one: Fit, path: str, engine: str, *, bundle: bool) -> list[str]:
     limit += " --no-prefill-graph" * (one.footprint.prefill_nbytes > 0 and not one.needs.prefill)
     if bundle:
         return ["run it with:", f"  stem-edge generate {path} {limit}"]
-    _, types = ENGINES[one.footprint.engine].ways.expected.types(one.footprint)
-    tables = f" --tables {one.tables}" if one.tables else ""
+    footprint = one.footprint
+    _, types = ENGINES[footprint.engine].ways.expected.types(footprint)
+    types += f" --tables {one.tables}" if one.tables else ""
+    if footprint.own_types:
+        types = f"--engine {BACKBONES[footprint.engine].option}" if engine else ""
     return [
         "make it and run it with:",
-        f"  stem-edge export {path} OUT {types}{tables}",
+        f"  stem-edge export {path} OUT {types}".rstrip(),
         f"  stem-edge generate OUT {limit}",
     ]
 

@@ -8,6 +8,8 @@ code of zero there, and the step is a part of their scales. Only -128 becomes -1
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from stem_edge.config import ModelConfig
@@ -15,10 +17,11 @@ from stem_edge.graph.formats import BackboneFormat, MatrixKind
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.layer import backbone_shapes
 from stem_edge.graph.linear import DecodeProducts
-from stem_edge.graph.weight_plan import WeightPlan
+from stem_edge.graph.weight_plan import Blocks, WeightPlan
 from stem_edge.numerics.quantize import I64
 
 TOP = 127
+SMALL_BLOCKS = 16, 32
 ZERO = "int8.zero"
 
 
@@ -30,7 +33,8 @@ class SteppedProducts(DecodeProducts):
     ) -> None:
         super().__init__(graph, plan, format)
         self._ranges, self._shapes = config.ranges, backbone_shapes(config)
-        self._made: dict[tuple[str, float, int], str] = {}  # x, a step, a block or 0 -> x in steps
+        # x, a step, and how it is laid: as it is, or in blocks -> x in steps
+        self._made: dict[tuple[object, ...], str] = {}
         graph.constant(ZERO, np.array(0, np.int8))
 
     def product(
@@ -55,12 +59,22 @@ class SteppedProducts(DecodeProducts):
         elif self.format.bits(kind, exact) == 32:
             exact = super().product(exact, kind, self._rounded(x, taken), parts, shape)
         else:
-            block, (rows, width) = self.format.block_size, shape
-            x, shape = self._capped(x, taken, width), (rows, capped_width(width, block))
-            exact = self.in_blocks(exact, kind, x, parts, shape, block, taken)
+            bits, block = self.format.bits(kind, exact), self.format.block_size
+            whole = Blocks(exact, kind, parts, bits, block, step=taken)
+            exact = self._apart(x, taken, shape[0], apart(whole, shape[1]))
         if not given:
             return exact
         return self._rounded(exact, given, name if kind == "head" else f"{name}.rounded")
+
+    def _apart(self, x: str, step: float, rows: int, items: list[Blocks]) -> str:
+        """Emit the sum of the products of x in whole steps with the columns that each item holds."""
+        made = list[str]()
+        for item in items:
+            laid = self._capped(x, step, item.columns, item.block, items[-1].columns[1])
+            size = rows, capped_width(item.columns[1] - item.columns[0], item.block)
+            made.append(self.in_blocks(item, laid, size))
+        name = f"{items[0].name}.sum"
+        return made[0] if len(made) == 1 else self.graph.add("Add", made, name)
 
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
@@ -69,16 +83,18 @@ class SteppedProducts(DecodeProducts):
         step, _ = self._ranges.get("head", (0.0, 0.0))
         if not (self.format.tied and step) or self.format.bits(kind) == 32:
             return super().rows(name, kind, ids, result, shape)
-        (count, width), block, graph = shape, self.format.block_size, self.graph
-        wide = capped_width(width, block)
-        x = self.gathered(name, kind, ids, f"{result}.capped", (count, wide), block)
-        order = graph.constant(f"uncapped.{width}.{block}", places(width, block))
-        x = graph.add("Gather", [x, order], f"{result}.stepped", axis=-1)
-        return graph.add("Div", [x, graph.float(step)], result)
+        found = list[str]()
+        for item in self.plan.of(name, Blocks):
+            size, own = item.columns[1] - item.columns[0], f"{name}.{item.columns[0]}"
+            x = self.gathered(item, own, ids, f"{own}.capped")
+            order = self.graph.constant(f"uncapped.{size}.{item.block}", places(size, item.block))
+            found.append(self.graph.add("Gather", [x, order], f"{own}.stepped", axis=-1))
+        x = self.graph.add("Concat", found, f"{name}.stepped", axis=-1)
+        return self.graph.add("Div", [x, self.graph.float(step)], result)
 
     def _rounded(self, x: str, step: float, result: str = "") -> str:
         """Emit x rounded to multiples of a step from -128 to 127."""
-        key = x, step, 0
+        key = x, step, "rounded"
         if key not in self._made:
             result = result or f"{x}.on_{step!r}"
             codes = self._codes(x, step, result)
@@ -87,25 +103,61 @@ class SteppedProducts(DecodeProducts):
             self._made[key] = self.graph.add("Mul", [whole, self.graph.float(step)], result)
         return self._made[key]
 
-    def _capped(self, x: str, step: float, width: int) -> str:
-        """Emit x [B, T, width] in whole steps, with 127 at the end of each block."""
-        key, graph = (x, step, block := self.format.block_size), self.graph
+    def _capped(self, x: str, step: float, columns: tuple[int, int], block: int, of: int) -> str:
+        """Emit some columns of x [B, T, of] in whole steps, with 127 at the end of each block."""
+        key, graph, width = (x, step, block, columns), self.graph, columns[1] - columns[0]
         if key not in self._made:
-            result = f"{x}.by_{step!r}"
-            least, top = (graph.constant(f"int8.{n}", np.array(n, np.int8)) for n in (-TOP, TOP))
-            codes = graph.add("Clip", [self._codes(x, step, result), least], f"{result}.clipped")
-            pads = [graph.sizes([0, 1]), top, graph.sizes([-1])]
-            wide = graph.add("Pad", [codes, *pads], f"{result}.ended")
-            columns = np.full(capped_width(width, block), width, np.int64)
-            columns[places(width, block)] = np.arange(width)
-            order = graph.constant(f"capped.{width}.{block}", columns)
-            laid = graph.add("Gather", [wide, order], f"{result}.laid", axis=-1)
+            result = f"{x}.by_{step!r}.from_{columns[0]}"
+            codes = self._clipped(x, step)
+            if width < of:
+                codes = graph.cut(codes, *columns, 1, f"{result}.cut")
+            # Not by Gather, which takes three times as long, because it copies value by value.
+            blocks = -(-width // (block - 1))
+            if more := blocks * (block - 1) - width:
+                codes = self._longer(codes, more, f"{result}.whole")
+            apart = graph.reshape(codes, [0, 0, blocks, block - 1], f"{result}.apart")
+            ended = self._longer(apart, 1, f"{result}.ended")
+            laid = graph.reshape(ended, [0, 0, blocks * block], f"{result}.laid")
             self._made[key] = graph.add("Cast", [laid], result, to=1)
+        return self._made[key]
+
+    def _longer(self, codes: str, more: int, result: str) -> str:
+        """Emit codes with so many of 127 behind each line."""
+        top, sizes = self.graph.constant(f"int8.{TOP}", np.array(TOP, np.int8)), self.graph.sizes
+        return self.graph.add("Pad", [codes, sizes([0, more]), top, sizes([-1])], result)
+
+    def _clipped(self, x: str, step: float) -> str:
+        """Emit x in whole steps from -127 to 127."""
+        key, graph, result = (x, step), self.graph, f"{x}.by_{step!r}"
+        if key not in self._made:
+            least = graph.constant(f"int8.{-TOP}", np.array(-TOP, np.int8))
+            codes = self._codes(x, step, result)
+            self._made[key] = graph.add("Clip", [codes, least], f"{result}.clipped")
         return self._made[key]
 
     def _codes(self, x: str, step: float, result: str) -> str:
         scale = self.graph.float(step)
         return self.graph.add("QuantizeLinear", [x, scale, ZERO], f"{result}.codes")
+
+
+def apart(whole: Blocks, width: int) -> list[Blocks]:
+    """Return a matrix, or its whole blocks and a smaller block with the few columns beyond them.
+
+    A last block of few columns would be filled up with zeros: 1536 columns would become 1664, and 2048 in
+    the form of 2 bits that kernels read. Codes in small blocks have 4 bits, which are not filled up.
+    """
+    end = width // (whole.block - 1) * (whole.block - 1)
+    for block in SMALL_BLOCKS:
+        if 0 < width - end < block < whole.block <= end:
+            rest = replace(
+                whole,
+                name=f"{whole.name}.rest",
+                block=block,
+                bits=max(4, whole.bits),
+                columns=(end, width),
+            )
+            return [replace(whole, columns=(0, end)), rest]
+    return [replace(whole, columns=(0, width))]
 
 
 def capped_width(width: int, block: int) -> int:

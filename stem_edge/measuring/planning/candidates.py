@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from stem_edge.bundle.footprint import Footprint
-from stem_edge.bundle.manifest import MANIFEST
+from stem_edge.bundle.manifest import BACKBONES, MANIFEST
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
+from stem_edge.graph.formats import EngineName
 from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import keep_ref, open_snapshot
 from stem_edge.hub.names import hub_name
@@ -20,6 +24,7 @@ from stem_edge.runtime.backends.options import AUTO
 from stem_edge.tables.codecs import RowType
 from stem_edge.tables.rows import make_layout
 from stem_edge.tables.store import TableFormat
+from stem_edge.tables.token_counts import count_tokens
 
 if TYPE_CHECKING:
     from stem_edge.export.checkpoints.checkpoint import Checkpoint
@@ -69,15 +74,33 @@ def of_checkpoint(path: Path, engine: str) -> list[Footprint]:
     if engine not in engine_names():
         raise InputError(f"engine is {engine!r}; expected one of {', '.join(engine_names())}")
     source = open_checkpoint(path)
-    if any(hasattr(matrix, "bits") for matrix in source.backbone.values()):
-        raise InputError(
-            f"{path}: its matrices are codes of their own types, so there is nothing to choose; export it, and give "
-            "the bundle"
-        )
     config = source.config
     chosen = next(iter(ENGINES)) if engine == AUTO else engine
+    if (kept := _of_own_types(source, ENGINES[chosen].backbone)) is not None:
+        return [kept]
     found = ENGINES[chosen].ways.expected.footprints(config, partial(_tables, config))
     return found if config.stem_layers else found[:-1]  # the last two differ only in their tables
+
+
+def _of_own_types(source: Checkpoint, engine: EngineName) -> Footprint | None:
+    """Return the sizes of the bundle that keeps a checkpoint's types; None if there are types to choose."""
+    from stem_edge.export.backbone.forms import FORMS
+    from stem_edge.export.job.job import chosen_format
+    from stem_edge.export.job.options import ExportOptions
+    from stem_edge.export.job.stored_types import keep_stored_types
+    from stem_edge.export.job.table_plan import plan_tables
+
+    form, asked = FORMS[engine], ExportOptions(engine=BACKBONES[engine].option)
+    form.check(source)
+    options = keep_stored_types(source, asked, form.stored)
+    if options.stored is None:
+        return None
+    rows, no_text = options.stored_tables, count_tokens(np.zeros(0, np.int64), 0)
+    plan = rows and plan_tables(source, *rows[:3], no_text, rows.scales)
+    format = chosen_format(source, options, None, np.zeros(0, np.int64))
+    tables = None if plan is None else plan.format
+    found = form.footprint(source.config, format, tables, prefill=options.prefill)
+    return replace(found, own_types=True)
 
 
 def _tables(config: ModelConfig, rows: RowType) -> TableFormat | None:

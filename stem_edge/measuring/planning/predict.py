@@ -15,7 +15,6 @@ import numpy as np
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
-from stem_edge.measuring.planning.candidates import is_bundle
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
 from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.process import worker_nbytes
@@ -186,8 +185,9 @@ def warm_counts(bundle: Bundle, options: LoadOptions) -> Counts | None:
 
 
 def tokenizer_memory(root: Path) -> TokenizerMemory:
-    """Return the memory of a bundle's tokenizer; 0 for a checkpoint, whose tokenizer is unknown."""
-    return check_tokenizer(root / TOKENIZER).memory if is_bundle(root) else NO_TOKENIZER
+    """Return the memory of a tokenizer; 0 for a checkpoint that has it in another form."""
+    path = root / TOKENIZER
+    return check_tokenizer(path).memory if path.is_file() else NO_TOKENIZER
 
 
 def _peak(needs_at: NeedsAt, plan: MemoryPlan, usage: Usage) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 import torch
 from gemma_folders import VOCAB_SIZE
 from installed import needs_ggml
+from msgspec.structs import replace as changed_config
 from packed_folders import Packed, divergence, write_packed
 from safetensors.torch import load_file, save_file
 from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.errors import BackendError, CheckpointError, ExportError, InputError
+from stem_edge.commands.measuring.fit import report_table
+from stem_edge.errors import BackendError, CheckpointError, ExportError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.graph.decode import decoding
@@ -32,6 +35,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "ranges": {},
     "no ranges": {"ranges": False},
     "rows of 2 bits, a scale for each layer": {"row_scales": 6, "row_bits": 2},
+    "blocks of few columns": {"hidden_size": 256, "intermediate_size": 400},
     "wide, keys are values": {
         "hidden_size": 192,
         "intermediate_size": 320,
@@ -41,7 +45,9 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=slow_but(["ranges", "no ranges"], FORMS))
+@pytest.fixture(
+    scope="module", params=slow_but(["ranges", "no ranges", "blocks of few columns"], FORMS)
+)
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Packed:
     return write_packed(tmp_path_factory.mktemp("packed"), **FORMS[request.param])
 
@@ -94,7 +100,7 @@ def test_matrices_are_stored_without_rounding(packed: Packed, bundle: Path) -> N
     def values(tensor: Tensor, dtype: str) -> Any:
         return data[tensor.offset : tensor.offset + tensor.nbytes].view(dtype).reshape(tensor.dims)
 
-    kept = 0
+    kept = expected = 0
     for item in plan.items:
         matrix = source.backbone[item.parts[0]] if isinstance(item, Blocks) else None
         if isinstance(item, Blocks) and isinstance(matrix, Scaled) and len(item.parts) == 1:
@@ -102,10 +108,12 @@ def test_matrices_are_stored_without_rounding(packed: Packed, bundle: Path) -> N
             codes = values(piece.codes, "u1").reshape(count, -1)
             scales = values(piece.scales, "<f4").reshape(count, -1) / np.float32(item.step or 1)
             found = dequantize_blocks(codes, scales, item.bits)
-            found = found[:, places(width, item.block)] if item.step else found
-            np.testing.assert_allclose(found, matrix.rows(0, count), rtol=1e-6)
-            kept += 1
-    assert kept > 20
+            start, stop = item.columns if item.step else (0, width)
+            found = found[:, places(stop - start, item.block)] if item.step else found
+            np.testing.assert_allclose(found, matrix.rows(0, count)[:, start:stop], rtol=1e-6)
+            kept += stop - start
+            expected += width if start == 0 else 0
+    assert kept == expected > 20 * 32
 
 
 def test_rows_are_stored_without_rounding(packed: Packed, bundle: Path) -> None:
@@ -150,9 +158,16 @@ def test_a_bound_of_the_divergence_is_kept(one: Path, tmp_path: Path) -> None:
         stem_edge.export_bundle(one, tmp_path / "far", max_kl=1e-9, progress=False)
 
 
-def test_fit_says_that_nothing_is_to_choose(one: Path) -> None:
-    with pytest.raises(InputError, match="nothing to choose"):
-        stem_edge.fit(one, "1GB")
+def test_fit_plans_what_an_export_keeps(packed: Packed, bundle: Path) -> None:
+    given: dict[str, Any] = {"memory": "1GB", "bandwidth": "10GB", "context_length": 64}
+    (planned,), (exported,) = (stem_edge.fit(path, **given) for path in (packed.folder, bundle))
+    named = changed_config(exported.footprint.model, bos_id=None, eos_ids=())  # by its tokenizer
+    assert planned.footprint == replace(exported.footprint, own_types=True, model=named)
+    assert (planned.plan, planned.prediction) == (exported.plan, exported.prediction)
+    said = report_table([planned], "CHECKPOINT", bundle=False)
+    assert "stem-edge export CHECKPOINT OUT\n" in said and "tables int" in said
+    with pytest.raises(ExportError, match=r"onnxruntime only|no type of ggml"):
+        stem_edge.fit(packed.folder, "1GB", engine="ggml")
 
 
 def changed(folder: Path, out: Path, **tensors: torch.Tensor | None) -> Path:
@@ -256,5 +271,5 @@ def test_ggml_refuses_them(packed: Packed, tmp_path: Path) -> None:
 
 
 def test_devices_refuse_them(packed: Packed, bundle: Path) -> None:
-    with pytest.raises(BackendError):
+    with pytest.raises(BackendError, match=r"(round to the steps|no device layout).* the CPU"):
         stem_edge.load(bundle, device_memory="100MB")
