@@ -69,13 +69,11 @@ use. The graphs are embed, early, late, rest and head, float32 throughout.
 
 | input or output of portable | shape | meaning |
 |---|---|---|
-| rope_cos, rope_sin, rope_cos.1 ... | [T, head_width/2] | angles at the step's positions |
-| mask.<w> | [T, P + T] | added to the scores of P earlier tokens and this step's: 0 or MASKED. One input for each window width w in the model; w is 0 for layers without a window |
+| rope_cos, rope_sin, rope_cos.1 ... | [T, head_width/2] | angles at the step's positions; in rest at the wanted ones, T is n |
+| mask.<w> | [T, P + T]; in rest [n, P], as P has the step's tokens, too | added to the scores of P earlier tokens and this step's: 0 or MASKED. One input for each window width w in the model; w is 0 for layers without a window |
 | keys.<l>, values.<l> | [1, P, kv heads, head_width] | KV cache of the earlier tokens; not an output |
 | row.<l> | [1, T, row width] | rows of the tokens |
 | new_keys.<l>, new_values.<l> | [1, T, kv heads, head_width] | of the step's tokens only |
-
-In its rest, T is n, of the wanted tokens, and masks are [n, P]: the P tokens are those of the step, too.
 """
 
 from __future__ import annotations

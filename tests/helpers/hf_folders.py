@@ -16,8 +16,10 @@ import transformers
 from installed import DATA
 from safetensors.torch import load_file, save_file
 
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.reference import forward
 
 
 def edit(folder: Path, file: str = "config.json", **values: Any) -> None:
@@ -36,6 +38,20 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any])
 def refused(folder: Path, *parts: str) -> None:
     """Check that reading the folder is refused with a message that has these parts."""
     exports.refused(lambda: read_checkpoint(folder), folder, *parts)
+
+
+def logits(checkpoint: Checkpoint, ids: list[int]) -> F32:
+    """Logits [T, V] of the reference."""
+    return forward(checkpoint.config, checkpoint.backbone, checkpoint.rows, ids)
+
+
+def check_logits(model: Any, folder: Path, ids: list[int], most: float = 5e-4) -> None:
+    """Save a model of transformers, and check that what is read has its logits."""
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    assert np.abs(logits(read_checkpoint(folder), ids) - expected).max() < most
+    assert np.abs(expected).max() > 1
 
 
 SIZES: dict[str, Any] = {

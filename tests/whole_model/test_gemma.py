@@ -49,7 +49,7 @@ def bundle(exact: Exact) -> Path:
     return exact.path
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", slow_but([True], [True, False]))
 def test_tokens_of_a_prompt_read_the_first_rows_alone(
     bundle: Path, engine: EngineName, overlap: bool
 ) -> None:
