@@ -52,8 +52,12 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress, tell
-from stem_edge.system.memory import return_freed_memory
+from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.tables.token_counts import encode_counts
+
+KEPT_NBYTES = (
+    4 << 20
+)  # of freed pieces of matrices, by each thread; with less, an export takes longer
 
 
 def export_bundle(
@@ -159,6 +163,7 @@ def export_with(
     elsewhere: Elsewhere | None = None,
 ) -> Bundle:
     """Export a checkpoint as export_bundle does, with its keywords as one object."""
+    give_back_freed_blocks(KEPT_NBYTES)
     missed: TooFarError | None = None
     while True:
         try:

@@ -15,7 +15,6 @@ the original tokenizer did, the converted one reads such texts as llama.cpp does
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -166,7 +165,8 @@ def _merges(keys: dict[str, Value]) -> list[tuple[str, str]]:
     del keys[AT + "merges"]
     texts.reverse()  # so that each is freed once it is cut
     cut = (texts.pop().partition(" ") for _ in range(len(texts)))
-    return [(sys.intern(first), sys.intern(second)) for first, _, second in cut]
+    known = {name: name for name in _texts(keys, "tokens")}  # instead of as many strings again
+    return [(known.get(first, first), known.get(second, second)) for first, _, second in cut]
 
 
 def _ranked(keys: Mapping[str, Value], names: list[str], types: list[int]) -> list[tuple[str, str]]:

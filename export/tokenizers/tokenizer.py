@@ -106,10 +106,10 @@ def _finish(
             tokenizer.post_processor = processors.TemplateProcessing(
                 single=[bos, "$A"], pair=[bos, "$A", "$B:1"], special_tokens=[(bos, bos_id)]
             )
-        text = tokenizer.to_str()
-        written = check_json(text.encode()).json
+        written = check_json(tokenizer.to_str().encode()).json
         return_freed_memory()  # what checking took, since loading may take as much
         compare(path, made, written, template)  # as it will be loaded
+        text = tokenizer.to_str()  # made again, because loading takes memory beside it
     config: dict[str, object] = {"bos_token": bos, "eos_token": eos}
     config |= {"add_bos_token": add_bos, "add_eos_token": False}
     config |= {} if template is None else {"chat_template": template}

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-from gguf_files import write_file
+from gguf_files import coded, random_blocks, write_file
 
 from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.gguf_columns import BlockColumns, columns, with_scales
 from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
-from stem_edge.ggml.types import KEPT_TYPES
 from stem_edge.numerics.quantize import U8
 
 ROWS, WIDTH, PARTS = 7, 384, 4  # a part is one and a half of the larger blocks
@@ -22,16 +20,10 @@ BLOCKS = ("Q8_0", "Q4_0")
 
 def stored(type: str) -> U8:
     """Return rows of random codes, with scales of 1 where blocks may have them."""
-    kind = next(kind for kind in KEPT_TYPES.values() if kind.name == type)
-    random = np.random.default_rng(3)
     if type in ("F32", "F16", "BF16"):
-        values = random.normal(size=(ROWS, WIDTH * PARTS)).astype(np.float32)
-        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[type]).view(np.uint8)
-    blocks = random.integers(256, size=(ROWS, WIDTH * PARTS // kind.block, kind.nbytes))
-    ones = np.ones(blocks.shape[:2], "<f2").view(np.uint8).reshape(*blocks.shape[:2], 2)
-    for at in {"Q6_K": [-2], "Q8_0": [0], "Q4_0": [0]}.get(type, [0, 2]):
-        blocks[..., at : at + 2 or None] = ones
-    return blocks.astype(np.uint8).reshape(ROWS, -1)
+        values = np.random.default_rng(3).normal(size=(ROWS, WIDTH * PARTS)).astype(np.float32)
+        return coded(values, type).view(np.uint8)
+    return random_blocks(type, (ROWS, WIDTH * PARTS))
 
 
 @pytest.mark.parametrize(

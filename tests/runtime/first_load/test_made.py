@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from stem_edge.errors import (
     OutOfMemoryError,
     StemEdgeError,
 )
+from stem_edge.export import worker
 from stem_edge.files import disk
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made
@@ -115,6 +117,8 @@ CASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path, Path], object], i
     "a file is as long as before": (one_file, lambda path, record: later(path), 2),
     "a file of a folder changes": (
         in_folder, lambda path, record: later(path / "model.safetensors"), 2),
+    "notes of a folder change": (
+        in_folder, lambda path, record: (path / "notes.txt").write_text("new"), 1),
     "another part changes": (
         split, lambda path, record: later(path.with_name("m-00002-of-00002.gguf")), 2),
     "a part is gone": (
@@ -149,18 +153,23 @@ def test_each_engine_has_its_own(tmp_path: Path, exports: list[str]) -> None:
     refused(lambda: opened(path, engine="x"), InputError, "engine is 'x'", "auto")
 
 
+@pytest.mark.parametrize("left", [False, True])
 def test_an_interrupted_one_is_made_again(
-    tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
+    left: bool, tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut(source: Source, bundle: Path, visible: bool) -> None:
-        bundle.mkdir()
+        bundle.with_name(".stem-edge-m.lock").touch()
+        (work := bundle.with_name(".stem-edge-m")).mkdir()
+        if left:
+            (work / "export.journal").touch()
         raise KeyboardInterrupt
 
     path, export = one_file(tmp_path), made._export
     monkeypatch.setattr(made, "_export", cut)
     with pytest.raises(KeyboardInterrupt):
         opened(path)
-    assert [entry.stale for entry in entries(cache) if entry.kind == MADE] == ["was not finished"]
+    found = [entry.stale for entry in entries(cache) if entry.kind == MADE]
+    assert found == ["was not finished"] * left
     monkeypatch.setattr(made, "_export", export)
     assert opened(path).is_dir() and len(exports) == 1
 
@@ -231,6 +240,7 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(made, "module_command", lambda *given: commands[case])
     error, said = REFUSED[case]
     refused(lambda: opened(path, cache_dir=folder), error, path, said, kept=[path])
+    assert not [*folder.glob(f"{MADE}/*")]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -242,8 +252,8 @@ def test_any_name_will_do(name: str, tmp_path: Path, exports: list[str]) -> None
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take UTF-8 alone")
 def test_a_name_that_is_not_utf8(tmp_path: Path, exports: list[str]) -> None:
     path = in_folder(tmp_path)
-    (path / os.fsdecode(b"\xff.txt")).touch()
-    refused(lambda: opened(path), InputError, "\\udcff.txt", "not UTF-8")
+    (path / os.fsdecode(b"\xff.json")).touch()
+    refused(lambda: opened(path), InputError, "\\udcff.json", "not UTF-8")
     assert not exports
 
 
@@ -299,6 +309,21 @@ def test_the_worker_ends_with_the_process_that_waits(tmp_path: Path) -> None:
     command = module_command(made.WORKER, str(path), str(tmp_path / "out"), "onnx", "")
     ended = subprocess.run(command, input=b"", capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (130, b"")
+
+
+def test_the_worker_says_what_goes_on_in_a_plain_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(worker, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(
+        worker, "export_bundle", lambda *_, **__: warnings.warn("3 steps", stacklevel=1)
+    )
+    for show in ("bar", ""):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            monkeypatch.setattr(sys, "argv", ["worker", "m.gguf", "out", "onnx", show])
+            assert worker.main() == 0
+    assert capsys.readouterr().err == "stem-edge: note: 3 steps\n"
 
 
 def test_without_writing_it_is_used_as_it_is(
