@@ -108,21 +108,30 @@ class SteppedProducts(DecodeProducts):
         key, graph, width = (x, step, block, columns), self.graph, columns[1] - columns[0]
         if key not in self._made:
             result = f"{x}.by_{step!r}.from_{columns[0]}"
-            order = np.full(capped_width(width, block), -1, np.int64)
+            # Kernels add the middle code times all inputs and take it away again: a block filled up
+            # with 127 would lose its last digits.
+            filled = block in SMALL_BLOCKS or not width % (block - 1)
+            order = np.full(capped_width(width, block), -1 if filled else -2, np.int64)
+            order[block - 1 :: block] = -1
             order[places(width, block)] = np.arange(*columns)
             at = graph.constant(f"capped.{columns}.{block}", order)
-            laid = graph.add("Gather", [self._ended(x, step), at], f"{result}.laid", axis=-1)
+            ended = self._ended(x, step, (TOP,) if filled else (0, TOP))
+            laid = graph.add("Gather", [ended, at], f"{result}.laid", axis=-1)
             self._made[key] = graph.add("Cast", [laid], result, to=1)
         return self._made[key]
 
-    def _ended(self, x: str, step: float) -> str:
-        """Emit x [B, T, K] in whole steps with 127 behind it."""
-        key, graph, result = (x, step), self.graph, f"{x}.by_{step!r}"
+    def _ended(self, x: str, step: float, ends: tuple[int, ...]) -> str:
+        """Emit x [B, T, K] in whole steps, with these numbers behind it."""
+        key, graph, result = (x, step, ends), self.graph, f"{x}.by_{step!r}"
         if key not in self._made:
-            least, top = (graph.constant(f"int8.{n}", np.array(n, np.int8)) for n in (-TOP, TOP))
+            least, *values = (
+                graph.constant(f"int8.{n}", np.array(n, np.int8)) for n in (-TOP, *ends)
+            )
             codes = graph.add("Clip", [self._codes(x, step, result), least], f"{result}.clipped")
-            pads = [graph.sizes([0, 1]), top, graph.sizes([-1])]
-            self._made[key] = graph.add("Pad", [codes, *pads], f"{result}.ended")
+            for value in values:
+                pads = [graph.sizes([0, 1]), value, graph.sizes([-1])]
+                codes = graph.add("Pad", [codes, *pads], f"{codes}.{value}")
+            self._made[key] = codes
         return self._made[key]
 
     def _codes(self, x: str, step: float, result: str) -> str:
