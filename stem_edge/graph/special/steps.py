@@ -73,8 +73,7 @@ class SteppedProducts(DecodeProducts):
             laid = self._capped(x, step, item.columns, item.block)
             size = rows, capped_width(item.columns[1] - item.columns[0], item.block)
             made.append(self.in_blocks(item, laid, size))
-        name = f"{items[0].name}.sum"
-        return made[0] if len(made) == 1 else self.graph.add("Add", made, name)
+        return made[0] if len(made) == 1 else self.graph.add("Add", made, f"{made[0]}.sum")
 
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
@@ -142,8 +141,7 @@ class SteppedProducts(DecodeProducts):
 def apart(whole: Blocks, width: int) -> list[Blocks]:
     """Return a matrix, or its whole blocks and a smaller block with the few columns beyond them.
 
-    A last block of few columns would be filled up with zeros: 1536 columns would become 1664, and 2048 in
-    the form of 2 bits that kernels read. Codes in small blocks have 4 bits, which are not filled up.
+    Filled up, 1536 columns would be 1664, and 2048 where kernels read 2 bits; small blocks have 4 bits.
     """
     end = width // (whole.block - 1) * (whole.block - 1)
     for block in SMALL_BLOCKS:
