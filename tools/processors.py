@@ -45,7 +45,7 @@ FILES = [
     "tools/test_demo_logits.py",
     "tools/test_edit_table.py",
     "stem_edge/numerics",
-    "stem_edge/graph/test_linear.py",
+    *(f"stem_edge/graph/test_{name}.py" for name in ("linear", "steps")),
     "stem_edge/measuring/planning/test_bandwidth.py",
     "stem_edge/tables/test_rows.py",
     "stem_edge/tables/test_shards.py",

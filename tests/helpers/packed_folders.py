@@ -37,7 +37,13 @@ class Packed(NamedTuple):
 
 
 def write_packed(
-    folder: Path, *, ranges: bool = True, row_scales: int = 1, row_bits: int = 4, **changes: Any
+    folder: Path,
+    *,
+    ranges: bool = True,
+    row_scales: int = 1,
+    row_bits: int = 4,
+    seed: int = 1,
+    **changes: Any,
 ) -> Packed:
     """Write a folder of random codes. row_scales: of a row of per-layer embeddings."""
     sizes = {"vocab_size": VOCAB_SIZE, "vocab_size_per_layer_input": VOCAB_SIZE}
@@ -49,7 +55,7 @@ def write_packed(
         modules_to_not_convert=["per_layer_model_projection"],
     )
     replace_with_quant_layers(model, config, config.modules_to_not_convert)
-    random = torch.Generator().manual_seed(1)
+    random = torch.Generator().manual_seed(seed)
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLinear):
             width = module.in_features

@@ -113,16 +113,15 @@ def mapped(needs: Needs, prompt_tokens: int, distinct_tokens: int) -> tuple[int,
     touched = min(touched, footprint.embedding_nbytes)
     if not needs.prepared:
         return touched + MAPPED_AROUND_GRAPHS, 0
-    if getattr(footprint.backbone, "tied", False):  # read as a whole while the head is packed
-        touched = footprint.embedding_nbytes
     uses_prefill = needs.prefill and prompt_tokens >= PREFILL_FROM
     return touched + _packed(footprint), footprint.prefill_nbytes if uses_prefill else 0
 
 
 def _packed(footprint: Footprint) -> int:
-    """Return the mapped bytes of packed matrices: with sums as large as scales, which stay beside."""
+    """Return the mapped bytes of packed matrices: with sums as large as scales, which may stay beside."""
     backbone = footprint.backbone
     if not isinstance(backbone, BackboneFormat) or backbone.weights == "fp32":
         return footprint.step_nbytes
     block = backbone.block_size * WEIGHT_BITS[backbone.weights] // 8
-    return int(footprint.step_nbytes * (1 + 2 * FLOAT / (block + FLOAT)))
+    more = 2 * FLOAT if backbone.asymmetric else FLOAT
+    return int(footprint.step_nbytes * (1 + more / (block + FLOAT)))

@@ -73,8 +73,7 @@ class SteppedProducts(DecodeProducts):
             laid = self._capped(x, step, item.columns, item.block, items[-1].columns[1])
             size = rows, capped_width(item.columns[1] - item.columns[0], item.block)
             made.append(self.in_blocks(item, laid, size))
-        name = f"{items[0].name}.sum"
-        return made[0] if len(made) == 1 else self.graph.add("Add", made, name)
+        return made[0] if len(made) == 1 else self.graph.add("Add", made, f"{made[0]}.sum")
 
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
@@ -114,17 +113,20 @@ class SteppedProducts(DecodeProducts):
             # Not by Gather, which takes three times as long, because it copies value by value.
             blocks = -(-width // (block - 1))
             if more := blocks * (block - 1) - width:
-                codes = self._longer(codes, more, f"{result}.whole")
+                # With zeros: kernels add the middle code times all inputs and take it away again, so
+                # a block filled up with 127 would lose its last digits.
+                codes = self._longer(codes, more, 0, f"{result}.whole")
             apart = graph.reshape(codes, [0, 0, blocks, block - 1], f"{result}.apart")
-            ended = self._longer(apart, 1, f"{result}.ended")
+            ended = self._longer(apart, 1, TOP, f"{result}.ended")
             laid = graph.reshape(ended, [0, 0, blocks * block], f"{result}.laid")
             self._made[key] = graph.add("Cast", [laid], result, to=1)
         return self._made[key]
 
-    def _longer(self, codes: str, more: int, result: str) -> str:
-        """Emit codes with so many of 127 behind each line."""
-        top, sizes = self.graph.constant(f"int8.{TOP}", np.array(TOP, np.int8)), self.graph.sizes
-        return self.graph.add("Pad", [codes, sizes([0, more]), top, sizes([-1])], result)
+    def _longer(self, codes: str, more: int, value: int, result: str) -> str:
+        """Emit codes with so many of a value behind each line."""
+        constant = self.graph.constant(f"int8.{value}", np.array(value, np.int8))
+        pads, axis = self.graph.sizes([0, more]), self.graph.sizes([-1])
+        return self.graph.add("Pad", [codes, pads, constant, axis], result)
 
     def _clipped(self, x: str, step: float) -> str:
         """Emit x in whole steps from -127 to 127."""
@@ -143,8 +145,7 @@ class SteppedProducts(DecodeProducts):
 def apart(whole: Blocks, width: int) -> list[Blocks]:
     """Return a matrix, or its whole blocks and a smaller block with the few columns beyond them.
 
-    A last block of few columns would be filled up with zeros: 1536 columns would become 1664, and 2048 in
-    the form of 2 bits that kernels read. Codes in small blocks have 4 bits, which are not filled up.
+    Filled up, 1536 columns would be 1664, and 2048 where kernels read 2 bits; small blocks have 4 bits.
     """
     end = width // (whole.block - 1) * (whole.block - 1)
     for block in SMALL_BLOCKS:

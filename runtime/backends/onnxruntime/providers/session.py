@@ -130,6 +130,8 @@ def _options(threads: int, settings: Mapping[str, str]) -> ort.SessionOptions:
     # The arena keeps the memory that the longest prompt chunk once needed.
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
+    # ARM's own kernels round inputs of 4-bit products once in a row: coarser, and not exact for whole steps.
+    options.add_session_config_entry("mlas.disable_kleidiai", "1")
     # Threads may spin between the operators of a step, but must not after it.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     for name, value in settings.items():

@@ -1,0 +1,63 @@
+"""Products of packed codes with whole steps, on this processor's kernels: without torch, for others, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gemma_checkpoint import describe, write_gemma
+from msgspec.structs import replace
+
+from stem_edge.export.backbone.weight_file import WeightFile
+from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.job.files import BundleFile
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.quantization.streams import MatrixPool
+from stem_edge.graph.encoder import encode
+from stem_edge.graph.formats import BackboneFormat, WeightType
+from stem_edge.graph.ir import Graph
+from stem_edge.graph.special.steps import SteppedProducts
+from stem_edge.graph.weight_plan import WeightPlan
+from stem_edge.numerics.matrix import whole
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
+from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 300, "vocab_size_per_layer_input": 300, "head_dim": 16, "global_head_dim": 32,
+    "intermediate_size": 48, "num_attention_heads": 2, "hidden_size_per_layer_input": 16,
+    "num_hidden_layers": 7, "num_kv_shared_layers": 2,
+}  # fmt: skip
+NAME = "layers.0.gate"
+
+
+# A part of a block, whole blocks and 2, 12 and 20 columns beyond them, whole ones and most of a block.
+@pytest.mark.parametrize("width", [16, 96, 256, 1536, 2560, 2000])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_products_of_whole_numbers_are_exact(bits: int, width: int, tmp_path: Path) -> None:
+    stated = describe("gemma-4-e2b", packed=True, **SMALL, hidden_size=width)
+    rules = stated["quantization_config"]["module_quant_configs"]
+    stated["quantization_config"]["module_quant_configs"] = {"mlp": {"num_bits": bits}} | rules
+    source = read_checkpoint(write_gemma(tmp_path / "packed", stated))
+    matrix, (step, _) = source.backbone[NAME], source.config.ranges[NAME]
+    config = replace(source.config, ranges={NAME: (step, 0.0)})
+    types: dict[int, WeightType] = {2: "int2", 4: "int4", 8: "int8"}
+    format = BackboneFormat(weights=types[bits], head="int8", block_size=128)
+    graph, plan = Graph(), WeightPlan("g.data")
+    x = graph.input("x", np.float32, [1, "T", width])
+    graph.output("y", np.float32, [1, "T", matrix.shape[0]])
+    products = SteppedProducts(graph, plan, format, config)
+    made = products.product(NAME, "gate", x, (NAME,), (len(whole(matrix)), width))
+    graph.node("Identity", [made], ["y"])
+    with (
+        MatrixPool(1, ErrorMeter(), lambda _: None) as pool,
+        BundleFile(tmp_path / plan.file) as file,
+    ):
+        WeightFile(file, source.backbone, pool).write(plan)
+    whole_steps = np.random.default_rng(0).integers(-127, 128, (1, 9, width))
+    session = new_session(GraphSource("g", encode(graph), tmp_path), 1, [CPU])
+    (found,) = session.run(None, {"x": (whole_steps * step).astype(np.float32)})
+    expected = whole_steps * np.float64(step) @ whole(matrix).T.astype(np.float64)
+    np.testing.assert_allclose(found, expected, atol=5e-5 * np.abs(expected).max(), rtol=0)
