@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -44,15 +44,12 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def cache(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a cache folder that can be emptied: those of other tests share what was tried."""
     folder = tmp_path_factory.mktemp("cache")
     for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(folder))
-    yield folder / "stem-edge"
-    gc.collect()  # a bundle is in use until it is collected
+    return folder / "stem-edge"
 
 
 @pytest.fixture
