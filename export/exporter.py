@@ -52,7 +52,12 @@ from stem_edge.graph.formats import (
 )
 from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress, tell
+from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.tables.token_counts import encode_counts
+
+KEPT_NBYTES = (
+    4 << 20
+)  # of freed pieces of matrices, by each thread; with less, an export takes longer
 
 
 def export_bundle(
@@ -158,6 +163,7 @@ def export_with(
     elsewhere: Elsewhere | None = None,
 ) -> Bundle:
     """Export a checkpoint as export_bundle does, with its keywords as one object."""
+    give_back_freed_blocks(KEPT_NBYTES)
     missed: TooFarError | None = None
     while True:
         try:
@@ -240,6 +246,7 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     for name, write in _steps(job, peaks, journal, bar.describe):
         journal.run(name, write, bar.advance)
     bar.describe("trying it" if expected is None else "comparing with the checkpoint")
+    return_freed_memory()  # of the pieces, before the engine takes as much
     manifest = accept(job, journal, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
     journal.close()

@@ -32,6 +32,7 @@ from stem_edge.export.job.journal import Journal
 from stem_edge.export.quantization.error_meter import errors
 from stem_edge.files import disk
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
+from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32
 
@@ -58,7 +59,7 @@ def accept(
     Raises TooFarError for a bundle that diverges from its checkpoint more than max_kl allows.
     """
     options, format, notes = job.options, job.format, job.source.notes
-    computed = _logits(job, _manifest(job, journal, format), ids)
+    computed = _logits(job, _manifest(job, journal, format), ids, pack=expected is not None)
     if expected is None:
         return _manifest(job, journal, format, notes=notes)
     decode, prefill, apart = _compare(expected, computed), None, None
@@ -101,10 +102,14 @@ def _check_divergence(job: Job, found: float, tokens: int) -> None:
         )
 
 
-def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
-    """Compute logits [T, V] with the bundle. Raises ExportError if they are not finite."""
+def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) -> F32:
+    """Compute logits [T, V] with the bundle. Raises ExportError if they are not finite.
+
+    pack: as load takes it; not worth its time and memory for a single token, as more slots are not.
+    """
     path, engine = job.folder / MANIFEST, job.options.runs_on
-    format = manifest.format(engine)
+    format, tables = manifest.format(engine), job.table_format
+    slots = min(STEP_TOKENS, tables.tables.records) if tables else None
     write_file(path, encode_manifest(manifest))
     try:
         with stem_edge.load(
@@ -114,6 +119,8 @@ def _logits(job: Job, manifest: Manifest, ids: list[int]) -> F32:
             context_length=len(ids),
             prefill_graph=format is not None and format.prefill,
             prepare=False,
+            pack=pack,
+            slots=None if pack else slots,
             warm_start=False,
             trial=False,  # not needed, since the exporter itself wrote the bundle
         ) as model:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import warnings
 from typing import cast
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.export.exporter import export_bundle
 from stem_edge.export.job.options import ExportEngine
+from stem_edge.progress import tell
 from stem_edge.system.child import REFUSED
 
 INTERRUPTED = 130
@@ -24,6 +26,7 @@ def main() -> int:
     """Run with the arguments CHECKPOINT OUT ENGINE SHOW, which is empty for no bar."""
     checkpoint, out, engine, show = sys.argv[1:]
     kind = cast(ExportEngine, engine)
+    warnings.showwarning = lambda message, *_, **__: tell(f"note: {message}", bool(show))
     try:
         threading.Thread(target=_end_with_parent, daemon=True).start()
         export_bundle(checkpoint, out, engine=kind, force=True, progress=bool(show))

@@ -121,6 +121,8 @@ def load(
         exact here as the bundle says, and preparing did not find it slower.
     prepare (onnxruntime): rearrange a large backbone for this processor at the first load, and keep the
         result. Default: yes.
+    pack (onnxruntime): copy the weights of a backbone that is not prepared into memory in this processor's
+        order; without it they stay in their file, and each step takes many times as long. Default: yes.
     cache_dir: folder for prepared backbones, token counts and trial results. Default: the user's cache
         folder.
     trial: load a bundle that is new on this machine in a limited process first, and remember the result, so

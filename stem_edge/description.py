@@ -113,10 +113,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def plain(self) -> bool:
-        """Return whether all layers have the model's sizes and SiLU, and compute K and V.
-
-        All engines run such models; only ggml and onnxruntime's CPU graphs run the others.
-        """
+        """Return whether all layers have the model's sizes and SiLU, and compute K and V."""
         scales = (self.embedding_scale, self.attention_scale)
         unusual = self.layer_kinds or self.borrowed_kv_layers or self.ple_width
         unusual = unusual or self.v_norm or self.layer_scale or self.activation != "silu"

@@ -34,6 +34,15 @@ TEXT_CHARS = 3000
 State: TypeAlias = list[tuple[str, int, int]] | None  # of a folder: what is in it, sizes and times
 
 
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of garbage collections, of which tests ask for many.
+
+    With torch and transformers imported, each would take half a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder shared by all tests, in which ggml (if installed) has passed its trial.

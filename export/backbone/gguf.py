@@ -13,7 +13,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.form import Form, Written
 from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
-from stem_edge.export.backbone.gguf_values import TensorSource, import_gguf
+from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.job import Advance, Format, Job, Tell, WriteStep
@@ -54,7 +54,6 @@ class GgufForm(Form):
     after_tables = True  # because the file holds a hash of them
 
     def library(self) -> Ggml:
-        import_gguf()
         return checked_ggml()
 
     def check(self, source: Checkpoint) -> None:

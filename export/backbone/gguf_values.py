@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from stem_edge.errors import ExportError
 from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.tensor_files.gguf_tensor import decoded
 from stem_edge.ggml.installed import INSTALL
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import F16, TensorType
@@ -57,15 +57,13 @@ def encoder(ggml: Ggml, tensor: TensorSource, meter: ErrorMeter) -> Callable[[F3
     type = tensor.type
     if type == FLOAT32:
         return lambda values: _bytes(values.astype("<f4"))
-    gguf = import_gguf()
-    number = gguf.GGMLQuantizationType(type.number)
     code = _half if type == F16 else _quantizer(ggml, tensor)
 
     def work(values: F32) -> U8:
         _check_range(tensor, values)
         coded = code(values)
         sample = np.ascontiguousarray(coded.reshape(len(values), -1)[::EVERY])
-        meter.add(tensor.kind, values[::EVERY], gguf.quants.dequantize(sample, number))
+        meter.add(tensor.kind, values[::EVERY], decoded(sample, type))
         return coded
 
     return work
@@ -103,17 +101,6 @@ def _quantizer(ggml: Ggml, tensor: TensorSource) -> Callable[[F32], U8]:
         return coded
 
     return code
-
-
-def import_gguf() -> Any:
-    """Import the gguf package, which only exports for ggml need. Raises ExportError."""
-    try:
-        return importlib.import_module("gguf")
-    except ImportError as error:
-        raise ExportError(
-            f"the gguf package, which measures the quantization error, cannot be imported ({error}); "
-            f"install it with: {INSTALL}"
-        ) from error
 
 
 def _check_range(tensor: TensorSource, values: F32) -> None:

@@ -17,6 +17,7 @@ from stem_edge.export.checkpoints.head_padding import pad_heads
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.quantizers import Quantizer
 from stem_edge.export.quantization.streams import MatrixPool, RowSpan, all_rows, spans
+from stem_edge.export.tensor_files.gguf_columns import BlockColumns, with_scales
 from stem_edge.export.tensor_files.packed_tensor import Scaled
 from stem_edge.graph.ir import Array, Tensor
 from stem_edge.graph.prompt_products import INT8_MAX
@@ -147,7 +148,7 @@ class WeightFile:
     def _blocks(self, item: Blocks) -> None:
         """Write codes as they come, then the scales and zero points that came with them."""
         kept = [matrix for part in item.parts if isinstance(matrix := self._tensors[part], Scaled)]
-        if kept:
+        if kept := kept or self._stored(item):
             self._kept(item, kept)
             return
         if item.step:
@@ -172,6 +173,17 @@ class WeightFile:
             stream = self._weights.stream(item.name, rows, quantize)
             self._put(piece.codes, _codes(stream, made))
             self._put_scales(item, piece, made)
+
+    def _stored(self, item: Blocks) -> list[Scaled]:
+        """Return the parts whose stored blocks are what quantizing would make of their values; none unless all are."""
+        if self._quantizer is None or not self._quantizer.keeps_blocks:
+            return []
+        form = item.bits, item.block
+        found = [with_scales(self._tensors[part]) for part in item.parts]
+        same = [one for one in found if one is not None and (one.bits, one.group_size) == form]
+        if item.pieces[0].offsets is None and any(one.has_offsets for one in same):
+            return []
+        return [*same] if len(same) == len(found) else []
 
     def _kept(self, item: Blocks, matrices: list[Scaled]) -> None:
         """Write the codes and scales that the checkpoint has. Raises ExportError for others."""
@@ -213,17 +225,20 @@ class WeightFile:
             points = pack_codes(np.repeat(points, times, axis=1), item.bits)
         elif item.pieces[0].points is not None:
             points = zero_points(len(groups), groups.shape[1], item.bits)
-        return Quantized(pack_codes(codes, item.bits), groups, points)
+        offsets = None
+        if item.pieces[0].offsets is not None and isinstance(matrix, BlockColumns):
+            offsets = check_finite(item.name, start, matrix.offsets(start, stop))
+        return Quantized(pack_codes(codes, item.bits), groups, points, offsets)
 
     def _put_scales(self, item: Blocks, piece: RowRange, made: list[Quantized]) -> None:
-        scales = np.concatenate([blocks.scales for blocks in made])
-        self._put(piece.scales, [scales])
+        scales = [blocks.scales for blocks in made]
+        self._put(piece.scales, scales)
         if piece.offsets is not None:
             own = [blocks.offsets for blocks in made if blocks.offsets is not None]
             self._put(piece.offsets, own)
         if piece.points is not None:
             points = [blocks.zero_points for blocks in made if blocks.zero_points is not None]
-            middle = [zero_points(len(scales), scales.shape[1], item.bits)]
+            middle = [zero_points(len(of), of.shape[1], item.bits) for of in scales]
             self._put(piece.points, points or middle)
 
     def _columns(self, item: Columns) -> None:

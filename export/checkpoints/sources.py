@@ -9,14 +9,7 @@ from pathlib import Path
 
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.tensor_files.gguf import split_files
-
-# Files of models, tokenizers, adapters and texts only, because a training run that is still writing
-# logs to the folder must not stop the export.
-SUFFIXES = {
-    *(".safetensors", ".pth", ".pt", ".distcp", ".json", ".model", ".jinja"),
-    *(".npy", ".int32", ".txt"),
-}
-INDEX = ".metadata"
+from stem_edge.files.checkpoint_files import is_read
 
 
 class Sources:
@@ -29,8 +22,7 @@ class Sources:
         self._before = {
             file: state
             for file in sorted(inside)
-            if (file.suffix in SUFFIXES or file.name == INDEX or file in given)
-            and (state := _state(file)) is not None
+            if (is_read(file) or file in given) and (state := _state(file)) is not None
         }
 
     def used(

@@ -13,6 +13,7 @@ from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
+from stem_edge.system.memory import return_freed_memory
 
 NO_END = "the tokenizer has no end-of-text token: generation ends at -n tokens or a --stop text"
 
@@ -31,7 +32,9 @@ def _convert(source: Checkpoint, override: str | Path | None) -> ExportedTokeniz
     wanted = source.tokenizer
     if override is not None:
         wanted = TokenizerSource("json", Path(override), wanted.add_bos)
+    return_freed_memory()  # else lists of a large vocabulary stay with this process
     converted = convert_tokenizer(wanted.kind, wanted.path, add_bos=wanted.add_bos)
+    return_freed_memory()
     if converted.vocab_size > source.config.vocab_size:
         raise CheckpointError(
             f"{wanted.path or wanted.kind}: the tokenizer has {converted.vocab_size} ids, but the "

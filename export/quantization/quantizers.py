@@ -93,6 +93,8 @@ class Quantizer:
 
     def __init__(self, format: BackboneFormat) -> None:
         self._format = format
+        # Whether blocks of a GGUF file need no quantizing, because their values would give them again.
+        self.keeps_blocks = not format.asymmetric
 
     def worker(self, name: str, kind: str, bits: int, block: int) -> Quantize:
         """Return a function that quantizes rows of the product `name`, in any thread."""
@@ -116,6 +118,7 @@ class Calibrated(Quantizer):
         tell: Callable[[str], object] = lambda what: None,
     ) -> None:
         super().__init__(format)
+        self.keeps_blocks = False
         self._states, self._config, self._tell = states, config, tell
         self._moments: dict[str, F32] = {}  # input -> sum of x x^T [K, K]
         self._inputs: dict[str, Inputs] = {}

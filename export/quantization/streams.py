@@ -12,7 +12,7 @@ from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32
 
-PIECE_VALUES = 1 << 22  # of a piece, one in each thread: 16 MiB of float32
+PIECE_VALUES = 1 << 21  # of a piece, one in each thread: 8 MiB of float32
 
 RowSpan: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
 T = TypeVar("T")

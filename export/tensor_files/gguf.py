@@ -230,8 +230,10 @@ def _plain(header: _Header, kind: int, count: int) -> list[Value]:
         raise ValueError(f"a bool is {values.max()}; expected 0 or 1")
     if kind == BOOL:
         return [bool(value) for value in values]
-    # A float32 as the shortest number that it is the nearest to, since people wrote it: 1e-5.
-    return [float(str(value)) for value in values] if kind == FLOAT else values.tolist()
+    if kind == FLOAT and count == 1:  # as the shortest number it is nearest to: people wrote 1e-5
+        return [float(str(values[0]))]
+    plain: list[Value] = values.tolist()
+    return plain
 
 
 class _Entry(NamedTuple):

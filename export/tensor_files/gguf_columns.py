@@ -7,19 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stem_edge.export.tensor_files.gguf_tensor import GgufTensor, decoded
+from stem_edge.export.tensor_files.gguf_tensor import Coded, GgufTensor, decoded
+from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.rows import ScaleType
 
-SCALE_NBYTES = 2  # float16, the first in a block of Q4_0 and Q8_0
 PIECE_NBYTES = 16 << 20  # of rows that are read at a time, as many as a writer of tables asks for
+SCALE_NBYTES = 2  # float16, the first in a block
 BITS = {"Q4_0": 4, "Q8_0": 8}
+OFFSET_BITS = {"Q4_1": 4}  # with what the code 0 stands for, of float16, after the scale
+MIDDLE = np.float32(8)  # code that an offset stands for here
 
 
 class LastRows:
     """Rows of a matrix; each thread keeps what it read last, since columns are read in turn."""
 
-    def __init__(self, stored: GgufTensor) -> None:
+    def __init__(self, stored: Coded) -> None:
         self.stored, self._last = stored, threading.local()
 
     def codes(self, start: int, stop: int) -> U8:
@@ -40,7 +43,7 @@ class GgufColumns:
     width: int
 
     @property
-    def stored(self) -> GgufTensor:
+    def stored(self) -> Coded:
         """The matrix in the file."""
         return self.matrix.stored
 
@@ -79,7 +82,12 @@ class BlockColumns(GgufColumns):
     @property
     def bits(self) -> int:
         """Bits of a code."""
-        return BITS[self.stored.type.name]
+        return (BITS | OFFSET_BITS)[self.stored.type.name]
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether a block has an offset."""
+        return self.stored.type.name in OFFSET_BITS
 
     @property
     def group_size(self) -> int:
@@ -93,7 +101,8 @@ class BlockColumns(GgufColumns):
 
     def codes(self, start: int, stop: int) -> U8:
         """Read codes [rows, width] of rows start..stop."""
-        blocks = self._cut(start, stop)[:, SCALE_NBYTES:]
+        kind = self.stored.type
+        blocks = self._cut(start, stop)[:, kind.nbytes - kind.block * self.bits // 8 :]
         if self.bits == 8:
             return (blocks ^ np.uint8(0x80)).reshape(-1, self.width)
         halves = np.concatenate([blocks & np.uint8(15), blocks >> np.uint8(4)], axis=1)
@@ -101,11 +110,21 @@ class BlockColumns(GgufColumns):
 
     def scales(self, start: int, stop: int) -> F32:
         """Read scales [rows, blocks] of rows start..stop."""
-        stored = np.ascontiguousarray(self._cut(start, stop)[:, :SCALE_NBYTES]).view("<f2")
-        return stored.astype(np.float32).reshape(-1, self.width // self.group_size)
+        return self._floats(start, stop, 0)
+
+    def offsets(self, start: int, stop: int) -> F32:
+        """Read what the middle code stands for, [rows, blocks] of rows start..stop."""
+        scales = self.scales(start, stop)
+        if not self.has_offsets:
+            return np.zeros_like(scales)
+        return self._floats(start, stop, SCALE_NBYTES) + MIDDLE * scales
 
     def points(self, start: int, stop: int) -> None:
         """Return None: the middle stands for 0."""
+
+    def _floats(self, start: int, stop: int, at: int) -> F32:
+        stored = np.ascontiguousarray(self._cut(start, stop)[:, at : at + SCALE_NBYTES])
+        return stored.view("<f2").astype(np.float32).reshape(-1, self.width // self.group_size)
 
     def _cut(self, start: int, stop: int) -> U8:
         return self.blocks(start, stop).reshape(-1, self.stored.type.nbytes)
@@ -116,3 +135,10 @@ def columns(stored: GgufTensor, width: int) -> list[GgufColumns]:
     whole, kind = LastRows(stored), stored.type
     blocks = BlockColumns if kind.name in BITS and width % kind.block == 0 else GgufColumns
     return [blocks(whole, first, width) for first in range(0, stored.shape[1], width)]
+
+
+def with_scales(matrix: Matrix) -> BlockColumns | None:
+    """Return a matrix as codes with scales, and offsets; None if its type is of another form."""
+    if isinstance(matrix, Coded) and matrix.type.name in BITS | OFFSET_BITS:
+        return BlockColumns(LastRows(matrix), 0, matrix.shape[1])
+    return None

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.stored_tensor import SourceFile
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.matrix import Matrix
@@ -80,25 +77,20 @@ class GgufTensor:
 
 
 def decoded(codes: U8, type: TensorType) -> F32:
-    """Return the values of stored rows as float32. Raises CheckpointError without gguf."""
+    """Return the values of stored rows as float32."""
     if type.name in FLOATS:
         return np.asarray(codes.view(FLOATS[type.name]), np.float32)
     if type.name == "BF16":  # the upper half of a float32
         return (codes.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    decode, step = _decoder(), max(1, TILE_NBYTES // codes.shape[1])
+    import gguf  # which takes longer than all of this package, and only such types need it
+
+    number = gguf.GGMLQuantizationType(type.number)
+    step = max(1, TILE_NBYTES // codes.shape[1])
     tiles = [codes[start : start + step] for start in range(0, len(codes), step)] or [codes]
     with np.errstate(all="ignore"):  # check_finite refuses infinite values later
         # A tile as one row, because gguf goes through rows in a loop of Python.
-        values = [decode(tile.reshape(1, -1), type.number).reshape(len(tile), -1) for tile in tiles]
+        values = [
+            gguf.quants.dequantize(tile.reshape(1, -1), number).reshape(len(tile), -1)
+            for tile in tiles
+        ]
     return np.ascontiguousarray(np.concatenate(values), np.float32)
-
-
-def _decoder() -> Callable[[U8, int], Any]:
-    try:
-        gguf = importlib.import_module("gguf")
-    except ImportError as error:
-        raise CheckpointError(
-            f"quantized tensors of GGUF files need the package gguf, which cannot be imported "
-            f"({error}); install it with: pip install 'stem-edge[export]'"
-        ) from error
-    return lambda codes, number: gguf.quants.dequantize(codes, gguf.GGMLQuantizationType(number))

@@ -16,6 +16,7 @@ the original tokenizer did, the converted one reads such texts as llama.cpp does
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.gguf import Value, read_keys
 from stem_edge.export.tensor_files.json import one_line
-from stem_edge.export.tokenizers.comparison import Conversion, Encode
+from stem_edge.export.tokenizers.comparison import Conversion
 from stem_edge.export.tokenizers.ranks import merges
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -106,7 +107,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
     ends += [names.index(name) for name in ENDS if name in special]
     template = keys.get("tokenizer.chat_template")
     return GgufTokenizer(
-        Conversion(tokenizer, _encode(tokenizer.to_str()), bos, eos),
+        Conversion(tokenizer, partial(_encode, tokenizer), bos, eos),
         add_bos and bos is not None,
         tuple(dict.fromkeys(end for end in ends if end is not None)),
         template if isinstance(template, str) else None,
@@ -141,7 +142,7 @@ def _pre(path: Path, keys: Mapping[str, Value]) -> Pre:
     return PRE[name]
 
 
-def _byte_level(keys: Mapping[str, Value], names: list[str], pre: Pre) -> Tokenizer:
+def _byte_level(keys: dict[str, Value], names: list[str], pre: Pre) -> Tokenizer:
     known = {name: number for number, name in enumerate(names)}
     model = models.BPE(known, _merges(keys), ignore_merges=pre.ignore_merges)
     tokenizer = Tokenizer(model)
@@ -158,9 +159,14 @@ def _byte_level(keys: Mapping[str, Value], names: list[str], pre: Pre) -> Tokeni
     return tokenizer
 
 
-def _merges(keys: Mapping[str, Value]) -> list[tuple[str, str]]:
-    pairs = [merge.partition(" ") for merge in _texts(keys, "merges")]
-    return [(first, second) for first, _, second in pairs]
+def _merges(keys: dict[str, Value]) -> list[tuple[str, str]]:
+    """Take the merges, whose half a million pairs take more memory than all else."""
+    texts = _texts(keys, "merges")
+    del keys[AT + "merges"]
+    texts.reverse()  # so that each is freed once it is cut
+    cut = (texts.pop().partition(" ") for _ in range(len(texts)))
+    known = {name: name for name in _texts(keys, "tokens")}  # instead of as many strings again
+    return [(known.get(first, first), known.get(second, second)) for first, _, second in cut]
 
 
 def _ranked(keys: Mapping[str, Value], names: list[str], types: list[int]) -> list[tuple[str, str]]:
@@ -174,7 +180,7 @@ def _ranked(keys: Mapping[str, Value], names: list[str], types: list[int]) -> li
     return merges(ranked, set(ranked))
 
 
-def _sentencepiece(keys: Mapping[str, Value], names: list[str], types: list[int]) -> Tokenizer:
+def _sentencepiece(keys: dict[str, Value], names: list[str], types: list[int]) -> Tokenizer:
     known = {name: number for number, name in enumerate(names)}
     unknown = next((name for name in names if types[known[name]] == UNKNOWN), None)
     complete = all(f"<0x{byte:02X}>" in known for byte in range(256))
@@ -205,8 +211,8 @@ def _named(keys: Mapping[str, Value], names: list[str], key: str) -> str | None:
     return None if number is None else names[number]
 
 
-def _encode(written: str) -> Encode:
-    """Return what the tokenizer makes of ordinary text; there is no other original than the file."""
-    tokenizer = Tokenizer.from_str(written)
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encode ordinary text; there is no other original than the file."""
     tokenizer.encode_special_tokens = True
-    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids

@@ -26,6 +26,7 @@ from stem_edge.export.tokenizers.comparison import Conversion, compare
 from stem_edge.export.tokenizers.gguf import read_gguf_tokenizer
 from stem_edge.export.tokenizers.ranks import convert_bytes, convert_ranks
 from stem_edge.export.tokenizers.sentencepiece import convert_sentencepiece
+from stem_edge.system.memory import return_freed_memory
 from stem_edge.text.tokenizer_gate import check_json
 
 _HINT = "give the right file, or pass --tokenizer FILE"
@@ -105,8 +106,10 @@ def _finish(
             tokenizer.post_processor = processors.TemplateProcessing(
                 single=[bos, "$A"], pair=[bos, "$A", "$B:1"], special_tokens=[(bos, bos_id)]
             )
-        text = tokenizer.to_str()
-        compare(path, made, check_json(text.encode()).json, template)  # as it will be loaded
+        written = check_json(tokenizer.to_str().encode()).json
+        return_freed_memory()  # what checking took, since loading may take as much
+        compare(path, made, written, template)  # as it will be loaded
+        text = tokenizer.to_str()  # made again, because loading takes memory beside it
     config: dict[str, object] = {"bos_token": bos, "eos_token": eos}
     config |= {"add_bos_token": add_bos, "add_eos_token": False}
     config |= {} if template is None else {"chat_template": template}
@@ -153,6 +156,7 @@ def _convert_json(path: Path, add_bos: bool | None) -> ExportedTokenizer:
 def _convert_gguf(path: Path) -> ExportedTokenizer:
     with _reading(path, "a tokenizer as llama.cpp reads it"):
         made = read_gguf_tokenizer(path)
+    return_freed_memory()  # of its lists, before the library takes as much
     exported = _finish(path, made.conversion, made.add_bos, made.template)
     return replace(exported, eos_ids=made.ends)
 

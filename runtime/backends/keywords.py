@@ -43,6 +43,7 @@ class MoreKeywords(DeviceKeywords, total=False):
     disk_tier: int | str | None
     prefill_graph: bool | None
     prepare: bool
+    pack: bool
     cache_dir: Folder
     trial: bool
     keep_prefixes: bool

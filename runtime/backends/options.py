@@ -52,6 +52,7 @@ class LoadOptions:
     kv: KvChoice = "auto"
     prefill_graph: bool | None = None
     prepare: bool = True
+    pack: bool = True
     repack: bool = False
     warm_start: bool = True
     cache_dir: Folder = None

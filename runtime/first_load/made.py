@@ -5,8 +5,9 @@
     made/<key>/in_use      shared by all that load or make it, so that nobody removes it meanwhile
     made/<key>/making      taken by the process that makes it
 
-The key is that of the checkpoint's path and the engine. A bundle takes the place of an older one if a file of
-the checkpoint has another size or time of change, or if another version made that. The export runs in a
+The key is that of the checkpoint's path and the engine. A bundle takes the place of an older one if a file that
+exports of the checkpoint read has another size or time of change, or if another version made that. One that failed or was
+interrupted before it had written anything leaves no folder. The export runs in a
 process of its own, whose memory does not count for the model, and goes on where it was interrupted.
 """
 
@@ -31,6 +32,7 @@ from stem_edge.bundle.manifest import BACKBONES, MANIFEST, digest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import ExportError, InputError, OutOfMemoryError
 from stem_edge.files import disk
+from stem_edge.files.checkpoint_files import is_read
 from stem_edge.files.lock import lock
 from stem_edge.files.trees import make_folders
 from stem_edge.files.whole_file import write_whole
@@ -44,6 +46,7 @@ from stem_edge.system.user_folder import cache_folder
 
 MADE = "made"
 RECORD, IN_USE, MAKING = "made.json", "in_use", "making"
+LOCK = ".lock"  # of an export
 WORKER = "stem_edge.export.worker"
 SUFFIX = ".gguf"
 SPLIT = re.compile(rf"(.*-)\d{{5}}(-of-\d{{5}}{re.escape(SUFFIX)})")
@@ -116,6 +119,7 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
         bundle = options.open(made.root / name_of(source))
     except BaseException:
         disk.close(held)
+        made.tidy()
         raise
     weakref.finalize(bundle, disk.close, held)
     return bundle
@@ -170,6 +174,13 @@ class Made:
                 disk.close(making)
         with contextlib.suppress(OSError):
             os.utime(self.root / RECORD)
+
+    def tidy(self) -> None:
+        """Delete the folder if it has no bundle, and nothing that the next export could go on with."""
+        with contextlib.suppress(OSError):
+            left = (path for path in self.root.rglob("*") if path.is_file())
+            if all(path.name in (IN_USE, MAKING) or path.suffix == LOCK for path in left):
+                self.remove()
 
     def remove(self) -> bool:
         """Delete the folder; False if a process uses it. Raises OSError."""
@@ -272,7 +283,7 @@ def _files(path: Path) -> dict[str, tuple[int, int]]:
     """Return size and time of change of a checkpoint's files. Raises OSError."""
     found = {file.name: file.stat() for file in _parts(path)}
     if path.is_dir():
-        every = (file for file in path.rglob("*") if file.is_file())
+        every = (file for file in path.rglob("*") if is_read(file) and file.is_file())
         found = {file.relative_to(path).as_posix(): file.stat() for file in every}
     return {name: (state.st_size, state.st_mtime_ns) for name, state in sorted(found.items())}
 

@@ -12,6 +12,7 @@ from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.kv import KEYS, QUANTIZED, VALUES
 from stem_edge.graph.layer import NORM, LayerGraph
 
+NOTHING = "nothing."  # begins the names of keys and values of no tokens
 QKV = ("wq", "wk", "wv")
 K_SCALE = 12  # place of the first input that only quantized caches have
 
@@ -79,8 +80,8 @@ def _projected(layer: LayerGraph, x: str) -> list[str]:
     width = io.head_width(own)
     if own.kv_layer != layer.number:
         # No new keys and values, because the lender has put them into the cache already.
-        nothing = _nothing(graph, own.n_kv_heads * width, x)
         q = layer.product("qkv", "qkv", x, QKV[:1])
+        nothing = _nothing(graph, own.n_kv_heads * width, q)
         return [_normed(layer, "q", q, config.n_heads), nothing, nothing]
     apart = layer.values_apart
     packed = layer.product("qkv", "qkv", x, QKV[:2] if apart else QKV)
@@ -95,16 +96,13 @@ def _projected(layer: LayerGraph, x: str) -> list[str]:
     return [_normed(layer, *one) for one in zip("qkv", names, heads, strict=True)]
 
 
-def _nothing(graph: Graph, size: int, x: str) -> str:
-    """Emit keys or values [B, 0, size] of no tokens, once for all layers; x: [B, ...]."""
-    name = f"nothing.{size}"
-    if graph.sequences == 1:
-        return graph.constant(name, np.zeros((1, 0, size), np.float32))
-    if any(name in node.outputs for node in graph.nodes):
-        return name
-    count = graph.add("Shape", [x], name + ".sequences", start=0, end=1)
-    sizes = graph.add("Concat", [count, graph.sizes([0, size])], name + ".sizes", axis=0)
-    return graph.fill(sizes, name, np.zeros(1, np.float32))
+def _nothing(graph: Graph, size: int, q: str) -> str:
+    """Emit keys or values [B, 0, size] of no tokens, once for all layers; q: [B, T, size or more]."""
+    name = f"{NOTHING}{size}"
+    if not any(name in node.outputs for node in graph.nodes):
+        bounds = [graph.sizes(sizes) for sizes in ([0, 0], [0, size], [1, 2])]
+        graph.add("Slice", [q, *bounds], name)
+    return name
 
 
 def _normed(layer: LayerGraph, part: str, x: str, heads: int) -> str:

@@ -45,17 +45,19 @@ def decoding(
     layout: RecordLayout | None,
     format: BackboneFormat,
     *,
-    positions: str = io.POSITIONS,
+    device: bool = False,
     kv: KvType = "fp32",
     sequences: int | str = "B",
 ) -> Built:
     """Build the graphs that decode. Raises GraphError.
 
-    positions: empty for layers with a window that keep the whole context nevertheless.
+    device: for an accelerator: layers with a window keep the whole context, and `rest` takes the
+    slots of the wanted positions alone.
     sequences: 1 for graphs that decode no batches.
     """
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
     cache = place_peaks(plan, config, format, kv)
+    begin = Start(positions="" if device else io.POSITIONS)
     # A matrix that is stored once lies where the head is, so the embedding comes after it.
     names = sorted(io.decode_graphs(config), key=lambda n: format.tied and n == io.EMBED)
     for name in names:
@@ -68,11 +70,11 @@ def decoding(
         if name == io.HEAD:
             head(products, config, _wanted(graph, io.HIDDEN), "n")
         elif name == io.REST:
-            _rest(products, config, layout, positions, cache)
+            _rest(products, config, layout, begin._replace(embedded=io.EMBEDDED), cache)
         else:
-            layers, start = io.layer_graphs(config)[name], Start(positions=positions)
+            layers = io.layer_graphs(config)[name]
             _declare_output(
-                graph, config, layers_in_order(products, config, layout, cache, layers, start)
+                graph, config, layers_in_order(products, config, layout, cache, layers, begin)
             )
     return Built({name: graphs[name] for name in io.decode_graphs(config)}, plan)
 
@@ -206,31 +208,33 @@ def _rest(
     products: Products,
     config: ModelConfig,
     layout: RecordLayout | None,
-    positions: str,
+    start: Start,
     cache: KvFormat,
 ) -> None:
     """Emit the layers that borrow K and V: hidden [B, T, hidden_width] -> new_hidden [B, n, ...]."""
     graph, layers = products.graph, io.layer_graphs(config)[io.REST]
+    wanted = _wanted_start(graph, config, layers, start)
+    result = layers_in_order(products, config, layout, cache, layers, wanted)
+    _declare_output(graph, config, result, "n")
     if config.ple_width:
         graph.input(io.EMBEDDED, np.float32, [graph.sequences, "T", config.hidden_width])
-        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, "T"])
-    start = Start(embedded=io.EMBEDDED, positions=positions)
-    start = _wanted_start(graph, config, layers, start)
-    _declare_output(
-        graph, config, layers_in_order(products, config, layout, cache, layers, start), "n"
-    )
+        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, "T" if start.positions else "n"])
 
 
 def _wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start) -> Start:
-    """Emit the wanted positions of the inputs of layers that borrow K and V."""
+    """Emit the wanted positions of the inputs of layers that borrow K and V.
+
+    Accelerators are given the slots of these, because WebGPU gathers no integers.
+    """
+    if config.ple_width and start.positions:
+        start = start._replace(slot_ids=_wanted(graph, start.slot_ids))
     positions = start.positions if any(map(config.window, layers)) else ""
     start = start._replace(
         hidden=_wanted(graph, start.hidden),
         positions=_wanted(graph, positions) if positions else "",
     )
     if config.ple_width:
-        embedded, slot_ids = _wanted(graph, start.embedded), _wanted(graph, start.slot_ids)
-        start = start._replace(embedded=embedded, slot_ids=slot_ids)
+        start = start._replace(embedded=_wanted(graph, start.embedded))
     return start
 
 

@@ -57,18 +57,20 @@ in device memory. They differ from the graphs above as follows:
 |---|---|
 | all | fp16: float32 becomes float16, except logits and rows that are stored as floats |
 | early, late | rows have an even number of groups: some providers require it (graph.device.rows) |
+| early, late, rest | lent_keys.<l>, lent_values.<l> [B, T, kv heads * head_width]: what layers that lend K and V add in the step, from the first two to the last, which adds the same once more (graph.device.lending) |
+| rest | slot_ids [B, n], of the wanted tokens |
 | rows | writes rows into slots: records int32 [n, words], slots int64 [n, 1] and each row_codes.<l> and row_scales.<l> as int32 [slots, words] -> the slabs under their names with the prefix new_, in the same memory |
 | top | logits float32 [B, n, V], count int64 [1] -> top_logits float32 and top_ids int64, [B, n, count] |
 | copy | copies some lines of an array to some places of another: lines int32 [k, words], from int64 [n], places int32 [m, words], to int64 [n, 1] -> new_places, in the memory of places |
 
 "portable" uses only operators of the ONNX standard. What they could do only if sizes were known in
 advance is left to the runtime: it supplies the tokens' rows, RoPE angles and the KV cache ready for
-use. The graphs are embed, early, late and head, float32 throughout.
+use. The graphs are embed, early, late, rest and head, float32 throughout.
 
 | input or output of portable | shape | meaning |
 |---|---|---|
-| rope_cos, rope_sin | [T, head_width/2] | angles at the step's positions |
-| mask.<w> | [T, P + T] | added to the scores of P earlier tokens and this step's: 0 or MASKED. One input for each window width w in the model; w is 0 for layers without a window |
+| rope_cos, rope_sin, rope_cos.1 ... | [T, head_width/2] | angles at the step's positions; in rest at the wanted ones, T is n |
+| mask.<w> | [T, P + T]; in rest [n, P], as P has the step's tokens, too | added to the scores of P earlier tokens and this step's: 0 or MASKED. One input for each window width w in the model; w is 0 for layers without a window |
 | keys.<l>, values.<l> | [1, P, kv heads, head_width] | KV cache of the earlier tokens; not an output |
 | row.<l> | [1, T, row width] | rows of the tokens |
 | new_keys.<l>, new_values.<l> | [1, T, kv heads, head_width] | of the step's tokens only |
@@ -108,6 +110,7 @@ ROPE_COS = "rope_cos"
 ROPE_SIN = "rope_sin"
 KEYS = "keys."
 VALUES = "values."
+LENT = "lent_"  # prefix of those two
 NEW = "new_"
 ROW_ZERO_POINTS = "row_zero_points"
 LOGITS = "logits"

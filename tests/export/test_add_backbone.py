@@ -146,7 +146,9 @@ def test_a_step_of_training_later_is_another_checkpoint(tmp_path: Path, noise: f
     before = contents(out)
     tables = torch.load(path / "consolidated_stem.pth", weights_only=True)
     table = tables["stem_embeddings.1.weight"]
-    step = noise * table.std() * torch.randn(table.shape, generator=torch.manual_seed(0))
+    step = (
+        noise * table.std() * torch.randn(table.shape, generator=torch.Generator().manual_seed(0))
+    )
     tables["stem_embeddings.1.weight"] = table + step
     torch.save(tables, path / "consolidated_stem.pth")
     with pytest.raises(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from architectures import SIZES, VARIANTS, write
-from exports import Steps, contents
+from exports import contents
 from installed import DATA, needs_ggml
 from make_checkpoint import Shape, write_checkpoint
 from tiers import slow_but
@@ -201,11 +200,6 @@ def test_a_missing_library_is_told_before_anything_is_read(
     monkeypatch.setattr(form, "checked_ggml", missing)
     with pytest.raises(BackendError):
         export(tmp_path / "no checkpoint", tmp_path / "out")
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(
-        ExportError, match=r"the gguf package.* cannot be imported .*stem-edge\[gguf"
-    ):
-        export(tmp_path / "no checkpoint", tmp_path / "out")
 
 
 def test_the_limit_of_the_divergence(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -213,24 +207,6 @@ def test_the_limit_of_the_divergence(tiny_checkpoint: Path, tmp_path: Path) -> N
         export(tiny_checkpoint, tmp_path / "out", max_kl=1e-6)
     assert not list(tmp_path.iterdir())
     export(tiny_checkpoint, tmp_path / "out", backbone="f32", tables="fp32", max_kl=1e-6)
-
-
-ALL_STEPS = ["tokenizer", "tables", *(f"records {n}" for n in range(3)), "backbone"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", ALL_STEPS)
-def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    monkeypatch.setattr("stem_edge.export.tables.SHARD_NBYTES", 20_000)  # several shards
-    export(tiny_checkpoint, tmp_path / "expected")
-    steps = Steps(monkeypatch)
-    steps.interrupt(step, lambda: export(tiny_checkpoint, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-    export(tiny_checkpoint, tmp_path / "out")
-    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
-    assert steps.done == ALL_STEPS[ALL_STEPS.index(step) :]
 
 
 def test_the_command(

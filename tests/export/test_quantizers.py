@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from exports import Steps, contents
+from exports import contents
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
@@ -153,32 +153,6 @@ def test_gptq_diverges_less_than_rounding(
         )
         divergence.append(bundle.manifest.report.divergence)
     assert divergence[1] < divergence[0]
-
-
-@pytest.mark.slow
-def test_any_number_of_threads_gives_identical_bytes(
-    tiny_checkpoint: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "stem_edge.export.quantization.streams.PIECE_VALUES", 4096
-    )  # so that there are several pieces
-    for name, threads in (("a", 1), ("b", 3)):
-        stem_edge.export_bundle(tiny_checkpoint, tmp_path / name, calibration=text, threads=threads)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["backbone", "prefill"])
-def test_an_interrupted_export_with_a_text_ends_in_the_same_bytes(
-    tiny_checkpoint: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    options: dict[str, Any] = {"calibration": text}
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "expected", **options)
-    out = tmp_path / "out"
-    steps = Steps(monkeypatch)
-    steps.interrupt(where, lambda: stem_edge.export_bundle(tiny_checkpoint, out, **options))
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", **options)
-    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
 
 
 def test_a_width_that_no_block_divides_can_be_left_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from architectures import SIZES, write
 from conformance import CASES, CONFORMANCE, reference
-from hf_folders import write_gemma
+from hf_folders import write_flat, write_gemma
 from installed import add_ggml
 
 import stem_edge
@@ -65,9 +65,16 @@ def exact_gemma(folder: Path, tokens: int, **options: Any) -> Exact:
     return Exact(path, [(ids.tolist(), expected)], TOLERANCE_OF_GEMMA)
 
 
+def flat_gemma(folder: Path, name: str) -> Exact:
+    """Make a random Gemma, "gemma3", "gemma4" or "gemma3n", for engines that round activations."""
+    text = write_flat(folder / "checkpoint", name)
+    return Exact(export_exact(folder / "checkpoint", folder / "bundle", ggml=False), [text])
+
+
 def published(folder: Path, name: str, **options: Any) -> Exact:
     """Export a checkpoint of tests/data/conformance, which has its trainer's logits."""
-    path = export_exact(CONFORMANCE / name, folder / "bundle", ggml=name != GEMMA_3N, **options)
+    options = {"ggml": name != GEMMA_3N} | options
+    path = export_exact(CONFORMANCE / name, folder / "bundle", **options)
     if name in CASES:
         return Exact(path, list(zip(*reference(name), strict=True)))
     with np.load(CONFORMANCE / name / "reference.npz") as data:

@@ -221,9 +221,27 @@ def write_model(
     return write_file(path, model_keys(model.config) | tokens | dict(more or {}), tensors)
 
 
+# Types that numpy quantizes nothing to -> bytes of float16 in their blocks: scales, and offsets.
+HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+HALVES |= {"IQ4_NL": (0,), "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
+
+
 def coded(values: F32, type: str) -> U8:
-    """Quantize a matrix by numpy."""
-    return cast(U8, gguf.quants.quantize(values, gguf.GGMLQuantizationType[type]))
+    """Quantize a matrix by numpy; to types for which that is not written, random codes."""
+    try:
+        return cast(U8, gguf.quants.quantize(values, gguf.GGMLQuantizationType[type]))
+    except NotImplementedError:
+        return random_blocks(type, values.shape, 1e-3)
+
+
+def random_blocks(type: str, shape: tuple[int, ...], scale: float = 1.0) -> U8:
+    """Return rows of random codes with scales, and offsets, that a block may have."""
+    block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type]]
+    rows = (shape[0], shape[1] // block, nbytes)
+    blocks = np.random.default_rng(3).integers(256, size=rows, dtype=np.uint8)
+    for at in HALVES[type]:
+        blocks[..., at : at + 2] = np.full((*rows[:2], 1), scale, "<f2").view(np.uint8)
+    return blocks.reshape(shape[0], -1)
 
 
 def gemma_tokens(folder: Path, kind: str) -> dict[str, Any]:

@@ -16,8 +16,10 @@ import transformers
 from installed import DATA
 from safetensors.torch import load_file, save_file
 
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.reference import forward
 
 
 def edit(folder: Path, file: str = "config.json", **values: Any) -> None:
@@ -36,6 +38,20 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any])
 def refused(folder: Path, *parts: str) -> None:
     """Check that reading the folder is refused with a message that has these parts."""
     exports.refused(lambda: read_checkpoint(folder), folder, *parts)
+
+
+def logits(checkpoint: Checkpoint, ids: list[int]) -> F32:
+    """Logits [T, V] of the reference."""
+    return forward(checkpoint.config, checkpoint.backbone, checkpoint.rows, ids)
+
+
+def check_logits(model: Any, folder: Path, ids: list[int], most: float = 5e-4) -> None:
+    """Save a model of transformers, and check that what is read has its logits."""
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    assert np.abs(logits(read_checkpoint(folder), ids) - expected).max() < most
+    assert np.abs(expected).max() > 1
 
 
 SIZES: dict[str, Any] = {
@@ -150,6 +166,25 @@ def write_gemma(folder: Path, tokens: int) -> tuple[I64, F32]:
     ids = np.random.default_rng(0).integers(90, size=tokens)
     with torch.no_grad():
         return ids, model(torch.tensor(ids[None])).logits[0].numpy()
+
+
+def write_flat(folder: Path, name: str, tokens: int = 40) -> tuple[list[int], F32]:
+    """Write a Gemma with scores so flat that rounding changes little; return ids and logits [T, V].
+
+    No logit is greater than 5, as in trained models of this size.
+    """
+    make = {"gemma3": make_gemma3, "gemma4": make_gemma, "gemma3n": make_gemma3n}[name]
+    rows = {} if name == "gemma3" else {"vocab_size_per_layer_input": 307}
+    model = make(hidden_size=64, vocab_size=307, **rows)
+    norms = {layer.self_attn.q_norm.weight: 0.1 for layer in model.model.layers}
+    norms[model.model.norm.weight] = 0.5
+    added = float(name == "gemma3")  # to the weights of its norms, by the model
+    ids = np.random.default_rng(0).integers(90, size=tokens).tolist()
+    with torch.no_grad():
+        for weight, factor in norms.items():
+            weight.copy_(factor * (weight + added) - added)
+        written(model, folder)
+        return ids, model(torch.tensor([ids])).logits[0].numpy()
 
 
 GEMMA_3: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -11,18 +12,34 @@ from stem_edge.runtime.text.codec import TextCodec
 # Words after a space, words at the beginning of a text, and pieces of them.
 WORDS = ["ĠSpain", "Spain", "ĠGermany", "Ger", "many", "ĠChad", "Ch", "ad", "Ġof", "The", "Ġ", "Ċ"]
 WORDS += ["ĠNew", "ĠZealand", "New", "Zea", "land", "ĠOman", "O", "man", "ĠBora", "Bora", "."]
-END = "<|end|>"
+END, TOOL = "<|end|>", "<tool>"
 
 
 def codec_of(folder: Path) -> TextCodec:
     """Make a codec that prefers the longest word; ids are places in WORDS, then END."""
-    tokenizer = Tokenizer(
-        models.WordPiece({word: n for n, word in enumerate(WORDS)}, unk_token=".")
-    )
-    tokenizer.model = models.Unigram([(word, -1.0) for word in WORDS], unk_id=WORDS.index("."))
+    unigrams = models.Unigram([(word, -1.0) for word in WORDS], unk_id=WORDS.index("."))
+    tokenizer = Tokenizer(unigrams)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    return saved(tokenizer, folder)
+
+
+def byte_level(folder: Path, pieces: Sequence[bytes]) -> TextCodec:
+    """Make a codec; ids below 256 are bytes, then come pieces, END (special) and TOOL."""
+    chars = byte_chars()
+    tokens = [*(bytes([byte]) for byte in range(256)), *pieces]
+    vocab = {"".join(chars[byte] for byte in token): i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    tokenizer.add_tokens([AddedToken(TOOL)])
+    return saved(tokenizer, folder)
+
+
+def saved(tokenizer: Tokenizer, folder: Path) -> TextCodec:
+    """Write a tokenizer and read it as a codec."""
     tokenizer.save(str(folder / "tokenizer.json"))
     return TextCodec(folder / "tokenizer.json")
 

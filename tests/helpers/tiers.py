@@ -15,4 +15,7 @@ GGML_IS_SLOW = ["onnxruntime", pytest.param("ggml", marks=[needs_ggml, pytest.ma
 def slow_but(fast: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
     """Mark all cases slow but those that are named."""
     kept = list(fast)
-    return [one if one in kept else pytest.param(one, marks=pytest.mark.slow) for one in cases]
+    slow = ((one, one if isinstance(one, tuple) else (one,)) for one in cases)
+    return [
+        one if one in kept else pytest.param(*each, marks=pytest.mark.slow) for one, each in slow
+    ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +14,8 @@ from installed import ROOT
 
 import stem_edge
 
-TOOL = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+TOOL = PYPROJECT["tool"]["setuptools"]
 
 
 def test_every_folder_with_modules_is_a_listed_package() -> None:
@@ -59,3 +63,15 @@ def test_every_file_of_the_demo_model_is_package_data() -> None:
 def test_the_links_for_type_checkers_point_to_the_folders() -> None:
     for name in ("export", "runtime"):
         assert (ROOT / "stem_edge" / name).resolve() == (ROOT / name).resolve()
+
+
+def test_a_plain_install_exports() -> None:
+    """What no export can do without is imported; libraries of extras go by import_original."""
+    plain = {re.split(r"[^\w-]", given)[0] for given in PYPROJECT["project"]["dependencies"]}
+    found = set[str]()
+    for path in (ROOT / "export").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            found |= {name.name for name in node.names} if isinstance(node, ast.Import) else set()
+            found |= {str(node.module)} if isinstance(node, ast.ImportFrom) else set()
+    tops = {name.split(".")[0] for name in found} - sys.stdlib_module_names - {"stem_edge"}
+    assert "gguf" in tops and tops <= plain

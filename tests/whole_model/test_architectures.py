@@ -27,7 +27,9 @@ TOLERANCE = 1e-4
         ["stem", "hash-moe"], ["stem", "stem-plus", "stem-gate", "low rank", "hash-moe", "biases"]
     ),
 )
-@pytest.mark.parametrize(("bits", "nats"), [("int8", 2e-3), ("int4", 0.3)])
+@pytest.mark.parametrize(
+    ("bits", "nats"), [pytest.param("int8", 2e-3, marks=pytest.mark.slow), ("int4", 0.3)]
+)
 def test_quantized_bundles_stay_close(name: str, bits: Any, nats: float, tmp_path: Path) -> None:
     config = ModelConfig(**(SIZES | VARIANTS[name]))
     path, _, _ = write(tmp_path / "checkpoint", config)

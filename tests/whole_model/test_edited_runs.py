@@ -14,6 +14,7 @@ import pytest
 from edit_oracle import PROMPT, Tried, spec, swap, tokens
 from exact_models import TOLERANCE, off
 from threads import together
+from tiers import GGML_IS_SLOW
 
 import stem_edge
 from stem_edge import Edit
@@ -139,6 +140,7 @@ def test_threads_have_their_own_generations(stem: Tried, engine: EngineName) -> 
         assert made_now(model) == 0
 
 
+@pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_edits_come_and_go_while_threads_generate(stem: Tried, engine: EngineName) -> None:
     """Each answer is that of the edits that were open when it began, and of no others."""
     specs = [spec("cat", "dog"), spec("met", "ate", "everywhere")]

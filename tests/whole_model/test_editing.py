@@ -15,6 +15,7 @@ from architectures import HASHED, SIZES, VARIANTS, write
 from edit_oracle import PROMPT, Oracle, Rows, Tried, swap, tokens, tried
 from exact_models import TOLERANCE, exact_stem, off
 from installed import DEMO, add_ggml
+from tiers import slow_but
 from torch import Tensor
 
 import stem_edge
@@ -48,7 +49,7 @@ NAMES = ["stem", "low rank, plus", "stem-gate", "hash-moe", "all at once"]
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=slow_but(["hash-moe", "all at once"], NAMES))
 def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tried:
     return tried(tmp_path_factory.mktemp("any"), request.param)
 

@@ -19,7 +19,7 @@ from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
 from stem_edge.runtime.speculation.speculation import Speculation
 
-MODELS = slow_but(["full/consolidated", GEMMA], [*CASES, GEMMA_3N, GEMMA])
+MODELS = slow_but([GEMMA], [*CASES, GEMMA_3N, GEMMA])
 PROMPT, NEW = 20, 24
 FP32_TIE, INT4_TIE = 1e-3, 0.1  # most that rounding moves a logit here
 

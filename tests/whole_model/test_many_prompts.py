@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exact_models import GEMMA, GEMMA_3N, published
 from installed import DEMO
 from stores import rows_of
 from threads import together as in_threads
@@ -85,18 +86,21 @@ def test_tokens_of_both_engines(tiny: Path, engine: EngineName, slots: int | Non
 
 
 @pytest.mark.parametrize("sequences", slow_but([1, 3], [1, 2, 3, 6]))
-def test_a_devices_memory_is_that_of_the_plan(sequences: int) -> None:
+@pytest.mark.parametrize("name", slow_but(["demo"], ["demo", GEMMA, GEMMA_3N]))
+def test_a_devices_memory_is_that_of_the_plan(name: str, sequences: int, tmp_path: Path) -> None:
     """Places but one of the sequences decode together; each of them has a full context."""
+    path = DEMO if name == "demo" else published(tmp_path, name, ggml=False).path
     options = DEVICE | {"sequences": sequences, "warm_start": False}
-    needed = stem_edge.memory_plan(DEMO, **options).device
+    needed = stem_edge.memory_plan(path, **options).device
     assert needed is not None
-    with stem_edge.load(DEMO, **options | {"device_memory": needed.total}) as model:
+    with stem_edge.load(path, **options | {"device_memory": needed.total}) as model:
         assert model.plan.device == replace(needed, limit=needed.total)
         backend: Any = model.engine.backend
 
         def held() -> int:
-            """Bytes of keys and values, the only arrays with four axes."""
+            """Bytes of keys and values, the only arrays with four axes; all arrays fit the plan."""
             backend.loaded.memory.collect()
+            assert backend.loaded.memory.nbytes <= needed.total - needed.weights
             return sum(each.nbytes for each in backend.loaded.memory.arrays if len(each.shape) == 4)
 
         expected = [model.generate_text(text, max_new_tokens=12) for text in TEXTS]
@@ -112,7 +116,7 @@ def test_a_devices_memory_is_that_of_the_plan(sequences: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{"speculate": True}, {"draft": DEMO}])
-@pytest.mark.parametrize("sequences", [1, 5])
+@pytest.mark.parametrize("sequences", slow_but([5], [1, 5]))
 def test_guesses_and_batches_on_a_device(options: dict[str, Any], sequences: int) -> None:
     with stem_edge.load(DEMO, sequences=sequences, **DEVICE, **options) as model:
         expected = [model.generate_text(text, max_new_tokens=12) for text in TEXTS]

@@ -55,6 +55,7 @@ def test_bits_of_long_prompts(bundle: Path, engine: EngineName) -> None:
         assert check_bits(model, drawn) > sum(map(len, drawn)) // 10
 
 
+@pytest.mark.parametrize("engine", GGML_IS_SLOW)
 @pytest.mark.parametrize("case", slow_but(CASES[:1], CASES))
 def test_bits_of_conformance_checkpoints(case: str, engine: EngineName, tmp_path: Path) -> None:
     out = stem_edge.export_bundle(

@@ -42,6 +42,7 @@ class HeadOutput:
         self._rest = None if self.has_layers else graphs.get(io.REST)
         self.first = name if self._rest is None else io.REST  # graph that takes the hidden states
         self._memory, self._vocab_size = loaded.memory, loaded.config.vocab_size
+        self._takes_wanted = not loaded.windowed  # whether `rest` takes slots of these tokens alone
         self._width, self._dtype = loaded.config.hidden_width, loaded.dtype
         self._bound: tuple[int, int] | None = None  # tokens, and how many of their largest logits
         self._logits: F32 = np.empty((0, 0), np.float32)
@@ -52,13 +53,13 @@ class HeadOutput:
         """Bind again before the next run, because the hidden states are other arrays."""
         self._bound = None
 
-    def bind(self, sequences: int, places: range, top: int) -> None:
-        """Bind memory for these tokens of each sequence's step, unless that is bound."""
+    def bind(self, slot_ids: I64, places: range, top: int) -> None:
+        """Bind memory for these tokens of a step with slots [B, T], unless that is bound."""
         top = 0 if self._top is None or top >= self._vocab_size else top
         if self._bound != (len(places), top):
             self._bound = None  # so that the next step binds again if memory runs out here
-            self._bind_places(sequences, places)
-            self._bind_logits((sequences, len(places), self._vocab_size), top)
+            self._bind_places(slot_ids, places)
+            self._bind_logits((len(slot_ids), len(places), self._vocab_size), top)
             self._bound = len(places), top
 
     def run(self) -> None:
@@ -83,12 +84,14 @@ class HeadOutput:
             np.put_along_axis(self._logits, self._set, self._largest, 1)
         return self._logits[skipped:]
 
-    def _bind_places(self, sequences: int, places: range) -> None:
+    def _bind_places(self, slot_ids: I64, places: range) -> None:
         wanted = np.array(places, np.int64)
         if self._rest is not None:
-            shape = (sequences, len(places), self._width)
+            shape = (len(slot_ids), len(places), self._width)
             hidden = self._memory.empty(shape, self._dtype, "hidden states").value()
             self._rest.bind({io.WANTED: from_numpy(wanted), io.NEW + io.HIDDEN: hidden})
+            if self._takes_wanted:
+                self._rest.feed({io.SLOT_IDS: slot_ids[:, places.start :]})
             self._head.bind({io.HIDDEN: hidden})
             wanted = np.arange(len(places))  # all, because `rest` computes no others
         self._head.bind({io.WANTED: from_numpy(wanted)})
@@ -113,9 +116,6 @@ class HeadOutput:
         self._top.bind({io.LOGITS: on_device} | {n: from_numpy(a) for n, a in host.items()})
         self._logits = np.full((lines, shape[2]), -np.inf, np.float32)
         self._set = np.zeros((lines, 0), np.int64)
-
-
-from_numpy = ort.OrtValue.ortvalue_from_numpy
 
 
 class BoundShape(NamedTuple):
@@ -143,6 +143,13 @@ class BoundGraphs:
         self.bind(loaded.slots)
         self.ropes = loaded.ropes.upto(length)
         self.bind(self.ropes.values())
+        # Keys and values that graphs for devices pass on -> their values of a token.
+        self._lent = {
+            value.name: value.shape[-1]
+            for session in loaded.sessions.values()
+            for value in session.get_inputs()
+            if value.name.startswith(io.LENT)
+        }
         self._outputs = outputs(self.graphs, loaded)
         self._output = next(iter(self._outputs.values()))
         self._has_windows = any(io.POSITIONS in graph.inputs for graph in self.graphs.values())
@@ -191,7 +198,7 @@ class BoundGraphs:
         count = max(wanted, 1) if self._output.has_layers else wanted
         places = range(self.shape.tokens - count, self.shape.tokens)
         if places:
-            self._output.bind(len(self._begins), places, top)
+            self._output.bind(self._slot_ids, places, top)
             with onnxruntime_errors(self._doing(self._output.name)):
                 self._output.run()
         if not wanted:
@@ -202,10 +209,9 @@ class BoundGraphs:
     def allocate(self, shape: BoundShape) -> None:
         """Bind hidden states for such steps, an array for each graph's output."""
         names = [io.EMBED, *self._layers(shape.prefill)]
-        size = (shape.sequences, shape.tokens, self._width)
-        what = f"the hidden states of {shape.sequences * shape.tokens:,} tokens"
         # Allocate all before binding any, so that nothing has changed if memory runs out.
-        values = [self._memory.empty(size, self._dtype, what).value() for _ in names]
+        values = [self._value(shape, self._width) for _ in names]
+        lent = {name: self._value(shape, width) for name, width in self._lent.items()}
         self.shape = BoundShape()
         self._output = self._outputs.get(io.HEAD if shape.prefill else io.STEP, self._output)
         self._output.forget()
@@ -214,10 +220,16 @@ class BoundGraphs:
             self.graphs[name].bind({io.NEW + io.HIDDEN: value})
             self.graphs[following].bind({io.HIDDEN: value})
         self.graphs[last].bind({io.EMBEDDED: values[0]})
+        self.bind(lent | {io.NEW + name: value for name, value in lent.items()})
         self._feed_step(shape)
         self._before_rows = [name for name in names if name in (io.EMBED, io.EARLY)]
         self._after_rows = names[len(self._before_rows) :]
         self.shape = shape
+
+    def _value(self, shape: BoundShape, width: int) -> ort.OrtValue:
+        what = f"the hidden states of {shape.sequences * shape.tokens:,} tokens"
+        size = (shape.sequences, shape.tokens, width)
+        return self._memory.empty(size, self._dtype, what).value()
 
     def _layers(self, prefill: bool) -> list[str]:
         names = (io.PREFILL,) if prefill else (io.EARLY, io.LATE)

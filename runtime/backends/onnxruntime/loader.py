@@ -19,7 +19,7 @@ from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import may_be_prepared
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
@@ -111,7 +111,8 @@ class OrtLoader:
         footprint = footprint_of(self._bundle.manifest, "onnxruntime").with_kv(self._kv)
         threads = self._options.cpus
         prepared = self._will_be_prepared
-        needs = cpu_needs(footprint, context, threads, prepared=prepared, prefill=prefill)
+        mapped = prepared or not self._options.pack
+        needs = cpu_needs(footprint, context, threads, prepared=mapped, prefill=prefill)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
         if prepared and self._prepared is None and self._found is None:
             from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
@@ -126,7 +127,10 @@ class OrtLoader:
         prefill, kv = self._prompts()[0], self._kv
         config = self._bundle.manifest.model
         sources = cpu_graphs if self._prepared is None else self._prepared.graph_sources
-        graphs = sources(self._bundle, prefill=prefill, kv=kv)
+        graphs = dict(sources(self._bundle, prefill=prefill, kv=kv))
+        for name, graph in graphs.items():
+            if isinstance(graph, GraphSource):
+                graphs[name] = graph._replace(packed=self._options.pack)
         return OrtBackend(config, graphs, slots, self._options.cpus, kv)
 
     @property

@@ -56,6 +56,7 @@ def _shift(graph: Graph, x: str, direction: str, name: str) -> str:
 
 GATHER_BLOCKS, FLOAT_PRODUCT = "GatherBlockQuantized", "FusedMatMul"
 HALF, WIDE = ".fp16", ".fp32"  # suffixes of the names of cast values
+TURNED = ".turned"  # of matrices
 
 
 def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
@@ -76,7 +77,11 @@ def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneF
 
 def obstacle_of_layers(config: ModelConfig) -> str:
     """Return why only the CPU can run a model's layers; empty if accelerators can, too."""
-    return "" if config.plain else "layers like those of Gemma 4 run on the CPU only"
+    return (
+        "matrices whose inputs round to the steps of a training run on the CPU only"
+        if config.ranges
+        else ""
+    )
 
 
 def _embedding_blocks(config: ModelConfig, format: BackboneFormat) -> tuple[int, int]:
@@ -97,13 +102,17 @@ def derive(graph: Graph, layout: RecordLayout | None, activations: Activations) 
     return graph
 
 
+def _gathers_rows(node: Node) -> bool:
+    return node.inputs[0].startswith(io.ROW_CODES)
+
+
 def _even_blocks(graph: Graph, rows: DeviceRows | None) -> list[Node]:
     """Adapt blocks of rows to a device, and give rows of the embedding an even number of blocks."""
     before: list[Node] = []
     for node in graph.nodes:
         if node.op != GATHER_BLOCKS:
             continue
-        if node.inputs[1] == io.SLOT_IDS and rows is not None:
+        if _gathers_rows(node) and rows is not None:
             node.attributes["block_size"] = rows.group_size
         elif node.attributes["bits"] == 4 and graph.tensors[node.inputs[2]].dims[1] % 2:
             before += _doubled(graph, node)
@@ -127,14 +136,14 @@ def _doubled(graph: Graph, node: Node) -> list[Node]:
 
 def _turned_matrices(graph: Graph) -> list[Node]:
     """Replace FusedMatMul, which not every provider has; return the Transposes to run before."""
-    before = []
+    before = dict[str, Node]()
     for node in graph.nodes:
         if node.op == FLOAT_PRODUCT:
-            turned = node.inputs[1] + ".turned"
-            before.append(Node("Transpose", [node.inputs[1]], [turned]))
+            x, matrix = node.inputs
+            before[matrix] = Node("Transpose", [matrix], [matrix + TURNED])
             node.op, node.domain, node.attributes = "MatMul", "", {}
-            node.inputs = [node.inputs[0], turned]
-    return before
+            node.inputs = [x, matrix + TURNED]
+    return list(before.values())
 
 
 def _halve(graph: Graph, before: list[Node]) -> list[Node]:
@@ -146,7 +155,7 @@ def _halve(graph: Graph, before: list[Node]) -> list[Node]:
     turned = {node.inputs[0] for node in before if node.op == "Transpose"}
     tensors = [n for n, tensor in graph.tensors.items() if tensor.type == ElementType.FLOAT]
     floats = [name for name in tensors if name not in turned]
-    rows = {node.inputs[0] for node in graph.nodes if io.SLOT_IDS in node.inputs}
+    rows = {node.inputs[0] for node in graph.nodes if _gathers_rows(node)}
     casts = [_cast(name, name + HALF, ElementType.FLOAT16) for name in floats]
     _rename_inputs([*before, *graph.nodes], {name: name + HALF for name in floats})
     nodes = _rows_halved(graph)
@@ -171,13 +180,11 @@ def _rows_halved(graph: Graph) -> list[Node]:
         if node.op == "Cast":  # not needed: it widens rows that are stored as float16
             nodes[-1].outputs[0] = node.outputs[0]
             continue
-        if node.op == "MatMul":
+        if node.inputs[-1].endswith(TURNED):
             nodes += _in_float32(node)
             continue
         nodes.append(node)
-        if node.op != "Gather" or io.SLOT_IDS not in node.inputs:
-            continue
-        if graph.inputs[node.inputs[0]].type == ElementType.FLOAT:
+        if _gathers_rows(node) and graph.inputs[node.inputs[0]].type == ElementType.FLOAT:
             name = node.outputs[0]
             node.outputs[0] = name + ".stored"
             nodes.append(_cast(node.outputs[0], name, ElementType.FLOAT16))

@@ -13,6 +13,7 @@ onnxruntime computes once, while it loads. stem_edge.graph.names lists inputs an
 | GroupQueryAttention | portable_attention |
 | norms | their sums and products |
 | QuickGelu | Sigmoid, Mul |
+| FastGelu | Gelu |
 """
 
 from __future__ import annotations
@@ -46,45 +47,32 @@ def lower(name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | N
     lowering = _Lowering(graph, config)
     for node in graph.nodes:
         lowering.lower(node)
-    lowered = lowering.made
-    _declare_inputs(name, lowered, config, layout)
-    _declare_outputs(name, lowered, config)
-    return lowered
+    _declare(name, graph, lowering.made, config, layout)
+    return lowering.made
 
 
-def _declare_inputs(
-    name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | None
+def _declare(
+    name: str, source: Graph, graph: Graph, config: ModelConfig, layout: RecordLayout | None
 ) -> None:
-    if name == io.EMBED:
-        graph.input(io.TOKEN_IDS, np.int64, [1, "T"])
-        return
-    graph.input(io.HIDDEN, np.float32, [1, "T", config.dim])
-    if name == io.HEAD:
-        graph.input(io.WANTED, np.int64, ["n"])
-        return
-    for table in (io.ROPE_COS, io.ROPE_SIN):
-        graph.input(table, np.float32, ["T", io.head_width(config.layer(0)) // 2])
-    for layer in io.layer_graphs(config)[name]:
-        # Columns: the P earlier tokens, then those of the step.
-        graph.input(io.mask_name(config.window(layer)), np.float32, ["T", "P+T"])
+    """Declare inputs and outputs; caches, masks, angles and rows differ from those of the source."""
+    kept = (io.TOKEN_IDS, io.HIDDEN, io.EMBEDDED, io.WANTED)
+    graph.inputs = {n: source.inputs[n] for n in kept if n in source.inputs}
+    results = (io.NEW + io.HIDDEN, io.LOGITS)
+    graph.outputs = {n: source.outputs[n] for n in results if n in source.outputs}
+    # Columns of masks: the P earlier tokens, then those of the step, if they are not among these.
+    tokens, seen = ("n", "P") if name == io.REST else ("T", "P+T")
+    for number in io.layer_graphs(config).get(name, ()):
+        layer = config.layer(number)
+        heads = [layer.n_kv_heads, width := io.head_width(layer)]
+        for table in io.rope_names(config, layer):
+            graph.input(table, np.float32, [tokens, width // 2])
+        graph.input(io.mask_name(layer.window), np.float32, [tokens, seen])
         for cache in (io.KEYS, io.VALUES):
-            graph.input(f"{cache}{layer}", np.float32, _cache(config, "P"))
-        if layout is not None and layer in config.stem_layers:
-            graph.input(io.row_name(layer), np.float32, [1, "T", layout.row_width])
-
-
-def _declare_outputs(name: str, graph: Graph, config: ModelConfig) -> None:
-    if name == io.HEAD:
-        graph.output(io.LOGITS, np.float32, [1, "n", config.vocab_size])
-        return
-    graph.output(io.NEW + io.HIDDEN, np.float32, [1, "T", config.dim])
-    for layer in io.layer_graphs(config).get(name, range(0)):
-        for cache in (io.KEYS, io.VALUES):
-            graph.output(f"{io.NEW}{cache}{layer}", np.float32, _cache(config, "T"))
-
-
-def _cache(config: ModelConfig, tokens: str) -> list[int | str]:
-    return [1, tokens, config.n_kv_heads, io.head_width(config.layer(0))]
+            graph.input(f"{cache}{layer.kv_layer}", np.float32, [1, "P", *heads])
+            if layer.kv_layer == number:
+                graph.output(f"{io.NEW}{cache}{number}", np.float32, [1, "T", *heads])
+        if layout is not None and number in config.stem_layers:
+            graph.input(io.row_name(number), np.float32, [1, tokens, layout.row_width])
 
 
 class _Lowering:
@@ -97,6 +85,7 @@ class _Lowering:
         self._forms: Mapping[str, Callable[[Node], None]] = {
             "Cast": self._cast,
             "FusedMatMul": self._float_product,
+            "FastGelu": self._gelu,
             "Gather": self._gather,
             "GatherBlockQuantized": self._gather_blocks,
             "GroupQueryAttention": self._attention,
@@ -121,7 +110,9 @@ class _Lowering:
 
     def _float_product(self, node: Node) -> None:
         x, matrix = node.inputs
-        turned = self.made.add("Transpose", [self._keep(matrix)], matrix + ".turned", perm=(1, 0))
+        turned = matrix + ".turned"
+        if matrix not in self.made.tensors:  # otherwise done, for another product with it
+            self.made.add("Transpose", [self._keep(matrix)], turned, perm=(1, 0))
         self.made.add("MatMul", [x, turned], node.outputs[0])
 
     def _gather(self, node: Node) -> None:
@@ -206,8 +197,10 @@ class _Lowering:
         return nodes.add("Cast", [zeros], scales + ".middle.4", to=int(ElementType.UINT4))
 
     def _attention(self, node: Node) -> None:
-        layer = int(node.outputs[1].removeprefix(io.NEW + io.KEYS))
-        attention(self.made, node, self._config, layer, node.real("scale"))
+        attention(self.made, node, self._config)
+
+    def _gelu(self, node: Node) -> None:
+        self.made.add("Gelu", node.inputs, node.outputs[0], approximate="tanh")
 
     def _silu(self, node: Node) -> None:
         name = node.outputs[0]

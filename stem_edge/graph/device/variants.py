@@ -11,8 +11,10 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
+from stem_edge.graph.attention import NOTHING
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.device import adapting, portable
+from stem_edge.graph.device.lending import lend
 from stem_edge.graph.device.rows import DeviceRows
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import Graph
@@ -34,9 +36,12 @@ def graphs(
 ) -> dict[str, Graph]:
     """Build all graphs of a variant that has no `obstacle`, by name."""
     sequences = 1 if variant == "portable" else "B"
-    plain = decoding(config, layout, format, positions="", sequences=sequences).graphs
+    plain = decoding(config, layout, format, device=True, sequences=sequences).graphs
+    for graph in plain.values():  # no layer adds keys and values of no tokens here
+        graph.nodes = [node for node in graph.nodes if not node.outputs[0].startswith(NOTHING)]
     if variant == "portable":
         return {n: portable.lower(n, graph, config, layout) for n, graph in plain.items()}
+    lend(plain, config)
     made = {n: adapting.derive(graph, layout, variant) for n, graph in plain.items()}
     if layout is not None:
         made[io.ROWS] = rows_graph(DeviceRows(layout, variant))

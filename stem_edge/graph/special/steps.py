@@ -33,7 +33,7 @@ class SteppedProducts(DecodeProducts):
     ) -> None:
         super().__init__(graph, plan, format)
         self._ranges, self._shapes = config.ranges, backbone_shapes(config)
-        # x, a step, and how it is laid: as it is, with an end, or in blocks -> x in steps
+        # x, a step, and how it is laid: as it is, or in blocks -> x in steps
         self._made: dict[tuple[object, ...], str] = {}
         graph.constant(ZERO, np.array(0, np.int8))
 
@@ -70,7 +70,7 @@ class SteppedProducts(DecodeProducts):
         """Emit the sum of the products of x in whole steps with the columns that each item holds."""
         made = list[str]()
         for item in items:
-            laid = self._capped(x, step, item.columns, item.block)
+            laid = self._capped(x, step, item.columns, item.block, items[-1].columns[1])
             size = rows, capped_width(item.columns[1] - item.columns[0], item.block)
             made.append(self.in_blocks(item, laid, size))
         return made[0] if len(made) == 1 else self.graph.add("Add", made, f"{made[0]}.sum")
@@ -102,35 +102,39 @@ class SteppedProducts(DecodeProducts):
             self._made[key] = self.graph.add("Mul", [whole, self.graph.float(step)], result)
         return self._made[key]
 
-    def _capped(self, x: str, step: float, columns: tuple[int, int], block: int) -> str:
-        """Emit some columns of x [B, T, K] in whole steps, with 127 at the end of each block."""
+    def _capped(self, x: str, step: float, columns: tuple[int, int], block: int, of: int) -> str:
+        """Emit some columns of x [B, T, of] in whole steps, with 127 at the end of each block."""
         key, graph, width = (x, step, block, columns), self.graph, columns[1] - columns[0]
         if key not in self._made:
             result = f"{x}.by_{step!r}.from_{columns[0]}"
-            # Kernels add the middle code times all inputs and take it away again: a block filled up
-            # with 127 would lose its last digits.
-            filled = block in SMALL_BLOCKS or not width % (block - 1)
-            order = np.full(capped_width(width, block), -1 if filled else -2, np.int64)
-            order[block - 1 :: block] = -1
-            order[places(width, block)] = np.arange(*columns)
-            at = graph.constant(f"capped.{columns}.{block}", order)
-            ended = self._ended(x, step, (TOP,) if filled else (0, TOP))
-            laid = graph.add("Gather", [ended, at], f"{result}.laid", axis=-1)
+            codes = self._clipped(x, step)
+            if width < of:
+                codes = graph.cut(codes, *columns, 1, f"{result}.cut")
+            # Not by Gather, which takes three times as long, because it copies value by value.
+            blocks = -(-width // (block - 1))
+            if more := blocks * (block - 1) - width:
+                # With zeros: kernels add the middle code times all inputs and take it away again, so
+                # a block filled up with 127 would lose its last digits.
+                codes = self._longer(codes, more, 0, f"{result}.whole")
+            apart = graph.reshape(codes, [0, 0, blocks, block - 1], f"{result}.apart")
+            ended = self._longer(apart, 1, TOP, f"{result}.ended")
+            laid = graph.reshape(ended, [0, 0, blocks * block], f"{result}.laid")
             self._made[key] = graph.add("Cast", [laid], result, to=1)
         return self._made[key]
 
-    def _ended(self, x: str, step: float, ends: tuple[int, ...]) -> str:
-        """Emit x [B, T, K] in whole steps, with these numbers behind it."""
-        key, graph, result = (x, step, ends), self.graph, f"{x}.by_{step!r}"
+    def _longer(self, codes: str, more: int, value: int, result: str) -> str:
+        """Emit codes with so many of a value behind each line."""
+        constant = self.graph.constant(f"int8.{value}", np.array(value, np.int8))
+        pads, axis = self.graph.sizes([0, more]), self.graph.sizes([-1])
+        return self.graph.add("Pad", [codes, pads, constant, axis], result)
+
+    def _clipped(self, x: str, step: float) -> str:
+        """Emit x in whole steps from -127 to 127."""
+        key, graph, result = (x, step), self.graph, f"{x}.by_{step!r}"
         if key not in self._made:
-            least, *values = (
-                graph.constant(f"int8.{n}", np.array(n, np.int8)) for n in (-TOP, *ends)
-            )
-            codes = graph.add("Clip", [self._codes(x, step, result), least], f"{result}.clipped")
-            for value in values:
-                pads = [graph.sizes([0, 1]), value, graph.sizes([-1])]
-                codes = graph.add("Pad", [codes, *pads], f"{codes}.{value}")
-            self._made[key] = codes
+            least = graph.constant(f"int8.{-TOP}", np.array(-TOP, np.int8))
+            codes = self._codes(x, step, result)
+            self._made[key] = graph.add("Clip", [codes, least], f"{result}.clipped")
         return self._made[key]
 
     def _codes(self, x: str, step: float, result: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +12,14 @@ import exports
 import numpy as np
 import pytest
 import torch
-from hf_folders import edit, edit_tensors, make_gemma, refused, wrap_gemma
+from hf_folders import check_logits, edit, edit_tensors, logits, make_gemma, refused, wrap_gemma
 from installed import DATA
 from safetensors.torch import save_file
 from tiers import slow_but
 from torch import Tensor
 
-from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import forward
 
 CONFORMANCE = DATA / "conformance"
 IDS = np.random.default_rng(1).integers(90, size=40).tolist()
@@ -45,10 +41,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def logits(checkpoint: Checkpoint, ids: list[int]) -> F32:
-    return forward(checkpoint.config, checkpoint.backbone, checkpoint.rows, ids)
-
-
 @pytest.mark.parametrize("name", ["gemma4-text", "gemma4-wide"])
 def test_logits_are_the_trainers(name: str) -> None:
     with np.load(CONFORMANCE / name / "reference.npz") as data:
@@ -60,13 +52,7 @@ def test_logits_are_the_trainers(name: str) -> None:
     "kind", slow_but(["as it is", "fewer rows than ids", "K is V", "odd heads"], KINDS)
 )
 def test_logits_of_every_kind_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
-    model = make_gemma(**KINDS[kind])
-    model.save_pretrained(tmp_path)
-    with torch.no_grad():
-        expected = model(torch.tensor([IDS])).logits[0].numpy()
-    found = logits(read_checkpoint(tmp_path), IDS)
-    assert np.abs(found - expected).max() < 5e-4
-    assert np.abs(expected).max() > 1
+    check_logits(make_gemma(**KINDS[kind]), tmp_path, IDS)
 
 
 @pytest.fixture
@@ -222,20 +208,6 @@ def test_tensors_that_are_missing_or_differ(
 ) -> None:
     edit_tensors(gemma, change)
     refused(gemma, words)
-
-
-@pytest.mark.parametrize("damage", ["truncated", "missing"])
-def test_shards_that_are_not_whole(tmp_path: Path, damage: str) -> None:
-    make_gemma().save_pretrained(tmp_path, max_shard_size="40KB")
-    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
-    size = shard.stat().st_size
-    read_checkpoint(tmp_path)
-    if damage == "missing":
-        shard.unlink()
-        refused(tmp_path, f"{shard}: missing", "model.safetensors.index.json names")
-    else:
-        os.truncate(shard, size - 7)
-        refused(tmp_path, f"{shard}: not a safetensors file", f"{size}, the file at {size - 7}")
 
 
 def test_keys_and_values_that_nobody_reads_may_be_there(gemma: Path) -> None:

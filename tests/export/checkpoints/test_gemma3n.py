@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hf_folders import edit, edit_tensors, make_gemma3n, refused, wrap_gemma
+from hf_folders import check_logits, edit, edit_tensors, logits, make_gemma3n, refused, wrap_gemma
 from installed import DATA
+from tiers import slow_but
 
-from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.numerics.quantize import F32
-from stem_edge.numerics.reference import forward
 
 CONFORMANCE = DATA / "conformance" / "gemma3n-text"
 IDS = np.random.default_rng(1).integers(97, size=40).tolist()  # some beyond the table
@@ -46,10 +44,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "head of its own": {"tie_word_embeddings": False},
     "odd heads": {"head_dim": 12},
 }  # fmt: skip
-
-
-def logits(checkpoint: Checkpoint, ids: list[int]) -> F32:
-    return forward(checkpoint.config, checkpoint.backbone, checkpoint.rows, ids)
+FAST = ["as it is", "no sparsity", "the last stream is active", "two streams", "one width for all"]
+FAST += ["head of its own"]
 
 
 def test_logits_are_the_trainers() -> None:
@@ -58,15 +54,9 @@ def test_logits_are_the_trainers() -> None:
         assert np.abs(found - data["logits"]).max() < 5e-4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(FAST, KINDS))
 def test_logits_of_every_kind_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
-    model = make_gemma3n(**KINDS[kind])
-    model.save_pretrained(tmp_path)
-    with torch.no_grad():
-        expected = model(torch.tensor([IDS])).logits[0].numpy()
-    found = logits(read_checkpoint(tmp_path), IDS)
-    assert np.abs(found - expected).max() < 5e-4
-    assert np.abs(expected).max() > 1
+    check_logits(make_gemma3n(**KINDS[kind]), tmp_path, IDS)
 
 
 @pytest.fixture
@@ -167,12 +157,6 @@ def test_tensors_that_are_too_many(gemma: Path) -> None:
         gemma, lambda tensors: tensors.update({"model.altup_projections.3.weight": torch.ones(2)})
     )
     refused(gemma, "tensor model.altup_projections.3.weight is not part of the model")
-
-
-def test_a_truncated_file(gemma: Path) -> None:
-    file = gemma / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    refused(gemma, "model.safetensors", str(file.stat().st_size))
 
 
 def test_factors_of_the_active_stream_are_left_out_where_nobody_reads_them(gemma: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from stem_edge.ggml.types import KEPT_TYPES
 from stem_edge.layers import LinearRope, Llama3Rope, Rope
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors
+from stem_edge.runtime.backends.onnxruntime.providers import session
 
 SCALING: dict[str, dict[str, Any]] = {
     "llama, linear": {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0},
@@ -166,17 +168,20 @@ def test_an_export_for_onnxruntime_has_the_files_values(tmp_path: Path) -> None:
 
 
 LAYERS = ("qkv", "wo", "gate", "up", "down")
-# Types of matrices -> weights, embedding, head, offsets, products with another type, kinds with a loss
+# Types of matrices -> weights, embedding, head, offsets, products with another type, kinds with a loss,
+# and kinds whose codes are made again
 KEPT: dict[str, tuple[dict[str, str], tuple[Any, ...]]] = {
-    "8 bits": ({"": "Q8_0"}, ("int8", "int8", "int8", False, {}, set())),
-    "4 bits": ({"": "Q4_0"}, ("int4", "int4", "int4", False, {}, set())),
-    "offsets": ({"": "Q4_1"}, ("int4", "int8", "int4", True, {}, {"embedding"})),
+    "8 bits": ({"": "Q8_0"}, ("int8", "int8", "int8", False, {}, set(), set())),
+    "4 bits": ({"": "Q4_0"}, ("int4", "int4", "int4", False, {}, set(), set())),
+    "offsets": ({"": "Q4_1"}, ("int4", "int8", "int4", True, {}, {"embedding"}, {"embedding"})),
     "of all": (
         {"blk.1.attn_v": "Q8_0", "blk.0.attn_q": "Q8_0", "token_embd": "Q8_0", "output": "Q4_0",
          "blk.0": "Q4_0", "": "Q4_1"},
-        ("int4", "int8", "int4", True, {"layers.0.qkv": "int8", "layers.1.v": "int8"}, set()),
+        ("int4", "int8", "int4", True, {"layers.0.qkv": "int8", "layers.1.v": "int8"}, set(),
+         {"qkv"}),
     ),
-    "5 bits": ({"": "Q5_1"}, ("int8", "int8", "int8", False, {}, {*LAYERS, "embedding", "head"})),
+    "5 bits": ({"": "Q5_1"}, ("int8", "int8", "int8", False, {}, {*LAYERS, "embedding", "head"},
+                                       {*LAYERS, "embedding", "head"})),
 }  # fmt: skip
 
 
@@ -189,7 +194,7 @@ def test_onnxruntime_keeps_the_levels_of_blocks(case: str, tmp_path: Path) -> No
     assert backbone is not None and (backbone.quantizer, backbone.block_size) == ("rtn", 32)
     found = backbone.weights, backbone.type_of("embedding"), backbone.head, backbone.offsets
     lossy = {kind for kind, error in errors.items() if error.worst > 1e-6}
-    assert (*found, backbone.matrices, lossy) == expected
+    assert (*found, backbone.matrices, lossy, {*errors}) == expected
     with stem_edge.load(bundle.path, progress=False) as model:
         logits = model.logits([5, 9, 11])
     exact = stem_edge.export_bundle(path, tmp_path / "exact", backbone="fp32", progress=False)
@@ -221,16 +226,28 @@ def test_types_that_are_asked_for_go_first(name: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("ggml")
 @pytest.mark.parametrize("engine", ["onnx", "gguf"])
 def test_what_is_kept_is_compared_only_if_a_text_is_given(
-    engine: ExportEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: ExportEngine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, text = write_model(tmp_path / "model.gguf", wide_model(), "Q4_1"), tmp_path / "ids.npy"
     np.save(text, np.arange(299) % 256)
-    command = ["export", str(path), "--engine", engine]
+    command, packed = ["export", str(path), "--engine", engine], list[object]()
+    opened = session._options
+
+    def seen(threads: int, settings: Mapping[str, str]) -> Any:
+        packed.append(settings.get(session.AS_STORED) == "0")
+        return opened(threads, settings)
+
+    monkeypatch.setattr(session, "_options", seen)
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(exporter, "observe")
         assert main([*command, str(tmp_path / "kept")]) == 0
     assert capsys.readouterr().out.count("kept as stored") == 2
+    assert not any(packed)  # for the sake of one token
     assert main([*command, str(tmp_path / "judged"), "--calibration", str(text)]) == 0
+    assert any(packed) == (engine == "onnx")
     reports = []
     for name in ("kept", "judged"):
         manifest = stem_edge.open_bundle(tmp_path / name).manifest

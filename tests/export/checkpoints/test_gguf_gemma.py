@@ -222,6 +222,8 @@ WIDE: dict[str, Any] = {
 ROWS: dict[str, tuple[str, int]] = {
     "F32": ("int8", 32), "F16": ("int8", 32), "BF16": ("int8", 32), "Q8_0": ("int8", 32),
     "Q4_0": ("int4", 32), "Q5_1": ("int8", 32),
+    **dict.fromkeys(("Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"), ("int8", 128)),
+    "Q3_K": ("int4", 16),  # whose values are the levels of 4 bits in blocks of 16
 }  # fmt: skip
 
 
@@ -234,10 +236,11 @@ def wide_file(
     return write_model(folder / "model.gguf", make(**changes), types, more=keys)
 
 
-@pytest.mark.parametrize("type", ROWS)
+@pytest.mark.parametrize("type", slow_but(["Q8_0", "Q4_0", "F16", "Q4_K", "Q6_K"], ROWS))
 @pytest.mark.parametrize("make", slow_but([make_gemma], [make_gemma, make_gemma3n]))
 def test_rows_keep_their_codes(make: Any, type: str, tmp_path: Path) -> None:
-    path = wide_file(tmp_path, make, {TABLE: type})
+    wide = {"hidden_size_per_layer_input": 32 if ROWS[type][1] == 32 else 128}
+    path = wide_file(tmp_path, make, {TABLE: type}, WIDE | wide)  # a row is half a block
     bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", progress=False)
     layout, source = bundle.manifest.tables, read_checkpoint(path)
     assert layout is not None

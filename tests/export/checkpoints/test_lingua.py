@@ -34,14 +34,23 @@ from stem_edge.export.tensor_files import torch_distributed
 from stem_edge.numerics.matrix import whole
 
 
-@pytest.fixture
-def training(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "training", Shape(), parts=4)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in both layouts. Do not change it."""
+    folder = tmp_path_factory.mktemp("lingua")
+    write_checkpoint(folder / "training", Shape(), parts=4)
+    write_checkpoint(folder / "consolidated", Shape(), layout="consolidated")
+    return folder
 
 
 @pytest.fixture
-def consolidated(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "consolidated", Shape(), layout="consolidated")
+def training(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written / "training", tmp_path / "training"))
+
+
+@pytest.fixture
+def consolidated(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written / "consolidated", tmp_path / "consolidated"))
 
 
 def edit_params(folder: Path, **model: Any) -> None:

@@ -13,6 +13,7 @@ from exports import Steps, contents
 from hf_folders import edit
 from make_checkpoint import Shape, write_checkpoint
 from safetensors.torch import save_file
+from tiers import slow_but
 from torch_model import random_tensors
 
 import stem_edge
@@ -101,7 +102,7 @@ def test_a_bundle_names_the_keys_that_its_export_ignored(llama: Path, tmp_path: 
     assert "config.json: ignored because it was asked for: sliding_window, is_causal" in notes
 
 
-@pytest.mark.parametrize("otherwise", [False, True], ids=["", "spelled otherwise"])
+@pytest.mark.parametrize("otherwise", slow_but([True], [False, True]))
 def test_the_bundle_may_lie_inside_of_its_checkpoint(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, otherwise: bool
 ) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-from gguf_files import write_file
+from gguf_files import coded, random_blocks, write_file
 
 from stem_edge.export.tensor_files.gguf import open_gguf
-from stem_edge.export.tensor_files.gguf_columns import BlockColumns, columns
+from stem_edge.export.tensor_files.gguf_columns import BlockColumns, columns, with_scales
 from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
-from stem_edge.ggml.types import KEPT_TYPES
 from stem_edge.numerics.quantize import U8
 
 ROWS, WIDTH, PARTS = 7, 384, 4  # a part is one and a half of the larger blocks
@@ -22,19 +20,15 @@ BLOCKS = ("Q8_0", "Q4_0")
 
 def stored(type: str) -> U8:
     """Return rows of random codes, with scales of 1 where blocks may have them."""
-    kind = next(kind for kind in KEPT_TYPES.values() if kind.name == type)
-    random = np.random.default_rng(3)
     if type in ("F32", "F16", "BF16"):
-        values = random.normal(size=(ROWS, WIDTH * PARTS)).astype(np.float32)
-        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[type]).view(np.uint8)
-    blocks = random.integers(256, size=(ROWS, WIDTH * PARTS // kind.block, kind.nbytes))
-    ones = np.ones(blocks.shape[:2], "<f2").view(np.uint8).reshape(*blocks.shape[:2], 2)
-    for at in {"Q6_K": [-2], "Q8_0": [0], "Q4_0": [0]}.get(type, [0, 2]):
-        blocks[..., at : at + 2 or None] = ones
-    return blocks.astype(np.uint8).reshape(ROWS, -1)
+        values = np.random.default_rng(3).normal(size=(ROWS, WIDTH * PARTS)).astype(np.float32)
+        return coded(values, type).view(np.uint8)
+    return random_blocks(type, (ROWS, WIDTH * PARTS))
 
 
-@pytest.mark.parametrize("type", ["F32", "F16", "BF16", "Q5_1", "Q4_K", "Q5_K", "Q6_K", *BLOCKS])
+@pytest.mark.parametrize(
+    "type", ["F32", "F16", "BF16", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q4_1", *BLOCKS]
+)
 def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.gguf", {}, {"t": (stored(type), type)})
     tensor = open_gguf(path).tensors["t"]
@@ -51,6 +45,12 @@ def test_columns_have_the_values_of_the_whole(type: str, tmp_path: Path) -> None
             assert (codes.shape, scales.shape) == ((3, WIDTH), (3, WIDTH // 32))
             values = codes.astype(np.float32) - (1 << (found.bits - 1))
             np.testing.assert_array_equal(values * np.repeat(scales, 32, axis=1), expected)
+    blocks = with_scales(tensor)
+    assert (blocks is not None) == (type in ("Q4_1", *BLOCKS))
+    if blocks is not None:
+        parts = np.repeat([blocks.scales(0, ROWS), blocks.offsets(0, ROWS)], 32, axis=2)
+        levels = blocks.codes(0, ROWS).astype(np.float32) - (1 << (blocks.bits - 1))
+        np.testing.assert_array_equal(levels * parts[0] + parts[1], whole)
 
 
 def test_parts_of_blocks_are_values(tmp_path: Path) -> None:

@@ -287,9 +287,8 @@ def test_m15_half_a_bundle(bundle: Path, missing: str, capsys: pytest.CaptureFix
     """A partial copy never opens, whichever files are missing."""
     path = bundle / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    commands: list[list[str | Path]] = [["inspect", bundle], ["generate", bundle, "-p", "a"]]
-    for command in commands:
-        message = command_refused(capsys, command, bundle, kept=[bundle])
+    for command in (["inspect"], ["inspect", "--json"], ["generate", "-p", "a"]):
+        message = command_refused(capsys, [*command, bundle], bundle, kept=[bundle])
         assert "export" in message
 
 

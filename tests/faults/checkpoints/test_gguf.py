@@ -16,8 +16,8 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files import gguf as gguf_files
 from stem_edge.export.tensor_files.gguf import open_gguf
 
-UINT8, UINT32, FLOAT, BOOL, TEXT, ARRAY = 0, 4, 6, 7, 8, 9
-F32, Q4_0 = 0, 2
+UINT8, UINT32, INT32, FLOAT, BOOL, TEXT, ARRAY, INT64 = 0, 4, 5, 6, 7, 8, 9, 11
+F32, Q4_0, GONE, I8, KINDS_OF_LATER = 0, 2, 4, 24, 255
 
 
 def text(value: str | bytes, length: int | None = None) -> bytes:
@@ -127,6 +127,8 @@ FILES: list[tuple[bytes, str]] = [
     (b"", "bytes none"), (b"GGU", "bytes 47 47 55"), (b"FUGG" + bytes(40), "46 55 47 47"),
     (pickle.dumps({"a": [1.0] * 9}), "a bare pickle"), (b"PK\x03\x04" + bytes(40), "zip archive"),
     (b"<!DOCTYPE html>", "a web page"), (b"version https://git-lfs.x", "git-lfs"),
+    (b"gguf" + encoded()[4:], "bytes 67 67 75 66"), (b"GGUF", "go on to byte 8"),
+    (encoded(version=0), "version 0; expected 2 or 3"),
     (encoded(version=1), "version 1; expected 2 or 3"),
     (encoded(version=4), "version 4; expected 2 or 3"),
     (encoded(version=0x03000000), "not of big-endian machines"),
@@ -142,6 +144,17 @@ KEYS: list[tuple[list[bytes], str]] = [
     ([key(b"a\xff", UINT8, b"a")], "can't decode"),
     ([key("a", TEXT, text(b"\xff"))], "can't decode"),
     ([key("a\x1b[2J\n", 13, b"")], "has the unknown type"),
+    ([key("", UINT8, b"a")] * 2, "is there twice"),
+    ([key("a" * 1025, UINT8, b"a")], "a key of 1025 bytes at byte"),
+    ([array("a", FLOAT, 2**62)], "values of a; expected at most"),
+    ([array("a", TEXT, 3, text("b"))], "a text in a of"),
+    ([key("general.alignment", INT32, struct.pack("<i", 13))], "general.alignment is 13"),
+    ([key("general.alignment", INT32, struct.pack("<i", -32))], "general.alignment is -32"),
+    ([key("general.alignment", INT64, struct.pack("<q", 1 << 40))], "general.alignment is 10"),
+    ([key("general.alignment", UINT32, struct.pack("<I", 1))], "general.alignment is 1; expected"),
+    ([key("general.alignment", FLOAT, struct.pack("<f", 32))], "general.alignment is 32.0"),
+    ([key("general.alignment", BOOL, b"\1")], "general.alignment is True"),
+    ([array("general.alignment", UINT32, 1, struct.pack("<I", 32))], "general.alignment is [32]"),
     ([key("general.alignment", UINT32, struct.pack("<I", 0))], "general.alignment is 0"),
     ([key("general.alignment", UINT32, struct.pack("<I", 24))], "general.alignment is 24"),
     ([key("general.alignment", UINT32, struct.pack("<I", 1 << 31))], "general.alignment is 2"),
@@ -153,6 +166,11 @@ PLACES: list[tuple[list[bytes], bytes, str]] = [
     ([tensor("a", 3, 2), tensor("b", 4, at=64)], VALUES + bytes(32), "tensor b is at byte"),
     ([tensor("a", 3, 2, at=32)], VALUES, "tensor a is at byte"),
     ([tensor("a", 3, 2, at=2**64 - 32)], VALUES, "tensor a is at byte"),
+    ([tensor("a", 3, 2), tensor("b", 4, at=24)], VALUES, "tensor b is at byte"),
+    ([tensor("a", 3, 2), tensor("b", 4, at=33)], VALUES, "tensor b is at byte"),
+    ([tensor("a", 3, 2), tensor("b", 4, at=32)], VALUES[:-1], "tensor b ends at byte"),
+    ([tensor("a", 3, 2), tensor("b", 4, at=32)], b"", "tensor a ends at byte"),
+    ([tensor("a", 2**46), tensor("b", 2**46, at=2**48)], VALUES, "tensor a ends at byte"),
     ([tensor("a", 3, 2)], VALUES[:23], "tensor a ends at byte"),
     ([tensor("a", 3, 2)], VALUES, "16 bytes are stray after its last tensor"),
     ([tensor("a", 3, 2), tensor("a", 4, at=32)], VALUES, "tensor a is there twice"),
@@ -166,6 +184,12 @@ ENTRIES: list[tuple[bytes, str]] = [
     (tensor("a", 0, 3), "cannot be F32"), (tensor("a", 3, 0), "cannot be F32"),
     (tensor("a", 33, 2, kind=Q4_0), "[2, 33] cannot be Q4_0"),
     (tensor("a", 32, kind=Q4_0), "[32] cannot be Q4_0"),
+    (tensor("a", 2**63 - 64, kind=I8), "impossible shape"), (tensor("a", 2**47, 2**17), "more than"),
+    (tensor("a", 2**64 - 1), "impossible shape"), (tensor("a", 2**63 - 1, 2), "impossible shape"),
+    (tensor("a", 0, 2**63, 2), "impossible shape"), (tensor("a", 0, 0, 0, 0), "cannot be F32"),
+    (tensor("a" * 1025, 3), "the name of a tensor of 1025 bytes"),
+    (tensor("a", 3, kind=GONE), "is of type 4,"), (tensor("a", 3, kind=I8), "is of type 24,"),
+    (tensor("a", 3, kind=KINDS_OF_LATER), "is of type 255,"),
     (tensor("a", 3, kind=9), "is of type 9, which is not known here"),
     (tensor("a", 3, kind=2**32 - 1), "is of type 4294967295"),
     (tensor(b"a\xfe", 3), "can't decode"),
@@ -197,10 +221,28 @@ def test_c10_a_file_that_is_cut_while_it_is_read_is_an_error_and_not_a_signal(
     refused(lambda: found.rows(2048, 4096), CheckpointError, path, "changed during the export")
 
 
-@pytest.mark.parametrize("names", [[], ["x"], [1, 2]])
-def test_keys_of_any_length(tmp_path: Path, names: list[Any]) -> None:
-    values = b"".join(text(n) if isinstance(n, str) else struct.pack("<I", n) for n in names)
-    kind = TEXT if names and isinstance(names[0], str) else UINT32
+# Odd files that are right: file -> keys, names of tensors.
+READ: list[tuple[bytes, dict[str, Any], list[str]]] = [
+    (encoded([], [], b""), {}, []),
+    (encoded([], [], b"", alignment=1), {}, []),
+    (encoded([key("", UINT8, b"\1")], [], b""), {"": 1}, []),
+    (encoded([array("a", TEXT, 0)], [], b""), {"a": []}, []),
+    (encoded([array("a", TEXT, 2, text("") + text("x"))], [], b""), {"a": ["", "x"]}, []),
+    (encoded([array("a", UINT32, 2, struct.pack("<2I", 1, 2))], [], b""), {"a": [1, 2]}, []),
+    (encoded([], [tensor("", 4)], bytes(16)), {}, [""]),
+    (encoded([], [tensor("a" * 1024, 1, 1, 1, 1)], bytes(4)), {}, ["a" * 1024]),
+    (encoded([key("general.alignment", UINT32, struct.pack("<I", 8))],
+             [tensor("a", 1), tensor("b", 1, at=8)], bytes(12), alignment=8),
+     {"general.alignment": 8}, ["a", "b"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "keys", "names"), READ, ids=range(len(READ)))
+def test_odd_files_that_are_right(
+    tmp_path: Path, data: bytes, keys: dict[str, Any], names: list[str]
+) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(encoded([array("a", kind, len(names), values)]))
-    assert open_gguf(path).keys == {"a": names}
+    path.write_bytes(data)
+    file = open_gguf(path)
+    assert (file.keys, [*file.tensors]) == (keys, names)
+    assert all(tensor.rows(0, 1).sum() == 0 for tensor in file.tensors.values())

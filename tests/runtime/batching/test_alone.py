@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 from constraints import constrain
 from guessing import CHEAP, ToldSpeculation
 from interrupts import interrupted
+from tiers import slow_but
 from toy_batches import ToyBatch, check_given_back, together, toy_model
 
 import stem_edge
 from stem_edge.errors import BackendError, RowReadError, StemEdgeError
+from stem_edge.runtime import batching, decoding
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
@@ -72,8 +75,10 @@ def run(
     return found
 
 
-@pytest.mark.parametrize("edited", [False, True])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "edited"),
+    slow_but([*product(CASES, [False]), ("greedy", True)], product(CASES, [False, True])),
+)
 def test_chunks_are_those_of_generate_whenever_another_comes(
     toy: Toy, case: str, edited: bool
 ) -> None:
@@ -360,7 +365,8 @@ def test_figures_of_a_request(toy: Toy) -> None:
     scheduler.close()
 
 
-def test_an_interrupt_anywhere_leaves_nothing_behind(tiny_bundle: Path) -> None:
+@pytest.mark.parametrize("step", slow_but([17], [3, 17]))
+def test_an_interrupt_anywhere_leaves_nothing_behind(tiny_bundle: Path, step: int) -> None:
     with toy_model(tiny_bundle, slots=16, sequences=3) as (model, backend):
         told(model, LONE, {"max_new_tokens": 8}, wrong=3)
         expected = together(model, [LONE, OTHER], sequences=1, max_new_tokens=8)
@@ -369,12 +375,11 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(tiny_bundle: Path) -> None:
             lambda: together(model, [LONE, OTHER], sequences=1, max_new_tokens=8), at, within
         ):
             check_given_back(model, backend)
-            at += 3
+            at += step
         assert at > 150
         assert together(model, [LONE, OTHER], sequences=1, max_new_tokens=8) == expected
 
 
 def within(code: CodeType) -> bool:
-    return "tests" not in code.co_filename and (
-        "batching" in code.co_filename or code.co_filename.endswith("decoding.py")
-    )
+    path = Path(code.co_filename)
+    return path.parent == Path(batching.__file__).parent or path == Path(decoding.__file__)

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from interrupts import interrupted
 from threads import together as in_threads
+from tiers import slow_but
 from toy_batches import alone, check_given_back, together, toy_model
 
 import stem_edge
 from stem_edge.errors import BackendError, InputError, OutOfMemoryError, StemEdgeError
+from stem_edge.runtime import batching
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.batching.scheduler import Scheduler
@@ -209,7 +211,7 @@ def other_work(model: Model, scheduler: Scheduler, texts: int) -> Iterator[int |
         yield number
 
 
-@pytest.mark.parametrize("contexts", [1, 2, 3])
+@pytest.mark.parametrize("contexts", slow_but([2], [1, 2, 3]))
 def test_other_work_and_requests_begin_in_turns_within_the_plan(
     tiny_bundle: Path, contexts: int
 ) -> None:
@@ -272,7 +274,7 @@ def test_requests_begin_in_their_order(toy: Toy) -> None:
     assert [tokens for tokens, (at, *_) in backend.units if not at] == [[n] * 3 for n in range(20)]
 
 
-@pytest.mark.parametrize("victim", [0, 2, 4])
+@pytest.mark.parametrize("victim", slow_but([2], [0, 2, 4]))
 def test_cancelling_at_any_point_leaves_the_others_as_alone(toy: Toy, victim: int) -> None:
     model, backend = toy
     prompts = PROMPTS[:5]
@@ -319,7 +321,9 @@ class Once:
             raise self.error("here")
 
 
-@pytest.mark.parametrize("error", [OutOfMemoryError, MemoryError, BackendError])
+@pytest.mark.parametrize(
+    "error", slow_but([MemoryError, BackendError], [OutOfMemoryError, MemoryError, BackendError])
+)
 def test_an_error_that_passes_costs_no_token_of_a_batch(toy: Toy, error: type[Exception]) -> None:
     """The sequences are stepped one by one, and none fails again; of one alone, it is its end."""
     model, backend = toy
@@ -433,17 +437,16 @@ def test_closing_the_model_ends_all(tiny_bundle: Path, prompts: Any, taken: int)
 
 
 def within_batching(code: CodeType) -> bool:
-    return "batching" in code.co_filename and "tests" not in code.co_filename
+    return Path(code.co_filename).parent == Path(batching.__file__).parent
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
-def test_an_interrupt_anywhere_leaves_nothing_behind(tiny_bundle: Path, first: int) -> None:
+@pytest.mark.parametrize(("at", "step"), slow_but([(0, 17)], [(0, 3), (1, 3), (2, 3), (0, 17)]))
+def test_an_interrupt_anywhere_leaves_nothing_behind(tiny_bundle: Path, at: int, step: int) -> None:
     with toy_model(tiny_bundle, slots=8, sequences=2) as (model, backend):
         edit = stem_edge.make_edit(tiny_bundle, "a", "b", scope="everywhere")
         prompts = [[97, 98, 97], [5, 97, 6], [97]]
         with model.edited(edit):
             expected = dict(enumerate(alone(model, prompts, max_new_tokens=3)))
-            at, step = first, 3
             while interrupted(
                 lambda: together(model, prompts, max_new_tokens=3), at, within_batching
             ):

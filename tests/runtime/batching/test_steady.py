@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import DEMO
+from tiers import slow_but
 from toy_batches import alone, check_given_back, toy_model
 
 import stem_edge
@@ -40,7 +41,7 @@ def run(model: Model, size: int) -> list[list[int]]:
     return [request.answer.seen[2:] for request in requests]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("size", slow_but([2, 5], [2, 3, 4, 5]))
 def test_tokens_are_right_and_steps_even(toy: Toy, size: int) -> None:
     model, backend = toy
     whole = alone(model, PROMPTS, max_new_tokens=20)

@@ -9,14 +9,15 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from contract import refused
 from gguf_files import write_model
-from hf_folders import SIZES
+from hf_folders import SIZES, randomized
 from installed import DEMO, needs_ggml
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -31,6 +32,7 @@ from stem_edge.errors import (
     OutOfMemoryError,
     StemEdgeError,
 )
+from stem_edge.export import worker
 from stem_edge.files import disk
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made
@@ -42,15 +44,12 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def cache(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a cache folder that can be emptied: those of other tests share what was tried."""
     folder = tmp_path_factory.mktemp("cache")
     for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(folder))
-    yield folder / "stem-edge"
-    gc.collect()  # a bundle is in use until it is collected
+    return folder / "stem-edge"
 
 
 @pytest.fixture
@@ -79,7 +78,8 @@ def split(folder: Path) -> Path:
 
 def small_model(folder: Path) -> Path:
     sizes = SIZES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
-    return write_model(folder / "a.gguf", LlamaForCausalLM(LlamaConfig(**sizes)), "Q4_1")
+    model = randomized(LlamaForCausalLM(LlamaConfig(**sizes)))
+    return write_model(folder / "a.gguf", model, "Q4_1")
 
 
 def in_folder(folder: Path) -> Path:
@@ -114,6 +114,8 @@ CASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path, Path], object], i
     "a file is as long as before": (one_file, lambda path, record: later(path), 2),
     "a file of a folder changes": (
         in_folder, lambda path, record: later(path / "model.safetensors"), 2),
+    "notes of a folder change": (
+        in_folder, lambda path, record: (path / "notes.txt").write_text("new"), 1),
     "another part changes": (
         split, lambda path, record: later(path.with_name("m-00002-of-00002.gguf")), 2),
     "a part is gone": (
@@ -148,18 +150,23 @@ def test_each_engine_has_its_own(tmp_path: Path, exports: list[str]) -> None:
     refused(lambda: opened(path, engine="x"), InputError, "engine is 'x'", "auto")
 
 
+@pytest.mark.parametrize("left", [False, True])
 def test_an_interrupted_one_is_made_again(
-    tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
+    left: bool, tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut(source: Source, bundle: Path, visible: bool) -> None:
-        bundle.mkdir()
+        bundle.with_name(".stem-edge-m.lock").touch()
+        (work := bundle.with_name(".stem-edge-m")).mkdir()
+        if left:
+            (work / "export.journal").touch()
         raise KeyboardInterrupt
 
     path, export = one_file(tmp_path), made._export
     monkeypatch.setattr(made, "_export", cut)
     with pytest.raises(KeyboardInterrupt):
         opened(path)
-    assert [entry.stale for entry in entries(cache) if entry.kind == MADE] == ["was not finished"]
+    found = [entry.stale for entry in entries(cache) if entry.kind == MADE]
+    assert found == ["was not finished"] * left
     monkeypatch.setattr(made, "_export", export)
     assert opened(path).is_dir() and len(exports) == 1
 
@@ -230,6 +237,7 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(made, "module_command", lambda *given: commands[case])
     error, said = REFUSED[case]
     refused(lambda: opened(path, cache_dir=folder), error, path, said, kept=[path])
+    assert not [*folder.glob(f"{MADE}/*")]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -241,8 +249,8 @@ def test_any_name_will_do(name: str, tmp_path: Path, exports: list[str]) -> None
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take UTF-8 alone")
 def test_a_name_that_is_not_utf8(tmp_path: Path, exports: list[str]) -> None:
     path = in_folder(tmp_path)
-    (path / os.fsdecode(b"\xff.txt")).touch()
-    refused(lambda: opened(path), InputError, "\\udcff.txt", "not UTF-8")
+    (path / os.fsdecode(b"\xff.json")).touch()
+    refused(lambda: opened(path), InputError, "\\udcff.json", "not UTF-8")
     assert not exports
 
 
@@ -298,6 +306,21 @@ def test_the_worker_ends_with_the_process_that_waits(tmp_path: Path) -> None:
     command = module_command(made.WORKER, str(path), str(tmp_path / "out"), "onnx", "")
     ended = subprocess.run(command, input=b"", capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (130, b"")
+
+
+def test_the_worker_says_what_goes_on_in_a_plain_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(worker, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(
+        worker, "export_bundle", lambda *_, **__: warnings.warn("3 steps", stacklevel=1)
+    )
+    for show in ("bar", ""):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            monkeypatch.setattr(sys, "argv", ["worker", "m.gguf", "out", "onnx", show])
+            assert worker.main() == 0
+    assert capsys.readouterr().err == "stem-edge: note: 3 steps\n"
 
 
 def test_without_writing_it_is_used_as_it_is(

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from installed import DEMO
-from text_codecs import byte_chars
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from text_codecs import END, TOOL, saved
+from text_codecs import byte_level as byte_level_codec
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.errors import InputError
 from stem_edge.runtime.lookups.spans import Span, find_spans, text_of, tokens_after
 from stem_edge.runtime.text.codec import TextCodec
 
-END, TOOL = "<|end|>", "<tool>"
 # Byte-level pieces that end within a character, or span the end of one.
 PIECES = [b" Spain", b"Ger", b"many", "本".encode()[:2], "本".encode()[2:] + "日".encode()[:1]]
 PIECES += ["日".encode()[1:], " é".encode(), "人人".encode(), b'"Spain', b"Spain.", b" \xf0\x9f"]
@@ -31,16 +31,7 @@ def demo() -> TextCodec:
 
 @pytest.fixture(scope="module")
 def byte_level(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """Token ids below 256 are bytes, from there on PIECES, then END (special) and TOOL."""
-    chars = byte_chars()
-    tokens = [bytes([byte]) for byte in range(256)] + PIECES
-    vocab = {"".join(chars[byte] for byte in token): i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(END, special=True)])
-    tokenizer.add_tokens([AddedToken(TOOL)])
-    return saved(tokenizer, tmp_path_factory.mktemp("bytes"))
+    return byte_level_codec(tmp_path_factory.mktemp("bytes"), PIECES)
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +54,6 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     )
     tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
     return saved(tokenizer, tmp_path_factory.mktemp("sp"))
-
-
-def saved(tokenizer: Tokenizer, folder: Path) -> TextCodec:
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return TextCodec(folder / "tokenizer.json")
 
 
 def ids_of(*tokens: bytes) -> list[int]:

@@ -37,12 +37,13 @@ class FakeStore(MemoryStore):
         super().__init__(LAYOUT, numbered)
         if index is not None:
             self.index, self.tokens = index, len(index)
-        self.failures = 0
+        self.failures, self.seconds = 0, 0.0
         self.gate = threading.Event()
         self.gate.set()
 
     def before(self, numbers: I64) -> None:
         assert self.gate.wait(10)
+        time.sleep(self.seconds)
         if self.failures:
             self.failures -= 1
             raise RowReadError(f"read of {numbers.tolist()} failed")
@@ -194,27 +195,27 @@ def test_close_waits_for_the_read_under_way_and_ends_the_thread(make: Make) -> N
 
 @pytest.mark.parametrize("submitted", [False, True])
 def test_waiting_for_flash_is_counted(submitted: bool, make: Make) -> None:
-    rows, delay = make(), 0.05
-    store_of(rows).gate.clear()
+    rows = make()
+    store_of(rows).seconds = 0.05
+    started = time.perf_counter()
     if submitted:
         rows.submit(ids(1))
-    timer = threading.Timer(delay, store_of(rows).gate.set)
-    started = time.perf_counter()
-    timer.start()
     rows.fetch(ids(1))
-    timer.join()
-    assert 0.5 * delay < rows.stall_seconds <= time.perf_counter() - started
+    took = time.perf_counter() - started
+    assert 0 < rows.stall_seconds <= took
+    if not submitted:
+        assert rows.stall_seconds >= 0.05
 
 
 def test_a_read_that_ended_in_time_costs_no_stall(make: Make) -> None:
-    rows, delay = make(), 0.2
-    store_of(rows).gate.clear()
+    rows = make()
+    store_of(rows).seconds = 0.2
     rows.submit(ids(1))
-    time.sleep(delay)  # the engine computes
-    store_of(rows).gate.set()
-    time.sleep(0.02)
+    assert rows._pending is not None
+    rows._pending[1].result(60)  # meanwhile the engine computes
     rows.fetch(ids(1))
-    assert rows.stall_seconds < delay / 2
+    assert store_of(rows).reads == [[1]]
+    assert rows.stall_seconds < 0.2
 
 
 # Of 100 tokens, in no order: two of each record.

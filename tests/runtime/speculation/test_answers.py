@@ -13,6 +13,7 @@ from edit_oracle import swap
 from exact_models import exact_stem
 from guessing import CHEAP, ToldSpeculation, answer_of, answered
 from prefix_bits import after_prompt
+from tiers import slow_but
 from toy_engine import ToyEngine, ToyLoader
 
 import stem_edge
@@ -43,7 +44,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=slow_but(["window"], MODELS))
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     changes = {"max_context": 1024} | MODELS[request.param]
     return exact_stem(tmp_path_factory.mktemp("guessed"), changes, tokens=4).path

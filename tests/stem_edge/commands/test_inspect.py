@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from manifests import LAYOUT, NAMES, SHARDS, make_bundle
+from manifests import LAYOUT, NAMES, make_bundle
 
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, MANIFEST, TABLES, TOKENIZER, encode_manifest
 from stem_edge.bundle.opening import open_bundle, weight_nbytes
@@ -99,15 +99,6 @@ def one_line(capsys: Capture) -> str:
     assert err.startswith("stem-edge: ")
     assert err.count("\n") == 1
     return err
-
-
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_errors_are_one_line(bundle: Path, capsys: Capture, options: list[str]) -> None:
-    (bundle / SHARDS[0]).unlink()
-    assert main(["inspect", str(bundle), *options]) == 1
-    message = one_line(capsys)
-    assert f"{bundle / SHARDS[0]}: missing" in message
-    assert "copy or export it again" in message
 
 
 @pytest.mark.parametrize("arguments", [["--unknown"], ["a", "b"]])

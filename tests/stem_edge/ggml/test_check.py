@@ -243,6 +243,7 @@ def test_a_library_that_computes_wrong_numbers(
         check_library(installed_library(), tmp_path / "new", child(code))
 
 
+@pytest.mark.slow
 @needs_library
 def test_a_build_without_products_of_rearranged_matrices_rearranges_none(tmp_path: Path) -> None:
     """Filling a rearranged matrix would end the process."""

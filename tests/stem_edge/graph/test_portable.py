@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import onnx
 import pytest
 from architectures import HASHED, QUANTIZED, SIZES, VARIANTS, quantized, write
+from exact_models import GEMMA, GEMMA_3N, GEMMAS, published
 from tiers import slow_but
 
 import stem_edge
@@ -18,6 +19,7 @@ from stem_edge.tables.rows import make_layout
 
 # Only those whose graphs have nodes that no other has.
 DISTINCT = ["stem", "dense", "stem-plus", "low rank, gate", "q and k norm, halves", "all at once"]
+DISTINCT += [GEMMA, GEMMA_3N]
 
 
 @pytest.fixture(
@@ -29,6 +31,9 @@ def bundle(
     folder = tmp_path_factory.mktemp("bundle")
     if request.param in QUANTIZED:
         yield quantized(folder, request.param)[0]
+        return
+    if request.param in GEMMAS:
+        yield stem_edge.open_bundle(published(folder, request.param, ggml=False).path)
         return
     path, _, _ = write(folder / "checkpoint", ModelConfig(**(SIZES | VARIANTS[request.param])))
     yield stem_edge.export_bundle(path, folder / "bundle", backbone="fp32", tables="fp32")

@@ -64,8 +64,9 @@ ON_CPU: tuple[Variant, ...] = ("fp32",)  # float16 gains nothing: kernels there 
 # small subgroups. So the same tokens are computed in long steps and in short ones.
 MANY_TOKENS, FEW_TOKENS = 64, 16
 # Most difference of logits of a position, relative to their size. With realistic rows and six
-# layers, right ones in float16 differed by up to 0.003, wrong ones by 0.026 or more.
-MOST_APART = 0.012
+# layers, right ones in float16 differed by up to 0.003, wrong ones by 0.026 or more, and by 0.011
+# where attention hardly tells keys apart.
+MOST_APART = 0.006
 
 
 class WrongStepsWarning(RuntimeWarning):

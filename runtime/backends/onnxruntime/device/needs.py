@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stem_edge.bundle.footprint import FLOAT, HALF, SLOT_BOOKKEEPING_NBYTES, Footprint
+from stem_edge.graph.device.lending import lent_values
 from stem_edge.graph.device.rows import Activations, DeviceRows
 from stem_edge.graph.names import head_width
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, DeviceNeeds, Needs, Part
@@ -33,13 +34,13 @@ def portable_needs(footprint: Footprint, context: int, provider: str) -> Needs:
     """
     needs = cpu_needs(footprint.without_windows(), context, 1, prepared=False, prefill=False)
     config, seen = footprint.model, context + CHUNK_TOKENS
-    windows = len({config.window(layer) for layer in range(config.n_layers)})
-    layer = config.layer(0)
-    cached = 2 * layer.n_kv_heads * head_width(layer)  # values of a token and a layer
+    windows = len({layer.window for layer in config.layers})
+    # Values of a token in each layer.
+    cached = [2 * layer.n_kv_heads * head_width(layer) for layer in config.layers]
     row = footprint.tables.row_width if footprint.tables else 0
     values = row * (len(config.stem_layers) + 2)
-    values += SCORE_ARRAYS * config.n_heads * seen + config.n_layers * cached
-    once = 2 * cached * seen + 2 * largest_product(config)
+    values += SCORE_ARRAYS * config.n_heads * seen + sum(cached[: config.own_kv_layers])
+    once = 2 * max(cached) * seen + 2 * largest_product(config)
     host = replace(
         needs.host,
         fixed=needs.host.fixed + FLOAT * once + footprint.embedding_nbytes,
@@ -62,7 +63,8 @@ def device_needs(
     footprint = footprint.without_windows().with_kv(variant)
     rows = DeviceRows(footprint.tables, variant) if footprint.tables is not None else None
     slot, width = rows.slot_nbytes if rows is not None else 0, WIDTHS[variant]
-    chunk_token = chunk_token_nbytes(footprint, context, prefill=False)
+    lent = FLOAT * sum(lent_values(footprint.model).values())
+    chunk_token = chunk_token_nbytes(footprint, context, prefill=False) + lent
     there = Part(
         weights=device_weights_nbytes(footprint),
         kv_cache=footprint.kv_nbytes(context),

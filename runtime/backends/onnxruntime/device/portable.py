@@ -77,14 +77,15 @@ class PortableContext:
     ) -> None:
         self.length, self._config = length, config
         self._sessions, self._slots = sessions, slots
-        layer = config.layer(0)
-        shape = (1, length, layer.n_kv_heads, io.head_width(layer))
-        names = [f"{cache}{n}" for n in range(config.n_layers) for cache in (io.KEYS, io.VALUES)]
-        self._kv: dict[str, F32] = {name: own_pages(shape, np.float32) for name in names}
+        self._kv: dict[str, F32] = {}
+        for number, layer in enumerate(config.layers[: config.own_kv_layers]):
+            shape = (1, length, layer.n_kv_heads, io.head_width(layer))
+            for cache in (io.KEYS, io.VALUES):
+                self._kv[f"{cache}{number}"] = own_pages(shape, np.float32)
         self._capacity, self._position = 0, 0
         self._filled = 0  # cells with keys and values
         self._step: Arrays = {}  # inputs that the graphs of a step share
-        self._hidden = np.empty((1, 0, config.dim), np.float32)
+        self._hidden = np.empty((1, 0, config.hidden_width), np.float32)
 
     @property
     def nbytes(self) -> int:
@@ -117,8 +118,9 @@ class PortableContext:
         if position + count > self._capacity:
             wanted = -(-(position + count) // KV_STEP) * KV_STEP
             self._capacity = min(self.length, max(2 * self._capacity, wanted))
-        self._step = padded_ropes(self._config, position + count, position) | self._masks(count)
+        self._step = self._places(position, count)
         self._hidden = self._run(io.EMBED, {io.TOKEN_IDS: token_ids[None].astype(np.int64)})
+        self._step[io.EMBEDDED] = self._hidden
         if io.EARLY in self._sessions:
             self._hidden = self._run(io.EARLY, {io.HIDDEN: self._hidden})
 
@@ -126,10 +128,15 @@ class PortableContext:
         """Complete a step; `top` changes nothing, because all logits are in host memory."""
         hidden, count = self._hidden, len(slot_ids)
         if io.LATE in self._sessions:
-            hidden = self._run(io.LATE, {io.HIDDEN: hidden} | self._rows(slot_ids))
+            hidden = self._run(io.LATE, {io.HIDDEN: hidden} | self._rows(io.LATE, slot_ids))
         if not logits:
             return np.empty((0, self._config.vocab_size), np.float32)
         wanted = np.arange(count - logits, count, dtype=np.int64)
+        if io.REST in self._sessions:
+            given: Arrays = {io.HIDDEN: hidden, io.WANTED: wanted}
+            given |= self._rows(io.REST, slot_ids[count - logits :])
+            self._step |= self._places(self._position + count - logits, logits, own=False)
+            hidden, wanted = self._run(io.REST, given), np.arange(logits)
         found = self._run(io.HEAD, {io.HIDDEN: hidden, io.WANTED: wanted})
         return check_logits(found[0], self._position + count - logits)
 
@@ -148,26 +155,29 @@ class PortableContext:
         result: F32 = first
         return result
 
-    def _masks(self, count: int) -> Arrays:
-        """Return a mask [T, P + T] for each window: earlier tokens of the step and of P cells."""
-        step = np.arange(self._position, self._position + count)
-        before = np.arange(self._capacity)
-        # Cells not filled yet get a position after all tokens, so that no token attends to them.
-        places = np.concatenate([np.where(before < self._position, before, self.length), step])
-        ago = step[:, None] - places
-        masks: Arrays = {}
-        for window in {self._config.window(layer) for layer in range(self._config.n_layers)}:
-            hidden = (ago < 0) | (ago >= (window or self.length))
-            masks[io.mask_name(window)] = np.where(hidden, np.float32(io.MASKED), np.float32(0))
-        return masks
+    def _places(self, position: int, count: int, *, own: bool = True) -> Arrays:
+        """Return what follows from the positions of some tokens: RoPE, and a mask for each window.
 
-    def _rows(self, slot_ids: npt.NDArray[np.int32]) -> Arrays:
-        """Return the rows [1, T, width] of each STEM layer in these slots."""
+        own: whether their keys are beside the cache, not in it; then a mask is [T, P + T], else [T, P].
+        """
+        step, before = np.arange(position, position + count), np.arange(self._capacity)
+        # Cells not filled yet get a position after all tokens, so that no token attends to them.
+        places = np.where(before < self._filled, before, self.length)
+        ago = step[:, None] - (np.concatenate([places, step]) if own else places)
+        found: Arrays = dict(padded_ropes(self._config, position + count, position))
+        for window in {layer.window for layer in self._config.layers}:
+            hidden = (ago < 0) | (ago >= (window or self.length))
+            found[io.mask_name(window)] = np.where(hidden, np.float32(io.MASKED), np.float32(0))
+        return found
+
+    def _rows(self, name: str, slot_ids: npt.NDArray[np.int32]) -> Arrays:
+        """Return the rows [1, T, width] of a graph's STEM layers in these slots."""
         rows: Arrays = {}
         if self._slots is None:
             return rows
         layout, slots = self._slots.layout, self._slots
-        for index, layer in enumerate(layout.layers):
+        for layer in {*io.layer_graphs(self._config)[name]} & {*layout.layers}:
+            index = layout.layers.index(layer)
             codes = slots.codes[index][0][slot_ids]
             scales = slots.scales[index][0][slot_ids] if slots.scales else None
             rows[io.row_name(layer)] = layout.values(codes, scales)[None]

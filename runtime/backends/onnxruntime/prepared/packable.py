@@ -96,6 +96,6 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
 
 def largest_product(config: ModelConfig) -> int:
     """Return the values of the largest matrix that is multiplied at once."""
-    layer = config.layer(0)
-    wide = max((config.n_heads + 2 * layer.n_kv_heads) * head_width(layer), layer.d_ff)
-    return max(config.dim * wide, min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))
+    wide = [one.d_ff for one in config.layers]
+    wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
+    return max(config.dim * max(wide), min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))

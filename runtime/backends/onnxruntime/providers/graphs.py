@@ -27,6 +27,7 @@ class GraphSource(NamedTuple):
     data: bytes
     folder: Path
     bundle: Path | None = None  # for messages, if the weight files lie elsewhere, in a hub's cache
+    packed: bool = True  # whether a session copies weights into memory in its own order
 
     def __str__(self) -> str:
         return f"{self.bundle or self.folder} ({self.name})"

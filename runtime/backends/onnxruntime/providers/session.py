@@ -34,6 +34,7 @@ EXACT_PRODUCTS = "session.x64quantprecision"
 LEAST_EXTERNAL_NBYTES = "64"
 # Folder of the weight files of a graph that is given as bytes.
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+AS_STORED = "session.disable_prepacking"
 # Part of onnxruntime's message for nodes that only the CPU could run; it does not name them.
 REFUSED = "fallback to CPU EP has been explicitly disabled"
 STRICT = {"session.disable_cpu_ep_fallback": "1"}
@@ -101,6 +102,7 @@ def new_session(
     chosen = {EXACT_PRODUCTS: str(int(products_saturate()))} | dict(settings or {})
     if isinstance(graph, GraphSource):
         chosen[WEIGHTS_FOLDER] = str(graph.folder.absolute())
+        chosen[AS_STORED] = str(int(not graph.packed))
         graph = graph.data
     source = graph if isinstance(graph, bytes) else str(graph)
     options = _options(threads, chosen)

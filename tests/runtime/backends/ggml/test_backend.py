@@ -34,26 +34,6 @@ def expected_logits(bundle: Path) -> F32:
         return model.logits(IDS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", [2, 5, 33, 64, 100])
-def test_chunks_of_any_size_give_the_same_logits(tiny_gguf: Path, chunk: int) -> None:
-    with stem_edge.load(tiny_gguf) as model:
-        expected, context = model.logits(IDS), model.engine.open_context(len(IDS))
-        pieces = [np.array(IDS[at : at + chunk]) for at in range(0, len(IDS), chunk)]
-        found = [model.engine.step(context, ids, len(ids)).copy() for ids in pieces]
-        assert np.abs(np.concatenate(found) - expected).max() < TOLERANCE
-
-
-def test_any_number_of_logits(tiny_gguf: Path) -> None:
-    expected = expected_logits(tiny_gguf)
-    with stem_edge.load(tiny_gguf) as model:
-        for count in (0, 1, 7, 100):
-            context = model.engine.open_context(len(IDS))
-            found = model.engine.step(context, np.array(IDS), count)
-            assert found.shape == (count, model.config.vocab_size)
-            assert not count or np.abs(found - expected[-count:]).max() < TOLERANCE
-
-
 def test_contexts_take_turns(tiny_gguf: Path) -> None:
     with stem_edge.load(tiny_gguf) as model:
         alone = stepwise(model, IDS[:20])

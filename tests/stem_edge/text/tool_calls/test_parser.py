@@ -157,6 +157,7 @@ def test_schemas_that_nobody_checked(schema: object) -> None:
         assert read(BY_NAME[name], text, tools=tools) == call(0, "f", '{"a": "x"}')
 
 
+@pytest.mark.slow
 def test_long_answers_take_little_time() -> None:
     text = "<tool_call>{" * 10_000 + "x" * 100_000
     began = time.process_time()

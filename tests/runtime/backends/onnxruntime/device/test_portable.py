@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from architectures import KINDS, QUANTIZED, SIZES, VARIANTS, quantized, write
-from conformance import CASES, CONFORMANCE, reference
 from device_runs import exact_graphs
 from installed import DEMO
 
@@ -113,18 +112,6 @@ def test_a_head_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     made = graphs("portable", manifest.model, manifest.tables, format_of(bundle))[HEAD]
     assert [len(node.inputs) for node in made.nodes if node.op == "Concat"] == [9]
     assert np.abs(Runner(bundle, ids, [CPU]).logits(ids, [64]) - expected).max() < TOLERANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_the_trainers_logits(case: str, tmp_path: Path) -> None:
-    source = CONFORMANCE / case
-    bundle = stem_edge.export_bundle(source, tmp_path / "out", backbone="fp32", tables="fp32")
-    ids, expected = reference(case)
-    runner = Runner(bundle, [token for line in ids for token in line], [CPU])
-    for line, logits in zip(ids, expected, strict=True):
-        assert np.abs(runner.logits(line, [len(line)]) - logits).max() < TOLERANCE
-        assert np.abs(runner.logits(line, [1]) - logits).max() < TOLERANCE
 
 
 # ---------------------------------------------------------------- the KV cache, and failures
