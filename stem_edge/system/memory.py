@@ -11,7 +11,6 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -144,20 +143,6 @@ def free_pages(array: npt.NDArray[Any]) -> None:
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     if length > 0 and advise is not None:
         advise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
-
-
-def give_back_mapped(files: Collection[str]) -> None:
-    """Give back pages of mapped files, unless they were written to; those that are used come back."""
-    advise, span, name = getattr(ctypes.CDLL(None), "madvise", None), "", ""
-    if sys.platform != "linux" or advise is None or not files:
-        return
-    with contextlib.suppress(OSError), (PROC / "self" / "smaps").open(errors="replace") as lines:
-        for words in (line.rstrip("\n").split(maxsplit=5) for line in lines):
-            if not words[0].endswith(":"):
-                span, name = words[0], words[-1]
-            elif words[:2] == ["Anonymous:", "0"] and name in files:
-                start, stop = (int(address, 16) for address in span.split("-"))
-                advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:

@@ -45,7 +45,7 @@ class OrtBackend:
         self.loaded = Loaded(
             config,
             slots=slots_in_arrays(slots),
-            sessions=open_sessions(graphs, threads, [CPU]),
+            sessions=open_sessions(graphs, threads, [CPU], whole_steps=bool(config.ranges)),
             memory=memory,
             kv=CACHES[kv],
             dtype=dtype,

@@ -26,11 +26,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
-from stem_edge.system.memory import (
-    give_back_freed_blocks,
-    give_back_mapped,
-    return_freed_memory,
-)
+from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 
 CANNOT_READ = "onnxruntime cannot read these slots; make them with this loader's make_slots"
 ROPE_BLOCK = 1024  # positions that are computed at once
@@ -121,17 +117,19 @@ class Loaded:
 
 
 def open_sessions(
-    graphs: Mapping[str, Path | GraphSource], threads: int, providers: Sequence[Provider]
+    graphs: Mapping[str, Path | GraphSource],
+    threads: int,
+    providers: Sequence[Provider],
+    *,
+    whole_steps: bool = False,
 ) -> dict[str, ort.InferenceSession]:
-    """Open the graphs of a backbone. Raises BackendError, OutOfMemoryError."""
+    """Open the graphs of a backbone; see open_session. Raises BackendError, OutOfMemoryError."""
     give_back_freed_blocks()
     sessions: dict[str, ort.InferenceSession] = {}
     for name, graph in graphs.items():
         if name != io.ROWS:  # belongs to the slots, which run it
-            sessions[name] = open_session(graph, threads, providers)
+            sessions[name] = open_session(graph, threads, providers, whole_steps=whole_steps)
             return_freed_memory()  # otherwise what packing freed stays with this process
-    # Of packed matrices, plain scales were read for the last time.
-    give_back_mapped([f"{g.resolve()}.data" for g in graphs.values() if isinstance(g, Path)])
     return sessions
 
 

@@ -131,7 +131,10 @@ class OrtLoader:
         for name, graph in graphs.items():
             if isinstance(graph, GraphSource):
                 graphs[name] = graph._replace(packed=self._options.pack)
-        return OrtBackend(config, graphs, slots, self._options.cpus, kv)
+        backend = OrtBackend(config, graphs, slots, self._options.cpus, kv)
+        if self._prepared is not None:
+            self._prepared.give_back_read_pages()
+        return backend
 
     @property
     def _will_be_prepared(self) -> bool:

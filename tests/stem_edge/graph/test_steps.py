@@ -23,7 +23,7 @@ from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.matrix import whole
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
+from stem_edge.runtime.backends.onnxruntime.providers.session import WHOLE_STEPS, new_session
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300, "vocab_size_per_layer_input": 300, "head_dim": 16, "global_head_dim": 32,
@@ -57,7 +57,7 @@ def test_products_of_whole_numbers_are_exact(bits: int, width: int, tmp_path: Pa
     ):
         WeightFile(file, source.backbone, pool).write(plan)
     whole_steps = np.random.default_rng(0).integers(-127, 128, (1, 9, width))
-    session = new_session(GraphSource("g", encode(graph), tmp_path), 1, [CPU])
+    session = new_session(GraphSource("g", encode(graph), tmp_path), 1, [CPU], WHOLE_STEPS)
     (found,) = session.run(None, {"x": (whole_steps * step).astype(np.float32)})
     expected = whole_steps * np.float64(step) @ whole(matrix).T.astype(np.float64)
     np.testing.assert_allclose(found, expected, atol=5e-5 * np.abs(expected).max(), rtol=0)

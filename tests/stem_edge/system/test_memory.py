@@ -162,25 +162,3 @@ def test_freed_pages_are_those_inside_an_array() -> None:
     assert 0 < array[1].sum() < 2 * mmap.PAGESIZE  # at both ends, in pages shared with others
     machine.free_pages(array[2][:1000])
     assert array[2].all()  # not worth a system call
-
-
-def resident(file: Path) -> int:
-    """Pages of a mapped file in this process, in kB."""
-    text = (machine.PROC / "self" / "smaps").read_text()
-    return int(text.split(str(file), 1)[1].split("Rss:", 1)[1].split()[0])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
-def test_mapped_pages_are_given_back_unless_they_were_written_to(tmp_path: Path) -> None:
-    files = [tmp_path / "read", tmp_path / "written"]
-    maps = list[mmap.mmap]()
-    for file in files:
-        file.write_bytes(bytes([7]) * (1 << 20))
-        with file.open("rb") as opened:
-            maps.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))
-    maps[1][5] = 9
-    values = [np.frombuffer(one, np.uint8) for one in maps]
-    assert [int(one.sum()) for one in values] == [7 << 20, (7 << 20) + 2]
-    machine.give_back_mapped([str(file) for file in files])
-    assert resident(files[0]) == 0 < resident(files[1])
-    assert [int(one.sum()) for one in values] == [7 << 20, (7 << 20) + 2]

@@ -153,7 +153,8 @@ class Packer:
     def _products(self, graph: Graph, save_to: Path | None = None) -> list[F32]:
         """Return products of noise, of one token and of several."""
         source = self.source("product", graph)
-        session = open_session(source, self._threads, [CPU], save_to=save_to)
+        stepped = bool(self._bundle.manifest.model.ranges)
+        session = open_session(source, self._threads, [CPU], save_to=save_to, whole_steps=stepped)
         (x,) = graph.inputs
         try:
             return [session.run(None, {x: noise})[0] for noise in _noise(graph)]

@@ -22,6 +22,7 @@ from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.kv import KvType
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER, is_large
+from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import give_back_mapped
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     GraphSource,
     joined_graphs,
@@ -66,6 +67,10 @@ class Prepacked(NamedTuple):
             name: self.folder / file for name, file in files.items() if file in self.record.files
         }
         return graphs | there
+
+    def give_back_read_pages(self) -> None:
+        """Give back mapped pages once sessions are open: plain scales were read for the last time."""
+        give_back_mapped([self.folder.resolve() / name for name in self.record.files])
 
 
 class PreparedPlace(NamedTuple):

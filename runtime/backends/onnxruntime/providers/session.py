@@ -38,6 +38,8 @@ AS_STORED = "session.disable_prepacking"
 # Part of onnxruntime's message for nodes that only the CPU could run; it does not name them.
 REFUSED = "fallback to CPU EP has been explicitly disabled"
 STRICT = {"session.disable_cpu_ep_fallback": "1"}
+# Without ARM's own kernels, which round inputs of 4-bit products by the row: steps would not stay whole.
+WHOLE_STEPS = {"mlas.disable_kleidiai": "1"}
 
 
 def open_session(
@@ -46,16 +48,19 @@ def open_session(
     providers: Sequence[Provider],
     *,
     save_to: Path | None = None,
+    whole_steps: bool = False,
 ) -> ort.InferenceSession:
     """Load a graph. Without the CPU among the providers, every operator must run on one of them.
 
     save_to: also write the graph there as packed for this processor, with its weights in a file of
     the same name and .data; loaded from there, they stay in the file.
+    whole_steps: keep inputs of products exact that are multiples of a step, as models with ranges have.
 
     Raises BackendError, MissingOperatorsError, DeviceLostError, OutOfMemoryError.
     """
     strict = not any(provider.on_cpu for provider in providers)
     settings = (STRICT if strict else {}) | (_saving(save_to) if save_to is not None else {})
+    settings |= WHOLE_STEPS if whole_steps else {}
     try:
         session = new_session(graph, threads, providers, settings, save_to=save_to)
     except Exception as error:  # because onnxruntime's exceptions share no base class
@@ -130,8 +135,6 @@ def _options(threads: int, settings: Mapping[str, str]) -> ort.SessionOptions:
     # The arena keeps the memory that the longest prompt chunk once needed.
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
-    # ARM's own kernels round inputs of 4-bit products once in a row: coarser, and not exact for whole steps.
-    options.add_session_config_entry("mlas.disable_kleidiai", "1")
     # Threads may spin between the operators of a step, but must not after it.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     for name, value in settings.items():

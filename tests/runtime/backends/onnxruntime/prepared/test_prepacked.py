@@ -77,9 +77,9 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[Path | GraphSource]:
     """Record what graphs are loaded from."""
     real, seen = open_session, list[Path | GraphSource]()
 
-    def watch(graph: Path | GraphSource, *rest: object) -> object:
+    def watch(graph: Path | GraphSource, *rest: object, **more: object) -> object:
         seen.append(graph)
-        return real(graph, *rest)  # type: ignore[arg-type]
+        return real(graph, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(backend_ort, "open_session", watch)
     return seen
