@@ -187,8 +187,8 @@ class WeightFile:
 
     def _kept(self, item: Blocks, matrices: list[Scaled]) -> None:
         """Write the codes and scales that the checkpoint has. Raises ExportError for others."""
-        kept = (item.bits, 2) if item.columns[0] else (item.bits,)  # small blocks have 4 bits
-        if len(matrices) < len(item.parts) or any(m.bits not in kept for m in matrices):
+        kept = 2 if item.columns[0] else item.bits  # of 2 bits, small blocks have 4
+        if len(matrices) < len(item.parts) or any(m.bits != kept for m in matrices):
             raise ExportError(
                 f"{item.name} is stored as {item.bits} bits, and the checkpoint has "
                 f"{', '.join(str(m.bits) for m in matrices)}; leave out what chooses types"

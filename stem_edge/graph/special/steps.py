@@ -145,18 +145,14 @@ class SteppedProducts(DecodeProducts):
 def apart(whole: Blocks, width: int) -> list[Blocks]:
     """Return a matrix, or its whole blocks and a smaller block with the few columns beyond them.
 
-    Filled up, 1536 columns would be 1664, and 2048 where kernels read 2 bits; small blocks have 4 bits.
+    Kernels of 2 bits read four blocks at a time: 1536 columns would be 2048. Small blocks have 4 bits.
+    Of 4 bits, they would be 1664, and prompts take an eighth longer with a second product.
     """
     end = width // (whole.block - 1) * (whole.block - 1)
-    for block in SMALL_BLOCKS:
+    for block in SMALL_BLOCKS if whole.bits == 2 else ():
         if 0 < width - end < block < whole.block <= end:
-            rest = replace(
-                whole,
-                name=f"{whole.name}.rest",
-                block=block,
-                bits=max(4, whole.bits),
-                columns=(end, width),
-            )
+            name, columns = f"{whole.name}.rest", (end, width)
+            rest = replace(whole, name=name, block=block, bits=4, columns=columns)
             return [replace(whole, columns=(0, end)), rest]
     return [replace(whole, columns=(0, width))]
 
