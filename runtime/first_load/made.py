@@ -21,8 +21,6 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator
-from glob import escape
 from pathlib import Path
 
 import msgspec
@@ -32,7 +30,7 @@ from stem_edge.bundle.manifest import BACKBONES, MANIFEST, digest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import ExportError, InputError, OutOfMemoryError
 from stem_edge.files import disk
-from stem_edge.files.checkpoint_files import is_read
+from stem_edge.files.checkpoint_files import SUFFIX, file_states
 from stem_edge.files.lock import lock
 from stem_edge.files.trees import make_folders
 from stem_edge.files.whole_file import write_whole
@@ -48,8 +46,6 @@ MADE = "made"
 RECORD, IN_USE, MAKING = "made.json", "in_use", "making"
 LOCK = ".lock"  # of an export
 WORKER = "stem_edge.export.worker"
-SUFFIX = ".gguf"
-SPLIT = re.compile(rf"(.*-)\d{{5}}(-of-\d{{5}}{re.escape(SUFFIX)})")
 # Files that tell the trainer of a folder (stem_edge.export.checkpoints.readers).
 MARKS = ("config.json", "params.json", "state_step*.pt", "best_model*.pt")
 MAX_RECORD_NBYTES = 1 << 24
@@ -70,7 +66,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_there(self) -> bool:
         """True if the checkpoint is as it was."""
         with contextlib.suppress(OSError):
-            return _files(Path(self.path)) == self.files
+            return file_states(Path(self.path)) == self.files
         return False
 
 
@@ -101,7 +97,7 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
     # A link to a file is kept, because its target in a hub's cache has another name.
     place = str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
     try:
-        source = Source(place, _files(path), engine)
+        source = Source(place, file_states(path), engine)
     except OSError as error:
         raise InputError(
             f"{path}: cannot read ({error.strerror}); check its permissions"
@@ -277,21 +273,3 @@ def _export(source: Source, bundle: Path, visible: bool) -> None:
             f"{source.path}: the process that makes its bundle ended ({how}); try again, which goes on from "
             f"there, or see what it says: stem-edge export {source.path} OUT"
         )
-
-
-def _files(path: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of change of a checkpoint's files. Raises OSError."""
-    found = {file.name: file.stat() for file in _parts(path)}
-    if path.is_dir():
-        every = (file for file in path.rglob("*") if is_read(file) and file.is_file())
-        found = {file.relative_to(path).as_posix(): file.stat() for file in every}
-    return {name: (state.st_size, state.st_mtime_ns) for name, state in sorted(found.items())}
-
-
-def _parts(path: Path) -> Iterator[Path]:
-    """Yield the files of a model that may be split into several."""
-    split = SPLIT.fullmatch(path.name)
-    if split is None:
-        yield path
-    else:
-        yield from path.parent.glob(f"{escape(split[1])}[0-9]*{escape(split[2])}")

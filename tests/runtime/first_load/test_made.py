@@ -263,7 +263,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise PermissionError(13, "Permission denied")
 
     path = one_file(tmp_path)
-    monkeypatch.setattr(made, "_files", denied)
+    monkeypatch.setattr(made, "file_states", denied)
     refused(lambda: opened(path), InputError, path, "Permission denied", kept=[path])
 
 
