@@ -1,6 +1,6 @@
 """Bundles of checkpoints that are loaded as they are: made once, in the user's cache folder.
 
-    made/<key>/made.json   what the bundle was made of, and by which version; last used when it was written to
+    made/<key>/made.json   what the bundle is made of, by which version, and which it is; last used when it was written to
     made/<key>/<name>/     the bundle
     made/<key>/in_use      shared by all that load or make it, so that nobody removes it meanwhile
     made/<key>/making      taken by the process that makes it
@@ -14,6 +14,7 @@ process of its own, whose memory does not count for the model, and goes on where
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -68,6 +69,13 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         with contextlib.suppress(OSError):
             return file_states(Path(self.path)) == self.files
         return False
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a folder is for."""
+
+    source: Source
+    manifest: str | None = None  # sha256 of the bundle's, which another export may replace
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -133,14 +141,18 @@ class Made:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def record(self) -> Source | None:
-        """Return what the bundle was made of; None if it is not finished."""
+    def read(self) -> Record | None:
+        """Return what the folder says; None if nothing can be read of that."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             data = disk.read_file(self.root / RECORD, MAX_RECORD_NBYTES)
-            source = msgspec.json.decode(data, type=Source)
-            if (self.root / name_of(source) / MANIFEST).is_file():
-                return source
+            return msgspec.json.decode(data, type=Record)
         return None
+
+    def record(self) -> Source | None:
+        """Return what the bundle was made of; None if it is not finished."""
+        if (found := self.read()) is None or found.manifest is None:
+            return None
+        return found.source if found.manifest == self._manifest(found.source) else None
 
     def take(self, source: Source) -> int:
         """Keep others from removing it until the descriptor is closed. Raises ExportError."""
@@ -175,7 +187,7 @@ class Made:
         """Delete the folder if it has no bundle, and nothing that the next export could go on with."""
         with contextlib.suppress(OSError):
             left = (path for path in self.root.rglob("*") if path.is_file())
-            if all(path.name in (IN_USE, MAKING) or path.suffix == LOCK for path in left):
+            if all(path.name in (RECORD, IN_USE, MAKING) or path.suffix == LOCK for path in left):
                 self.remove()
 
     def remove(self) -> bool:
@@ -205,16 +217,25 @@ class Made:
         )
         visible = sys.stderr.isatty() if show is None else show
         try:
-            (self.root / RECORD).unlink(
-                missing_ok=True
-            )  # which may be right again, but of no bundle
+            if (
+                self.read() is None
+            ):  # otherwise the bundle that is there keeps its record until then
+                self._write(Record(source))
             _export(source, bundle, visible)
-            write_whole(self.root / RECORD, msgspec.json.encode(source), durable=True)
+            self._write(Record(source, self._manifest(source)))
         except OSError as error:
             reason = error.strerror or str(error)
             raise ExportError(
                 f"{self.root}: cannot write ({reason}); free some space there, and try again"
             ) from error
+
+    def _manifest(self, source: Source) -> str | None:
+        with contextlib.suppress(OSError):
+            return hashlib.sha256((self.root / name_of(source) / MANIFEST).read_bytes()).hexdigest()
+        return None
+
+    def _write(self, record: Record) -> None:
+        write_whole(self.root / RECORD, msgspec.json.encode(record), durable=True)
 
     def _locked(
         self, name: str, *, shared: bool = False, waiting: str = "", show: bool | None = None

@@ -22,6 +22,7 @@ from installed import DEMO, needs_ggml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
+from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.commands.bundles.cache import entries
 from stem_edge.commands.main import main
 from stem_edge.errors import (
@@ -36,7 +37,7 @@ from stem_edge.export import worker
 from stem_edge.files import disk
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made
-from stem_edge.runtime.first_load.made import MADE, MAKING, Made, Source, name_of
+from stem_edge.runtime.first_load.made import MADE, MAKING, Made, Record, Source, name_of
 from stem_edge.runtime.loading import open_or_make
 from stem_edge.system.child import module_command
 
@@ -59,6 +60,8 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def export(source: Source, bundle: Path, visible: bool) -> None:
         shutil.copytree(DEMO, bundle, dirs_exist_ok=True)
+        with (bundle / MANIFEST).open("a", encoding="ascii") as manifest:
+            manifest.write(" " * len(done))  # another bundle
         done.append(source.engine)
 
     monkeypatch.setattr(made, "_export", export)
@@ -102,8 +105,9 @@ def later(path: Path) -> None:
 
 
 def of_another_version(path: Path) -> None:
-    source = msgspec.json.decode(path.read_bytes(), type=Source)
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(source, version="0")))
+    found = msgspec.json.decode(path.read_bytes(), type=Record)
+    source = msgspec.structs.replace(found.source, version="0")
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, source=source)))
 
 
 # What happens between two loads -> checkpoint, change of (checkpoint, record), exports of both loads.
@@ -165,8 +169,8 @@ def test_an_interrupted_one_is_made_again(
     monkeypatch.setattr(made, "_export", cut)
     with pytest.raises(KeyboardInterrupt):
         opened(path)
-    found = [entry.stale for entry in entries(cache) if entry.kind == MADE]
-    assert found == ["was not finished"] * left
+    found = [(entry.of, entry.stale) for entry in entries(cache) if entry.kind == MADE]
+    assert found == [(str(path), "was not finished")] * left
     monkeypatch.setattr(made, "_export", export)
     assert opened(path).is_dir() and len(exports) == 1
 
@@ -189,13 +193,33 @@ def test_one_without_its_record_is_of_no_earlier_checkpoint(
     assert len(exports) == 3
 
 
+def test_a_bundle_keeps_its_record_if_the_next_export_fails(
+    tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(source: Source, bundle: Path, visible: bool) -> None:
+        raise CheckpointError("damaged; copy it again")
+
+    path = one_file(tmp_path)
+    opened(path)
+    path.rename(earlier := tmp_path / "earlier")
+    path.write_bytes(b"other")
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "_export", refuses)
+        refused(lambda: opened(path), CheckpointError, "damaged")
+    (entry,) = (entry for entry in entries(cache) if entry.kind == MADE)
+    assert (entry.of, entry.stale) == (str(path), "its checkpoint is gone or has changed")
+    earlier.replace(path)
+    assert opened(path).is_dir() and len(exports) == 1
+
+
 def test_two_at_once_make_it_once(
     tmp_path: Path, cache: Path, exports: list[str], capfd: Capture
 ) -> None:
     path, found = one_file(tmp_path), list[Path]()
     opened(path)
     root = record(cache).parent
-    source = msgspec.json.decode((root / made.RECORD).read_bytes(), type=Source)
+    source = Made(root).record()
+    assert source is not None
     (root / made.RECORD).rename(root / "kept")
     making = Made(root)._locked(MAKING)
     thread = threading.Thread(target=lambda: found.append(opened(path)))
