@@ -31,7 +31,7 @@ from stem_edge.bundle.manifest import BACKBONES, MANIFEST, digest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import ExportError, InputError, OutOfMemoryError
 from stem_edge.files import disk
-from stem_edge.files.checkpoint_files import SUFFIX, file_states
+from stem_edge.files.checkpoint_files import SUFFIX, file_states, is_checkpoint
 from stem_edge.files.lock import lock
 from stem_edge.files.trees import make_folders
 from stem_edge.files.whole_file import write_whole
@@ -47,12 +47,11 @@ MADE = "made"
 RECORD, IN_USE, MAKING = "made.json", "in_use", "making"
 LOCK = ".lock"  # of an export
 WORKER = "stem_edge.export.worker"
-# Files that tell the trainer of a folder (stem_edge.export.checkpoints.readers).
-MARKS = ("config.json", "params.json", "state_step*.pt", "best_model*.pt")
 MAX_RECORD_NBYTES = 1 << 24
 KEY_CHARS = 12  # few, to be typed
 KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")
 PAUSE_SECONDS = 0.2
+TRIES = 5
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,15 +75,6 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     source: Source
     manifest: str | None = None  # sha256 of the bundle's, which another export may replace
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Return whether a path looks like something to make a bundle of."""
-    with contextlib.suppress(OSError):  # which opening it as a bundle explains
-        if path.is_dir():
-            return any(next(path.glob(mark), None) for mark in MARKS)
-        return path.suffix == SUFFIX and path.is_file()
-    return False
 
 
 def open_made(path: str | Path, options: LoadOptions) -> Bundle:
@@ -157,13 +147,11 @@ class Made:
     def take(self, source: Source) -> int:
         """Keep others from removing it until the descriptor is closed. Raises ExportError."""
         try:
-            make_folders(self.root)
             return self._locked(IN_USE, shared=True)
         except OSError as error:
             if self.record() == source:
-                return os.open(
-                    self.root / RECORD, os.O_RDONLY
-                )  # where nothing can be written, nothing is removed
+                # Where nothing can be written, nothing is removed.
+                return os.open(self.root / RECORD, os.O_RDONLY)
             reason = error.strerror or str(error)
             raise ExportError(
                 f"{self.root}: cannot keep the bundle of {source.path} there ({reason}); give another "
@@ -201,10 +189,18 @@ class Made:
                     shutil.rmtree(path)
                 elif path.name != IN_USE:
                     path.unlink()
+            if sys.platform != "win32":  # where a file that is open cannot be deleted
+                self._remove_rest()
         finally:
             disk.close(descriptor)
-        shutil.rmtree(self.root)
+        if sys.platform == "win32":
+            self._remove_rest()
         return True
+
+    def _remove_rest(self) -> None:
+        with contextlib.suppress(OSError):  # because another process is making it again
+            (self.root / IN_USE).unlink()
+            self.root.rmdir()
 
     def _make(self, source: Source, show: bool | None) -> None:
         bundle = self.root / name_of(source)
@@ -217,9 +213,7 @@ class Made:
         )
         visible = sys.stderr.isatty() if show is None else show
         try:
-            if (
-                self.read() is None
-            ):  # otherwise the bundle that is there keeps its record until then
+            if self.read() is None:  # otherwise the old bundle keeps its record until then
                 self._write(Record(source))
             _export(source, bundle, visible)
             self._write(Record(source, self._manifest(source)))
@@ -242,7 +236,7 @@ class Made:
     ) -> int:
         """Return the descriptor of a locked file, which whoever removes the folder may delete meanwhile."""
         while True:
-            descriptor = disk.update(self.root / name)
+            descriptor = self._opened(name)
             try:
                 if lock(descriptor, shared=shared) and _is_at(descriptor, self.root / name):
                     return descriptor
@@ -254,7 +248,15 @@ class Made:
                 tell(f"waiting {waiting}", show)
             waiting = ""
             time.sleep(PAUSE_SECONDS)
-            make_folders(self.root)
+
+    def _opened(self, name: str) -> int:
+        """Open a file of the folder, which may be removed meanwhile. Raises OSError."""
+        for _ in range(TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                make_folders(self.root)
+                return disk.update(self.root / name)
+        make_folders(self.root)
+        return disk.update(self.root / name)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from glob import escape
@@ -9,10 +10,20 @@ from pathlib import Path, PurePath
 
 SUFFIX = ".gguf"
 SPLIT = re.compile(rf"(.*-)\d{{5}}(-of-\d{{5}}{re.escape(SUFFIX)})")
-
+# Files that tell the trainer of a folder (stem_edge.export.checkpoints.readers).
+MARKS = ("config.json", "params.json", "state_step*.pt", "best_model*.pt")
 # Models, tokenizers and adapters only: a training run may still be writing logs, a person notes.
 SUFFIXES = (".safetensors", ".pth", ".pt", ".distcp", ".json", ".model", ".jinja")
 INDEX = ".metadata"
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path looks like something to make a bundle of."""
+    with contextlib.suppress(OSError):  # which opening it as a bundle explains
+        if path.is_dir():
+            return any(next(path.glob(mark), None) for mark in MARKS)
+        return path.suffix == SUFFIX and path.is_file()
+    return False
 
 
 def is_read(file: PurePath) -> bool:

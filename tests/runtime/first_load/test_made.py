@@ -35,6 +35,7 @@ from stem_edge.errors import (
 )
 from stem_edge.export import worker
 from stem_edge.files import disk
+from stem_edge.files.lock import lock
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made
 from stem_edge.runtime.first_load.made import MADE, MAKING, Made, Record, Source, name_of
@@ -305,6 +306,43 @@ def test_whoever_waits_tries_again_with_the_file_that_is_there(
     monkeypatch.setattr(made, "lock", lock)
     disk.close(Made(tmp_path)._locked(MAKING))
     assert removed and (tmp_path / MAKING).is_file()
+
+
+def test_whoever_finds_no_folder_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, left, update = tmp_path / "made", [2], disk.update
+
+    def removed(path: Path) -> int:
+        if left[0]:  # by another process, between making and opening
+            left[0] -= 1
+            folder.rmdir()
+        return update(path)
+
+    monkeypatch.setattr(disk, "update", removed)
+    disk.close(Made(folder)._locked(MAKING))
+    assert left == [0] and (folder / MAKING).is_file()
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    source = Source("m.gguf", {}, "onnxruntime")
+    refused(lambda: Made(tmp_path / "link").take(source), ExportError, "cannot keep the bundle")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files that are open cannot be deleted there")
+def test_whoever_makes_it_again_waits_until_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, free, rmdir = tmp_path / "made", list[bool](), os.rmdir
+    disk.close(Made(root)._locked(made.IN_USE))
+    held = os.open(root / made.IN_USE, os.O_RDWR)
+
+    def spied(path: Path, **_: object) -> None:
+        free.append(lock(held, shared=True))
+        rmdir(path)
+
+    monkeypatch.setattr(os, "rmdir", spied)
+    assert Made(root).remove() and not root.exists()
+    os.close(held)
+    assert free == [False]
 
 
 def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
