@@ -92,6 +92,22 @@ def in_folder(folder: Path) -> Path:
     return folder
 
 
+def made_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def lingua(folder: Path) -> Path:
+    (folder / "params.json").write_text("{}")
+    made_folder(folder / "stem_shards")
+    return folder
+
+
+def blagpt(folder: Path) -> Path:
+    (folder / "state_step1.pt").touch()
+    return folder
+
+
 def opened(path: Path, **options: object) -> Path:
     return open_or_make(path, LoadOptions(**options)).path  # type: ignore[arg-type]
 
@@ -121,6 +137,22 @@ CASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path, Path], object], i
         in_folder, lambda path, record: later(path / "model.safetensors"), 2),
     "notes of a folder change": (
         in_folder, lambda path, record: (path / "notes.txt").write_text("new"), 1),
+    "ranks of tokens change": (
+        in_folder, lambda path, record: (path / "o200k.tiktoken").write_text("new"), 2),
+    "a tokenizer of another name changes": (
+        in_folder, lambda path, record: (path / "tokenizer.bin").write_text("new"), 2),
+    "the chat template changes": (
+        in_folder, lambda path, record: (path / "chat_template.jinja").write_text("new"), 2),
+    "another index of weights": (
+        in_folder, lambda path, record: (path / "model.safetensors.index.json").touch(), 2),
+    "the state of a trainer changes": (
+        in_folder, lambda path, record: (path / "trainer_state.json").write_text("{}"), 1),
+    "a checkpoint of a training run comes": (
+        in_folder, lambda path, record: in_folder(made_folder(path / "checkpoint-500")), 1),
+    "tables of Lingua change": (
+        lingua, lambda path, record: (path / "stem_shards" / "stem_model_mp0.pt").write_text("new"), 2),
+    "another state of BlaGPT comes": (
+        blagpt, lambda path, record: (path / "state_step2.pt").touch(), 2),
     "another part changes": (
         split, lambda path, record: later(path.with_name("m-00002-of-00002.gguf")), 2),
     "a part is gone": (
