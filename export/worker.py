@@ -7,6 +7,7 @@ it ends, because then the process that waits for it was killed.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
@@ -24,6 +25,8 @@ INTERRUPTED = 130
 
 def main() -> int:
     """Run with the arguments CHECKPOINT OUT ENGINE SHOW, which is empty for no bar."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as it is read, whatever the user's encoding
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     checkpoint, out, engine, show = sys.argv[1:]
     kind = cast(ExportEngine, engine)
     warnings.showwarning = lambda message, *_, **__: tell(f"note: {message}", bool(show))

@@ -297,6 +297,14 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not [*folder.glob(f"{MADE}/*")]
 
 
+def test_an_error_has_names_that_the_encoding_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    (path := tmp_path / "東.gguf").write_bytes(b"GGUF")
+    refused(lambda: opened(path, cache_dir=tmp_path / "cache"), CheckpointError, path)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_will_do(name: str, tmp_path: Path, exports: list[str]) -> None:
     (path := tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
