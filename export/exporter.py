@@ -163,9 +163,9 @@ def export_with(
     elsewhere: Elsewhere | None = None,
 ) -> Bundle:
     """Export a checkpoint as export_bundle does, with its keywords as one object."""
-    give_back_freed_blocks(KEPT_NBYTES)
     missed: TooFarError | None = None
     while True:
+        give_back_freed_blocks(KEPT_NBYTES)  # each time, because loading what was written sets less
         try:
             return _export(checkpoint, out, options, elsewhere, missed)
         except TooFarError as miss:

@@ -19,11 +19,14 @@ from stem_edge.bundle.checksums import verify
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import CheckpointError, ExportError
+from stem_edge.export import exporter
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.export.exporter import export_with
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.job.publish import publish
+from stem_edge.export.quality_check import TooFarError
 from stem_edge.export.quantization import streams
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.numerics.reference import forward
 
 RECORDS = [f"records {n}" for n in range(3)]
@@ -243,6 +246,26 @@ def test_types_that_miss_the_limit_are_chosen_again(
     assert made.manifest.report.divergence <= 0.004
     assert made.manifest.backbone is not None
     assert "int8" in made.manifest.backbone.matrices.values()
+
+
+def test_each_try_gives_freed_pieces_back_in_its_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list[str]()
+
+    def misses(*_: object) -> None:
+        done.append("try")
+        raise TooFarError(
+            "too far; take more bits",
+            1.0,
+            BackboneFormat(weights="int8", head="int8", block_size=32),
+        )
+
+    monkeypatch.setattr(exporter, "give_back_freed_blocks", lambda nbytes: done.append("set"))
+    monkeypatch.setattr(exporter, "_export", misses)
+    with pytest.raises(TooFarError):
+        export_with("checkpoint", tmp_path / "out", ExportOptions(max_kl=0.004))
+    assert done == ["set", "try"] * 3
 
 
 def test_the_limit_does_not_change_the_result(
