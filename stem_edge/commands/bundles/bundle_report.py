@@ -172,7 +172,8 @@ def _report(report: QualityReport) -> Rows:
         yield from _comparison(report)
     else:
         yield "types of the file", "kept as stored, so nothing was compared with the checkpoint"
-    yield "quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"
+    if report.errors:  # none where all blocks were copied
+        yield "quantization error", f"{'worst':>8}{'mean':>8}  of the greatest value in a row"
     for kind, error in report.errors.items():
         yield f"  {printable(kind)}", f"{error.worst:>8.2%}{error.mean:>8.2%}"
 

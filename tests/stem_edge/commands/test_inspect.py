@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from manifests import LAYOUT, NAMES, make_bundle
+from msgspec.structs import replace
 
 from stem_edge.bundle.manifest import BACKBONE_GRAPH, MANIFEST, TABLES, TOKENIZER, encode_manifest
 from stem_edge.bundle.opening import open_bundle, weight_nbytes
@@ -62,6 +63,16 @@ def test_text(bundle: Path, capsys: Capture) -> None:
     assert out.splitlines()[-len(NAMES) :] == [
         format_size((bundle / name).stat().st_size).ljust(22) + name for name in NAMES
     ]
+
+
+def test_text_without_quantization_has_no_heading_for_its_errors(
+    bundle: Path, capsys: Capture
+) -> None:
+    manifest = open_bundle(bundle).manifest
+    reports = {name: replace(report, errors={}) for name, report in manifest.reports.items()}
+    (bundle / MANIFEST).write_bytes(encode_manifest(replace(manifest, reports=reports)))
+    main(["inspect", str(bundle)])
+    assert "quantization error" not in shown(capsys.readouterr().out)
 
 
 def test_text_sums_up_what_would_be_a_long_list(bundle: Path, capsys: Capture) -> None:
