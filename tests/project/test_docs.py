@@ -18,6 +18,7 @@ from installed import ROOT, needs_ggml
 from options_table import TABLES, table, with_table
 
 from stem_edge.commands.options.described import keywords
+from stem_edge.commands.options.loading import LOADING, PROMPT_CACHE
 from stem_edge.export import export_bundle
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.runtime import SamplingParams, load
@@ -43,6 +44,7 @@ NOT_RUN = (
 # Skipped because these providers, clusters and models are not everywhere.
 ELSEWHERE = ("--providers cuda", "--providers webgpu", "--ray", "ray start", "hf:org/name")
 HUB = ROOT / "docs" / "hub.md"
+PYTHON = ROOT / "docs" / "python.md"
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -125,6 +127,14 @@ def test_readme_leads_to_every_page_and_is_one_screen() -> None:
     text = PAGES[0].read_text("utf-8")
     assert all(f"docs/{page.name}" in text for page in PAGES[1:])
     assert len(text.splitlines()) <= 70
+
+
+def test_options_that_the_command_lacks_are_named() -> None:
+    lacking = {f.name for f in fields(LoadOptions)} - LOADING.keys() - PROMPT_CACHE.keys()
+    (sentence,) = re.findall(
+        r"with the same names, but (.*?)\(", PYTHON.read_text("utf-8"), re.DOTALL
+    )
+    assert set(re.findall("`(.*?)`", sentence)) == lacking
 
 
 @pytest.mark.parametrize(("page", "function"), TABLES)
