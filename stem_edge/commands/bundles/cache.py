@@ -34,9 +34,11 @@ from stem_edge.bundle.verdicts import PLACES, TRIALS, Verdicts, read_verdict
 from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
+from stem_edge.graph.kv import KV_TYPES, OnnxCaches
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
 from stem_edge.runtime.first_load.made import KEY, MADE, RECORD, Made
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
@@ -153,7 +155,7 @@ def entries(root: Path) -> Iterator[Entry]:
         elif record is None:
             of, stale = "", "damaged"
         else:
-            of, stale = record.bundle, _stale(record)
+            of, stale = record.bundle, _stale(folder, record)
             of += ", refused" if record.refused else ""
         yield Entry(path=folder, kind=FOLDER, nbytes=nbytes, of=of, stale=stale)
     for kind, pattern in ((COUNTS, "*.npy"), (TIER, "*.*")):
@@ -215,12 +217,19 @@ def _prefixes(folder: Path) -> Iterator[Entry]:
         yield Entry(path=path, kind=PREFIXES, nbytes=path.stat().st_size, of=of, stale=stale)
 
 
-def _stale(record: prepared.PreparedRecord) -> str:
+def _stale(folder: Path, record: prepared.PreparedRecord) -> str:
     if record.onnxruntime != ort.__version__:
         return f"made by onnxruntime {record.onnxruntime}"
     if record.cpu != cpu_digest():
         return "made for another processor"
-    return "" if Path(record.bundle).is_dir() else "its bundle is gone"
+    with suppress(StemEdgeError):
+        bundle = open_bundle(record.bundle, "")  # also without its shards
+        caches = OnnxCaches(format_of(bundle).kv_peaks)
+        kinds = [kv for kv in KV_TYPES if not caches.obstacle(kv)]
+        root = folder.parent.parent
+        current = (prepared.prepared_folder(root, bundle, ort.__version__, kv) for kv in kinds)
+        return "" if folder in current else "its bundle has changed"
+    return "its bundle is gone or damaged"
 
 
 def _library(root: Path, path: Path) -> tuple[str, str]:

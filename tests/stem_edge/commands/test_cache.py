@@ -21,11 +21,13 @@ from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.commands.bundles.cache import entries
 from stem_edge.commands.main import main
 from stem_edge.ggml.check import check_library
+from stem_edge.graph.kv import KV_TYPES
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     FORMAT,
     RECORD,
     PreparedRecord,
     marks,
+    prepared_folder,
 )
 from stem_edge.system.user_folder import cpu_digest
 from stem_edge.tables.token_counts import write_counts
@@ -35,7 +37,7 @@ Capture = pytest.CaptureFixture[str]
 
 def put(root: Path, name: str, **changes: object) -> Path:
     """Put a prepacked backbone of an existing bundle into the folder."""
-    (root / "bundle").mkdir(exist_ok=True)
+    shutil.copytree(DEMO, root / "bundle", dirs_exist_ok=True)
     folder = root / "prepared" / name
     folder.mkdir(parents=True)
     (folder / "g.onnx").write_bytes(bytes(1000))
@@ -81,7 +83,9 @@ def put_trial(root: Path, name: str) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    put(tmp_path, "good")
+    for kv in KV_TYPES:
+        put(tmp_path, prepared_folder(tmp_path, open_bundle(DEMO), ort.__version__, kv).name)
+    put(tmp_path, "earlier")
     put(tmp_path, "old-ort", onnxruntime="1.2.3")
     put(tmp_path, "other-cpu", cpu="x")
     put(tmp_path, "orphan", bundle=str(tmp_path / "gone"))
@@ -105,10 +109,10 @@ def root(tmp_path: Path) -> Path:
 
 OTHER = "made for another bundle, onnxruntime, tokenizers, stem-edge or processor"
 STALE = {
-    "good": "",
+    "earlier": "its bundle has changed",
     "old-ort": "made by onnxruntime 1.2.3",
     "other-cpu": "made for another processor",
-    "orphan": "its bundle is gone",
+    "orphan": "its bundle is gone or damaged",
     "cut": "damaged",
     f".making-{os.getpid()}": "",
     ".making-999999999": "was not finished",
@@ -125,11 +129,14 @@ STALE = {
 }
 
 
+KINDS = ("prepared", "ggml", "trials", "places")
+
+
 def stale(root: Path) -> dict[str, str]:
     """STALE, with the names of the verdicts and the place that count."""
-    names = {path.name for kind in ("ggml", "trials", "places") for path in root.glob(f"{kind}/*")}
+    names = {path.name for kind in KINDS for path in root.glob(f"{kind}/*")}
     names -= STALE.keys()
-    assert len(names) == 3
+    assert len(names) == 3 + len(KV_TYPES)
     return STALE | dict.fromkeys(names, "")
 
 
