@@ -19,6 +19,7 @@ from stem_edge.export.checkpoints.lingua import BACKBONE, PARAMS, SHARDS, TABLES
 from stem_edge.export.tensor_files.gguf import split_files
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import INDEX, WEIGHTS, indexed_files
+from stem_edge.files.checkpoint_files import TOKENIZERS
 from stem_edge.hub import PREFIX
 from stem_edge.hub.asking import UnreachableError
 from stem_edge.hub.fetch import Snapshot, fetch, keep_ref, open_snapshot
@@ -26,8 +27,6 @@ from stem_edge.hub.names import hub_name
 
 ON_HUB = re.compile(rf"({PREFIX}[^:]+):([^:]+{re.escape(SUFFIX)})")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# Names that tokenizers are read from, of every trainer.
-TOKENIZERS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken")
 FORMS = {  # file that tells a trainer -> patterns of the files that are read
     CONFIG: (CONFIG, WEIGHTS, INDEX, "generation_config.json"),
     PARAMS: (PARAMS, BACKBONE, TABLES, f"{SHARDS}/*.pt", ".metadata", "__*.distcp"),

@@ -9,20 +9,18 @@ from pathlib import Path
 
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.tensor_files.gguf import split_files
-from stem_edge.files.checkpoint_files import is_read
+from stem_edge.files.checkpoint_files import read_files
 
 
 class Sources:
     """Files that an export may read, with their state when it began."""
 
     def __init__(self, paths: Sequence[str | Path | None]) -> None:
-        """paths: files, and folders for all their files."""
+        """paths: files, and folders for what is read in them."""
         given = _real(paths)
-        inside = {file for path in given for file in (path, *path.rglob("*"))}
+        inside = {file for path in given for file in (path, *read_files(path))}
         self._before = {
-            file: state
-            for file in sorted(inside)
-            if (is_read(file) or file in given) and (state := _state(file)) is not None
+            file: state for file in sorted(inside) if (state := _state(file)) is not None
         }
 
     def used(

@@ -1,6 +1,6 @@
 """Bundles of checkpoints that are loaded as they are: made once, in the user's cache folder.
 
-    made/<key>/made.json   what the bundle was made of, and by which version; last used when it was written to
+    made/<key>/made.json   what the bundle is made of, by which version, and which it is; last used when it was written to
     made/<key>/<name>/     the bundle
     made/<key>/in_use      shared by all that load or make it, so that nobody removes it meanwhile
     made/<key>/making      taken by the process that makes it
@@ -14,6 +14,7 @@ process of its own, whose memory does not count for the model, and goes on where
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -21,8 +22,6 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator
-from glob import escape
 from pathlib import Path
 
 import msgspec
@@ -32,7 +31,7 @@ from stem_edge.bundle.manifest import BACKBONES, MANIFEST, digest
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import ExportError, InputError, OutOfMemoryError
 from stem_edge.files import disk
-from stem_edge.files.checkpoint_files import is_read
+from stem_edge.files.checkpoint_files import SUFFIX, file_states, is_checkpoint
 from stem_edge.files.lock import lock
 from stem_edge.files.trees import make_folders
 from stem_edge.files.whole_file import write_whole
@@ -48,14 +47,11 @@ MADE = "made"
 RECORD, IN_USE, MAKING = "made.json", "in_use", "making"
 LOCK = ".lock"  # of an export
 WORKER = "stem_edge.export.worker"
-SUFFIX = ".gguf"
-SPLIT = re.compile(rf"(.*-)\d{{5}}(-of-\d{{5}}{re.escape(SUFFIX)})")
-# Files that tell the trainer of a folder (stem_edge.export.checkpoints.readers).
-MARKS = ("config.json", "params.json", "state_step*.pt", "best_model*.pt")
 MAX_RECORD_NBYTES = 1 << 24
 KEY_CHARS = 12  # few, to be typed
 KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")
 PAUSE_SECONDS = 0.2
+TRIES = 5
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,17 +66,15 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_there(self) -> bool:
         """True if the checkpoint is as it was."""
         with contextlib.suppress(OSError):
-            return _files(Path(self.path)) == self.files
+            return file_states(Path(self.path)) == self.files
         return False
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Return whether a path looks like something to make a bundle of."""
-    with contextlib.suppress(OSError):  # which opening it as a bundle explains
-        if path.is_dir():
-            return any(next(path.glob(mark), None) for mark in MARKS)
-        return path.suffix == SUFFIX and path.is_file()
-    return False
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a folder is for."""
+
+    source: Source
+    manifest: str | None = None  # sha256 of the bundle's, which another export may replace
 
 
 def open_made(path: str | Path, options: LoadOptions) -> Bundle:
@@ -101,7 +95,7 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
     # A link to a file is kept, because its target in a hub's cache has another name.
     place = str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
     try:
-        source = Source(place, _files(path), engine)
+        source = Source(place, file_states(path), engine)
     except OSError as error:
         raise InputError(
             f"{path}: cannot read ({error.strerror}); check its permissions"
@@ -137,25 +131,27 @@ class Made:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def record(self) -> Source | None:
-        """Return what the bundle was made of; None if it is not finished."""
+    def read(self) -> Record | None:
+        """Return what the folder says; None if nothing can be read of that."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             data = disk.read_file(self.root / RECORD, MAX_RECORD_NBYTES)
-            source = msgspec.json.decode(data, type=Source)
-            if (self.root / name_of(source) / MANIFEST).is_file():
-                return source
+            return msgspec.json.decode(data, type=Record)
         return None
+
+    def record(self) -> Source | None:
+        """Return what the bundle was made of; None if it is not finished."""
+        if (found := self.read()) is None or found.manifest is None:
+            return None
+        return found.source if found.manifest == self._manifest(found.source) else None
 
     def take(self, source: Source) -> int:
         """Keep others from removing it until the descriptor is closed. Raises ExportError."""
         try:
-            make_folders(self.root)
             return self._locked(IN_USE, shared=True)
         except OSError as error:
             if self.record() == source:
-                return os.open(
-                    self.root / RECORD, os.O_RDONLY
-                )  # where nothing can be written, nothing is removed
+                # Where nothing can be written, nothing is removed.
+                return os.open(self.root / RECORD, os.O_RDONLY)
             reason = error.strerror or str(error)
             raise ExportError(
                 f"{self.root}: cannot keep the bundle of {source.path} there ({reason}); give another "
@@ -179,7 +175,7 @@ class Made:
         """Delete the folder if it has no bundle, and nothing that the next export could go on with."""
         with contextlib.suppress(OSError):
             left = (path for path in self.root.rglob("*") if path.is_file())
-            if all(path.name in (IN_USE, MAKING) or path.suffix == LOCK for path in left):
+            if all(path.name in (RECORD, IN_USE, MAKING) or path.suffix == LOCK for path in left):
                 self.remove()
 
     def remove(self) -> bool:
@@ -193,10 +189,18 @@ class Made:
                     shutil.rmtree(path)
                 elif path.name != IN_USE:
                     path.unlink()
+            if sys.platform != "win32":  # where a file that is open cannot be deleted
+                self._remove_rest()
         finally:
             disk.close(descriptor)
-        shutil.rmtree(self.root)
+        if sys.platform == "win32":
+            self._remove_rest()
         return True
+
+    def _remove_rest(self) -> None:
+        with contextlib.suppress(OSError):  # because another process is making it again
+            (self.root / IN_USE).unlink()
+            self.root.rmdir()
 
     def _make(self, source: Source, show: bool | None) -> None:
         bundle = self.root / name_of(source)
@@ -209,23 +213,30 @@ class Made:
         )
         visible = sys.stderr.isatty() if show is None else show
         try:
-            (self.root / RECORD).unlink(
-                missing_ok=True
-            )  # which may be right again, but of no bundle
+            if self.read() is None:  # otherwise the old bundle keeps its record until then
+                self._write(Record(source))
             _export(source, bundle, visible)
-            write_whole(self.root / RECORD, msgspec.json.encode(source), durable=True)
+            self._write(Record(source, self._manifest(source)))
         except OSError as error:
             reason = error.strerror or str(error)
             raise ExportError(
                 f"{self.root}: cannot write ({reason}); free some space there, and try again"
             ) from error
 
+    def _manifest(self, source: Source) -> str | None:
+        with contextlib.suppress(OSError):
+            return hashlib.sha256((self.root / name_of(source) / MANIFEST).read_bytes()).hexdigest()
+        return None
+
+    def _write(self, record: Record) -> None:
+        write_whole(self.root / RECORD, msgspec.json.encode(record), durable=True)
+
     def _locked(
         self, name: str, *, shared: bool = False, waiting: str = "", show: bool | None = None
     ) -> int:
         """Return the descriptor of a locked file, which whoever removes the folder may delete meanwhile."""
         while True:
-            descriptor = disk.update(self.root / name)
+            descriptor = self._opened(name)
             try:
                 if lock(descriptor, shared=shared) and _is_at(descriptor, self.root / name):
                     return descriptor
@@ -237,7 +248,15 @@ class Made:
                 tell(f"waiting {waiting}", show)
             waiting = ""
             time.sleep(PAUSE_SECONDS)
-            make_folders(self.root)
+
+    def _opened(self, name: str) -> int:
+        """Open a file of the folder, which may be removed meanwhile. Raises OSError."""
+        for _ in range(TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                make_folders(self.root)
+                return disk.update(self.root / name)
+        make_folders(self.root)
+        return disk.update(self.root / name)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -277,21 +296,3 @@ def _export(source: Source, bundle: Path, visible: bool) -> None:
             f"{source.path}: the process that makes its bundle ended ({how}); try again, which goes on from "
             f"there, or see what it says: stem-edge export {source.path} OUT"
         )
-
-
-def _files(path: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of change of a checkpoint's files. Raises OSError."""
-    found = {file.name: file.stat() for file in _parts(path)}
-    if path.is_dir():
-        every = (file for file in path.rglob("*") if is_read(file) and file.is_file())
-        found = {file.relative_to(path).as_posix(): file.stat() for file in every}
-    return {name: (state.st_size, state.st_mtime_ns) for name, state in sorted(found.items())}
-
-
-def _parts(path: Path) -> Iterator[Path]:
-    """Yield the files of a model that may be split into several."""
-    split = SPLIT.fullmatch(path.name)
-    if split is None:
-        yield path
-    else:
-        yield from path.parent.glob(f"{escape(split[1])}[0-9]*{escape(split[2])}")

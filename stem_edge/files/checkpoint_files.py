@@ -2,13 +2,61 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
+import contextlib
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from glob import escape
+from pathlib import Path
 
+SUFFIX = ".gguf"
+SPLIT = re.compile(rf"(.*-)\d{{5}}(-of-\d{{5}}{re.escape(SUFFIX)})")
+CONFIG = "config.json"  # of a Hugging Face folder
+# Files that tell the trainer of a folder (stem_edge.export.checkpoints.readers).
+MARKS = (CONFIG, "params.json", "state_step*.pt", "best_model*.pt")
+# Names that tokenizers are read from, of every trainer.
+TOKENIZERS = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("*.model", "*.tiktoken"),
+)
 # Models, tokenizers and adapters only: a training run may still be writing logs, a person notes.
-SUFFIXES = (".safetensors", ".pth", ".pt", ".distcp", ".json", ".model", ".jinja")
-INDEX = ".metadata"
+HUGGING_FACE = (
+    *(CONFIG, "*.safetensors", "*.safetensors.index.json"),
+    *("generation_config.json", "adapter_config.json"),
+)
+OTHERS = ("*.safetensors", "*.pth", "*.pt", "*.distcp", "*.json", ".metadata")
 
 
-def is_read(file: PurePath) -> bool:
-    """Return whether an export may read a file of a checkpoint's folder."""
-    return file.suffix in SUFFIXES or file.name == INDEX
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path looks like something to make a bundle of."""
+    with contextlib.suppress(OSError):  # which opening it as a bundle explains
+        if path.is_dir():
+            return any(next(path.glob(mark), None) for mark in MARKS)
+        return path.suffix == SUFFIX and path.is_file()
+    return False
+
+
+def read_files(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder that an export may read; of a Hugging Face folder, none below it."""
+    hugging_face = (folder / CONFIG).is_file()
+    patterns = TOKENIZERS + (HUGGING_FACE if hugging_face else OTHERS)
+    for file in folder.glob("*") if hugging_face else folder.rglob("*"):
+        if any(fnmatchcase(file.name, pattern) for pattern in patterns) and file.is_file():
+            yield file
+
+
+def file_states(path: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of change of a checkpoint's files. Raises OSError."""
+    found = {file.name: file.stat() for file in _parts(path)}
+    if path.is_dir():
+        found = {file.relative_to(path).as_posix(): file.stat() for file in read_files(path)}
+    return {name: (state.st_size, state.st_mtime_ns) for name, state in sorted(found.items())}
+
+
+def _parts(path: Path) -> Iterator[Path]:
+    """Yield the files of a model that may be split into several."""
+    split = SPLIT.fullmatch(path.name)
+    if split is None:
+        yield path
+    else:
+        yield from path.parent.glob(f"{escape(split[1])}[0-9]*{escape(split[2])}")

@@ -188,9 +188,9 @@ def _made(folder: Path) -> Iterator[Entry]:
     ours = (p for p in folder.glob("*") if KEY.fullmatch(p.name) and p.is_dir())
     for path in sorted(path for path in ours if not path.is_symlink()):
         nbytes = _nbytes(path)
-        record, of, used, stale = Made(path).record(), "", "", "was not finished"
-        if record is not None:
-            of = record.path
+        made, used, stale = Made(path), "", "was not finished"
+        of = "" if (known := made.read()) is None else known.source.path
+        if (record := made.record()) is not None:
             with suppress(OSError):
                 used = str(date.fromtimestamp((path / RECORD).stat().st_mtime))
             stale = "" if record.is_there else "its checkpoint is gone or has changed"

@@ -13,7 +13,7 @@ from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.readers import read_checkpoint
 
 NAME = "acme/checkpoint"
-TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
+TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 INDEX = b'{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
 PICTURES = {
     "README.md",

@@ -22,6 +22,7 @@ from installed import DEMO, needs_ggml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
+from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.commands.bundles.cache import entries
 from stem_edge.commands.main import main
 from stem_edge.errors import (
@@ -34,9 +35,10 @@ from stem_edge.errors import (
 )
 from stem_edge.export import worker
 from stem_edge.files import disk
+from stem_edge.files.lock import lock
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made
-from stem_edge.runtime.first_load.made import MADE, MAKING, Made, Source, name_of
+from stem_edge.runtime.first_load.made import MADE, MAKING, Made, Record, Source, name_of
 from stem_edge.runtime.loading import open_or_make
 from stem_edge.system.child import module_command
 
@@ -59,6 +61,8 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def export(source: Source, bundle: Path, visible: bool) -> None:
         shutil.copytree(DEMO, bundle, dirs_exist_ok=True)
+        with (bundle / MANIFEST).open("a", encoding="ascii") as manifest:
+            manifest.write(" " * len(done))  # another bundle
         done.append(source.engine)
 
     monkeypatch.setattr(made, "_export", export)
@@ -88,6 +92,22 @@ def in_folder(folder: Path) -> Path:
     return folder
 
 
+def made_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def lingua(folder: Path) -> Path:
+    (folder / "params.json").write_text("{}")
+    made_folder(folder / "stem_shards")
+    return folder
+
+
+def blagpt(folder: Path) -> Path:
+    (folder / "state_step1.pt").touch()
+    return folder
+
+
 def opened(path: Path, **options: object) -> Path:
     return open_or_make(path, LoadOptions(**options)).path  # type: ignore[arg-type]
 
@@ -102,8 +122,9 @@ def later(path: Path) -> None:
 
 
 def of_another_version(path: Path) -> None:
-    source = msgspec.json.decode(path.read_bytes(), type=Source)
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(source, version="0")))
+    found = msgspec.json.decode(path.read_bytes(), type=Record)
+    source = msgspec.structs.replace(found.source, version="0")
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, source=source)))
 
 
 # What happens between two loads -> checkpoint, change of (checkpoint, record), exports of both loads.
@@ -116,6 +137,22 @@ CASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path, Path], object], i
         in_folder, lambda path, record: later(path / "model.safetensors"), 2),
     "notes of a folder change": (
         in_folder, lambda path, record: (path / "notes.txt").write_text("new"), 1),
+    "ranks of tokens change": (
+        in_folder, lambda path, record: (path / "o200k.tiktoken").write_text("new"), 2),
+    "a tokenizer of another name changes": (
+        in_folder, lambda path, record: (path / "tokenizer.bin").write_text("new"), 2),
+    "the chat template changes": (
+        in_folder, lambda path, record: (path / "chat_template.jinja").write_text("new"), 2),
+    "another index of weights": (
+        in_folder, lambda path, record: (path / "model.safetensors.index.json").touch(), 2),
+    "the state of a trainer changes": (
+        in_folder, lambda path, record: (path / "trainer_state.json").write_text("{}"), 1),
+    "a checkpoint of a training run comes": (
+        in_folder, lambda path, record: in_folder(made_folder(path / "checkpoint-500")), 1),
+    "tables of Lingua change": (
+        lingua, lambda path, record: (path / "stem_shards" / "stem_model_mp0.pt").write_text("new"), 2),
+    "another state of BlaGPT comes": (
+        blagpt, lambda path, record: (path / "state_step2.pt").touch(), 2),
     "another part changes": (
         split, lambda path, record: later(path.with_name("m-00002-of-00002.gguf")), 2),
     "a part is gone": (
@@ -165,8 +202,8 @@ def test_an_interrupted_one_is_made_again(
     monkeypatch.setattr(made, "_export", cut)
     with pytest.raises(KeyboardInterrupt):
         opened(path)
-    found = [entry.stale for entry in entries(cache) if entry.kind == MADE]
-    assert found == ["was not finished"] * left
+    found = [(entry.of, entry.stale) for entry in entries(cache) if entry.kind == MADE]
+    assert found == [(str(path), "was not finished")] * left
     monkeypatch.setattr(made, "_export", export)
     assert opened(path).is_dir() and len(exports) == 1
 
@@ -189,13 +226,33 @@ def test_one_without_its_record_is_of_no_earlier_checkpoint(
     assert len(exports) == 3
 
 
+def test_a_bundle_keeps_its_record_if_the_next_export_fails(
+    tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(source: Source, bundle: Path, visible: bool) -> None:
+        raise CheckpointError("damaged; copy it again")
+
+    path = one_file(tmp_path)
+    opened(path)
+    path.rename(earlier := tmp_path / "earlier")
+    path.write_bytes(b"other")
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "_export", refuses)
+        refused(lambda: opened(path), CheckpointError, "damaged")
+    (entry,) = (entry for entry in entries(cache) if entry.kind == MADE)
+    assert (entry.of, entry.stale) == (str(path), "its checkpoint is gone or has changed")
+    earlier.replace(path)
+    assert opened(path).is_dir() and len(exports) == 1
+
+
 def test_two_at_once_make_it_once(
     tmp_path: Path, cache: Path, exports: list[str], capfd: Capture
 ) -> None:
     path, found = one_file(tmp_path), list[Path]()
     opened(path)
     root = record(cache).parent
-    source = msgspec.json.decode((root / made.RECORD).read_bytes(), type=Source)
+    source = Made(root).record()
+    assert source is not None
     (root / made.RECORD).rename(root / "kept")
     making = Made(root)._locked(MAKING)
     thread = threading.Thread(target=lambda: found.append(opened(path)))
@@ -263,7 +320,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise PermissionError(13, "Permission denied")
 
     path = one_file(tmp_path)
-    monkeypatch.setattr(made, "_files", denied)
+    monkeypatch.setattr(made, "file_states", denied)
     refused(lambda: opened(path), InputError, path, "Permission denied", kept=[path])
 
 
@@ -281,6 +338,43 @@ def test_whoever_waits_tries_again_with_the_file_that_is_there(
     monkeypatch.setattr(made, "lock", lock)
     disk.close(Made(tmp_path)._locked(MAKING))
     assert removed and (tmp_path / MAKING).is_file()
+
+
+def test_whoever_finds_no_folder_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, left, update = tmp_path / "made", [2], disk.update
+
+    def removed(path: Path) -> int:
+        if left[0]:  # by another process, between making and opening
+            left[0] -= 1
+            folder.rmdir()
+        return update(path)
+
+    monkeypatch.setattr(disk, "update", removed)
+    disk.close(Made(folder)._locked(MAKING))
+    assert left == [0] and (folder / MAKING).is_file()
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    source = Source("m.gguf", {}, "onnxruntime")
+    refused(lambda: Made(tmp_path / "link").take(source), ExportError, "cannot keep the bundle")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files that are open cannot be deleted there")
+def test_whoever_makes_it_again_waits_until_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, free, rmdir = tmp_path / "made", list[bool](), os.rmdir
+    disk.close(Made(root)._locked(made.IN_USE))
+    held = os.open(root / made.IN_USE, os.O_RDWR)
+
+    def spied(path: Path, **_: object) -> None:
+        free.append(lock(held, shared=True))
+        rmdir(path)
+
+    monkeypatch.setattr(os, "rmdir", spied)
+    assert Made(root).remove() and not root.exists()
+    os.close(held)
+    assert free == [False]
 
 
 def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
