@@ -83,8 +83,15 @@ class BackboneFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     @property
     def quantized(self) -> bool:
         """Return whether any kind of matrix is quantized."""
-        types = {self.type_of(kind) for kind in MATRIX_KINDS} | set(self.matrices.values())
-        return types != {"fp32"}
+        return self._types != {"fp32"}
+
+    def has(self, type: WeightType) -> bool:
+        """Return whether any matrix has a type."""
+        return type in self._types
+
+    @property
+    def _types(self) -> set[WeightType]:
+        return {self.type_of(kind) for kind in MATRIX_KINDS} | set(self.matrices.values())
 
 
 def usual_type(kind: MatrixKind, weights: WeightType, head: WeightType) -> WeightType:

@@ -57,7 +57,7 @@ in device memory. They differ from the graphs above as follows:
 |---|---|
 | all | fp16: float32 becomes float16, except logits and rows that are stored as floats |
 | early, late | rows have an even number of groups: some providers require it (graph.device.rows) |
-| early, late, rest | lent_keys.<l>, lent_values.<l> [B, T, kv heads * head_width]: what layers that lend K and V add in the step, from the first two to the last, which adds the same once more (graph.device.lending) |
+| early, late, rest | lent_keys.<l>, lent_values.<l> [B, T, kv heads * head_width]: keys and values of the step: outputs of early and late, inputs of rest, whose layers write them once more (graph.device.lending) |
 | rest | slot_ids [B, n], of the wanted tokens |
 | rows | writes rows into slots: records int32 [n, words], slots int64 [n, 1] and each row_codes.<l> and row_scales.<l> as int32 [slots, words] -> the slabs under their names with the prefix new_, in the same memory |
 | top | logits float32 [B, n, V], count int64 [1] -> top_logits float32 and top_ids int64, [B, n, count] |

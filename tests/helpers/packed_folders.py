@@ -43,9 +43,13 @@ def write_packed(
     row_scales: int = 1,
     row_bits: int = 4,
     seed: int = 1,
+    reach: float = 1.0,
     **changes: Any,
 ) -> Packed:
-    """Write a folder of random codes. row_scales: of a row of per-layer embeddings."""
+    """Write a folder of random codes.
+
+    row_scales: of a row of per-layer embeddings. reach: of ranges, relative to the inputs seen.
+    """
     sizes = {"vocab_size": VOCAB_SIZE, "vocab_size_per_layer_input": VOCAB_SIZE}
     model = make_gemma(**(sizes | {"max_position_embeddings": 256} | changes))
     rules = {"embed_tokens_per_layer": {"num_bits": row_bits}} | RULES
@@ -77,7 +81,7 @@ def write_packed(
             value.data *= 0.3
     ids = torch.randint(3, VOCAB_SIZE, (1, TOKENS), generator=random)
     if ranges:
-        _calibrate(model, ids)
+        _calibrate(model, ids, reach)
     save_file(
         {n: v.contiguous() for n, v in model.state_dict().items()}, folder / "model.safetensors"
     )
@@ -108,7 +112,7 @@ def _scales(count: int, each: int, bits: int, random: torch.Generator) -> torch.
     return (torch.rand(count, each, generator=random) + 0.5) * 2.5 / (1 << (bits - 1))
 
 
-def _calibrate(model: Any, ids: torch.Tensor) -> None:
+def _calibrate(model: Any, ids: torch.Tensor, reach: float) -> None:
     """Give each matrix the ranges of its input and result on these tokens."""
     seen: dict[QuantizedLinear, tuple[float, float]] = {}
 
@@ -122,7 +126,7 @@ def _calibrate(model: Any, ids: torch.Tensor) -> None:
     for hook in hooks:
         hook.remove()
     for module, (given, result) in seen.items():
-        module.input_activation_scale.data = torch.tensor(given / 126)
+        module.input_activation_scale.data = torch.tensor(reach * given / 126)
         if module is not model.lm_head:
             module.output_activation_scale.data = torch.tensor(result / 126)
 

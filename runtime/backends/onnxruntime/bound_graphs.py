@@ -210,8 +210,8 @@ class BoundGraphs:
         """Bind hidden states for such steps, an array for each graph's output."""
         names = [io.EMBED, *self._layers(shape.prefill)]
         # Allocate all before binding any, so that nothing has changed if memory runs out.
-        values = [self._value(shape, self._width) for _ in names]
-        lent = {name: self._value(shape, width) for name, width in self._lent.items()}
+        values = [self._value(shape, self._width, "the hidden states") for _ in names]
+        lent = {n: self._value(shape, width, "keys and values") for n, width in self._lent.items()}
         self.shape = BoundShape()
         self._output = self._outputs.get(io.HEAD if shape.prefill else io.STEP, self._output)
         self._output.forget()
@@ -226,8 +226,8 @@ class BoundGraphs:
         self._after_rows = names[len(self._before_rows) :]
         self.shape = shape
 
-    def _value(self, shape: BoundShape, width: int) -> ort.OrtValue:
-        what = f"the hidden states of {shape.sequences * shape.tokens:,} tokens"
+    def _value(self, shape: BoundShape, width: int, what: str) -> ort.OrtValue:
+        what = f"{what} of {shape.sequences * shape.tokens:,} tokens"
         size = (shape.sequences, shape.tokens, width)
         return self._memory.empty(size, self._dtype, what).value()
 

@@ -113,6 +113,10 @@ class OrtLoader:
         prepared = self._will_be_prepared
         mapped = prepared or not self._options.pack
         needs = cpu_needs(footprint, context, threads, prepared=mapped, prefill=prefill)
+        if mapped and not prepared:
+            from stem_edge.runtime.backends.onnxruntime.prepared.packable import unpacked
+
+            needs = unpacked(needs)
         saving = "" if prepared else f", or keep the weights in a file: stem-edge prepare {path}"
         if prepared and self._prepared is None and self._found is None:
             from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs

@@ -28,17 +28,20 @@ from stem_edge.graph import names as io
 from stem_edge.graph.device import adapting
 from stem_edge.graph.device.adapting import halves, joined
 from stem_edge.graph.device.portable_attention import attention
-from stem_edge.graph.ir import ElementType, Graph, GraphError, Node
+from stem_edge.graph.formats import BackboneFormat
+from stem_edge.graph.ir import ElementType, Graph, Node
 from stem_edge.graph.layer import plain_norm
 from stem_edge.tables.rows import RecordLayout
 
 CODES = {4: ElementType.UINT4, 8: ElementType.UINT8}
 
 
-def obstacle(config: ModelConfig, layout: RecordLayout | None) -> str:
+def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
     """Return why a model cannot have portable graphs; empty if it can."""
     if layout is not None and len(layout.parts) != 1:
         return "experts cannot run with ONNX's own operators"
+    if format.has("int2"):
+        return "matrices of 2 bits run on the CPU only"
     return adapting.obstacle_of_layers(config)
 
 
@@ -164,8 +167,6 @@ class _Lowering:
         x, codes, scales, *points = node.inputs
         rows, width, bits, block = map(node.size, ("N", "K", "bits", "block_size"))
         groups, nodes = width // block, self.made
-        if bits not in CODES:
-            raise GraphError(f"{codes}: matrices of {bits} bits run on the CPU alone")
         self._keep(codes, CODES[bits], (rows, width))
         self._keep(scales, ElementType.FLOAT, (rows, groups))
         if points and groups * bits % 8:

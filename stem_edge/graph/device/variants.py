@@ -27,7 +27,7 @@ def obstacle(
 ) -> str:
     """Return why a model cannot have graphs of a variant; empty if it can."""
     if variant == "portable":
-        return portable.obstacle(config, layout)
+        return portable.obstacle(config, layout, format)
     return adapting.obstacle(config, layout, format)
 
 

@@ -61,19 +61,19 @@ class SteppedProducts(DecodeProducts):
         else:
             bits, block = self.format.bits(kind, exact), self.format.block_size
             whole = Blocks(exact, kind, parts, bits, block, step=taken)
-            exact = self._apart(x, taken, shape[0], apart(whole, shape[1]))
+            exact = self._in_parts(x, whole, shape)
         if not given:
             return exact
         return self._rounded(exact, given, name if kind == "head" else f"{name}.rounded")
 
-    def _apart(self, x: str, step: float, rows: int, items: list[Blocks]) -> str:
-        """Emit the sum of the products of x in whole steps with the columns that each item holds."""
+    def _in_parts(self, x: str, whole: Blocks, shape: tuple[int, int]) -> str:
+        """Emit a product of x in whole steps: the sum of those with the columns of each part."""
         made = list[str]()
-        for item in items:
-            laid = self._capped(x, step, item.columns, item.block, items[-1].columns[1])
-            size = rows, capped_width(item.columns[1] - item.columns[0], item.block)
+        for item in apart(whole, shape[1]):
+            laid = self._capped(x, item, shape[1])
+            size = shape[0], capped_width(item.columns[1] - item.columns[0], item.block)
             made.append(self.in_blocks(item, laid, size))
-        return made[0] if len(made) == 1 else self.graph.add("Add", made, f"{made[0]}.sum")
+        return made[0] if len(made) == 1 else self.graph.add("Add", made, whole.name)
 
     def rows(
         self, name: str, kind: MatrixKind, ids: str, result: str, shape: tuple[int, int]
@@ -102,9 +102,10 @@ class SteppedProducts(DecodeProducts):
             self._made[key] = self.graph.add("Mul", [whole, self.graph.float(step)], result)
         return self._made[key]
 
-    def _capped(self, x: str, step: float, columns: tuple[int, int], block: int, of: int) -> str:
-        """Emit some columns of x [B, T, of] in whole steps, with 127 at the end of each block."""
-        key, graph, width = (x, step, block, columns), self.graph, columns[1] - columns[0]
+    def _capped(self, x: str, item: Blocks, of: int) -> str:
+        """Emit an item's columns of x [B, T, of] in whole steps, with 127 at the end of each block."""
+        step, columns, block, graph = item.step, item.columns, item.block, self.graph
+        key, width = (x, step, block, columns), columns[1] - columns[0]
         if key not in self._made:
             result = f"{x}.by_{step!r}.from_{columns[0]}"
             codes = self._clipped(x, step)
@@ -153,7 +154,7 @@ def apart(whole: Blocks, width: int) -> list[Blocks]:
         if 0 < width - end < block < whole.block <= end:
             name, columns = f"{whole.name}.rest", (end, width)
             rest = replace(whole, name=name, block=block, bits=4, columns=columns)
-            return [replace(whole, columns=(0, end)), rest]
+            return [replace(whole, name=f"{whole.name}.most", columns=(0, end)), rest]
     return [replace(whole, columns=(0, width))]
 
 

@@ -14,6 +14,7 @@ from hf_folders import check_logits, edit, edit_tensors, logits, make_gemma3n, r
 from installed import DATA
 from tiers import slow_but
 
+import stem_edge
 from stem_edge.export.checkpoints.readers import read_checkpoint
 
 CONFORMANCE = DATA / "conformance" / "gemma3n-text"
@@ -62,6 +63,12 @@ def test_logits_of_every_kind_are_those_of_transformers(kind: str, tmp_path: Pat
 @pytest.fixture
 def gemma(tmp_path: Path) -> Path:
     return Path(shutil.copytree(CONFORMANCE, tmp_path / "gemma"))
+
+
+def test_a_table_of_fewer_rows_than_ids_is_planned(tmp_path: Path) -> None:
+    make_gemma3n().save_pretrained(tmp_path)
+    planned = stem_edge.fit(tmp_path, "1GB", bandwidth="10GB")
+    assert {one.tables for one in planned} == {"int8", "int4"}
 
 
 def test_what_older_versions_wrote(gemma: Path) -> None:

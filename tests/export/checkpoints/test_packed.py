@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,10 @@ from stem_edge.graph.special.steps import places
 from stem_edge.graph.weight_plan import Blocks
 from stem_edge.numerics.quantize import dequantize_blocks
 from stem_edge.numerics.reference import forward
+from stem_edge.runtime.backends.onnxruntime.prepared.journal import PackingJournal
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
+from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer
+from stem_edge.runtime.backends.onnxruntime.providers import session
 from stem_edge.runtime.rows.store import open_store
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -122,6 +128,21 @@ def test_many_seeds(form: str, tmp_path: Path) -> None:
         few = sum(one <= 1e-4 for one in found)
         print(f"  {who}: mean {np.mean(found):.1e}, greatest {max(found):.1e}, {few} within 1e-4")
     assert np.mean(ours) < 3e-4 and same + ties == 20
+
+
+@pytest.mark.slow
+def test_inputs_beyond_their_ranges(tmp_path: Path) -> None:
+    """Print how far 4 models are from transformers if ranges end before the greatest inputs."""
+    found = list[float]()
+    for seed in range(4):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        packed = write_packed(folder, seed=seed, reach=0.9)
+        stem_edge.export_bundle(folder, folder / "bundle", progress=False)
+        with stem_edge.load(folder / "bundle", warm_start=False, kv="fp32") as model:
+            found.append(divergence(packed.logits, model.logits(packed.ids)))
+    print(f"\nmean {np.mean(found):.1e}, greatest {max(found):.1e}")
+    assert np.mean(found) < 3e-3  # because -128 becomes -127
 
 
 def shaken(model: Any) -> None:
@@ -321,6 +342,39 @@ def test_ggml_refuses_them(packed: Packed, tmp_path: Path) -> None:
         stem_edge.export_bundle(packed.folder, tmp_path / "out", engine="gguf", progress=False)
 
 
-def test_devices_refuse_them(packed: Packed, bundle: Path) -> None:
-    with pytest.raises(BackendError, match=r"(round to the steps|no device layout).* the CPU"):
+def test_devices_refuse_ranges_and_rows_of_odd_groups(bundle: Path) -> None:
+    ranges = open_bundle(bundle).manifest.model.ranges
+    why = (
+        "matrices whose inputs round to the steps of a training run on the CPU only"
+        if ranges
+        else "rows of ((16,),) in groups of 16 have no device layout"
+    )
+    with pytest.raises(BackendError, match=re.escape(f"for cpu: {why}; run it on the CPU")):
         stem_edge.load(bundle, device_memory="100MB")
+
+
+def test_devices_run_them_without_ranges(tmp_path: Path) -> None:
+    packed = write_packed(tmp_path, ranges=False, hidden_size_per_layer_input=32)
+    out = tmp_path / "bundle"
+    stem_edge.export_bundle(packed.folder, out, progress=False)
+    with stem_edge.load(out, device_memory="100MB", warm_start=False) as model:
+        assert divergence(packed.logits, model.logits(packed.ids)) < 1e-6
+
+
+def test_sessions_keep_the_steps_of_ranges_whole(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, whole, source = session._options, list[bool](), open_bundle(bundle)
+
+    def seen(threads: int, settings: Mapping[str, str]) -> Any:
+        if settings:  # otherwise it asks what the processor can
+            whole.append(session.WHOLE_STEPS.items() <= settings.items())
+        return real(threads, settings)
+
+    monkeypatch.setattr(session, "_options", seen)
+    stem_edge.load(bundle, warm_start=False).close()
+    loaded = len(whole)
+    packer = Packer(source, tmp_path, 1, PackingJournal(tmp_path / "journal"))
+    packer.pack("step", packable(source, "fp32")["step"])
+    assert len(whole) > loaded > 0
+    assert set(whole) == {bool(source.manifest.model.ranges)}

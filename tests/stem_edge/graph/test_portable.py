@@ -8,12 +8,14 @@ import onnx
 import pytest
 from architectures import HASHED, QUANTIZED, SIZES, VARIANTS, quantized, write
 from exact_models import GEMMA, GEMMA_3N, GEMMAS, published
+from msgspec.structs import replace
 from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.graph.device.portable import obstacle
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.runtime.backends.onnxruntime.device.loader import variant_graphs
 from stem_edge.tables.rows import make_layout
 
@@ -51,5 +53,7 @@ def test_graphs_are_valid_onnx_of_its_own_operators(bundle: Bundle) -> None:
 def test_what_has_no_portable_graphs_says_why() -> None:
     plain, hashed = ModelConfig(**SIZES), ModelConfig(**(SIZES | HASHED))
     experts = make_layout(5, hashed.stem_layers, hashed.row_parts(), "int8", 16)
-    assert "experts" in obstacle(hashed, experts)
-    assert obstacle(plain, None) == ""
+    format = BackboneFormat(weights="int4", head="int8", block_size=32)
+    assert "experts" in obstacle(hashed, experts, format)
+    assert obstacle(plain, None, format) == ""
+    assert "2 bits" in obstacle(plain, None, replace(format, kinds={"down": "int2"}))

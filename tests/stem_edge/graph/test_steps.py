@@ -15,8 +15,9 @@ from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.streams import MatrixPool
+from stem_edge.graph import names as io
 from stem_edge.graph.encoder import encode
-from stem_edge.graph.formats import BackboneFormat, WeightType
+from stem_edge.graph.formats import BackboneFormat, MatrixKind, WeightType
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.special.steps import SteppedProducts
 from stem_edge.graph.weight_plan import WeightPlan
@@ -34,23 +35,32 @@ NAME = "layers.0.gate"
 
 
 # A part of a block, whole blocks and 2, 12 and 20 columns beyond them, whole ones and most of a block.
-@pytest.mark.parametrize("width", [16, 96, 256, 1536, 2560, 2000])
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_products_of_whole_numbers_are_exact(bits: int, width: int, tmp_path: Path) -> None:
+WIDTHS = (16, 96, 256, 1536, 2560, 2000)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "width"),
+    [(NAME, bits, width) for bits in (2, 4, 8) for width in WIDTHS]
+    + [(io.LOGITS, 2, width) for width in WIDTHS],
+)
+def test_products_of_whole_numbers_are_exact(
+    name: str, bits: int, width: int, tmp_path: Path
+) -> None:
     stated = describe("gemma-4-e2b", packed=True, **SMALL, hidden_size=width)
     rules = stated["quantization_config"]["module_quant_configs"]
     stated["quantization_config"]["module_quant_configs"] = {"mlp": {"num_bits": bits}} | rules
     source = read_checkpoint(write_gemma(tmp_path / "packed", stated))
-    matrix, (step, _) = source.backbone[NAME], source.config.ranges[NAME]
-    config = replace(source.config, ranges={NAME: (step, 0.0)})
+    kind: MatrixKind
+    kind, part, place = ("gate", NAME, NAME) if name == NAME else ("head", "embedding", "head")
+    matrix, (step, _) = source.backbone[part], source.config.ranges[place]
+    config = replace(source.config, ranges={place: (step, 0.0)})
     types: dict[int, WeightType] = {2: "int2", 4: "int4", 8: "int8"}
-    format = BackboneFormat(weights=types[bits], head="int8", block_size=128)
+    format = BackboneFormat(weights=types[bits], head="int2", block_size=128)
     graph, plan = Graph(), WeightPlan("g.data")
     x = graph.input("x", np.float32, [1, "T", width])
-    graph.output("y", np.float32, [1, "T", matrix.shape[0]])
+    graph.output(name, np.float32, [1, "T", matrix.shape[0]])
     products = SteppedProducts(graph, plan, format, config)
-    made = products.product(NAME, "gate", x, (NAME,), (len(whole(matrix)), width))
-    graph.node("Identity", [made], ["y"])
+    assert products.product(name, kind, x, (part,), (len(whole(matrix)), width)) == name
     with (
         MatrixPool(1, ErrorMeter(), lambda _: None) as pool,
         BundleFile(tmp_path / plan.file) as file,

@@ -19,7 +19,7 @@ from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import EMBED, head_width
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT
 from stem_edge.runtime.backends.interface import BEFORE, MOST
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Preparing
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Preparing
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_parts
 
@@ -99,3 +99,9 @@ def largest_product(config: ModelConfig) -> int:
     wide = [one.d_ff for one in config.layers]
     wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
     return max(config.dim * max(wide), min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))
+
+
+def unpacked(needs: Needs) -> Needs:
+    """Return the needs where weights stay as stored: each product makes floats of its whole matrix."""
+    fixed = needs.host.fixed + FLOAT * largest_product(needs.footprint.model)
+    return replace(needs, host=replace(needs.host, fixed=fixed), prepared=False)

@@ -91,13 +91,32 @@ def test_the_same_logits_from_its_files(
 ) -> None:
     with stem_edge.load(bundle, prepare=False, prefill_graph=prefill) as model:
         expected = model.logits(IDS)
-    seen = sources(monkeypatch)
+    seen, given_back = sources(monkeypatch), list[tuple[int, set[Path]]]()
+    monkeypatch.setattr(
+        module, "give_back_mapped", lambda files: given_back.append((len(seen), set(files)))
+    )
     with stem_edge.load(bundle, cache_dir=made, prefill_graph=prefill) as model:
         assert np.array_equal(model.logits(IDS), expected)
     from_cache = {one.name for one in seen if isinstance(one, Path) and one.is_relative_to(made)}
     assert from_cache == {"step.onnx", *(("prefill.onnx", "head.onnx") if prefill else ())}
     (folder,) = (made / "prepared").iterdir()
     assert not (folder / "head.onnx.data").exists()  # because its weights are in that of the step
+    record = read_prepared(folder)
+    assert record is not None
+    assert given_back == [(len(seen), {folder.resolve() / name for name in record.files})]
+
+
+def test_weights_that_stay_in_the_bundle_give_the_same_logits(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels for packed matrices round inputs to 8 bits, those for others do not."""
+    seen, found = sources(monkeypatch), list[Any]()
+    for pack in (True, False):
+        with stem_edge.load(bundle, prepare=False, pack=pack) as model:
+            found.append(model.logits(IDS))
+        assert all(isinstance(one, GraphSource) and one.packed == pack for one in seen)
+        seen.clear()
+    assert prefill_check.mean_divergence(*found) < 1e-4
 
 
 def test_the_first_load_makes_it_and_the_second_uses_it(bundle: Path, tmp_path: Path) -> None:
