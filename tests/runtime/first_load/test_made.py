@@ -309,8 +309,8 @@ def test_any_name_will_do(name: str, tmp_path: Path, exports: list[str]) -> None
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take UTF-8 alone")
 def test_a_name_that_is_not_utf8(tmp_path: Path, exports: list[str]) -> None:
     path = in_folder(tmp_path)
-    (path / os.fsdecode(b"\xff.json")).touch()
-    refused(lambda: opened(path), InputError, "\\udcff.json", "not UTF-8")
+    (path / os.fsdecode(b"\xff.safetensors")).touch()
+    refused(lambda: opened(path), InputError, "\\udcff.safetensors", "not UTF-8")
     assert not exports
 
 
