@@ -92,14 +92,9 @@ def in_folder(folder: Path) -> Path:
     return folder
 
 
-def made_folder(path: Path) -> Path:
-    path.mkdir()
-    return path
-
-
 def lingua(folder: Path) -> Path:
     (folder / "params.json").write_text("{}")
-    made_folder(folder / "stem_shards")
+    (folder / "stem_shards").mkdir()
     return folder
 
 
@@ -148,7 +143,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path, Path], object], i
     "the state of a trainer changes": (
         in_folder, lambda path, record: (path / "trainer_state.json").write_text("{}"), 1),
     "a checkpoint of a training run comes": (
-        in_folder, lambda path, record: in_folder(made_folder(path / "checkpoint-500")), 1),
+        in_folder, lambda path, record: shutil.copytree(path, path / "checkpoint-500"), 1),
     "tables of Lingua change": (
         lingua, lambda path, record: (path / "stem_shards" / "stem_model_mp0.pt").write_text("new"), 2),
     "another state of BlaGPT comes": (

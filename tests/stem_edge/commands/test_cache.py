@@ -107,6 +107,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+KINDS = ("prepared", "ggml", "trials", "places")
 OTHER = "made for another bundle, onnxruntime, tokenizers, stem-edge or processor"
 STALE = {
     "earlier": "its bundle has changed",
@@ -127,9 +128,6 @@ STALE = {
     "cut-trials.json": "damaged",
     "cut-places.json": "damaged",
 }
-
-
-KINDS = ("prepared", "ggml", "trials", "places")
 
 
 def stale(root: Path) -> dict[str, str]:
