@@ -1,4 +1,4 @@
-"""Add a backbone to an existing bundle and keep its other files.
+"""Add a backbone, or an assistant, to an existing bundle and keep its other files.
 
 The two backbones share tables and tokenizer, so the bundle must come from the same checkpoint. It
 does not name its checkpoint, so the model, the tokenizer and rows from all over the tables are
@@ -7,24 +7,33 @@ compared with the checkpoint's, quantized as they would be now.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
-from stem_edge.bundle.manifest import BACKBONES, MANIFEST, TABLES, TOKENIZER, FileEntry
+import stem_edge
+from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER, FileEntry, encode_manifest
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import ExportError
+from stem_edge.export.backbone.assistant import AssistantPart
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.files import BundleFile
+from stem_edge.export.job.files import BundleFile, write_file
 from stem_edge.export.job.job import Advance
+from stem_edge.export.job.journal import Journal
+from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.publish import publish
 from stem_edge.export.job.table_plan import scaling_of
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.files import disk
 from stem_edge.files.plain_files import read_at
 from stem_edge.files.trees import make_folders
-from stem_edge.graph.formats import EngineName
+from stem_edge.graph.formats import ASSISTANT_DATA
 from stem_edge.numerics.quantize import F32
 from stem_edge.tables.packing import pack_records
 from stem_edge.tables.rows import RecordLayout
@@ -107,14 +116,43 @@ def _mean_error(stored: F32, original: F32) -> float:
     return float(np.abs(stored - original).mean() / (np.abs(original).max() or 1))
 
 
+def add_assistant(
+    out: Path,
+    source: Checkpoint,
+    converted: ExportedTokenizer,
+    part: AssistantPart,
+    options: ExportOptions,
+) -> None:
+    """Put an assistant into the bundle in `out`, and keep its other files. Raises ExportError."""
+    with publish(out, force=True) as work:
+        base = open_base(out, source, converted)
+        described = encode_manifest(base.manifest), part.described, part.source.path
+        journal = Journal(work.path, hashlib.sha256(repr(described).encode()).hexdigest())
+        journal.run("kept", partial(keep_files, base, (ASSISTANT_DATA,), work.path), _ignore)
+        journal.run("assistant", partial(part.write, work.path, options.cpus), _ignore)
+        manifest = replace(base.manifest, assistant=part.described, files=journal.files())
+        write_file(work.path / MANIFEST, encode_manifest(manifest))
+        with stem_edge.load(
+            work.path,
+            context_length=min(TOKENS, source.config.max_context),
+            prepare=False,
+            warm_start=False,
+            speculate=True,
+            trial=False,  # not needed, since the exporter itself wrote it
+        ):
+            journal.close()
+
+
+def _ignore(_: int) -> None:
+    """Show no progress."""
+
+
 def keep_files(
-    base: Bundle, engine: EngineName, folder: Path, meter: ErrorMeter, advance: Advance
+    base: Bundle, without: Collection[str], folder: Path, meter: ErrorMeter, advance: Advance
 ) -> dict[Path, FileEntry]:
-    """Link or copy all files of the bundle but the engine's backbone into another folder."""
+    """Link or copy all files of the bundle but some into another folder."""
     files = base.manifest.files
-    kept = {
-        folder / n: (base.file(n), e) for n, e in files.items() if n not in BACKBONES[engine].files
-    }
+    kept = {folder / n: (base.file(n), e) for n, e in files.items() if n not in without}
     for path, (source, entry) in kept.items():
         make_folders(path.parent)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from stem_edge.bundle.keeping import keep_good
 from stem_edge.bundle.manifest import (
+    BACKBONES,
     MANIFEST,
     TABLES,
     TOKEN_COUNTS,
@@ -21,8 +23,10 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import ExportError
-from stem_edge.export.add_backbone import check_base, keep_files, open_base
+from stem_edge.export.add_backbone import add_assistant, check_base, keep_files, open_base
+from stem_edge.export.backbone.assistant import AssistantPart, assistant_part
 from stem_edge.export.backbone.forms import FORMS
+from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.job.files import write_file
@@ -70,6 +74,7 @@ def export_bundle(
     backbone: WeightType | GgufType | None = None,
     tables: ExportTables | None = None,
     lora: str | Path | None = None,
+    assistant: str | Path | None = None,
     tokenizer: str | Path | None = None,
     ignore_keys: Collection[str] = (),
     head: WeightType | None = None,
@@ -106,6 +111,9 @@ def export_bundle(
         tokens that the calibration text uses most, int4 for the others. Default: int8, or the codes
         that the checkpoint has.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
+    assistant: folder of the drafter that was made for a Gemma 4, which then guesses ahead on onnxruntime's
+        CPU. It has the types that `backbone`, `head` and `bits` give, and 8 bits where types are measured;
+        no token depends on them. With `add`, it is all that is added.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
     ignore_keys: key of config.json that you know to change nothing, though transformers knows it;
         several of them.
@@ -188,7 +196,9 @@ def _export(
     if options.add:
         check_base(out, force=options.force)
     checkpoint = checkpoint_folder(checkpoint, options.progress)
-    check_apart(out, [checkpoint, options.lora])
+    if options.assistant is not None:
+        options = replace(options, assistant=checkpoint_folder(options.assistant, options.progress))
+    check_apart(out, [checkpoint, options.lora, options.assistant])
     sources = Sources([checkpoint, *options.files])
     form = FORMS[options.runs_on]
     library = form.library()  # before gigabytes are read, since it may not be installed
@@ -197,19 +207,24 @@ def _export(
     check_kinds(source, options.bits)
     options = keep_stored_types(source, options, form.stored)
     source, options = keep_trained_grid(with_special_tokens(source, converted), options)
+    part = _assistant(source, options)
+    if part is not None and options.add:
+        add_assistant(out, source, converted, part, options)
+        return open_bundle(out)
     text_ids = np.array([source.config.bos_id or 0])  # for a step that shows that it runs
     if options.judged:
         text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
     with publish(out, force=options.force or options.add) as work:
         folder, base = work.path, open_base(out, source, converted) if options.add else None
         job = make_job(folder, source, converted, options, text_ids, base, library)
+        job = replace(job, assistant=part)
         if missed is not None:
             if job.format == missed.format:  # no matrix is left to get more bits
                 raise missed
             what = f"{missed.nats:g} nats from the checkpoint; again, with more bits"
             tell(what, options.progress)
         own = [out, folder, folder.with_name(folder.name + LOCK)]
-        used = sources.used([source.path, options.lora], own)
+        used = sources.used([source.path, options.lora, options.assistant], own)
         journal = Journal(folder, subject(job, used))
         done = sum(entry.nbytes for entry in journal.files().values())
         footprint = form.footprint(
@@ -233,6 +248,12 @@ def _export(
     bundle = open_bundle(out)
     keep_good(bundle, options.runs_on)  # needs no trial, since the comparison has just run it here
     return bundle
+
+
+def _assistant(source: Checkpoint, options: ExportOptions) -> AssistantPart | None:
+    if options.assistant is None:
+        return None
+    return assistant_part(Path(options.assistant), source.config, options)
 
 
 def _run(job: Job, journal: Journal, bar: Progress) -> None:
@@ -275,7 +296,8 @@ def _steps(
 ) -> Iterator[tuple[str, WriteStep]]:
     """Yield the name and function of each step. peaks: as Form.steps takes them."""
     if job.base is not None:
-        yield "kept", partial(keep_files, job.base, job.options.runs_on, job.folder)
+        without = BACKBONES[job.options.runs_on].files
+        yield "kept", partial(keep_files, job.base, without, job.folder)
     else:
         yield "tokenizer", partial(_write_tokenizer, job)
     form = FORMS[job.options.runs_on]
@@ -287,6 +309,8 @@ def _steps(
         yield from TableWriter(root, job.tables, job.source.tables, cpus).steps()
     if form.after_tables:
         yield from steps
+    if job.assistant is not None:
+        yield "assistant", partial(job.assistant.write, job.folder, job.options.cpus)
 
 
 def _write_tokenizer(job: Job, meter: ErrorMeter, advance: Advance) -> dict[Path, FileEntry]:

@@ -122,6 +122,7 @@ def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) 
             pack=pack,
             slots=None if pack else slots,
             warm_start=False,
+            speculate=job.assistant is not None,
             trial=False,  # not needed, since the exporter itself wrote the bundle
         ) as model:
             found = model.logits(ids)
@@ -160,7 +161,7 @@ def _manifest(
         {one.field: base.format(one.engine) for one in BACKBONES.values()} if base else {}
     )
     formats[BACKBONES[format.engine].field] = format
-    tables = job.table_format
+    tables, assistant = job.table_format, base.assistant if base else None
     engine, files = job.options.runs_on, journal.files()
     report = QualityReport(
         checkpoint_nbytes=job.source.nbytes,
@@ -176,6 +177,7 @@ def _manifest(
         format_version=FORMAT_VERSION,
         model=job.source.config,
         **formats,
+        assistant=job.assistant.described if job.assistant else assistant,
         stored=tables.stored if tables else None,
         rare_tables=tables.rare_tables if tables else None,
         indexed=tables is not None and tables.indexed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -180,9 +180,9 @@ class Answering(ModelText):
         self, prompt: list[int], answer: Answer, lookups: Lookups, length: int
     ) -> Generator[Sampled]:
         exact, lent = self.stepping.exact, self._prefixes.lent(prompt, lookups.places, length)
-        guessing, engine = self.stepping.guessing(prompt, length, exact=exact), self.engine
-        with self._recorder() as record, lookups, guessing as guesses, lent as context:
-            own = engine, context, answer, lookups, record, guesses
+        guessing = partial(self.stepping.guessing, prompt, length, exact=exact)
+        with self._recorder() as record, lookups, lent as context, guessing(context) as guesses:
+            own = self.engine, context, answer, lookups, record, guesses
             for token in sample_tokens(*own, exact=exact):
                 self._prefixes.make_room(context, MOST)
                 yield token

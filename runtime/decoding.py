@@ -25,7 +25,6 @@ from stem_edge.runtime.stats import Recorder
 from stem_edge.runtime.steps import NO_GUESSES, Guesses, Step
 
 if TYPE_CHECKING:
-    from stem_edge.runtime.backends.options import LoadOptions
     from stem_edge.runtime.speculation.speculation import Speculation
 
 
@@ -173,17 +172,10 @@ class Stepping(NamedTuple):
         return self.costs is not None and self.costs.same_in_batches
 
     def guessing(
-        self, prompt: Sequence[int], length: int, *, exact: bool
+        self, prompt: Sequence[int], length: int, context: Context, *, exact: bool
     ) -> AbstractContextManager[Guesses]:
         """Lend the guesses for an answer; see Speculation.begin."""
         speculation = self.speculation
         if speculation is None or (exact and not speculation.costs.same_bits):
             return nullcontext(NO_GUESSES)
-        return speculation.begin(prompt, length)
-
-
-def guesses_ahead(costs: StepCosts | None, draft: object, options: LoadOptions) -> bool:
-    """Return whether a model guesses ahead: if asked to, or if that is known to be exact and to pay."""
-    if options.speculate == "auto" and draft is None:
-        return costs is not None and costs.sure and costs.same_bits
-    return bool(options.speculate)
+        return speculation.begin(prompt, length, context)

@@ -22,7 +22,7 @@ from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.decoding import Stepping, guesses_ahead
+from stem_edge.runtime.decoding import Stepping
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.load_plan import (
     FAR_BATCH,
@@ -97,8 +97,8 @@ def load(
         memory limit.
     host_slots: with a device: records kept in host memory, between flash and device. Default: as many as
         `memory` leaves room for.
-    speculate: guess the next tokens from the text so far, and compute several in one step as long as that
-        pays. True, or a number as the most to guess for a step, does so also where kernels round such steps
+    speculate: guess the next tokens, from the text so far and by the bundle's own assistant if it has one,
+        and compute several in one step as long as that pays. True, or a number as the most to guess for a step, does so also where kernels round such steps
         otherwise, which changes answers (docs/python.md), and measures what steps cost if preparing has not.
         Default: auto, which guesses only where preparing found the bits of plain decoding.
     draft: a smaller bundle with the same tokenizer, whose guesses are taken where they pay more; it takes
@@ -214,7 +214,7 @@ def _assemble(
             prefixes = open_prefixes(bundle, engine, plan, options)
             size, costs = bundle.manifest.model.vocab_size, loader.step_costs
             stepping = Stepping(options.exact, costs)
-            if guesses_ahead(costs, draft, options):
+            if options.guesses_ahead(costs):
                 from stem_edge.runtime.speculation.opening import open_speculation
 
                 guessing = open_speculation(engine, plan, size, costs, draft, options, load)

@@ -27,6 +27,7 @@ from stem_edge.graph.weight_plan import (
     Blocks,
     Columns,
     Floats,
+    Order,
     Peaks,
     PlanItem,
     RowRange,
@@ -71,7 +72,7 @@ class WeightFile:
     """Weight file being written. Matrices in blocks need a quantizer.
 
     peaks: consumer of the prefill graph -> greatest magnitudes of its input [K]; name of a tensor
-    of keys or values -> its peaks.
+    of keys or values -> its peaks; that of the tokens of an assistant -> these.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class WeightFile:
         tensors: Mapping[str, Matrix],
         weights: MatrixPool,
         quantizer: Quantizer | None = None,
-        peaks: Mapping[str, F32] | None = None,
+        peaks: Mapping[str, Array] | None = None,
     ) -> None:
         self._file, self._tensors, self._weights = file, tensors, weights
         self._quantizer, self._peaks = quantizer, peaks or {}
@@ -100,7 +101,7 @@ class WeightFile:
         match item:
             case Vector():
                 self._put(item.tensor, [self._vector(item)])
-            case Peaks():
+            case Peaks() | Order():
                 self._put(item.tensor, [self._peaks[item.tensor.name]])
             case Balance():
                 self._put(item.tensor, [1 / self._balance(item.consumer)])

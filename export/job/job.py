@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,9 @@ from stem_edge.progress import Progress
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
 from stem_edge.tables.token_counts import Counts, count_tokens
+
+if TYPE_CHECKING:
+    from stem_edge.export.backbone.assistant import AssistantPart
 
 Advance = Callable[[int], object]
 Tell = Callable[[str], object]
@@ -50,6 +54,7 @@ class Job:
     tables: TablePlan | None  # None for a dense model
     base: Bundle | None = None  # the bundle that a backbone is added to
     ggml: Ggml | None = None  # None unless the backbone is for ggml
+    assistant: AssistantPart | None = None  # to be written
 
     @property
     def table_format(self) -> TableFormat | None:
@@ -132,7 +137,7 @@ def subject(job: Job, files: object) -> str:
     text_hash = hashlib.sha256(job.text_ids.tobytes()).hexdigest()
     base = encode_manifest(job.base.manifest) if job.base else None
     ggml = job.ggml.version if job.ggml else None
-    options = job.options.described()
+    options = job.options.described(), job.assistant and job.assistant.described
     described = repr(
         (__version__, options, job.format, job.converted, text_hash, base, ggml, files)
     )

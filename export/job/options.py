@@ -86,6 +86,7 @@ class ExportOptions:
     backbone: WeightType | GgufType | None = None
     tables: ExportTables | None = None
     lora: File = None
+    assistant: File = None
     tokenizer: File = None
     ignore_keys: Collection[str] = ()
     head: WeightType | None = None
@@ -159,9 +160,9 @@ class ExportOptions:
         return self.format.engine
 
     @property
-    def files(self) -> tuple[File, File, File]:
+    def files(self) -> tuple[File, ...]:
         """Files to be read besides the checkpoint."""
-        return self.lora, self.tokenizer, self.calibration
+        return self.lora, self.assistant, self.tokenizer, self.calibration
 
     @property
     def judged(self) -> bool:
@@ -221,6 +222,10 @@ class ExportOptions:
             return msgspec.structs.replace(self.stored, kv_peaks=self.judged)
         self._check_target()
         return self._quantized(self._plain(cast(WeightType, weights)))
+
+    def given_types(self) -> BackboneFormat:
+        """Return the types that are given, and 8 bits where they are measured: for an assistant."""
+        return self._quantized(self._plain(cast(WeightType, self.backbone or "int8")))
 
     @cached_property
     def stored_tables(self) -> StoredTables | None:

@@ -11,6 +11,7 @@ from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
+from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.planner import contexts
 from stem_edge.runtime.rows.shards import READ_MODES, FlashName, ReadMode
@@ -119,6 +120,12 @@ class LoadOptions:
         """Open a bundle as load does. Raises BundleError, HubError, InputError."""
         later, show = self.tables_later, self.progress
         return open_bundle(path, self.tables, tables_later=later, progress=show)
+
+    def guesses_ahead(self, costs: StepCosts | None) -> bool:
+        """Return whether a model guesses ahead: if asked to, or if that is known to be exact and to pay."""
+        if self.speculate == "auto" and self.draft is None:
+            return costs is not None and costs.sure and costs.same_bits
+        return bool(self.speculate)
 
     @property
     def flash(self) -> EmulatedFlash | None:

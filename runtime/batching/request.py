@@ -24,8 +24,8 @@ from stem_edge.runtime.steps import Guesses, Step
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
 
-# Lends the guesses for an answer to a prompt, by most tokens of both.
-Guessing: TypeAlias = Callable[[Sequence[int], int], AbstractContextManager[Guesses]]
+# Lends the guesses for an answer to a prompt, by most tokens of both and its context.
+Guessing: TypeAlias = Callable[[Sequence[int], int, Context], AbstractContextManager[Guesses]]
 
 
 class Request:
@@ -125,7 +125,7 @@ class Request:
     ) -> Decoding:
         """Return what decodes in the context, made at the first call."""
         if self.decoding is None:
-            lent = guessing(self.prompt, self.length)
+            lent = guessing(self.prompt, self.length, self.context)
             guesses = lent.__enter__()
             self._guessing = lent
             self.decoding = Decoding(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 
+from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.prefixes.kept import Prefixes
-from stem_edge.runtime.speculation.gate import Chances
-
-EXPECTED = (0.7,) * 7  # how often each drafted token is right before anything is known
+from stem_edge.runtime.speculation.drafts import ByPlace, Drafts
 
 
 class Drafter(NamedTuple):
@@ -22,34 +22,39 @@ class Drafter(NamedTuple):
     prefixes: Prefixes  # which keep its prompts
     context_length: int
     seconds: float  # that it takes for a token
-    close: Callable[[], None]
+    release: Callable[[], None]
+
+    @contextmanager
+    def begin(self, prompt: Sequence[int], length: int, context: Context) -> Iterator[Drafts]:
+        """See Source."""
+        if len(prompt) >= self.context_length:
+            raise InputError(f"a prompt of {len(prompt)} tokens is too long for what drafts")
+        longest = min(length, self.context_length)
+        with self.prefixes.lent(prompt, {}, longest, whole=True) as own:
+            yield ModelDrafts(self.engine, own, prompt, self.seconds)
+
+    def close(self) -> None:
+        """Close the model."""
+        self.release()
 
 
-class ModelDrafts:
+class ModelDrafts(ByPlace):
     """Drafts for one answer."""
 
-    def __init__(self, engine: Engine, context: Context, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, engine: Engine, context: Context, prompt: Sequence[int], seconds: float
+    ) -> None:
+        super().__init__()
         self._engine, self._context, self._prompt = engine, context, prompt
-        self._chances = Chances(EXPECTED)
+        self.seconds = seconds
         self._fed: list[int] = []  # tokens that the context has, once it has the prompt
         self._right = 0  # of those, how many the text has, too
-        self._known = 0  # tokens of the text at the latest call of `learn`
-
-    def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
-        """Learn from a text that has grown since the last call, after drafts were made for it."""
-        if not drafts:
-            self._chances.fade()
-        for place, (draft, token) in enumerate(zip(drafts, seen[self._known :], strict=False)):
-            self._chances.saw(place, draft == token)
-            if draft != token:
-                break
-        self._known = len(seen)
 
     def chances(self, seen: Sequence[int], count: int) -> list[float]:
         """Return how likely each draft is right; empty if the context has no room for drafts."""
         if len(seen) + count > self._context.length:
             return []
-        return [self._chances.of(place) for place in range(count)]
+        return super().chances(seen, count)
 
     def draft(self, seen: Sequence[int], count: int) -> list[int]:
         """Return guesses at the next tokens. Raises what a step raises."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
@@ -14,9 +15,13 @@ from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.step_measure import Probe, measure_steps
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.prefixes.kept import Prefixes
+from stem_edge.runtime.speculation.assistant_drafts import Assistant, Assisted
 from stem_edge.runtime.speculation.draft_bundle import DraftBundle
+from stem_edge.runtime.speculation.drafts import Source
 from stem_edge.runtime.speculation.model_drafts import Drafter
 from stem_edge.runtime.speculation.speculation import Speculation
+
+TRIES = 3  # of an assistant, the fastest counts
 
 
 def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | None:
@@ -66,7 +71,23 @@ def open_speculation(
     if costs is None or (options.exact and not costs.same_bits):
         return None
     most = options.speculate if type(options.speculate) is int else MOST - 1
-    return Speculation(costs, most, None if draft is None else _load_drafter(draft, load))
+    found = [_assistant(engine, plan), None if draft is None else _load_drafter(draft, load)]
+    return Speculation(costs, most, [source for source in found if source is not None])
+
+
+def _assistant(engine: Engine, plan: MemoryPlan) -> Source | None:
+    """Return the model's own assistant, if one was loaded, once it has drafted."""
+    backend = engine.backend
+    if not isinstance(backend, Assisted) or plan.context_length < MOST:
+        return None
+    context, times = engine.open_context(MOST), list[float]()
+    engine.step(context, np.zeros(1, np.int64))
+    drafter = backend.open_drafter(context.backend)
+    for _ in range(TRIES):
+        started = time.perf_counter()
+        drafter.draft(0, context.position, MOST - 1)
+        times.append(time.perf_counter() - started)
+    return Assistant(engine, backend, min(times) / (MOST - 1))
 
 
 def drafter(

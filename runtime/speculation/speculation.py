@@ -7,8 +7,9 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.engine import Context
+from stem_edge.runtime.speculation.drafts import Drafts, Source
 from stem_edge.runtime.speculation.gate import PLAIN, Gate
-from stem_edge.runtime.speculation.model_drafts import Drafter, ModelDrafts
 from stem_edge.runtime.speculation.text_drafts import TextDrafts
 from stem_edge.runtime.steps import NO_GUESSES, Guesses
 
@@ -16,12 +17,11 @@ from stem_edge.runtime.steps import NO_GUESSES, Guesses
 class Speculation:
     """Makes the guesses of a model's answers.
 
-    most: tokens that are drafted for a step. drafter: another model that guesses, too; it is closed with
-    this.
+    most: tokens that are drafted for a step. sources: what guesses beside the text; closed with this.
     """
 
-    def __init__(self, costs: StepCosts, most: int, drafter: Drafter | None = None) -> None:
-        self.costs, self._gate, self._drafter = costs, Gate(costs.times, most), drafter
+    def __init__(self, costs: StepCosts, most: int, sources: Sequence[Source] = ()) -> None:
+        self.costs, self.sources, self._gate = costs, sources, Gate(costs.times, most)
 
     @property
     def most(self) -> int:
@@ -29,60 +29,56 @@ class Speculation:
         return self._gate.most
 
     @contextmanager
-    def begin(self, prompt: Sequence[int], length: int) -> Iterator[Guesses]:
+    def begin(self, prompt: Sequence[int], length: int, context: Context) -> Iterator[Guesses]:
         """Lend the guesses for an answer; no guesses where not even right ones would pay.
 
-        length: most tokens of prompt and answer that are computed.
+        length: most tokens of prompt and answer that are computed. context: the answer's.
         """
         if not self._gate.can_pay:
             yield NO_GUESSES
             return
         with ExitStack() as lent:
-            model, each = None, 0.0
-            if (drafter := self._drafter) is not None and len(prompt) < drafter.context_length:
-                each = drafter.seconds / self.costs.seconds
-                longest = min(length + self.most, drafter.context_length)
+            drafts: list[Drafts] = [TextDrafts()]
+            for source in self.sources:
                 with suppress(StemEdgeError):  # such as lack of memory: an answer needs no drafts
-                    context = lent.enter_context(
-                        drafter.prefixes.lent(prompt, {}, longest, whole=True)
-                    )
-                    model = ModelDrafts(drafter.engine, context, prompt)
-            yield GatedGuesses(self._gate, model, each)
+                    begun = source.begin(prompt, length + self.most, context)
+                    drafts.append(lent.enter_context(begun))
+            yield GatedGuesses(self._gate, drafts, self.costs.seconds)
 
     def close(self) -> None:
-        """Close the model that drafts."""
-        if self._drafter is not None:
-            self._drafter.close()
+        """Close what guesses."""
+        with ExitStack() as last_first:
+            for source in self.sources:
+                last_first.callback(source.close)
 
 
 class GatedGuesses(Guesses):
-    """As many guesses as are expected to pay, from the text so far or from a model.
+    """As many guesses as are expected to pay, of the source that pays most.
 
-    each: time that the model takes for a token; a step of one takes 1.
+    drafts: of each source, that of the text first. seconds: of a step of one token.
     """
 
-    def __init__(self, gate: Gate, model: ModelDrafts | None = None, each: float = 0.0) -> None:
-        self._gate, self._text, self._model, self._each = gate, TextDrafts(), model, each
-        self._from_text, self._from_model = 0, list[int]()  # drafts of the step before
+    def __init__(self, gate: Gate, drafts: list[Drafts], seconds: float) -> None:
+        self._gate, self._drafts, self._seconds = gate, drafts, seconds
+        self._chosen, self._made = drafts[0], list[int]()  # in the step before
         self.quick = False  # because a long text takes a while to index at first
 
     def after(self, seen: Sequence[int], room: int) -> list[int]:
-        self.quick, gate = self._model is None, self._gate
-        self._text.learn(seen, self._from_text)
-        by_text, by_model = gate.choose(self._text.chances(gate.most), room), PLAIN
-        if self._model is not None:
-            self._model.learn(seen, self._from_model)
-            by_model = gate.choose(self._model.chances(seen, gate.most), room, self._each)
-        self._from_text, self._from_model = by_text.drafts, []
-        if by_model.gain > by_text.gain:
-            self._from_text, self._from_model = 0, self._of_model(seen, by_model.drafts)
-            return self._from_model
-        return self._text.draft(by_text.drafts)
+        gate, best, chosen = self._gate, PLAIN, self._drafts[0]
+        self.quick = not any(drafts.seconds for drafts in self._drafts)
+        for drafts in self._drafts:
+            drafts.learn(seen, self._made if drafts is self._chosen else [])
+            chances = drafts.chances(seen, gate.most)
+            choice = gate.choose(chances, room, drafts.seconds / self._seconds)
+            if choice.gain > best.gain:
+                best, chosen = choice, drafts
+        self._chosen, self._made = chosen, self._of(chosen, seen, best.drafts)
+        return self._made
 
-    def _of_model(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return the model's drafts. If it fails, it drafts never again."""
+    def _of(self, drafts: Drafts, seen: Sequence[int], count: int) -> list[int]:
+        """Return drafts. A source that fails drafts never again."""
         try:
-            return self._model.draft(seen, count) if self._model is not None else []
+            return drafts.draft(seen, count) if count else []
         except StemEdgeError:
-            self._model = None
+            self._drafts.remove(drafts)
             return []

@@ -85,18 +85,20 @@ EXPECTED = (0.25, 0.35, 0.45, 0.55, 0.7, 0.8, 0.9)
 class TextDrafts:
     """Drafts for one answer. Each token is a lesson, whether anything was drafted or not."""
 
+    seconds = 0.0  # that they take, to speak of
+
     def __init__(self) -> None:
         self._index, self._chances = TextIndex(), Chances(EXPECTED)
         self._match: Match | None = None
 
-    def learn(self, seen: Sequence[int], drafted: int) -> None:
+    def learn(self, seen: Sequence[int], drafts: Sequence[int]) -> None:
         """Take note of all tokens so far: some of them were foretold by the last match.
 
-        drafted: tokens drafted from that match. If 0, the match counts as a draft of one token.
+        Without drafts from that match, it counts as a draft of one token.
         """
         known = len(self._index.ids)
         if self._match is not None:
-            guesses = self._index.after(self._match, max(1, drafted))
+            guesses = self._index.after(self._match, max(1, len(drafts)))
             for further, (guess, token) in enumerate(zip(guesses, seen[known:], strict=False)):
                 self._chances.saw(_kind(self._match.length + further), guess == token)
                 if guess != token:
@@ -104,14 +106,14 @@ class TextDrafts:
         self._index.extend(seen[known:])
         self._match = self._index.find()
 
-    def chances(self, count: int) -> list[float]:
+    def chances(self, seen: Sequence[int], count: int) -> list[float]:
         """Return how likely each of the next guesses is right if those before it are."""
         if self._match is None:
             return []
         length = self._match.length
         return [self._chances.of(_kind(length + further)) for further in range(count)]
 
-    def draft(self, count: int) -> list[int]:
+    def draft(self, seen: Sequence[int], count: int) -> list[int]:
         """Return guesses at the next tokens."""
         return self._index.after(self._match, count) if self._match is not None else []
 

@@ -10,6 +10,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.formats import (
+    ASSISTANT_DATA,
     WEIGHT_BITS,
     BackboneFormat,
     EngineName,
@@ -46,6 +47,7 @@ class Footprint:
     caches: KvCaches  # keys and values that it can have
     kv: KvType  # type of keys and values
     windows: bool = True  # whether layers with a window keep only what that needs
+    assistant_nbytes: int = 0  # of memory that a drafter takes
     own_types: bool = False  # whether a checkpoint's own types are kept, and none is to choose
 
     @property
@@ -112,12 +114,25 @@ def _stored(format: object, manifest: Manifest) -> Footprint:
 def _(format: BackboneFormat, manifest: Manifest) -> Footprint:
     prefill = manifest.files[PREFILL_DATA].nbytes if manifest.has_prefill else 0
     data = manifest.files[BACKBONE_DATA].nbytes
-    return onnx_footprint(manifest.model, format, manifest.table_format, data, prefill)
+    found = onnx_footprint(manifest.model, format, manifest.table_format, data, prefill)
+    return replace(found, assistant_nbytes=_assistant_nbytes(manifest))
 
 
 @_stored.register
 def _(format: GgufFormat, manifest: Manifest) -> Footprint:
     return gguf_footprint(manifest.model, format, manifest.table_format)
+
+
+def _assistant_nbytes(manifest: Manifest) -> int:
+    """Return the bytes of the assistant but for its embedding in clusters, which is read in place."""
+    if (found := manifest.assistant) is None:
+        return 0
+    from stem_edge.graph.assistant import scored  # for such bundles alone
+
+    model, nbytes = found.model, manifest.files[ASSISTANT_DATA].nbytes
+    if found.clusters:
+        nbytes -= _kind_nbytes(found.format, "embedding", model.vocab_size, model.dim)
+    return max(0, nbytes) + FLOAT * scored(found) * (model.dim if found.clusters else 1)
 
 
 def onnx_footprint(

@@ -4,6 +4,7 @@
     backbone.onnx.data      weights for onnxruntime, as stem_edge.graph.weight_plan lays them out
     backbone.onnx           a graph over them for other tools; nothing here reads it
     prefill.data            optional: int8 matrices for prompts
+    assistant.data          optional: weights of the model's own drafter (stem_edge.graph.assistant)
     backbone.gguf           weights for ggml, as stem_edge.ggml.gguf_schema describes them
     tables.zarr/            stem_edge.tables.store; a dense model has none
     tokenizer.json, tokenizer_config.json
@@ -33,7 +34,13 @@ from stem_edge.files.names import check_names
 from stem_edge.files.plain_files import damaged, unreadable
 from stem_edge.files.strict_json import decode_json, one_line
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
-from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
+from stem_edge.graph.formats import (
+    ASSISTANT_DATA,
+    Assistant,
+    BackboneFormat,
+    EngineName,
+    GgufFormat,
+)
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.system.user_folder import KEY_CHARS
 from stem_edge.tables.rows import RecordLayout
@@ -95,7 +102,7 @@ _KINDS = (
         "backbone",
         "onnx",
         (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA),
-        (BACKBONE_DATA, PREFILL_DATA),
+        (BACKBONE_DATA, PREFILL_DATA, ASSISTANT_DATA),
         partial(version_of, "onnxruntime"),
         prompts=True,
     ),
@@ -145,6 +152,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     model: ModelConfig
     backbone: BackboneFormat | None = None  # for onnxruntime
     gguf: GgufFormat | None = None  # for ggml
+    assistant: Assistant | None = None  # drafts for the backbone of onnxruntime
     # As most records are stored; None: a dense model.
     stored: RecordLayout | None = msgspec.field(name="tables")
     rare_tables: RecordLayout | None = None  # of rare tokens, if they are stored in fewer bits
@@ -166,6 +174,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             from stem_edge.ggml.gguf_schema import tensor_types  # for such bundles alone
 
             tensor_types(model, self.gguf.weights)
+        if self.assistant is not None:
+            if self.backbone is None:
+                raise ValueError("an assistant, but no backbone for onnxruntime")
+            from stem_edge.graph.assistant import lenders  # for such bundles alone
+
+            lenders(self.assistant, model)
         check_names([MANIFEST, *self.files])
         if MANIFEST in self.files:
             raise ValueError(f"{MANIFEST} lists itself")
@@ -222,6 +236,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         names = [TOKENIZER, TOKENIZER_CONFIG]
         names += [BACKBONE_GRAPH, BACKBONE_DATA] if self.backbone is not None else []
         names += [PREFILL_DATA] if self.has_prefill else []
+        names += [ASSISTANT_DATA] if self.assistant is not None else []
         names += [GGUF] if self.gguf is not None else []
         if (tables := self.table_format) is not None:
             folders = [f"{TABLES}/{folder}" for folder in tables.folders()]

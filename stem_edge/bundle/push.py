@@ -277,6 +277,9 @@ def _deletions(there: Collection[str], files: Collection[str]) -> list[Any]:
     """Delete what an older bundle had, and leave all that others put there."""
     from huggingface_hub import CommitOperationDelete
 
-    own = {TOKEN_COUNTS, *(file for kind in BACKBONES.values() for file in kind.files)}
+    own = {
+        TOKEN_COUNTS,
+        *(file for kind in BACKBONES.values() for file in (*kind.files, *kind.native)),
+    }
     old = [f for f in there if (f in own or f.startswith(f"{TABLES}/")) and f not in files]
     return [CommitOperationDelete(file) for file in old]

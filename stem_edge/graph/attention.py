@@ -81,8 +81,8 @@ def _projected(layer: LayerGraph, x: str) -> list[str]:
     if own.kv_layer != layer.number:
         # No new keys and values, because the lender has put them into the cache already.
         q = layer.product("qkv", "qkv", x, QKV[:1])
-        nothing = _nothing(graph, own.n_kv_heads * width, q)
-        return [_normed(layer, "q", q, config.n_heads), nothing, nothing]
+        nothing = no_tokens(graph, own.n_kv_heads * width, q)
+        return [normed_heads(layer, "q", q, config.n_heads), nothing, nothing]
     apart = layer.values_apart
     packed = layer.product("qkv", "qkv", x, QKV[:2] if apart else QKV)
     if config.qk_norm_eps is None and not apart:
@@ -93,10 +93,10 @@ def _projected(layer: LayerGraph, x: str) -> list[str]:
     graph.node("Split", [packed, sizes], names, axis=-1)
     if apart:
         names.append(layer.product("v", "v", x, QKV[2:]))
-    return [_normed(layer, *one) for one in zip("qkv", names, heads, strict=True)]
+    return [normed_heads(layer, *one) for one in zip("qkv", names, heads, strict=True)]
 
 
-def _nothing(graph: Graph, size: int, q: str) -> str:
+def no_tokens(graph: Graph, size: int, q: str) -> str:
     """Emit keys or values [B, 0, size] of no tokens, once for all layers; q: [B, T, size or more]."""
     name = f"{NOTHING}{size}"
     if not any(name in node.outputs for node in graph.nodes):
@@ -105,7 +105,7 @@ def _nothing(graph: Graph, size: int, q: str) -> str:
     return name
 
 
-def _normed(layer: LayerGraph, part: str, x: str, heads: int) -> str:
+def normed_heads(layer: LayerGraph, part: str, x: str, heads: int) -> str:
     """Emit the norm of each head of x [B, T, heads * width]; x itself where there is no norm."""
     graph, config, own, at = layer.graph, layer.config, layer.shape, layer.at + part
     if config.qk_norm_eps is None or (part == "v" and not config.v_norm):

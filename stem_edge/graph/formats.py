@@ -6,26 +6,30 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 import msgspec
 
+from stem_edge.config import ModelConfig
 from stem_edge.numerics.quantize import MIN_BLOCK
 
 MAX_BLOCK = 256
+ASSISTANT_DATA = "assistant.data"
 EngineName = Literal["onnxruntime", "ggml"]
 # int2 only for matrices that a checkpoint has as such: nothing here rounds to 2 bits.
 WeightType = Literal["fp32", "int8", "int4", "int2"]
 WEIGHT_BITS: dict[WeightType, int] = {"fp32": 32, "int8": 8, "int4": 4, "int2": 2}
 # qkv stacks the three matrices before attention, but v is apart where its type differs; project expands the rows of low-rank tables; those
 # with ple belong to per-layer embeddings, laurel is beside attention, and altup at both ends of the
-# layers. AltUp's coefficients within layers have no kind, because they are floats in every format.
+# layers. AltUp's coefficients within layers have no kind, because they are floats in every format. Those
+# of an assistant lead from and to the model that it drafts for, and to its clusters.
 MatrixKind = Literal[
     "embedding", "head", "qkv", "v", "wo", "gate", "up", "down", "project",
     "ple_context", "ple_gate", "ple_out", "laurel_in", "laurel_out", "altup_in", "altup_out",
+    "assistant",
 ]  # fmt: skip
 MATRIX_KINDS: tuple[MatrixKind, ...] = get_args(MatrixKind)
 PLE_KINDS: tuple[MatrixKind, ...] = ("ple_context", "ple_gate", "ple_out")
 # These have 8 bits where the weights have 4: they are small, and 4 bits cost more here than
 # anywhere else.
 SMALL_KINDS: tuple[MatrixKind, ...] = (
-    *PLE_KINDS, "laurel_in", "laurel_out", "altup_in", "altup_out",
+    *PLE_KINDS, "laurel_in", "laurel_out", "altup_in", "altup_out", "assistant",
 )  # fmt: skip
 VOCABULARY_KINDS: tuple[MatrixKind, ...] = ("embedding", "head")
 QuantizerName = Literal["rtn", "search", "gptq"]
@@ -113,3 +117,15 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def name(self) -> str:
         """Name of the mixture, for people."""
         return self.weights if isinstance(self.weights, str) else "types of the GGUF file"
+
+
+class Assistant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A model's own drafter and how it is stored; stem_edge.graph.assistant says what it computes.
+
+    Its own layers are the last ones; each before them stands for the last of its kind in the model.
+    """
+
+    model: ModelConfig
+    format: BackboneFormat
+    clusters: int = 0  # of tokens, all of one size; 0: the head scores every token
+    best: int = 0  # clusters whose tokens are scored

@@ -12,7 +12,8 @@ are still being read from flash. A step runs the graphs in this order:
 | head | the final norm and the logits, for the requested positions only |
 
 `prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many
-tokens and slower for one. All graphs share one KV cache.
+tokens and slower for one. All graphs share one KV cache. `assistant` drafts the next token of one
+sequence from what the others left there (graph.assistant).
 
 A prepared backbone runs early, late, rest and head as one graph, `step`, with the inputs of all of
 them but `embedded`. Each run wakes onnxruntime's threads anew, which costs more than the layers
@@ -25,7 +26,8 @@ the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is
 |---|---|---|
 | token_ids | int64 [B, T] | embed only |
 | hidden | float32 [B, T, hidden_width] | all others: the output of the previous graph; [B, n, ...] for head after rest |
-| embedded | float32 [B, T, hidden_width] | rest only, with per-layer embeddings: the output of embed |
+| embedded | float32 [B, T, hidden_width] | rest with per-layer embeddings, and assistant: the output of embed |
+| state | float32 [1, 1, dim] | assistant only: norm.out of the token before the last one chosen, or new_state |
 | wanted | int64 [n] | rest and head: positions in `hidden` whose logits are requested |
 | slot_ids | int64 [B, T] | row cache slots that hold the tokens' rows |
 | seqlens_k | int32 [B] | tokens in the context after this call, minus one |
@@ -43,7 +45,10 @@ the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is
 |---|---|---|
 | new_hidden | float32 [B, T, hidden_width] | every graph but head; [B, n, ...] from rest |
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs; of layers that borrow K and V, if they are quantized, to the lender's |
-| logits | float32 [B, n, V] | head only |
+| logits | float32 [B, n, V] | head, and assistant of the tokens that it scores |
+| norm.out | float32 [B, n, dim] | head only, in bundles with an assistant: what the head multiplies |
+| new_state | float32 [1, 1, dim] | assistant only: the state for its next draft |
+| scored | int32 [1, n] | assistant only, with clusters: ids of the tokens that it scores |
 
 backbone.onnx in the bundle joins embed, early, late, rest and head in one graph for other tools:
 it has no hidden, new_hidden, embedded or wanted, and takes row.<l> as portable graphs do. B is 1 in it
@@ -93,6 +98,7 @@ REST = "rest"
 HEAD = "head"
 STEP = "step"
 PREFILL = "prefill"
+ASSISTANT = "assistant"
 # Only variants for devices have these three.
 ROWS = "rows"
 TOP = "top"
@@ -101,6 +107,9 @@ COPY = "copy"
 TOKEN_IDS = "token_ids"
 HIDDEN = "hidden"
 EMBEDDED = "embedded"
+STATE = "state"
+STATES = "norm.out"
+SCORED = "scored"
 SLOT_IDS = "slot_ids"
 SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_length"

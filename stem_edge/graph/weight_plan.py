@@ -39,6 +39,13 @@ class Peaks:
 
 
 @dataclass(frozen=True)
+class Order:
+    """Tokens of an assistant by their clusters."""
+
+    tensor: Tensor  # int32 [clusters, tokens of each]
+
+
+@dataclass(frozen=True)
 class Balance:
     """Reciprocals of the balance of a consumer's input channels, float32 [K]."""
 
@@ -94,7 +101,7 @@ class Columns:
 
 
 Placed = TypeVar("Placed", Floats, Blocks)
-PlanItem: TypeAlias = Vector | Peaks | Balance | Floats | Blocks | Columns
+PlanItem: TypeAlias = Vector | Peaks | Order | Balance | Floats | Blocks | Columns
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.engine import Context
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.speculation.speculation import Speculation
 from stem_edge.runtime.steps import Guesses
@@ -40,7 +41,7 @@ class ToldSpeculation(Speculation):
         self.told = Told(text, wrong, **more)
 
     @contextmanager
-    def begin(self, prompt: Sequence[int], length: int) -> Iterator[Guesses]:
+    def begin(self, prompt: Sequence[int], length: int, context: Context) -> Iterator[Guesses]:
         """Lend the guesses."""
         yield self.told
 

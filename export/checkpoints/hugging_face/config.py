@@ -43,6 +43,7 @@ class Decoder(msgspec.Struct, kw_only=True):
     """Keys that all models here have, with the defaults of transformers."""
 
     packable: ClassVar[bool] = False  # whether quant_method gemma is for such models
+    known_as: ClassVar[str] = ""  # model_type whose keys they have, if not their own
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -242,7 +243,7 @@ def read_config(
     _refuse_quantized(path, whole | given)
     fields = kinds[kind].__struct_fields__
     notes = _note_ignored(path, whole | given, fields, ignore_keys)
-    notes += check_keys(path, given, kind, {*fields, *ignore_keys})
+    notes += check_keys(path, given, kinds[kind].known_as or kind, {*fields, *ignore_keys})
     decoder = convert_options(path, given, kinds[kind])
     decoder.outer(whole)
     try:

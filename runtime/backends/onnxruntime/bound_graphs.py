@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.interface import check_logits
@@ -46,6 +47,7 @@ class HeadOutput:
         self._width, self._dtype = loaded.config.hidden_width, loaded.dtype
         self._bound: tuple[int, int] | None = None  # tokens, and how many of their largest logits
         self._logits: F32 = np.empty((0, 0), np.float32)
+        self.states: F32 = np.empty((0, 0, 0), np.float32)  # of these tokens, for an assistant
         self._largest: F32 | None = None  # logits, if only these are brought to the host
         self._set = np.zeros((0, 0), np.int64)  # ids with logits other than -inf
 
@@ -60,6 +62,9 @@ class HeadOutput:
             self._bound = None  # so that the next step binds again if memory runs out here
             self._bind_places(slot_ids, places)
             self._bind_logits((len(slot_ids), len(places), self._vocab_size), top)
+            if io.STATES in self._head.outputs:
+                self.states = np.empty((len(slot_ids), len(places), self._width), np.float32)
+                self._head.bind({io.STATES: from_numpy(self.states)})
             self._bound = len(places), top
 
     def run(self) -> None:
@@ -138,7 +143,7 @@ class BoundGraphs:
         self.graphs = {
             name: BoundSession(session, in_place=loaded.on_cpu)
             for name, session in loaded.sessions.items()
-            if name not in {io.COPY, *without}
+            if name not in {io.COPY, io.ASSISTANT, *without}
         }
         self.bind(loaded.slots)
         self.ropes = loaded.ropes.upto(length)
@@ -155,6 +160,8 @@ class BoundGraphs:
         self._has_windows = any(io.POSITIONS in graph.inputs for graph in self.graphs.values())
         self.shape = BoundShape()
         self._begins: list[int] = []  # positions of the step
+        # Of the latest tokens with logits, and the position of the first.
+        self._states: tuple[F32, int] = np.empty((1, 0, 0), np.float32), 0
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
         """Bind inputs and outputs in all graphs that have them."""
@@ -201,10 +208,21 @@ class BoundGraphs:
             self._output.bind(self._slot_ids, places, top)
             with onnxruntime_errors(self._doing(self._output.name)):
                 self._output.run()
+            self._states = self._output.states, self._begins[0] + places.start
         if not wanted:
             return np.empty((0, self._vocab_size), np.float32)
         positions = [begin + n for begin in self._begins for n in places]
         return self._output.logits(positions, skipped)
+
+    def state_before(self, position: int) -> F32:
+        """Return the state [dim] of the token before a position, one of those with logits in the last step."""
+        states, first = self._states
+        if not 0 <= (place := position - 1 - first) < states.shape[1]:
+            raise BackendError(
+                f"the last step left no state of the token before position {position}"
+            )
+        state: F32 = states[0, place]
+        return state
 
     def allocate(self, shape: BoundShape) -> None:
         """Bind hidden states for such steps, an array for each graph's output."""
@@ -241,7 +259,7 @@ class BoundGraphs:
         self._range = np.arange(shape.tokens)
         self._feed({io.TOKEN_IDS: self._token_ids, io.SLOT_IDS: self._slot_ids})
         self._feed({io.POSITIONS: self._positions})
-        self._lengths = {prefix: _Lengths(shape.sequences) for prefix in ("", io.WINDOW)}
+        self._lengths = {prefix: Lengths(shape.sequences) for prefix in ("", io.WINDOW)}
         for prefix, lengths in self._lengths.items():
             self._feed(lengths.inputs(prefix))
 
@@ -258,7 +276,7 @@ class BoundGraphs:
         return f"for the backbone ({name}) at position {at}"
 
 
-class _Lengths:
+class Lengths:
     """Inputs that say how many rows of the KV cache are filled, this step's included."""
 
     def __init__(self, sequences: int) -> None:

@@ -104,7 +104,9 @@ class KvArrays:
     def __init__(self, loaded: Loaded, size: int, length: int) -> None:
         config, self.length = loaded.config, length
         self.arrays: list[DeviceArray] = []
-        self._window, self._names = config.sliding_window, list[list[str]]()
+        self._names = list[list[str]]()
+        # An assistant sees the window before the last token, which it drafts from.
+        self._window = config.sliding_window + (io.ASSISTANT in loaded.sessions)
         for number in range(config.own_kv_layers):
             layer = config.layer(number)
             rows = io.kv_capacity(layer.window, length) if loaded.windowed else length
@@ -244,6 +246,13 @@ class OrtContext:
         if max(count, self._graphs.shape.tokens) > FEW_TOKENS:
             return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
         self._graphs.begin(token_ids[None], [position], [dropped], prefill=prefill)
+
+    def state_before(self, position: int) -> F32:
+        """Return the state [dim] of the token before a position, which the last step gave logits of.
+
+        Raises BackendError for others.
+        """
+        return self._graphs.state_before(position)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
         """Complete a step; only a device gives no more than the `top` largest logits."""

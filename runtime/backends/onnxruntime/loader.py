@@ -13,13 +13,18 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding, prefill_refusal, tried
 from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
+from stem_edge.graph import names as io
+from stem_edge.graph.formats import Assistant
 from stem_edge.runtime.backends.engine import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import may_be_prepared
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, cpu_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    GraphSource,
+    cpu_graphs,
+)
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
@@ -109,6 +114,8 @@ class OrtLoader:
     def needs(self, context: int) -> Needs:
         (prefill, refused), path = self._prompts(), self._bundle.path
         footprint = footprint_of(self._bundle.manifest, "onnxruntime").with_kv(self._kv)
+        if self._assistant is None:
+            footprint = replace(footprint, assistant_nbytes=0)
         threads = self._options.cpus
         prepared = self._will_be_prepared
         mapped = prepared or not self._options.pack
@@ -129,16 +136,29 @@ class OrtLoader:
 
     def open(self, slots: Slots | None) -> OrtBackend:
         prefill, kv = self._prompts()[0], self._kv
-        config = self._bundle.manifest.model
         sources = cpu_graphs if self._prepared is None else self._prepared.graph_sources
         graphs = dict(sources(self._bundle, prefill=prefill, kv=kv))
         for name, graph in graphs.items():
             if isinstance(graph, GraphSource):
                 graphs[name] = graph._replace(packed=self._options.pack)
-        backend = OrtBackend(config, graphs, slots, self._options.cpus, kv)
+        described = self._bundle.manifest.model, graphs, slots, self._options.cpus, kv
+        if (assistant := self._assistant) is None:
+            backend = OrtBackend(*described)
+        else:
+            from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend, source
+
+            graphs[io.ASSISTANT] = source(self._bundle, assistant, kv)
+            backend = AssistedBackend(assistant, *described)
         if self._prepared is not None:
             self._prepared.give_back_read_pages()
         return backend
+
+    @property
+    def _assistant(self) -> Assistant | None:
+        """The assistant that is loaded, or as long as it is not known that guesses are exact, may be."""
+        later = self._prepared is None and self._will_be_prepared and bool(self._options.speculate)
+        loaded = later or self._options.guesses_ahead(self.step_costs)
+        return self._bundle.manifest.assistant if loaded else None
 
     @property
     def _will_be_prepared(self) -> bool:

@@ -33,6 +33,7 @@ def cpu_needs(
     weights = UNPREPARED_FIXED_NBYTES + data
     if prepared:
         weights = min(PREPARED_FIXED_NBYTES, weights)
+    weights += footprint.assistant_nbytes
     deep = max(0, footprint.model.n_layers - LAYERS_IN_FIXED)
     weights += deep * LAYER_NBYTES * (2 if prefill else 1)
     # Attention over float16 does not go in blocks (measured with onnxruntime 1.32).

@@ -11,8 +11,9 @@ from stem_edge.bundle.manifest import GGUF, TABLES, Manifest, QualityReport, is_
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import matrix_types
+from stem_edge.graph.assistant import scored
 from stem_edge.graph.decode import PREFILL_DATA
-from stem_edge.graph.formats import VOCABULARY_KINDS, BackboneFormat
+from stem_edge.graph.formats import ASSISTANT_DATA, VOCABULARY_KINDS, BackboneFormat
 from stem_edge.runtime.rows.remote import printable_url
 from stem_edge.shown import printable
 from stem_edge.tables.rows import RecordLayout
@@ -119,6 +120,13 @@ def _storage(manifest: Manifest) -> Rows:
             nbytes = format_size(manifest.files[PREFILL_DATA].nbytes)
             prefill = f"including {nbytes} of int8 weights for prompts"
         yield "  prefill graph", prefill
+    if (assistant := manifest.assistant) is not None:
+        nbytes, own = format_size(manifest.files[ASSISTANT_DATA].nbytes), assistant.model
+        scores = f"scores {scored(assistant):,} of {own.vocab_size:,} tokens"
+        yield (
+            "assistant",
+            f"{nbytes}, {own.borrowed_kv_layers} layers, {assistant.format.name}, {scores}",
+        )
     if gguf is not None:
         weighted = ", channels weighted by a text" if gguf.importance else ""
         nbytes = format_size(manifest.files[GGUF].nbytes)

@@ -81,6 +81,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "calibration": {"metavar": "FILE"},
     "calibration_tokens": {"type": int, "metavar": "COUNT"},
     "lora": {"metavar": "DIR"},
+    "assistant": {"metavar": "DIR"},
     "tokenizer": {"metavar": "FILE"},
     "ignore_keys": {
         "flags": ("--ignore-key",),
@@ -137,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="folder of the new bundle")
     _add(parser, "calibration", "calibration_tokens", "lora", "tokenizer", "ignore_keys")
     _add(parser.add_argument_group("backbone", BACKBONE_HELP), "engine", "backbone", "add")
-    _add(parser.add_argument_group("backbone, --engine onnx only"), *ONNX_ONLY)
+    _add(parser.add_argument_group("backbone, --engine onnx only"), *ONNX_ONLY, "assistant")
     _add(parser.add_argument_group("tables"), "tables", "frequent", "group_size")
     _add(parser, "max_kl", "threads", "force")
     shards = (

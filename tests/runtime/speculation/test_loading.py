@@ -19,6 +19,7 @@ from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.speculation import opening
+from stem_edge.runtime.speculation.model_drafts import Drafter
 from stem_edge.runtime.speculation.speculation import Speculation
 
 PROMPTS = ("Once upon a time", "The capital of France is", "one two three one two three one")
@@ -104,14 +105,19 @@ def test_steps_that_fail_close_the_engine(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(closed) == 1
 
 
+def drafter_of(model: Model) -> Drafter:
+    """Return the smaller model that a model speculates with."""
+    assert model.stepping.speculation is not None
+    (source,) = model.stepping.speculation.sources
+    assert isinstance(source, Drafter)
+    return source
+
+
 @pytest.fixture
 def helped() -> Iterator[Model]:
     """The demo, with itself as the smaller model, where every guess is worth its time."""
     with stem_edge.load(DEMO, threads=1, draft=DEMO) as model:
-        smaller = model.stepping.speculation
-        assert smaller is not None and smaller._drafter is not None
-        speculation = Speculation(CHEAP, 7, smaller._drafter._replace(seconds=1e-6))
-        model.speculate(speculation)
+        model.speculate(Speculation(CHEAP, 7, [drafter_of(model)._replace(seconds=1e-6)]))
         yield model
 
 
@@ -173,11 +179,8 @@ def test_it_goes_on_with_later_turns(helped: Model) -> None:
 def test_an_answer_goes_on_without_it_when_it_fails(
     helped: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (
-        helped.stepping.speculation is not None and helped.stepping.speculation._drafter is not None
-    )
     expected = helped.generate_text(PROMPTS[0])
-    helped.stepping.speculation._drafter.close()
+    drafter_of(helped).close()
     assert helped.generate_text(PROMPTS[0]) == expected
 
 
@@ -185,10 +188,8 @@ def test_texts_beyond_its_context_have_no_drafts_of_it() -> None:
     with stem_edge.load(DEMO, threads=1) as plain:
         expected = plain.generate_text(PROMPTS[0], max_new_tokens=60, temperature=2.0, seed=1)
     with stem_edge.load(DEMO, threads=1, draft=DEMO) as model:
-        speculation = model.stepping.speculation
-        assert speculation is not None and speculation._drafter is not None
-        short = speculation._drafter._replace(seconds=1e-6, context_length=20)
-        model.speculate(Speculation(CHEAP, 7, short))
+        short = drafter_of(model)._replace(seconds=1e-6, context_length=20)
+        model.speculate(Speculation(CHEAP, 7, [short]))
         assert (
             model.generate_text(PROMPTS[0], max_new_tokens=60, temperature=2.0, seed=1) == expected
         )
@@ -201,10 +202,7 @@ def test_another_tokenizer_is_refused(tiny_bundle: Path) -> None:
 
 def test_it_is_closed_with_the_model() -> None:
     model = stem_edge.load(DEMO, threads=1, draft=DEMO)
-    assert (
-        model.stepping.speculation is not None and model.stepping.speculation._drafter is not None
-    )
-    smaller = model.stepping.speculation._drafter.engine
+    smaller = drafter_of(model).engine
     model.close()
     with pytest.raises(InputError, match="closed"):
         smaller.step(None, np.zeros(1, np.int64))  # type: ignore[arg-type]

@@ -84,15 +84,15 @@ def test_a_long_prompt_is_known_at_once() -> None:
 
 def test_every_token_is_a_lesson() -> None:
     drafts, text = TextDrafts(), [1, 2, 3, 4] * 3
-    drafts.learn(text, 0)
-    first = drafts.chances(3)
-    assert drafts.draft(3) == [1, 2, 3] and first == sorted(first)
-    drafts.learn([*text, 1], 0)  # nothing was drafted, but it would have been right
-    assert drafts.draft(2) == [2, 3]
-    right = drafts.chances(1)[0]
-    drafts.learn([*text, 1, 9], 0)
-    drafts.learn([*text, 1, 9, 1, 2, 3, 4, 1, 2, 3, 4, 1], 0)
-    assert drafts.chances(1)[0] < right
-    drafts.learn([*text, 1, 9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 8], 0)
-    drafts.learn([*text, 1, 9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 8, 8], 0)
-    assert TextDrafts().chances(3) == [] and TextDrafts().draft(2) == []
+    drafts.learn(text, [])
+    first = drafts.chances(text, 3)
+    assert drafts.draft(text, 3) == [1, 2, 3] and first == sorted(first)
+    drafts.learn([*text, 1], [])  # nothing was drafted, but it would have been right
+    assert drafts.draft(text, 2) == [2, 3]
+    right = drafts.chances(text, 1)[0]
+    drafts.learn([*text, 1, 9], [])
+    drafts.learn([*text, 1, 9, 1, 2, 3, 4, 1, 2, 3, 4, 1], [])
+    assert drafts.chances(text, 1)[0] < right
+    drafts.learn([*text, 1, 9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 8], [])
+    drafts.learn([*text, 1, 9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 8, 8], [])
+    assert TextDrafts().chances([], 3) == [] and TextDrafts().draft([], 2) == []

@@ -66,6 +66,7 @@ GOLDEN_SIZES |= {SHARDS[0]: 5, TOKENIZER: 6, TOKENIZER_CONFIG: 7}
 
 
 GOLDEN: dict[str, Any] = {
+    "assistant": None,
     "backbone": {
         "asymmetric": False, "balanced": [], "block_size": 32, "head": "int8", "kinds": {},
         "kv_peaks": False, "matrices": {}, "offsets": False, "prefill": False, "quantizer": "rtn",

@@ -59,7 +59,7 @@ def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[
         return _separate(bundle, prefill=prefill, kv=kv)
     without = (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD)))
     others = _separate(bundle, prefill=prefill, without=without, kv=kv)
-    return {io.STEP: joined(*described, kv=kv), **others}
+    return {io.STEP: _with_states(bundle, joined(*described, kv=kv)), **others}
 
 
 def _separate(
@@ -68,7 +68,17 @@ def _separate(
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     graphs = decoding(*described, kv=kv).graphs
     graphs |= prompts(*described, kv=kv).graphs if prefill else {}
+    _with_states(bundle, graphs[io.HEAD])
     return {name: graph for name, graph in graphs.items() if name not in without}
+
+
+def _with_states(bundle: Bundle, graph: Graph) -> Graph:
+    """Return a graph with a head, with one more output if an assistant reads that."""
+    if bundle.manifest.assistant is not None:
+        from stem_edge.graph.assistant import with_states  # for bundles with one alone
+
+        with_states(graph, bundle.manifest.model)
+    return graph
 
 
 def format_of(bundle: Bundle) -> BackboneFormat:

@@ -1,0 +1,68 @@
+"""The assistant of a model, in the bundle beside its backbone for onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from stem_edge.bundle.manifest import FileEntry
+from stem_edge.config import ModelConfig
+from stem_edge.errors import ExportError
+from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile
+from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import (
+    AssistantCheckpoint,
+    read_assistant,
+)
+from stem_edge.export.job.files import BundleFile
+from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.quantization.quantizers import Quantizer
+from stem_edge.export.quantization.streams import MatrixPool
+from stem_edge.graph.assistant import ORDER, drafting
+from stem_edge.graph.formats import Assistant, BackboneFormat
+from stem_edge.graph.weight_plan import WeightPlan
+
+
+class AssistantPart(NamedTuple):
+    """An assistant to be written, and what the manifest says of it."""
+
+    source: AssistantCheckpoint
+    described: Assistant
+    plan: WeightPlan
+
+    def write(
+        self, folder: Path, threads: int, meter: ErrorMeter, advance: Callable[[int], object]
+    ) -> dict[Path, FileEntry]:
+        """Write its weights, as a step of an export; what is lost is no part of the report."""
+        source, path = self.source, folder / self.plan.file
+        tensors, quantizer = (
+            PaddedTensors(source.config, source.tensors),
+            Quantizer(self.described.format),
+        )
+        with (
+            MatrixPool(threads, ErrorMeter(), lambda _: None) as weights,
+            BundleFile(path) as data,
+        ):
+            WeightFile(data, tensors, weights, quantizer, {ORDER: source.order}).write(self.plan)
+        return {path: data.entry}
+
+
+def assistant_part(path: Path, target: ModelConfig, options: ExportOptions) -> AssistantPart:
+    """Read an assistant. Raises CheckpointError; ExportError if it is not for this model."""
+    if not isinstance(options.format, BackboneFormat):
+        raise ExportError("assistant is for the engine onnx; leave it out, or take --engine onnx")
+    source = read_assistant(path, target)
+    described = Assistant(
+        model=source.config,
+        format=replace(options.given_types(), quantizer="rtn", kv_peaks=False),
+        clusters=len(source.order),
+        best=source.best,
+    )
+    try:
+        plan = drafting(described, target, options.format)[1]
+    except ValueError as error:
+        raise ExportError(f"{path}: cannot be the assistant of this model: {error}") from error
+    return AssistantPart(source, described, plan)

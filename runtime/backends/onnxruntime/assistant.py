@@ -1,0 +1,113 @@
+"""The model's own drafter on onnxruntime's CPU, over the keys and values of a context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from stem_edge.bundle.opening import Bundle
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError
+from stem_edge.graph import names as io
+from stem_edge.graph.assistant import drafting, lenders, scored
+from stem_edge.graph.formats import Assistant
+from stem_edge.graph.kv import KvType
+from stem_edge.runtime.backends.interface import BackendContext
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.bound_graphs import Lengths
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    GraphSource,
+    format_of,
+    graph_source,
+)
+from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    BoundSession,
+    onnxruntime_errors,
+)
+from stem_edge.runtime.rows.slots import Slots
+
+from_numpy = ort.OrtValue.ortvalue_from_numpy
+
+
+def source(bundle: Bundle, assistant: Assistant, kv: KvType) -> GraphSource:
+    """Return the graph of a bundle's assistant, over the weights of both."""
+    graph, _ = drafting(assistant, bundle.manifest.model, format_of(bundle), kv)
+    return graph_source(bundle, io.ASSISTANT, graph)
+
+
+class AssistedBackend(OrtBackend):
+    """A backbone with its assistant, whose graph is among the others. Raises as OrtBackend."""
+
+    def __init__(
+        self,
+        assistant: Assistant,
+        config: ModelConfig,
+        graphs: Mapping[str, Path | GraphSource],
+        slots: Slots | None,
+        threads: int,
+        kv: KvType = "fp32",
+    ) -> None:
+        super().__init__(config, graphs, slots, threads, kv)
+        self._assistant = assistant
+
+    def open_drafter(self, context: BackendContext) -> OrtDrafter:
+        """Return what drafts in a context of this backend."""
+        if not isinstance(context, OrtContext):
+            raise TypeError(f"{type(context).__name__} is no OrtContext")
+        return OrtDrafter(self._assistant, self.loaded, context)
+
+
+class OrtDrafter:
+    """Drafts in one context; all but a token's scores stays where the graphs compute."""
+
+    def __init__(self, assistant: Assistant, loaded: Loaded, context: OrtContext) -> None:
+        self._context, dim = context, loaded.config.dim
+        self._embed = BoundSession(loaded.sessions[io.EMBED], in_place=True)
+        self._graph = BoundSession(loaded.sessions[io.ASSISTANT], in_place=True)
+        self._ropes = loaded.ropes.upto(context.length)
+        caches = context.kv.values()
+        self._graph.bind(caches)
+        self._graph.bind(self._ropes.values())
+        # Kernels of quantized caches write nothing here, but demand outputs of each layer.
+        for number, lender in lenders(assistant, loaded.config).items():
+            lent = {name: f"{name}{lender}" for name in (io.KEYS, io.VALUES)}
+            self._graph.bind({f"{io.NEW}{n}.{number}": caches[n] for n in lent.values()})
+        self._token, self._position = np.zeros((2, 1, 1), np.int64)
+        self._state = np.empty((1, 1, dim), np.float32)
+        self._next = np.empty((1, 1, dim), np.float32)
+        self._ids = np.arange(scored(assistant), dtype=np.int32)[None]
+        self._scores = np.empty((1, *self._ids.shape), np.float32)
+        embedded = from_numpy(np.empty((1, 1, dim), np.float32))
+        self._embed.feed({io.TOKEN_IDS: self._token})
+        self._embed.bind({io.NEW + io.HIDDEN: embedded})
+        self._graph.feed({io.POSITIONS: self._position, io.STATE: self._state})
+        self._lengths = {prefix: Lengths(1) for prefix in ("", io.WINDOW)}
+        for prefix, lengths in self._lengths.items():
+            self._graph.feed(lengths.inputs(prefix))
+        outputs = {io.NEW + io.STATE: self._next, io.LOGITS: self._scores, io.SCORED: self._ids}
+        self._graph.bind({io.EMBEDDED: embedded} | {n: from_numpy(a) for n, a in outputs.items()})
+
+    def draft(self, token_id: int, position: int, count: int) -> list[int]:
+        """Return the most probable tokens after the one at a position, which is not computed yet."""
+        window = self._context.window.dropped
+        self._lengths[""].write([position])
+        self._lengths[io.WINDOW].write([position - window])
+        self._ropes.fill(position + 1)
+        self._position[...], self._token[...] = position, token_id
+        self._state[...] = self._context.state_before(position)
+        drafts = list[int]()
+        with onnxruntime_errors(f"for the assistant at position {position}"):
+            while len(drafts) < count:
+                self._embed.run()
+                self._graph.run()
+                self._token[...] = self._ids[0, self._scores.argmax()]
+                self._state[...] = self._next
+                drafts.append(int(self._token[0, 0]))
+        if not np.isfinite(self._next).all():
+            raise BackendError(f"the state of the assistant at position {position} is not finite")
+        return drafts

@@ -1,0 +1,159 @@
+"""Graph of an assistant: a small model that drafts from the keys and values of the model it is made for.
+
+It sees the last token as that model embeds it, and the state in which the model chose it. It gives
+scores of the next token, and a state in place of the model's for the token after that. Its layers have
+queries alone. All drafts after a token stand at the place of that token, which has no keys yet.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.graph import names as io
+from stem_edge.graph.attention import K_SCALE, no_tokens, normed_heads, quantized
+from stem_edge.graph.decode import BACKBONE_DATA
+from stem_edge.graph.ffn import ffn
+from stem_edge.graph.formats import ASSISTANT_DATA, Assistant, BackboneFormat
+from stem_edge.graph.ir import CONTRIB, Graph
+from stem_edge.graph.kv import KEYS, QUANTIZED, VALUES, KvType, place_peaks
+from stem_edge.graph.layer import LayerGraph, norm
+from stem_edge.graph.linear import DecodeProducts, vector
+from stem_edge.graph.weight_plan import Order, WeightPlan
+from stem_edge.layers import Layer, Rope
+
+IN, OUT, CLUSTERS, ORDER = "in", "out", "clusters", "order"  # its tensors beside those of a model
+
+
+def drafting(
+    assistant: Assistant, target: ModelConfig, format: BackboneFormat, kv: KvType = "fp32"
+) -> tuple[Graph, WeightPlan]:
+    """Build the graph and the plan of its weight file. format, kv: of the target.
+
+    Raises GraphError, ValueError.
+    """
+    model, graph, plan = assistant.model, Graph(), WeightPlan(ASSISTANT_DATA)
+    products = DecodeProducts(graph, plan, assistant.format)
+    cache = place_peaks(WeightPlan(BACKBONE_DATA), target, format, kv)
+    graph.input(io.POSITIONS, np.int64, [1, 1])
+    both = [graph.input(name, np.float32, [1, 1, target.dim]) for name in (io.EMBEDDED, io.STATE)]
+    joined, shape = graph.add("Concat", both, "joined", axis=-1), (model.dim, 2 * target.dim)
+    residual = products.product(IN, "assistant", joined, (IN,), shape)
+    for number, lender in lenders(assistant, target).items():
+        layer = LayerGraph(model, None, products, number, cache)
+        x, residual = layer.add_norm("attention_norm", residual, "", "qkv")
+        mixed = layer.post_norm("attention_post_norm", _attention(layer, x, target, lender))
+        x, residual = layer.add_norm("ffn_norm", residual, mixed, "gate")
+        residual = layer.scaled(residual, layer.post_norm("ffn_post_norm", ffn(layer, x)))
+    weight = vector(graph, plan, "norm", model.dim, ("norm",))
+    normed, shape = norm(graph, residual, weight, model.norm_eps), (target.dim, model.dim)
+    state = products.product(io.NEW + io.STATE, "assistant", normed, (OUT,), shape)
+    graph.output(state, np.float32, [1, 1, target.dim])
+    _head(products, assistant, normed)
+    return graph, plan
+
+
+def lenders(assistant: Assistant, target: ModelConfig) -> dict[int, int]:
+    """Return each own layer -> the layer of the target whose keys and values it reads.
+
+    Raises ValueError if this is the assistant of another model.
+    """
+    kinds = {_kind(layer): layer.kv_layer for layer in target.layers[: target.own_kv_layers]}
+    model, clusters, best = assistant.model, assistant.clusters, assistant.best
+    own, ids = range(model.own_kv_layers, model.n_layers), model.vocab_size
+    if strange := [n for n in own if _kind(model.layer(n)) not in kinds]:
+        raise ValueError(f"its layers {strange} are of kinds that the model does not have")
+    fit = not ids % clusters and 0 < best <= clusters if clusters else not best
+    if ids != target.vocab_size or not fit:
+        raise ValueError(
+            f"it has {ids} tokens in {clusters} clusters and scores {best} of these; the model has "
+            f"{target.vocab_size} tokens"
+        )
+    if max(model.streams, target.streams) > 1 or model.stem_layers:
+        raise ValueError("it has rows, or one of the two has streams")
+    return {number: kinds[_kind(model.layer(number))] for number in own}
+
+
+def _kind(layer: Layer) -> tuple[Rope, int, int]:
+    return layer.rope, layer.window, layer.n_kv_heads
+
+
+def scored(assistant: Assistant) -> int:
+    """Return how many tokens the head scores."""
+    size = assistant.model.vocab_size
+    return assistant.best * (size // assistant.clusters) if assistant.clusters else size
+
+
+def with_states(graph: Graph, target: ModelConfig) -> None:
+    """Make what the head of a target multiplies an output, for its assistant."""
+    if any(io.STATES in node.outputs for node in graph.nodes):
+        graph.output(io.STATES, np.float32, [graph.sequences, "n", target.dim])
+
+
+def _attention(layer: LayerGraph, x: str, target: ModelConfig, lender: int) -> str:
+    """Emit attention of x [1, 1, dim], already normed, to the keys of a layer of the target."""
+    graph, model, own = layer.graph, layer.config, layer.shape
+    prefix, width = io.WINDOW if own.window else "", io.head_width(own)
+    q = layer.product("qkv", "qkv", x, ("wq",))
+    nothing = no_tokens(graph, own.n_kv_heads * width, q)
+    q = normed_heads(layer, "q", q, model.n_heads)
+    caches, updated = _caches(layer, prefix, lender)
+    lengths = [
+        graph.input(prefix + io.SEQLENS_K, np.int32, [1]),
+        graph.input(prefix + io.TOTAL_LENGTH, np.int32, []),
+    ]
+    names = io.rope_names(target, own)
+    ropes = [graph.input(name, np.float32, ["context", width // 2]) for name in names]
+    inputs = [q, nothing, nothing, *caches, *lengths, *ropes, io.POSITIONS]
+    if scaled := layer.kv.type in QUANTIZED:
+        inputs += [""] * (K_SCALE - len(inputs))
+        inputs += [layer.kv.scales(graph, lender, what) for what in (KEYS, VALUES)]
+    mixed = graph.node(
+        "GroupQueryAttention",
+        inputs,
+        [layer.at + "attended", *updated],
+        CONTRIB,
+        num_heads=model.n_heads,
+        kv_num_heads=own.n_kv_heads,
+        do_rotary=1,
+        rotary_interleaved=int(model.rope_interleaved),
+        scale=model.attention_scale or own.head_dim**-0.5,
+        # As in transformers, where the token itself, which has no keys, does not count.
+        **({"local_window_size": own.window + 1} if own.window else {}),
+        **(quantized(layer.kv.cache.bits) if scaled else {}),
+    )
+    return layer.product("wo", "wo", mixed, ("wo",))
+
+
+def _caches(layer: LayerGraph, prefix: str, lender: int) -> tuple[list[str], list[str]]:
+    """Declare keys and values of the target as inputs, and as outputs if their kernel demands that."""
+    graph, own, cache = layer.graph, layer.shape, layer.kv.cache
+    shape: list[int | str] = [1, own.n_kv_heads, prefix + "capacity", cache.width(own)]
+    names = [f"{name}{lender}" for name in (io.KEYS, io.VALUES)]
+    inputs = [graph.input(name, cache.dtype, shape) for name in names]
+    if layer.kv.type not in QUANTIZED:
+        return inputs, []
+    updated = [f"{io.NEW}{name}.{layer.number}" for name in names]
+    return inputs, [graph.output(name, cache.dtype, shape) for name in updated]
+
+
+def _head(products: DecodeProducts, assistant: Assistant, x: str) -> None:
+    """Emit the scores of all tokens, or of those in the best clusters with their ids."""
+    graph, plan, model = products.graph, products.plan, assistant.model
+    shape, count = (model.vocab_size, model.dim), assistant.clusters
+    if not count:
+        graph.output(io.LOGITS, np.float32, [1, 1, model.vocab_size])
+        products.product(io.LOGITS, "head", x, ("embedding",), shape)
+        return
+    size = model.vocab_size // count
+    near = products.product(CLUSTERS, "assistant", x, (CLUSTERS,), (count, model.dim))
+    best = [f"{CLUSTERS}.values", f"{CLUSTERS}.best"]
+    graph.node("TopK", [near, graph.sizes([assistant.best])], best, axis=-1)
+    order = plan.place(ORDER, np.int32, (count, size))
+    plan.items.append(Order(order))
+    chosen = graph.add("Gather", [graph.weight(order), best[1]], f"{CLUSTERS}.tokens", axis=0)
+    ids, count = graph.reshape(chosen, [1, scored(assistant)], io.SCORED), scored(assistant)
+    graph.output(ids, np.int32, [1, count])
+    rows = products.rows("embedding", "embedding", ids, "embedding.rows", shape)
+    graph.output(io.LOGITS, np.float32, [1, 1, count])
+    graph.node("FusedMatMul", [x, rows], [io.LOGITS], CONTRIB, transB=1)

@@ -1,0 +1,118 @@
+"""A small random Gemma 4 and its assistant, and what transformers drafts with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import transformers
+from hf_folders import GEMMA, make_gemma, randomized, written
+from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
+
+from stem_edge.numerics.quantize import F32
+
+V, CLUSTERS, BEST = 320, 16, 3  # tokens of both; clusters of tokens, and those that are scored
+SIZES: dict[str, Any] = {
+    "vocab_size": V, "vocab_size_per_layer_input": V, "max_position_embeddings": 1024,
+}  # fmt: skip
+# Two kinds of layers, the sliding one twice, so that two read the keys and values of one.
+ASSISTANT: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 3, "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
+class Drafted(NamedTuple):
+    """What was drafted: the target's state before, tokens, scores of all tokens, and states after each."""
+
+    before: F32
+    tokens: list[int]
+    scores: list[F32]
+    states: list[F32]
+
+
+class Pair(NamedTuple):
+    """A target and its assistant in transformers, and their folders."""
+
+    target: Any
+    assistant: Any
+    folder: Path
+
+    def drafts(self, seen: Sequence[int], count: int) -> Drafted:
+        """Return what transformers drafts after a text of which all but the last token is computed."""
+        states = list[F32]()
+
+        def forward(**inputs: Any) -> Any:
+            found = self.assistant(**inputs)
+            states.append(found.last_hidden_state[0, 0].numpy())
+            return found
+
+        given = transformers.GenerationConfig(max_length=len(seen) + count + 1)
+        with torch.no_grad(), patch.object(self.assistant, "generation_config", given):
+            given.num_assistant_tokens = count
+            generator = SinglePositionMultiTokenCandidateGenerator(
+                self.assistant, self.target.get_input_embeddings(), given
+            )
+            generator.assistant_model = _Recording(self.assistant, forward)
+            ids = torch.tensor([seen])
+            outputs = self.target(
+                ids[:, :-1], output_hidden_states=True, return_shared_kv_states=True
+            )
+            found, scores = generator.get_candidates(ids, {}, outputs, False, 0)
+        before = outputs.hidden_states[-1][0, -1].numpy()
+        return Drafted(before, found[0, len(seen) :].tolist(), list(scores[0].numpy()), states)
+
+
+class _Recording:
+    def __init__(self, model: Any, forward: Any) -> None:
+        self.device, self._forward = model.device, forward
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._forward(**inputs)
+
+
+@contextmanager
+def sharing_all() -> Iterator[None]:
+    """Let transformers 5.23 make models all of whose layers borrow, of which it asks who lends."""
+    config = transformers.Gemma4TextConfig
+    known = config.kv_sharing_modes.fget
+
+    def modes(self: Any) -> Any:
+        count = self.num_hidden_layers
+        return ["reuse"] * count if self.num_kv_shared_layers == count else known(self)
+
+    with patch.object(config, "kv_sharing_modes", property(modes)):
+        yield
+
+
+def make_pair(folder: Path, *, clusters: int = CLUSTERS, **changes: Any) -> Pair:
+    """Make random models in which every tensor counts, and write them to folders t and a."""
+    target = make_gemma(**SIZES)
+    with sharing_all():
+        text = transformers.Gemma4TextConfig(**(GEMMA | SIZES | ASSISTANT))
+        own = {"use_ordered_embeddings": clusters > 0, "num_centroids": max(clusters, 1)}
+        own |= {
+            "centroid_intermediate_top_k": BEST,
+            "backbone_hidden_size": target.config.hidden_size,
+        }
+        config = transformers.Gemma4AssistantConfig(text_config=text, **(own | changes))
+        config._attn_implementation = "eager"
+        assistant = transformers.Gemma4AssistantForCausalLM(config).eval()
+    randomized(assistant, seed=1)
+    with torch.no_grad():
+        for layer in assistant.model.layers:
+            layer.layer_scalar.fill_(0.9)
+        for layer in (*target.model.layers, *assistant.model.layers):
+            layer.self_attn.q_norm.weight *= 0.3  # flat scores, so that rounding changes little
+        if clusters:
+            mixed = np.random.default_rng(0).permutation(V)
+            assistant.masked_embedding.token_ordering.copy_(torch.tensor(mixed))
+    written(target, folder / "t")
+    assistant.save_pretrained(folder / "a")
+    return Pair(target, assistant, folder)

@@ -1,0 +1,87 @@
+"""Which source guesses: the one that pays most, by what its drafts cost and how often they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from stem_edge.errors import BackendError
+from stem_edge.runtime.speculation.drafts import ByPlace, Drafts
+from stem_edge.runtime.speculation.gate import Gate
+from stem_edge.runtime.speculation.speculation import GatedGuesses
+from stem_edge.runtime.speculation.text_drafts import TextDrafts
+
+STEP = 1.0  # seconds
+TIMES = {2: 1.1, 4: 1.2, 8: 1.4}
+
+
+class Fake(ByPlace):
+    """Drafts 1, 2, 3, ...; the next token is right as often as it was told."""
+
+    def __init__(self, seconds: float, right: int = 7) -> None:
+        super().__init__()
+        self.seconds, self.right, self.calls = seconds, right, 0
+
+    def draft(self, seen: Sequence[int], count: int) -> list[int]:
+        self.calls += 1
+        return [len(seen) + n if n < self.right else -1 for n in range(count)]
+
+
+def follow(guesses: GatedGuesses, tokens: int) -> list[int]:
+    """Let a text grow in which token n is n; return the drafts of each step."""
+    seen, sizes = [0], list[int]()
+    while len(seen) < tokens:
+        drafts = guesses.after(seen, 7)
+        sizes.append(len(drafts))
+        right = next((n for n, draft in enumerate(drafts) if draft != len(seen) + n), len(drafts))
+        seen += range(len(seen), len(seen) + right + 1)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("cheap", "dear", "chosen"),
+    [
+        (Fake(0.01, 7), Fake(0.2, 7), 0),
+        (Fake(0.01, 0), Fake(0.1, 7), 1),  # wrong guesses cost a step, so dearer right ones win
+        (Fake(0.01, 1), Fake(0.05, 7), 1),
+        (Fake(0.01, 7), Fake(0.01, 1), 0),
+    ],
+)
+def test_the_source_that_pays_most(cheap: Fake, dear: Fake, chosen: int) -> None:
+    follow(GatedGuesses(Gate(TIMES, 7), [TextDrafts(), cheap, dear], STEP), 400)
+    calls = cheap.calls, dear.calls
+    assert calls[chosen] > 4 * calls[1 - chosen]
+
+
+def test_none_where_none_pays() -> None:
+    """Sources are tried again now and then, as a text changes."""
+    wrong, dear = Fake(0.01, 0), Fake(1.0)
+    sizes = follow(GatedGuesses(Gate(TIMES, 7), [TextDrafts(), wrong, dear], STEP), 400)
+    assert 0 < wrong.calls < 50 and dear.calls == 0 and sizes.count(0) > 350
+
+
+def test_as_many_drafts_as_come_true() -> None:
+    sizes = follow(GatedGuesses(Gate(TIMES, 7), [TextDrafts(), Fake(0.02, 3)], STEP), 400)
+    assert sizes[-20:].count(3) > 15
+
+
+def test_one_that_fails_is_not_asked_again() -> None:
+    class Failing(Fake):
+        def draft(self, seen: Sequence[int], count: int) -> list[int]:
+            super().draft(seen, count)
+            raise BackendError("broken")
+
+    failing, other = Failing(0.01), Fake(0.02)
+    guesses = GatedGuesses(Gate(TIMES, 7), [TextDrafts(), failing, other], STEP)
+    follow(guesses, 60)
+    assert failing.calls == 1 and other.calls > 3
+
+
+def test_a_token_waits_for_the_text_alone() -> None:
+    for drafts, quick in (([TextDrafts()], True), ([TextDrafts(), Fake(0.01)], False)):
+        made: list[Drafts] = [*drafts]
+        guesses = GatedGuesses(Gate(TIMES, 7), made, STEP)
+        assert not guesses.quick  # a long text takes a while to index at first
+        guesses.after([*range(9)], 7)
+        assert guesses.quick == quick
