@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-import stem_edge
 from stem_edge.bundle.manifest import MANIFEST, TABLES, TOKENIZER, FileEntry, encode_manifest
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.table_arrays import open_tables
@@ -132,15 +131,8 @@ def add_assistant(
         journal.run("assistant", partial(part.write, work.path, options.cpus), _ignore)
         manifest = replace(base.manifest, assistant=part.described, files=journal.files())
         write_file(work.path / MANIFEST, encode_manifest(manifest))
-        with stem_edge.load(
-            work.path,
-            context_length=min(TOKENS, source.config.max_context),
-            prepare=False,
-            warm_start=False,
-            speculate=True,
-            trial=False,  # not needed, since the exporter itself wrote it
-        ):
-            journal.close()
+        part.check(work.path, options.cpus)
+        journal.close()
 
 
 def _ignore(_: int) -> None:

@@ -122,7 +122,6 @@ def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) 
             pack=pack,
             slots=None if pack else slots,
             warm_start=False,
-            speculate=job.assistant is not None,
             trial=False,  # not needed, since the exporter itself wrote the bundle
         ) as model:
             found = model.logits(ids)

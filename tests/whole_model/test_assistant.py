@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 from exact_models import TOLERANCE_OF_GEMMA, off
@@ -20,6 +21,7 @@ from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend, OrtDrafter
+from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
 from stem_edge.runtime.engine import Context
 from stem_edge.runtime.speculation.assistant_drafts import Assistant, AssistantDrafts
 from stem_edge.runtime.speculation.speculation import Speculation
@@ -206,6 +208,18 @@ def test_states_that_are_not_there_are_an_error(model: Model) -> None:
     for position in (len(PROMPT) + 1, len(PROMPT) - 1):
         with pytest.raises(BackendError, match="no state of the token before position"):
             drafter.draft(7, position, 1)
+
+
+@pytest.mark.parametrize("same_bits", [True, False])
+def test_auto_takes_it_where_guesses_are_known_to_be_exact(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch, same_bits: bool
+) -> None:
+    costs = msgspec.structs.replace(CHEAP, same_bits=same_bits)
+    monkeypatch.setattr(OrtLoader, "step_costs", property(lambda _: costs))
+    with stem_edge.load(exported.path, threads=1, trial=False) as model:
+        speculation = model.stepping.speculation
+        found = [type(source) for source in speculation.sources] if speculation else []
+    assert found == ([Assistant] if same_bits else [])
 
 
 @pytest.mark.parametrize(
