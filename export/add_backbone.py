@@ -24,7 +24,6 @@ from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.files import BundleFile, write_file
 from stem_edge.export.job.job import Advance
 from stem_edge.export.job.journal import Journal
-from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.job.publish import publish
 from stem_edge.export.job.table_plan import scaling_of
 from stem_edge.export.quantization.error_meter import ErrorMeter
@@ -120,18 +119,27 @@ def add_assistant(
     source: Checkpoint,
     converted: ExportedTokenizer,
     part: AssistantPart,
-    options: ExportOptions,
+    threads: int,
+    files: object,
 ) -> None:
-    """Put an assistant into the bundle in `out`, and keep its other files. Raises ExportError."""
+    """Put an assistant into the bundle in `out`, and keep its other files.
+
+    files: of the assistant, as Sources.used returns. Raises ExportError.
+    """
     with publish(out, force=True) as work:
         base = open_base(out, source, converted)
-        described = encode_manifest(base.manifest), part.described, part.source.path
+        if base.manifest.backbone is None:
+            raise ExportError(
+                f"{out}: has no backbone for onnxruntime, which an assistant needs; add that first: --add "
+                "without --assistant"
+            )
+        described = encode_manifest(base.manifest), part.described, files
         journal = Journal(work.path, hashlib.sha256(repr(described).encode()).hexdigest())
         journal.run("kept", partial(keep_files, base, (ASSISTANT_DATA,), work.path), _ignore)
-        journal.run("assistant", partial(part.write, work.path, options.cpus), _ignore)
+        journal.run("assistant", partial(part.write, work.path, threads), _ignore)
         manifest = replace(base.manifest, assistant=part.described, files=journal.files())
         write_file(work.path / MANIFEST, encode_manifest(manifest))
-        part.check(work.path, options.cpus)
+        part.check(work.path, threads)
         journal.close()
 
 

@@ -209,7 +209,8 @@ def _export(
     source, options = keep_trained_grid(with_special_tokens(source, converted), options)
     part = _assistant(source, options)
     if part is not None and options.add:
-        add_assistant(out, source, converted, part, options)
+        files = sources.used([options.assistant], [out])
+        add_assistant(out, source, converted, part, options.cpus, files)
         return open_bundle(out)
     text_ids = np.array([source.config.bos_id or 0])  # for a step that shows that it runs
     if options.judged:

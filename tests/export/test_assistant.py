@@ -155,6 +155,13 @@ def test_it_is_for_onnxruntime(folder: Path, tmp_path: Path) -> None:
         )
 
 
+def test_a_bundle_without_its_backbone_is_told(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    stem_edge.export_bundle(folder / "t", tmp_path / "b", backbone="f32", tables="fp32")
+    with pytest.raises(ExportError, match="no backbone for onnxruntime, which an assistant needs"):
+        stem_edge.export_bundle(folder / "t", tmp_path / "b", assistant=folder / "a", add=True)
+
+
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another vocabulary": (lambda a: a["model"].update(vocab_size=304), "has 304 tokens"),
     "no clusters of one size": (lambda a: a.update(clusters=15), "320 tokens in 15 clusters"),
