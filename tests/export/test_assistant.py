@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gemma_pairs import CLUSTERS, V, make_pair
 from hf_folders import edit
+from installed import needs_ggml
 from safetensors.torch import load_file, save_file
 from tiers import slow_but
 
@@ -155,8 +156,8 @@ def test_it_is_for_onnxruntime(folder: Path, tmp_path: Path) -> None:
         )
 
 
+@needs_ggml
 def test_a_bundle_without_its_backbone_is_told(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
     stem_edge.export_bundle(folder / "t", tmp_path / "b", backbone="f32", tables="fp32")
     with pytest.raises(ExportError, match="no backbone for onnxruntime, which an assistant needs"):
         stem_edge.export_bundle(folder / "t", tmp_path / "b", assistant=folder / "a", add=True)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import numpy as np
 import onnxruntime as ort
 
 from stem_edge.bundle.opening import Bundle
-from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.graph.assistant import drafting, lenders, scored
@@ -31,7 +27,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     onnxruntime_errors,
 )
-from stem_edge.runtime.rows.slots import Slots
 
 from_numpy = ort.OrtValue.ortvalue_from_numpy
 
@@ -50,8 +45,8 @@ def try_one(bundle: Bundle, assistant: Assistant, threads: int) -> None:
     others = (io.EARLY, io.LATE, io.REST, io.HEAD)
     graphs = cpu_graphs(bundle, prefill=False, without=others)
     graphs[io.ASSISTANT] = source(bundle, assistant, "fp32")
-    backend = AssistedBackend(assistant, bundle.manifest.model, graphs, None, threads)
-    backend.open_drafter(_Zeros(backend.loaded, MOST)).draft(0, 1, 1)
+    backend = OrtBackend(bundle.manifest.model, graphs, None, threads)
+    OrtDrafter(assistant, backend.loaded, _Zeros(backend.loaded, MOST)).draft(0, 1, 1)
     backend.close()
 
 
@@ -70,19 +65,10 @@ class _Zeros(OrtContext):
 
 
 class AssistedBackend(OrtBackend):
-    """A backbone with its assistant, whose graph is among the others. Raises as OrtBackend."""
+    """A backbone with its assistant, whose graph is among the others."""
 
-    def __init__(
-        self,
-        assistant: Assistant,
-        config: ModelConfig,
-        graphs: Mapping[str, Path | GraphSource],
-        slots: Slots | None,
-        threads: int,
-        kv: KvType = "fp32",
-    ) -> None:
-        super().__init__(config, graphs, slots, threads, kv)
-        self._assistant = assistant
+    def __init__(self, backend: OrtBackend, assistant: Assistant) -> None:
+        self.loaded, self._assistant = backend.loaded, assistant
 
     def open_drafter(self, context: BackendContext) -> OrtDrafter:
         """Return what drafts in a context of this backend."""

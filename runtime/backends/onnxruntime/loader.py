@@ -136,22 +136,20 @@ class OrtLoader:
 
     def open(self, slots: Slots | None) -> OrtBackend:
         prefill, kv = self._prompts()[0], self._kv
+        config = self._bundle.manifest.model
         sources = cpu_graphs if self._prepared is None else self._prepared.graph_sources
         graphs = dict(sources(self._bundle, prefill=prefill, kv=kv))
         for name, graph in graphs.items():
             if isinstance(graph, GraphSource):
                 graphs[name] = graph._replace(packed=self._options.pack)
-        described = self._bundle.manifest.model, graphs, slots, self._options.cpus, kv
-        if (assistant := self._assistant) is None:
-            backend = OrtBackend(*described)
-        else:
+        if (assistant := self._assistant) is not None:
             from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend, source
 
             graphs[io.ASSISTANT] = source(self._bundle, assistant, kv)
-            backend = AssistedBackend(assistant, *described)
+        backend = OrtBackend(config, graphs, slots, self._options.cpus, kv)
         if self._prepared is not None:
             self._prepared.give_back_read_pages()
-        return backend
+        return backend if assistant is None else AssistedBackend(backend, assistant)
 
     @property
     def _assistant(self) -> Assistant | None:
