@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
 
 CANNOT_READ = "onnxruntime cannot read these slots; make them with this loader's make_slots"
 ROPE_BLOCK = 1024  # positions that are computed at once
@@ -107,9 +110,12 @@ class Loaded:
     on_cpu: bool  # whether the provider reads host memory in place
     windowed: bool  # whether layers with a window keep only that: the graphs for the CPU do
     ropes: Ropes
+    stream: WeightStream | None = None  # of weights that exceed the memory
 
     def close(self) -> None:
         """Release the sessions, and what contexts share."""
+        if self.stream is not None:
+            self.stream.close()
         self.ropes.clear()
         self.sessions.clear()
         self.memory.collect()

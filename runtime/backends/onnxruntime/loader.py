@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stem_edge.bundle.footprint import footprint_of
@@ -13,6 +14,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding, prefill_refusal, tried
 from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
+from stem_edge.graph.names import PREFILL
 from stem_edge.runtime.backends.engine import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
@@ -30,6 +32,9 @@ from stem_edge.tables.rows import RecordLayout
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked, PreparedPlace
 
+ROOMY = (
+    2.0  # memory beside the weights that a step reads, from which on all of them fit in any case
+)
 UNMEASURED = (
     "whether it is exact on this processor is measured when the backbone is prepared, which it is not; "
     "prefill_graph=True uses it nevertheless"
@@ -127,7 +132,7 @@ class OrtLoader:
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         return ArraySlots(layout, count)
 
-    def open(self, slots: Slots | None) -> OrtBackend:
+    def open(self, slots: Slots | None, room: int) -> OrtBackend:
         prefill, kv = self._prompts()[0], self._kv
         config = self._bundle.manifest.model
         sources = cpu_graphs if self._prepared is None else self._prepared.graph_sources
@@ -138,7 +143,17 @@ class OrtLoader:
         backend = OrtBackend(config, graphs, slots, self._options.cpus, kv)
         if self._prepared is not None:
             self._prepared.give_back_read_pages()
+            decoding = [graph for name, graph in graphs.items() if name != PREFILL]
+            self._stream(backend, [graph for graph in decoding if isinstance(graph, Path)], room)
         return backend
+
+    def _stream(self, backend: OrtBackend, graphs: Sequence[Path], room: int) -> None:
+        """Keep only a part of the weights in memory where there is no room for all."""
+        if room > ROOMY * footprint_of(self._bundle.manifest, "onnxruntime").step_nbytes:
+            return
+        from stem_edge.runtime.backends.onnxruntime.prepared.streaming import open_stream
+
+        backend.loaded = replace(backend.loaded, stream=open_stream(graphs, room))
 
     @property
     def _will_be_prepared(self) -> bool:
