@@ -43,7 +43,7 @@ from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import Caches, bundle_key, expected_records, fill, keep_counts
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.system.memory import available_memory, own_memory, raise_out_of_memory
+from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.store import TableFormat
 
@@ -204,7 +204,6 @@ def _assemble(
 ) -> Model:
     """Open the backbone and the tables as planned, and fill the row cache."""
     format, overlap, cache_dir = bundle.manifest.table_format, options.overlap, options.cache_dir
-    room = own_memory() + available_memory() - plan.total
 
     def model(backend: Backend, rows: Rows, on_close: Callable[[], None] | None = None) -> Model:
         # After opening, because that measures with how many tokens at once a device stays exact.
@@ -224,7 +223,7 @@ def _assemble(
         return Model(bundle, engine, plan, text, prefixes, stepping, on_close)
 
     if format is None:
-        return model(loader.open(None, room), Rows())
+        return model(loader.open(None), Rows())
     with ExitStack() as opened:
         tables = _open_tables(bundle, format, options)
         opened.callback(tables.close)
@@ -244,7 +243,7 @@ def _assemble(
                 caches.fill(np.arange(plan.slots), plan.chunk_tokens)
             fill(caches, wanted, batch)
 
-        backend = _open_and_fill(loader, storage, room, fill_slots)
+        backend = _open_and_fill(loader, storage, fill_slots)
         keep = (lambda: keep_counts(bundle, cache, cache_dir)) if options.warm_start else None
         loaded = model(backend, rows, keep)
         opened.pop_all()
@@ -271,9 +270,7 @@ def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> R
     return tier_over(store, root, key, options.disk_tier)
 
 
-def _open_and_fill(
-    loader: EngineLoader, slots: Slots, room: int, fill_slots: Callable[[], None]
-) -> Backend:
+def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:
     """Open the backbone and fill the slots, at the same time if the engine can."""
     with ThreadPoolExecutor(1, thread_name_prefix="stem-edge-warm") as thread:
         filling = fill_slots
@@ -281,7 +278,7 @@ def _open_and_fill(
         with suppress(RuntimeError):
             if loader.fills_while_opening:
                 filling = thread.submit(fill_slots).result
-        backend = loader.open(slots, room)
+        backend = loader.open(slots)
         try:
             filling()
         except BaseException:

@@ -44,10 +44,8 @@ class EngineLoader(Protocol):
     def make_slots(self, layout: RecordLayout, count: int) -> Slots:
         """Allocate slots in the form that this engine's graph reads."""
 
-    def open(self, slots: Slots | None, room: int) -> Backend:
+    def open(self, slots: Slots | None) -> Backend:
         """Load the backbone over these slots; None for a dense model.
-
-        room: bytes of memory that pages of mapped files can take beside all that is planned.
 
         Raises BackendError; NotRunnableError if the engine's next loader may work instead.
         """

@@ -37,7 +37,7 @@ class Loader(ToyLoader):
         part = Part(1000, footprint.kv_nbytes(context), 0, 10, 0, footprint.slot_nbytes)
         return Needs(footprint, context, part)
 
-    def open(self, slots: Any, room: int) -> Any:
+    def open(self, slots: Any) -> Any:
         return Backend(self.manifest.model.vocab_size, slots, footprint_of(self.manifest).kv_nbytes)
 
 

@@ -50,7 +50,7 @@ class ToyLoader:
         """Keep codes and scales as in the records."""
         return ArraySlots(layout, count)
 
-    def open(self, slots: Any, room: int) -> ToyBackend:
+    def open(self, slots: Any) -> ToyBackend:
         """Open a backend over these slots."""
         return ToyBackend(self.manifest.model.vocab_size, slots)
 

@@ -55,7 +55,7 @@ class GgmlLoader:
     def make_slots(self, layout: RecordLayout, count: int) -> BlockSlots:
         return BlockSlots(layout, count)
 
-    def open(self, slots: Slots | None, room: int) -> GgmlBackend:
+    def open(self, slots: Slots | None) -> GgmlBackend:
         if slots is not None and not isinstance(slots, BlockSlots):
             raise BackendError(
                 "ggml cannot read these slots; make them with this loader's make_slots"

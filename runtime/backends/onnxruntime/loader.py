@@ -26,15 +26,14 @@ from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provi
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
-from stem_edge.system.memory import memory_limit
+from stem_edge.system.memory import available_memory, memory_limit
 from stem_edge.tables.rows import RecordLayout
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked, PreparedPlace
 
-ROOMY = (
-    2.0  # memory beside the weights that a step reads, from which on all of them fit in any case
-)
+# Free memory beside the weights that a step reads, from which on they stay.
+ROOMY = 2.0
 UNMEASURED = (
     "whether it is exact on this processor is measured when the backbone is prepared, which it is not; "
     "prefill_graph=True uses it nevertheless"
@@ -132,7 +131,7 @@ class OrtLoader:
     def make_slots(self, layout: RecordLayout, count: int) -> ArraySlots:
         return ArraySlots(layout, count)
 
-    def open(self, slots: Slots | None, room: int) -> OrtBackend:
+    def open(self, slots: Slots | None) -> OrtBackend:
         prefill, kv = self._prompts()[0], self._kv
         config = self._bundle.manifest.model
         sources = cpu_graphs if self._prepared is None else self._prepared.graph_sources
@@ -143,17 +142,15 @@ class OrtLoader:
         backend = OrtBackend(config, graphs, slots, self._options.cpus, kv)
         if self._prepared is not None:
             self._prepared.give_back_read_pages()
-            decoding = [graph for name, graph in graphs.items() if name != PREFILL]
-            self._stream(backend, [graph for graph in decoding if isinstance(graph, Path)], room)
+            weights = footprint_of(self._bundle.manifest, "onnxruntime").step_nbytes
+            if available_memory() < ROOMY * weights:
+                from stem_edge.runtime.backends.onnxruntime.prepared.streaming import open_stream
+
+                decoding = [
+                    one for n, one in graphs.items() if n != PREFILL and isinstance(one, Path)
+                ]
+                backend.loaded = replace(backend.loaded, stream=open_stream(decoding))
         return backend
-
-    def _stream(self, backend: OrtBackend, graphs: Sequence[Path], room: int) -> None:
-        """Keep only a part of the weights in memory where there is no room for all."""
-        if room > ROOMY * footprint_of(self._bundle.manifest, "onnxruntime").step_nbytes:
-            return
-        from stem_edge.runtime.backends.onnxruntime.prepared.streaming import open_stream
-
-        backend.loaded = replace(backend.loaded, stream=open_stream(graphs, room))
 
     @property
     def _will_be_prepared(self) -> bool:

@@ -134,7 +134,7 @@ class DeviceLoader:
             session = open_session(graph, self._threads, self._providers)
             return DeviceSlots(DeviceRows(layout, self.variant), count, self._memory, session)
 
-    def open(self, slots: Slots | None, room: int) -> DeviceBackend | PortableBackend:
+    def open(self, slots: Slots | None) -> DeviceBackend | PortableBackend:
         with self._refusing():
             backend = self._opened(slots)
             try:

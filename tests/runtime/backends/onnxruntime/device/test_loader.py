@@ -211,10 +211,10 @@ def test_what_float16_cannot_hold_is_left_to_the_next_variant(
         monkeypatch.setattr(device_loader, name, lambda *_: closing)
     loader = DeviceLoader(stem_edge.open_bundle(DEMO), LoadOptions(threads=1), [CPU], variant)
     if runs:
-        assert loader.open(None, 0) is closing and loader.step_tokens == ANY_NUMBER
+        assert loader.open(None) is closing and loader.step_tokens == ANY_NUMBER
     else:
         with pytest.raises(NotRunnableError, match="7 of 9 logits"):
-            loader.open(None, 0)
+            loader.open(None)
     assert closed == [variant] * (not runs)
 
 
