@@ -29,6 +29,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     marks,
     prepared_folder,
 )
+from stem_edge.runtime.text.kept import readers
 from stem_edge.system.user_folder import cpu_digest
 from stem_edge.tables.token_counts import write_counts
 
@@ -93,6 +94,9 @@ def root(tmp_path: Path) -> Path:
     put(tmp_path, f".making-{os.getpid()}")
     put(tmp_path, ".making-999999999")
     write_counts(tmp_path / "counts" / "c.npy", np.ones(3, np.uint32))
+    (tmp_path / "tokenizers").mkdir()
+    for name in (f"{readers()}-t", "earlier-t"):
+        (tmp_path / "tokenizers" / name).touch()
     put_verdict(tmp_path, "as it was")
     put_verdict(tmp_path, "changed", into="changed.json")
     put_verdict(tmp_path, "gone", into="gone.json")
@@ -118,6 +122,8 @@ STALE = {
     f".making-{os.getpid()}": "",
     ".making-999999999": "was not finished",
     "c.npy": "",
+    f"{readers()}-t": "",
+    "earlier-t": "made by another stem-edge or tokenizers",
     "changed.json": "made for another library, processor or stem-edge",
     "gone.json": "its library is gone",
     "cut.json": "damaged",
