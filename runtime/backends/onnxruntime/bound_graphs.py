@@ -162,6 +162,7 @@ class BoundGraphs:
         self._begins: list[int] = []  # positions of the step
         # Of the latest tokens with logits, and the position of the first.
         self._states: tuple[F32, int] = np.empty((1, 0, 0), np.float32), 0
+        self._stream = loaded.stream
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
         """Bind inputs and outputs in all graphs that have them."""
@@ -189,6 +190,8 @@ class BoundGraphs:
             self._lengths[io.WINDOW].write(rows)
             for line, position in zip(self._positions, positions, strict=True):
                 np.add(self._range, position, out=line)
+        if self._stream is not None:
+            self._stream.begin()
         for name in self._before_rows:
             self._run(name)
 
@@ -209,6 +212,8 @@ class BoundGraphs:
             with onnxruntime_errors(self._doing(self._output.name)):
                 self._output.run()
             self._states = self._output.states, self._begins[0] + places.start
+        if self._stream is not None:
+            self._stream.end()
         if not wanted:
             return np.empty((0, self._vocab_size), np.float32)
         positions = [begin + n for begin in self._begins for n in places]

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stem_edge.bundle.footprint import footprint_of
@@ -29,12 +30,14 @@ from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provi
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
-from stem_edge.system.memory import memory_limit
+from stem_edge.system.memory import available_memory, memory_limit
 from stem_edge.tables.rows import RecordLayout
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked, PreparedPlace
 
+# Free memory beside the weights that a step reads, from which on they stay.
+ROOMY = 2.0
 UNMEASURED = (
     "whether it is exact on this processor is measured when the backbone is prepared, which it is not; "
     "prefill_graph=True uses it nevertheless"
@@ -149,6 +152,14 @@ class OrtLoader:
         backend = OrtBackend(config, graphs, slots, self._options.cpus, kv)
         if self._prepared is not None:
             self._prepared.give_back_read_pages()
+            weights = footprint_of(self._bundle.manifest, "onnxruntime").step_nbytes
+            if available_memory() < ROOMY * weights:
+                from stem_edge.runtime.backends.onnxruntime.prepared.streaming import open_stream
+
+                decoding = [
+                    one for n, one in graphs.items() if n != io.PREFILL and isinstance(one, Path)
+                ]
+                backend.loaded = replace(backend.loaded, stream=open_stream(decoding))
         return backend if assistant is None else AssistedBackend(backend, assistant)
 
     @property
