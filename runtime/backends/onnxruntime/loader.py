@@ -135,7 +135,8 @@ class OrtLoader:
         for name, graph in graphs.items():
             if isinstance(graph, GraphSource):
                 graphs[name] = graph._replace(packed=self._options.pack)
-        backend = OrtBackend(config, graphs, slots, self._options.cpus, kv)
+        further = {} if self._prepared is None else self._prepared.apart_steps
+        backend = OrtBackend(config, graphs, slots, self._options.cpus, kv, further)
         if self._prepared is not None:
             self._prepared.give_back_read_pages()
         return backend
