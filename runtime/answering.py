@@ -183,7 +183,7 @@ class Answering(ModelText):
         guessing = partial(self.stepping.guessing, prompt, length, exact=exact)
         with self._recorder() as record, lookups, lent as context, guessing(context) as guesses:
             own = self.engine, context, answer, lookups, record, guesses
-            for token in sample_tokens(*own, exact=exact):
+            for token in sample_tokens(*own, exact=self.stepping.one_by_one(exact=exact)):
                 self._prefixes.make_room(context, MOST)
                 yield token
 

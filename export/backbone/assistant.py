@@ -22,8 +22,8 @@ from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import Quantizer
 from stem_edge.export.quantization.streams import MatrixPool
-from stem_edge.graph.assistant import ORDER, drafting
 from stem_edge.graph.formats import Assistant, BackboneFormat
+from stem_edge.graph.special.assistant import ORDER, drafting
 from stem_edge.graph.weight_plan import WeightPlan
 
 

@@ -8,9 +8,10 @@ from functools import singledispatch
 from stem_edge.bundle.manifest import Manifest
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import (
     ASSISTANT_DATA,
+    BACKBONE_DATA,
     WEIGHT_BITS,
     BackboneFormat,
     EngineName,
@@ -127,7 +128,7 @@ def _assistant_nbytes(manifest: Manifest) -> int:
     """Return the bytes of the assistant but for its embedding in clusters, which is read in place."""
     if (found := manifest.assistant) is None:
         return 0
-    from stem_edge.graph.assistant import scored  # for such bundles alone
+    from stem_edge.graph.special.assistant import scored  # for such bundles alone
 
     model, nbytes = found.model, manifest.files[ASSISTANT_DATA].nbytes
     if found.clusters:

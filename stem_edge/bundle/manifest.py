@@ -4,7 +4,7 @@
     backbone.onnx.data      weights for onnxruntime, as stem_edge.graph.weight_plan lays them out
     backbone.onnx           a graph over them for other tools; nothing here reads it
     prefill.data            optional: int8 matrices for prompts
-    assistant.data          optional: weights of the model's own drafter (stem_edge.graph.assistant)
+    assistant.data          optional: weights of the model's own drafter (stem_edge.graph.special.assistant)
     backbone.gguf           weights for ggml, as stem_edge.ggml.gguf_schema describes them
     tables.zarr/            stem_edge.tables.store; a dense model has none
     tokenizer.json, tokenizer_config.json
@@ -33,9 +33,10 @@ from stem_edge.files import disk
 from stem_edge.files.names import check_names
 from stem_edge.files.plain_files import damaged, unreadable
 from stem_edge.files.strict_json import decode_json, one_line
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import (
     ASSISTANT_DATA,
+    BACKBONE_DATA,
     Assistant,
     BackboneFormat,
     EngineName,
@@ -177,7 +178,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.assistant is not None:
             if self.backbone is None:
                 raise ValueError("an assistant, but no backbone for onnxruntime")
-            from stem_edge.graph.assistant import lenders  # for such bundles alone
+            from stem_edge.graph.special.assistant import lenders  # for such bundles alone
 
             lenders(self.assistant, model)
         check_names([MANIFEST, *self.files])

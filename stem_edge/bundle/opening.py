@@ -158,7 +158,7 @@ def weight_nbytes(manifest: Manifest) -> dict[str, int]:
     plans = [decoding(*described).plan]
     plans += [prompts(*described).plan] if manifest.has_prefill else []
     if manifest.assistant is not None:
-        from stem_edge.graph.assistant import drafting  # for bundles with one alone
+        from stem_edge.graph.special.assistant import drafting  # for bundles with one alone
 
         plans.append(drafting(manifest.assistant, manifest.model, manifest.backbone)[1])
     return {plan.file: plan.nbytes for plan in plans}

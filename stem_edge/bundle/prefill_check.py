@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import Manifest
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
+from stem_edge.graph.decode import PREFILL_DATA
+from stem_edge.graph.formats import BACKBONE_DATA
 from stem_edge.numerics.quantize import F32
 from stem_edge.units import format_size
 

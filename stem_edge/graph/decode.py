@@ -18,7 +18,7 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
-from stem_edge.graph.formats import BackboneFormat
+from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
 from stem_edge.graph.ir import Graph, Node
 from stem_edge.graph.kv import KvFormat, KvType, place_peaks
 from stem_edge.graph.layer import norm
@@ -28,7 +28,6 @@ from stem_edge.graph.stack import Start, layers_in_order
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.tables.rows import RecordLayout
 
-BACKBONE_DATA = "backbone.onnx.data"
 PREFILL_DATA = "prefill.data"
 NEW_KEYS, NEW_VALUES = io.NEW + io.KEYS, io.NEW + io.VALUES
 

@@ -10,6 +10,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.numerics.quantize import MIN_BLOCK
 
 MAX_BLOCK = 256
+BACKBONE_DATA = "backbone.onnx.data"
 ASSISTANT_DATA = "assistant.data"
 EngineName = Literal["onnxruntime", "ggml"]
 # int2 only for matrices that a checkpoint has as such: nothing here rounds to 2 bits.
@@ -120,7 +121,7 @@ class GgufFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Assistant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A model's own drafter and how it is stored; stem_edge.graph.assistant says what it computes.
+    """A model's own drafter and how it is stored; stem_edge.graph.special.assistant says what it computes.
 
     Its own layers are the last ones; each before them stands for the last of its kind in the model.
     """

@@ -13,7 +13,7 @@ are still being read from flash. A step runs the graphs in this order:
 
 `prefill` replaces early and late while a prompt is processed: its int8 matrices are faster for many
 tokens and slower for one. All graphs share one KV cache. `assistant` drafts the next token of one
-sequence from what the others left there (graph.assistant).
+sequence from what the others left there (graph.special.assistant).
 
 A prepared backbone runs early, late, rest and head as one graph, `step`, with the inputs of all of
 them but `embedded`. Each run wakes onnxruntime's threads anew, which costs more than the layers
@@ -21,6 +21,9 @@ before the first row hide of its read, so these wait for it, too.
 
 B sequences can take a step of one token together, and each attends to as many rows of its part of
 the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is 1.
+
+`step2`, `step4` and `step8` are `step` for so many tokens, each of which gets the bits of a step of its
+own (graph.apart).
 
 | input | type, shape | meaning |
 |---|---|---|
@@ -45,6 +48,7 @@ the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is
 |---|---|---|
 | new_hidden | float32 [B, T, hidden_width] | every graph but head; [B, n, ...] from rest |
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs; of layers that borrow K and V, if they are quantized, to the lender's |
+| new_keys.<l>.<n>, new_values.<l>.<n> | the same, in step2 to step8 | as the token n of the step leaves them |
 | logits | float32 [B, n, V] | head, and assistant of the tokens that it scores |
 | norm.out | float32 [B, n, dim] | head only, in bundles with an assistant: what the head multiplies |
 | new_state | float32 [1, 1, dim] | assistant only: the state for its next draft |
@@ -165,6 +169,16 @@ def row_codes(layer: int, part: int = 0) -> str:
 def row_scales(layer: int, part: int = 0) -> str:
     """Name the input with the scales of row_codes."""
     return f"row_scales.{layer}" + (f".{part}" if part else "")
+
+
+def apart_step(tokens: int) -> str:
+    """Name the graph of a step in which each of so many tokens has the bits of a step of its own."""
+    return f"{STEP}{tokens}"
+
+
+def updated_by(cache: str, token: int) -> str:
+    """Name the output of keys or values that a token of such a step, but its last, leaves."""
+    return f"{cache}.{token}"
 
 
 def layer_graphs(config: ModelConfig) -> dict[str, range]:

@@ -30,8 +30,9 @@ from stem_edge.bundle.manifest import (
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import ALIGNMENT
 from stem_edge.ggml.gguf_tensors import encode_tensors, planned_tensors
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
+from stem_edge.graph.decode import PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import (
+    BACKBONE_DATA,
     GGUF_TYPES,
     BackboneFormat,
     EngineName,

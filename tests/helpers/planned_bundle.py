@@ -19,8 +19,7 @@ from stem_edge.bundle.manifest import (
     Manifest,
 )
 from stem_edge.bundle.opening import Bundle
-from stem_edge.graph.decode import BACKBONE_DATA
-from stem_edge.graph.formats import BackboneFormat
+from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
 from stem_edge.tables.rows import make_layout
 
 CONTEXT = 512

@@ -20,8 +20,8 @@ from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job import source as exported_source
-from stem_edge.graph.decode import BACKBONE_DATA, decoding, prompts
-from stem_edge.graph.formats import SMALL_KINDS, BackboneFormat, WeightType
+from stem_edge.graph.decode import decoding, prompts
+from stem_edge.graph.formats import BACKBONE_DATA, SMALL_KINDS, BackboneFormat, WeightType
 from stem_edge.graph.ir import Graph, Tensor
 from stem_edge.graph.weight_plan import Blocks, Columns, Floats
 from stem_edge.numerics.matrix import ArrayMatrix, whole

@@ -22,8 +22,7 @@ from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.quantization.calibration import read_token_ids, sequences
 from stem_edge.export.quantization.kv_peaks import TEXT_TOKENS, KvPeaks
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
-from stem_edge.graph.decode import BACKBONE_DATA
-from stem_edge.graph.formats import EngineName
+from stem_edge.graph.formats import BACKBONE_DATA, EngineName
 from stem_edge.graph.kv import KV_TYPES, QUANTIZED, KvChoice, KvType, OnnxCaches
 from stem_edge.graph.names import head_width
 from stem_edge.graph.weight_plan import SMALL_ALIGNMENT

@@ -19,7 +19,7 @@ from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.safetensors import TensorFiles
 from stem_edge.export.tensor_files.stored_tensor import INTEGERS
-from stem_edge.graph.assistant import CLUSTERS, IN, OUT
+from stem_edge.graph.special.assistant import CLUSTERS, IN, OUT
 
 KIND = "gemma4_assistant"
 OUTSIDE = (

@@ -8,9 +8,9 @@ import onnxruntime as ort
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
-from stem_edge.graph.assistant import drafting, lenders, scored
 from stem_edge.graph.formats import Assistant
 from stem_edge.graph.kv import KvType
+from stem_edge.graph.special.assistant import drafting, lenders, scored
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import MOST, BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend

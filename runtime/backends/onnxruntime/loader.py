@@ -20,6 +20,7 @@ from stem_edge.runtime.backends.engine import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.loaded import NO_MORE
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import may_be_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
@@ -35,6 +36,7 @@ from stem_edge.tables.rows import RecordLayout
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked, PreparedPlace
+    from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
 
 # Free memory beside the weights that a step reads, from which on they stay.
 ROOMY = 2.0
@@ -89,11 +91,14 @@ class OrtLoader:
         self._prepared: Prepacked | None = None
         self._may_prepare = options.prepare  # False once preparing has turned out impossible
         self._verdict: Verdict | None = None
+        self._streams = False  # known once the backbone is open
 
     @property
     def step_costs(self) -> StepCosts | None:
         """Costs that were measured when the backbone was prepared, with as many threads."""
-        steps = self._prepared.record.steps if self._prepared is not None else None
+        if self._prepared is None or self._streams:
+            return None
+        steps = self._prepared.record.steps
         return steps if steps is not None and steps.threads == self._options.cpus else None
 
     def prepare(self, verdict: Verdict | None) -> None:
@@ -149,17 +154,15 @@ class OrtLoader:
             from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend, source
 
             graphs[io.ASSISTANT] = source(self._bundle, assistant, kv)
-        backend = OrtBackend(config, graphs, slots, self._options.cpus, kv)
+        further = {} if self._prepared is None else self._prepared.apart_steps
+        backend = OrtBackend(config, graphs, slots, self._options.cpus, kv, further)
         if self._prepared is not None:
             self._prepared.give_back_read_pages()
-            weights = footprint_of(self._bundle.manifest, "onnxruntime").step_nbytes
-            if available_memory() < ROOMY * weights:
-                from stem_edge.runtime.backends.onnxruntime.prepared.streaming import open_stream
-
-                decoding = [
-                    one for n, one in graphs.items() if n != io.PREFILL and isinstance(one, Path)
-                ]
-                backend.loaded = replace(backend.loaded, stream=open_stream(decoding))
+            files = [one for n, one in graphs.items() if n != io.PREFILL and isinstance(one, Path)]
+            if (stream := self._stream(files)) is not None:
+                # It follows the graphs of single steps alone.
+                backend.loaded = replace(backend.loaded, stream=stream, later=NO_MORE)
+                self._streams = True
         return backend if assistant is None else AssistedBackend(backend, assistant)
 
     @property
@@ -168,6 +171,15 @@ class OrtLoader:
         later = self._prepared is None and self._will_be_prepared and bool(self._options.speculate)
         loaded = later or self._options.guesses_ahead(self.step_costs)
         return self._bundle.manifest.assistant if loaded else None
+
+    def _stream(self, graphs: Sequence[Path]) -> WeightStream | None:
+        """Return what reads a part of the weights anew in each step, where not all fit into memory."""
+        weights = footprint_of(self._bundle.manifest, "onnxruntime").step_nbytes
+        if available_memory() > ROOMY * weights:
+            return None
+        from stem_edge.runtime.backends.onnxruntime.prepared.streaming import open_stream
+
+        return open_stream(graphs)
 
     @property
     def _will_be_prepared(self) -> bool:

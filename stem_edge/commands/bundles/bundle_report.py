@@ -11,9 +11,9 @@ from stem_edge.bundle.manifest import GGUF, TABLES, Manifest, QualityReport, is_
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.ggml.gguf_schema import matrix_types
-from stem_edge.graph.assistant import scored
 from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.graph.formats import ASSISTANT_DATA, VOCABULARY_KINDS, BackboneFormat
+from stem_edge.graph.special.assistant import scored
 from stem_edge.runtime.rows.remote import printable_url
 from stem_edge.shown import printable
 from stem_edge.tables.rows import RecordLayout

@@ -23,7 +23,8 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BackendError, BundleError, OutOfMemoryError, StemEdgeError
 from stem_edge.ggml.gguf_tensors import locate
 from stem_edge.ggml.library import Ggml
-from stem_edge.graph.decode import BACKBONE_DATA, decoding
+from stem_edge.graph.decode import decoding
+from stem_edge.graph.formats import BACKBONE_DATA
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
 from stem_edge.runtime.backends.interface import check_logits, check_memory, reason

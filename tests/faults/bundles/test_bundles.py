@@ -25,7 +25,7 @@ from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.files import disk
 from stem_edge.files import hashing as hashes
-from stem_edge.graph.decode import BACKBONE_DATA
+from stem_edge.graph.formats import BACKBONE_DATA
 from stem_edge.tables.store import open_table_store
 
 NOT_APPLICABLE: dict[str, str] = {

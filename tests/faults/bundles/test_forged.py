@@ -33,8 +33,8 @@ from stem_edge.bundle.manifest import (
     TOKENIZER_CONFIG,
 )
 from stem_edge.config import ModelConfig
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
-from stem_edge.graph.formats import BackboneFormat, EngineName
+from stem_edge.graph.decode import PREFILL_DATA
+from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat, EngineName
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.store import open_table_store
 from stem_edge.tables.token_counts import encode_counts

@@ -32,8 +32,8 @@ from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.files import hashing as hashes
 from stem_edge.graph import formats
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
-from stem_edge.graph.formats import BackboneFormat, GgufFormat
+from stem_edge.graph.decode import PREFILL_DATA
+from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat, GgufFormat
 
 SHA = "0" * 64
 Fields = dict[str, Any]

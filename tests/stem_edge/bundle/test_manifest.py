@@ -33,8 +33,7 @@ from stem_edge.bundle.manifest import (
 )
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BundleError
-from stem_edge.graph.decode import BACKBONE_DATA
-from stem_edge.graph.formats import GgufFormat
+from stem_edge.graph.formats import BACKBONE_DATA, GgufFormat
 
 
 @pytest.fixture

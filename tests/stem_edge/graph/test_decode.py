@@ -25,10 +25,10 @@ from stem_edge.config import ModelConfig
 from stem_edge.export.backbone import weight_file
 from stem_edge.export.backbone.whole import whole
 from stem_edge.graph import names as io
-from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA, decoding, prompts
+from stem_edge.graph.decode import PREFILL_DATA, decoding, prompts
 from stem_edge.graph.device import variants
 from stem_edge.graph.encoder import encode
-from stem_edge.graph.formats import BackboneFormat
+from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
 from stem_edge.graph.ir import Attribute, ElementType, Graph, GraphError, Tensor, inline
 from stem_edge.graph.names import row_name
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT, LARGE_NBYTES, SMALL_ALIGNMENT, WeightPlan

@@ -30,8 +30,7 @@ from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
-from stem_edge.graph.decode import BACKBONE_DATA
-from stem_edge.graph.formats import EngineName
+from stem_edge.graph.formats import BACKBONE_DATA, EngineName
 from stem_edge.hub import fetch
 from stem_edge.hub.asking import asking
 from stem_edge.hub.names import HubName

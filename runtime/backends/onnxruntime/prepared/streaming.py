@@ -57,6 +57,7 @@ class WeightStream:
         self._first, self._asked, self._ahead = 0, 0, 0  # the one in use; those asked for; bytes
         self._madvise = ctypes.CDLL(None, use_errno=True).madvise
         self._pagemap = _opened(PROC / "self" / "pagemap", files)
+        self._look()
         self._in_step, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="stem-edge-weights", daemon=True)
         self._thread.start()
@@ -78,7 +79,6 @@ class WeightStream:
 
     def _follow(self) -> None:
         with suppress(OSError):  # the step needs none of this: it is then only slow
-            self._look()
             while self._in_step.wait() and not self._closing.is_set():
                 self._look()
                 if self.chosen and self._touched(self._first + 1):
@@ -155,9 +155,9 @@ class WeightStream:
 
 
 def open_stream(graphs: Sequence[Path]) -> WeightStream | None:
-    """Stream the mapped weights of open graphs as far as free memory asks for it.
+    """Stream the mapped weights of open graphs as far as free memory asks for it; None if all of them fit.
 
-    None where the system does not say what is used: it then decides alone what to drop.
+    None, too, where the system does not say what is used: it then decides alone what to drop.
     """
     if sys.platform != "linux":
         return None
@@ -167,7 +167,9 @@ def open_stream(graphs: Sequence[Path]) -> WeightStream | None:
         if spans := [span for graph in graphs for span in _mapped(graph, files)]:
             stream = WeightStream(spans, files)
             failed.pop_all()
-            return stream
+            if stream.chosen:
+                return stream
+            stream.close()
     return None
 
 

@@ -75,7 +75,7 @@ def _separate(
 def _with_states(bundle: Bundle, graph: Graph) -> Graph:
     """Return a graph with a head, with one more output if an assistant reads that."""
     if bundle.manifest.assistant is not None:
-        from stem_edge.graph.assistant import with_states  # for bundles with one alone
+        from stem_edge.graph.special.assistant import with_states  # for bundles with one alone
 
         with_states(graph, bundle.manifest.model)
     return graph

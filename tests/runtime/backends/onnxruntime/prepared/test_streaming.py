@@ -154,9 +154,15 @@ def test_a_system_that_refuses(step: Step, monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(1, "madvise")
 
     monkeypatch.setattr(WeightStream, "_advise", refuse)
+    with pytest.raises(OSError, match="madvise"):
+        step.stream()
+    monkeypatch.setattr(streaming, "available_memory", lambda: 1 << 40)
     stream = step.stream()
+    monkeypatch.setattr(streaming, "available_memory", lambda: SPARE_NBYTES)
+    monkeypatch.setattr(stream, "_next_look", 0.0)
+    stream.begin()
     assert soon(lambda: not stream._thread.is_alive())
-    stream.begin()  # does nothing any more
+    stream.end()
     stream.close()
 
 

@@ -12,9 +12,8 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.attention import K_SCALE, no_tokens, normed_heads, quantized
-from stem_edge.graph.decode import BACKBONE_DATA
 from stem_edge.graph.ffn import ffn
-from stem_edge.graph.formats import ASSISTANT_DATA, Assistant, BackboneFormat
+from stem_edge.graph.formats import ASSISTANT_DATA, BACKBONE_DATA, Assistant, BackboneFormat
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.graph.kv import KEYS, QUANTIZED, VALUES, KvType, place_peaks
 from stem_edge.graph.layer import LayerGraph, norm
