@@ -139,7 +139,6 @@ def add_assistant(
         journal.run("assistant", partial(part.write, work.path, threads), _ignore)
         manifest = replace(base.manifest, assistant=part.described, files=journal.files())
         write_file(work.path / MANIFEST, encode_manifest(manifest))
-        part.check(work.path, threads)
         journal.close()
 
 

@@ -271,8 +271,6 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     return_freed_memory()  # of the pieces, before the engine takes as much
     manifest = accept(job, journal, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
-    if job.assistant is not None:
-        job.assistant.check(job.folder, job.options.cpus)
     journal.close()
 
 

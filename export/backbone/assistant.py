@@ -9,7 +9,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from stem_edge.bundle.manifest import FileEntry
-from stem_edge.bundle.opening import open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile
@@ -49,12 +48,6 @@ class AssistantPart(NamedTuple):
         ):
             WeightFile(data, tensors, weights, quantizer, {ORDER: source.order}).write(self.plan)
         return {path: data.entry}
-
-    def check(self, folder: Path, threads: int) -> None:
-        """Raise BackendError if it cannot draft from the bundle in a folder."""
-        from stem_edge.runtime.backends.onnxruntime.assistant import try_one
-
-        try_one(open_bundle(folder), self.described, threads)
 
 
 def assistant_part(path: Path, target: ModelConfig, options: ExportOptions) -> AssistantPart:

@@ -156,7 +156,7 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 63_417, 47_000),
+    "package, lines": Budget(package_lines, 63_378, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_536, 5_000),
     "tests, lines": Budget(lambda: lines_in("tests"), 62_588, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_210, 4_800),

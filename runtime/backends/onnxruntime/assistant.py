@@ -11,15 +11,13 @@ from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.special.assistant import drafting, lenders, scored
-from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import MOST, BackendContext
+from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import Lengths
-from stem_edge.runtime.backends.onnxruntime.context import KvArrays, OrtContext
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     GraphSource,
-    cpu_graphs,
     format_of,
     graph_source,
 )
@@ -35,33 +33,6 @@ def source(bundle: Bundle, assistant: Assistant, kv: KvType) -> GraphSource:
     """Return the graph of a bundle's assistant, over the weights of both."""
     graph, _ = drafting(assistant, bundle.manifest.model, format_of(bundle), kv)
     return graph_source(bundle, io.ASSISTANT, graph)
-
-
-def try_one(bundle: Bundle, assistant: Assistant, threads: int) -> None:
-    """Draft a token without the rest of the model, as after one with keys and values of 0.
-
-    Raises BackendError, OutOfMemoryError.
-    """
-    others = (io.EARLY, io.LATE, io.REST, io.HEAD)
-    graphs = cpu_graphs(bundle, prefill=False, without=others)
-    graphs[io.ASSISTANT] = source(bundle, assistant, "fp32")
-    backend = OrtBackend(bundle.manifest.model, graphs, None, threads)
-    OrtDrafter(assistant, backend.loaded, _Zeros(backend.loaded, MOST)).draft(0, 1, 1)
-    backend.close()
-
-
-class _Zeros(OrtContext):
-    """A context whose keys, values and states are 0, of a backbone that is not loaded."""
-
-    def __init__(self, loaded: Loaded, length: int) -> None:
-        self.length, self._memory, self._owned = length, loaded.memory, []
-        self.kv, self._width = KvArrays(loaded, 1, length), loaded.config.dim
-        self.window = self.kv.window()
-        for array in self.kv.arrays:
-            array.host[...] = 0
-
-    def state_before(self, position: int) -> F32:
-        return np.zeros(self._width, np.float32)
 
 
 class AssistedBackend(OrtBackend):
