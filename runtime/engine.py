@@ -48,6 +48,11 @@ class Context:
         """Tokens that still fit."""
         return self.length - self.position
 
+    @property
+    def together(self) -> int:
+        """Tokens that the next step may have if each is to get the bits of a step of its own."""
+        return min(self.room, self.backend.together(self.position))
+
     def rewind(self, position: int) -> None:
         """Go back to a position, or to the start if its window has left the KV cache."""
         self.position = position if position >= self.backend.earliest else 0
@@ -138,13 +143,14 @@ class Engine:
         *,
         row_ids: I64 | None = None,
         prefill: bool = False,
+        apart: bool = False,
         top: int = 0,
     ) -> F32:
         """Process ids [T], T <= chunk_tokens; return logits [logits, V] of the last tokens.
 
         following: the next step, whose rows may be read while this one computes.
         row_ids [T]: the rows that tokens look up; default: their own. prefill: the tokens are part
-        of a prompt. top: see BackendContext.finish.
+        of a prompt. apart: see BackendContext.begin. top: see BackendContext.finish.
 
         The next step overwrites the logits. When it raises, the context is as before, and the step
         can be tried again.
@@ -152,7 +158,7 @@ class Engine:
         looked_up = token_ids if row_ids is None else row_ids
 
         def run() -> F32:
-            context.backend.begin(token_ids, context.position, prefill=prefill)
+            context.backend.begin(token_ids, context.position, prefill=prefill, apart=apart)
             slots = self.rows.fetch(looked_up, logits)
             if following is not None:
                 self.rows.submit(following.row_ids, following.logits, following.later)

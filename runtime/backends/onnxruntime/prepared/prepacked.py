@@ -20,16 +20,15 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.kv import KvType
-from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.graph.names import apart_step
+from stem_edge.runtime.backends.interface import SIZES, StepCosts
+from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import kept_graphs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER, is_large
 from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import give_back_mapped
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
-    GraphSource,
-    joined_graphs,
-)
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, joined_graphs
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
-FORMAT = 8
+FORMAT = 9
 RECORD = "prepared.json"
 MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -61,12 +60,18 @@ class Prepacked(NamedTuple):
         self, bundle: Bundle, *, prefill: bool, kv: KvType = "fp32"
     ) -> Mapping[str, Path | GraphSource]:
         """Return the source of each graph by name: its prepared file, otherwise the graph itself."""
-        graphs = joined_graphs(bundle, prefill=prefill, kv=kv)
+        graphs = kept_graphs(self.folder.parent.parent, bundle, prefill=prefill, kv=kv)
         files = {name: prepared_file(name) for name in graphs}
         there = {
             name: self.folder / file for name, file in files.items() if file in self.record.files
         }
         return graphs | there
+
+    @property
+    def apart_steps(self) -> dict[str, Path]:
+        """Graphs by name of steps in which each token has the bits of a step of its own."""
+        files = {name: prepared_file(name) for name in map(apart_step, SIZES)}
+        return {n: self.folder / file for n, file in files.items() if file in self.record.files}
 
     def give_back_read_pages(self) -> None:
         """Give back mapped pages once sessions are open: plain scales were read for the last time."""
@@ -96,18 +101,26 @@ class PreparedPlace(NamedTuple):
 
 
 def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> PreparedPlace:
-    """Find the place of a bundle on this machine, which takes a while: its graphs are built.
+    """Find the place of a bundle on this machine; the first time, its graphs are built.
 
     kv: type of keys and values, which is part of the graphs.
     """
-    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
+    root, prefill = cache_folder(cache_dir), bundle.manifest.has_prefill
+    graphs = kept_graphs(root, bundle, prefill=prefill, kv=kv)
+    folder = _folder(root, bundle, ort.__version__, graphs)
     return PreparedPlace(bundle, folder, read_prepared(folder))
 
 
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType = "fp32") -> Path:
     """Return the folder for the prepared backbone of this bundle, processor and onnxruntime."""
-    files = bundle.manifest.files
     graphs = joined_graphs(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
+    return _folder(root, bundle, onnxruntime, graphs)
+
+
+def _folder(
+    root: Path, bundle: Bundle, onnxruntime: str, graphs: Mapping[str, GraphSource]
+) -> Path:
+    files = bundle.manifest.files
     weights = [files[name].sha256 for name in (BACKBONE_DATA, PREFILL_DATA) if name in files]
     built = hashlib.sha256(b"".join(graph.data for graph in graphs.values())).hexdigest()
     described = repr((FORMAT, onnxruntime, cpu_digest(), weights, built))
