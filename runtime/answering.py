@@ -183,7 +183,7 @@ class Answering(ModelText):
         guessing, engine = self.stepping.guessing(prompt, length, exact=exact), self.engine
         with self._recorder() as record, lookups, guessing as guesses, lent as context:
             own = engine, context, answer, lookups, record, guesses
-            for token in sample_tokens(*own, exact=exact):
+            for token in sample_tokens(*own, exact=self.stepping.one_by_one(exact=exact)):
                 self._prefixes.make_room(context, MOST)
                 yield token
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import MOST, StepCosts
+from stem_edge.runtime.backends.interface import MOST, SIZES, StepCosts
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Answer, Sampled
 from stem_edge.runtime.lookups.lookups import Lookups
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Decoding:
     """Steps of one answer. Once a token was chosen, the context has all tokens but the last.
 
-    exact: compute tokens together only as guesses, and only where that keeps their bits.
+    exact: compute tokens together only as guesses: see Stepping.one_by_one.
     """
 
     def __init__(
@@ -102,9 +102,10 @@ class Decoding:
     def _following(self) -> Step:
         """Return the token chosen last with what follows it, or may."""
         seen = self._answer.seen
-        room = min(self._context.room, self._engine.logit_tokens, MOST) - 1
-        drafts = self._answer.forced(min(room, self._forced)) or self._guesses.after(seen, room)
-        return self._of([seen[-1], *drafts])
+        room = min(self._context.together, self._engine.logit_tokens, MOST) - 1
+        forced = self._answer.forced(min(room, self._forced))
+        size = max(size for size in (1, *SIZES) if size <= 1 + len(forced))
+        return self._of([seen[-1], *(forced[: size - 1] or self._guesses.after(seen, room))])
 
     def _of(self, tokens: list[int]) -> Step:
         row_ids = np.array([self._lookups.of_token(token) for token in tokens])
@@ -152,7 +153,10 @@ def _verify(engine: Engine, context: Context, step: Step, top: int) -> Verified:
     Otherwise the row of a token that the answer does not have could end it.
     """
     try:
-        logits = engine.step(context, step.token_ids, step.logits, row_ids=step.row_ids, top=top)
+        rows = step.row_ids
+        logits = engine.step(
+            context, step.token_ids, step.logits, row_ids=rows, apart=True, top=top
+        )
         return Verified(logits, step.token_ids[1:].tolist())
     except StemEdgeError:
         if step.logits == 1:
@@ -171,6 +175,10 @@ class Stepping(NamedTuple):
     def same_in_batches(self) -> bool:
         """Whether sequences that decode together are known to have the bits that each has alone."""
         return self.costs is not None and self.costs.same_in_batches
+
+    def one_by_one(self, *, exact: bool) -> bool:
+        """Return whether tokens without a choice take a step each, because others would be rounded."""
+        return exact and (self.costs is None or not self.costs.same_bits)
 
     def guessing(
         self, prompt: Sequence[int], length: int, *, exact: bool

@@ -96,12 +96,21 @@ class BackendContext(Protocol):
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         """Copy what `kept` returned for `tokens` tokens into this context, which is empty."""
 
+    def together(self, position: int) -> int:
+        """Return how many tokens a step at a position may have to drop those that steps of one would."""
+
     def begin(
-        self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
+        self,
+        token_ids: npt.NDArray[np.int64],
+        position: int,
+        *,
+        prefill: bool = False,
+        apart: bool = False,
     ) -> None:
         """Start a step of ids [T] at positions position..position+T-1: the layers before any row.
 
-        prefill: use the graph for prompts, if the backend has one.
+        prefill: use the graph for prompts, if the backend has one. apart: give each token the bits of a
+        step of its own, if the backend can for T of SIZES and up to `together` tokens.
         """
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:

@@ -47,7 +47,7 @@ class Probe:
     def step(self, position: int, count: int) -> F32:
         """Compute tokens at a position, whatever was there; return the logits [count, V] of each."""
         places = slice(position, position + count)
-        self._context.begin(self._token_ids[places], position)
+        self._context.begin(self._token_ids[places], position, apart=True)
         try:
             return self._context.finish(self._slots[places], count)
         except NotFiniteError:  # possible with placeholder rows; takes as long

@@ -60,7 +60,9 @@ def open_scheduler(
         partial(stepping.guessing, exact=exact),
         size=sequences,
         length=plan.context_length,
-        rounding=Rounding(exact, apart=not batches, steady=steady and not exact),
+        rounding=Rounding(
+            stepping.one_by_one(exact=exact), apart=not batches, steady=steady and not exact
+        ),
     )
 
 

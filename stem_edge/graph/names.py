@@ -21,6 +21,9 @@ before the first row hide of its read, so these wait for it, too.
 B sequences can take a step of one token together, and each attends to as many rows of its part of
 the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is 1.
 
+`step2`, `step4` and `step8` are `step` for so many tokens, each of which gets the bits of a step of its
+own (graph.apart).
+
 | input | type, shape | meaning |
 |---|---|---|
 | token_ids | int64 [B, T] | embed only |
@@ -43,6 +46,7 @@ the KV cache as seqlens_k says. In steps of several tokens, and in prefill, B is
 |---|---|---|
 | new_hidden | float32 [B, T, hidden_width] | every graph but head; [B, n, ...] from rest |
 | new_keys.<l>, new_values.<l> | as keys.<l> | bound to the same memory as the inputs; of layers that borrow K and V, if they are quantized, to the lender's |
+| new_keys.<l>.<n>, new_values.<l>.<n> | the same, in step2 to step8 | as the token n of the step leaves them |
 | logits | float32 [B, n, V] | head only |
 
 backbone.onnx in the bundle joins embed, early, late, rest and head in one graph for other tools:
@@ -156,6 +160,16 @@ def row_codes(layer: int, part: int = 0) -> str:
 def row_scales(layer: int, part: int = 0) -> str:
     """Name the input with the scales of row_codes."""
     return f"row_scales.{layer}" + (f".{part}" if part else "")
+
+
+def apart_step(tokens: int) -> str:
+    """Name the graph of a step in which each of so many tokens has the bits of a step of its own."""
+    return f"{STEP}{tokens}"
+
+
+def updated_by(cache: str, token: int) -> str:
+    """Name the output of keys or values that a token of such a step, but its last, leaves."""
+    return f"{cache}.{token}"
 
 
 def layer_graphs(config: ModelConfig) -> dict[str, range]:

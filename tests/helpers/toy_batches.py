@@ -106,7 +106,13 @@ class Context:
     def restore(self, arrays: Any, tokens: int) -> None:
         self.ids[:tokens] = next(iter(arrays))
 
-    def begin(self, token_ids: Any, position: int, *, prefill: bool = False) -> None:
+    def together(self, position: int) -> int:
+        """Let a step have as many tokens as fit."""
+        return self.length - position
+
+    def begin(
+        self, token_ids: Any, position: int, *, prefill: bool = False, apart: bool = False
+    ) -> None:
         self.tokens, self.position = token_ids, position
 
     def finish(self, slot_ids: Any, logits: int, top: int = 0) -> Any:

@@ -90,7 +90,13 @@ class ToyBackend:
     def restore(self, arrays: Any, tokens: int) -> None:
         """Restore nothing."""
 
-    def begin(self, token_ids: Any, position: int, *, prefill: bool = False) -> None:
+    def together(self, position: int) -> int:
+        """Let a step have as many tokens as fit."""
+        return self.length - position
+
+    def begin(
+        self, token_ids: Any, position: int, *, prefill: bool = False, apart: bool = False
+    ) -> None:
         """Keep the tokens for `finish`."""
         self.tokens = token_ids
 

@@ -7,16 +7,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from guessing import CHEAP
 from installed import DEMO
 
 import stem_edge
 from stem_edge.commands.main import main
+from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import consistency as runs
+from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import LEAST_NBYTES
-from stem_edge.runtime.consistency import verify_runs
+from stem_edge.runtime.consistency import Asked, verify_runs
+from stem_edge.runtime.engine import Context, Engine
 
+ANSWERS = ["smaller chunks", "kept prefixes", "prefixes kept in files"]
 WAYS = {
+    *ANSWERS,
     "plain",
     "overlapped",
     "fewest slots",
@@ -50,11 +58,49 @@ def test_a_prepared_backbone_is_one_of_them(
     assert set(results.values()) == {"ok"}
 
 
+@pytest.fixture(scope="module")
+def prepared(dense_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache folder with the prepared backbone of the dense bundle."""
+    folder = tmp_path_factory.mktemp("cache")
+    assert main(["prepare", str(dense_bundle), "--cache-dir", str(folder), "--threads", "1"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_answers_to_pieces_of_a_text(
+    same: bool, dense_bundle: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = StepCosts(seconds=0.01, times={2: 1.0}, same_bits=same, same_in_batches=same)
+    monkeypatch.setattr(OrtLoader, "step_costs", costs)
+    asked = Asked("one two three " * 50, prompts=3, prompt_tokens=20, new_tokens=6)
+    results = verify_runs(dense_bundle, cache_dir=prepared, asked=asked)
+    assert list(results) == ["plain", "smaller chunks", "guesses", "batches", *ANSWERS[1:]]
+    unlike = {name for name, result in results.items() if result != "ok"}
+    assert unlike == (set() if same else {"guesses", "batches"})
+
+
+def test_guesses_that_change_answers_are_found(
+    dense_bundle: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OrtLoader, "step_costs", CHEAP)
+    real = Engine.step
+
+    def step(engine: Engine, context: Context, ids: Any, *args: Any, **more: Any) -> F32:
+        """Give a step of several tokens the logits of their neighbours in the vocabulary."""
+        logits = real(engine, context, ids, *args, **more)
+        return np.roll(logits, more.get("apart", False) and len(ids) > 1, axis=1)
+
+    monkeypatch.setattr(Engine, "step", step)
+    asked = Asked("one two three " * 50, prompts=3, prompt_tokens=20, new_tokens=16)
+    found = verify_runs(dense_bundle, cache_dir=prepared, asked=asked)["guesses"]
+    assert found.startswith("3 of 3 answers differ, the first of prompt 1: other tokens from new ")
+
+
 def test_a_dense_model(dense_bundle: Path) -> None:
     manifest = stem_edge.open_bundle(dense_bundle).manifest
     assert manifest.tables is None
     assert manifest.report.worst_logit_difference < 1e-4
-    assert verify_runs(dense_bundle) == {"plain": "ok", "overlapped": "ok"}
+    assert verify_runs(dense_bundle) == dict.fromkeys(["plain", "overlapped", *ANSWERS], "ok")
     with stem_edge.load(dense_bundle) as model:
         assert model.plan.slots == 0
         list(model.generate([1, 2, 3], max_new_tokens=3))
@@ -69,15 +115,15 @@ def test_a_way_that_gives_other_tokens_is_named(
 ) -> None:
     real = runs._run
 
-    def run(path: Path, prompt: str, new: int, options: dict[str, Any], *rest: Any) -> list[int]:
-        tokens = real(path, prompt, new, options, *rest)
-        return [7, *tokens[1:]] if options.get("slots") == 4 else tokens
+    def run(path: Path, asked: Asked, options: dict[str, Any]) -> list[list[int]]:
+        (tokens,) = real(path, asked, options)
+        return [[7, *tokens[1:]] if options.get("slots") == 4 else tokens]
 
     monkeypatch.setattr(runs, "_run", run)
     assert main(["verify", str(DEMO), "--runs"]) == 1
     out, err = capsys.readouterr()
     (line,) = (line for line in out.splitlines() if line.startswith("fewest slots  "))
     assert line.endswith("other tokens from new token 1 on")
-    assert "2 of 18 ways of running it give other tokens" in err
+    assert "2 of 24 ways of running it give other tokens" in err
     assert main(["verify", str(DEMO), "--runs", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False

@@ -106,10 +106,18 @@ class GgmlContext(BackendContext):
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         self.kv.restore(arrays, tokens)
 
+    def together(self, position: int) -> int:
+        return self.length - position
+
     def begin(
-        self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
+        self,
+        token_ids: npt.NDArray[np.int64],
+        position: int,
+        *,
+        prefill: bool = False,
+        apart: bool = False,
     ) -> None:
-        """Start a step; `prefill` changes nothing, because prompts and decoding share graphs."""
+        """Start a step; `prefill` and `apart` change nothing, because all steps share graphs."""
         self.steps.begin([self.kv], token_ids, np.arange(position, position + len(token_ids)))
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:

@@ -16,6 +16,7 @@ from stem_edge.graph.kv import CACHES, KvType
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import (
+    LaterSessions,
     Loaded,
     Ropes,
     open_sessions,
@@ -30,7 +31,7 @@ from stem_edge.runtime.rows.slots import Slots
 class OrtBackend:
     """The graphs for the CPU, by their names. Raises BackendError, OutOfMemoryError.
 
-    kv: type of keys and values in the graphs.
+    kv: type of keys and values in the graphs. later: further graphs, opened when one is first needed.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class OrtBackend:
         slots: Slots | None,
         threads: int,
         kv: KvType = "fp32",
+        later: Mapping[str, Path | GraphSource] | None = None,
     ) -> None:
         memory, dtype = DeviceMemory(CPU), np.dtype(np.float32)
         self.loaded = Loaded(
@@ -52,6 +54,7 @@ class OrtBackend:
             on_cpu=True,
             windowed=True,
             ropes=Ropes(config, memory, dtype),
+            later=LaterSessions(later or {}, threads, whole_steps=bool(config.ranges)),
         )
 
     def open_context(self, length: int) -> BackendContext:

@@ -33,11 +33,11 @@ def outputs(graphs: Mapping[str, BoundSession], loaded: Loaded) -> dict[str, Hea
 class HeadOutput:
     """Layers for the wanted positions only, the head, and the logits that it brings to the host.
 
-    name: `head`, or `step` for a graph of all layers with the head.
+    name: `head`, or that of a graph of all layers with the head, such as `step`.
     """
 
     def __init__(self, name: str, graphs: Mapping[str, BoundSession], loaded: Loaded) -> None:
-        self.name, self.has_layers = name, name == io.STEP
+        self.name, self.has_layers = name, name != io.HEAD
         self._head, self._top = graphs[name], graphs.get(io.TOP)
         self._rest = None if self.has_layers else graphs.get(io.REST)
         self.first = name if self._rest is None else io.REST  # graph that takes the hidden states
@@ -124,6 +124,13 @@ class BoundShape(NamedTuple):
     sequences: int = 0
     tokens: int = 0  # of each
     prefill: bool = False  # by the graph for prompts
+    apart: bool = False  # by a graph that gives each token the bits of a step of its own
+
+    @property
+    def output(self) -> str:
+        """The graph that gives logits, unless all steps end with the same."""
+        step = io.apart_step(self.tokens) if self.apart else io.STEP
+        return io.HEAD if self.prefill else step
 
 
 class BoundGraphs:
@@ -133,8 +140,9 @@ class BoundGraphs:
     """
 
     def __init__(self, loaded: Loaded, length: int, *, without: Collection[str] = ()) -> None:
-        self._memory, self._dtype = loaded.memory, loaded.dtype
+        self._loaded, self._memory, self._dtype = loaded, loaded.memory, loaded.dtype
         self._width, self._vocab_size = loaded.config.hidden_width, loaded.config.vocab_size
+        self._values = dict[str, ort.OrtValue]()  # bound in all graphs that have them
         self.graphs = {
             name: BoundSession(session, in_place=loaded.on_cpu)
             for name, session in loaded.sessions.items()
@@ -155,22 +163,40 @@ class BoundGraphs:
         self._has_windows = any(io.POSITIONS in graph.inputs for graph in self.graphs.values())
         self.shape = BoundShape()
         self._begins: list[int] = []  # positions of the step
+        self._stream = loaded.stream
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
         """Bind inputs and outputs in all graphs that have them."""
+        self._values |= values
         for graph in self.graphs.values():
             graph.bind(values)
 
+    def _later(self, name: str) -> bool:
+        """Tell whether there is a graph, which is opened when it is first needed."""
+        if name not in self.graphs and (session := self._loaded.later.find(name)) is not None:
+            graph = BoundSession(session, in_place=self._loaded.on_cpu)
+            graph.bind(self._values)
+            self.graphs[name] = graph
+            self._outputs[name] = HeadOutput(name, self.graphs, self._loaded)
+        return name in self.graphs
+
     def begin(
-        self, token_ids: I64, positions: list[int], dropped: list[int], *, prefill: bool = False
+        self,
+        token_ids: I64,
+        positions: list[int],
+        dropped: list[int],
+        *,
+        prefill: bool = False,
+        apart: bool = False,
     ) -> None:
         """Start a step of ids [B, T], with the layers before any row.
 
         positions [B]: of each sequence's first token in the step. dropped [B]: of the first tokens
-        of its text, how many have left the windows.
+        of its text, how many have left the windows. prefill, apart: by these graphs, if there are some.
         """
         (sequences, count), prefill = token_ids.shape, prefill and io.PREFILL in self.graphs
-        shape = BoundShape(sequences, count, prefill)
+        apart = apart and count > 1 and self._later(io.apart_step(count))
+        shape = BoundShape(sequences, count, prefill, apart)
         if shape != self.shape:
             self.allocate(shape)
         self._begins, ends = positions, [position + count for position in positions]
@@ -182,6 +208,8 @@ class BoundGraphs:
             self._lengths[io.WINDOW].write(rows)
             for line, position in zip(self._positions, positions, strict=True):
                 np.add(self._range, position, out=line)
+        if self._stream is not None:
+            self._stream.begin()
         for name in self._before_rows:
             self._run(name)
 
@@ -201,6 +229,8 @@ class BoundGraphs:
             self._output.bind(self._slot_ids, places, top)
             with onnxruntime_errors(self._doing(self._output.name)):
                 self._output.run()
+        if self._stream is not None:
+            self._stream.end()
         if not wanted:
             return np.empty((0, self._vocab_size), np.float32)
         positions = [begin + n for begin in self._begins for n in places]
@@ -213,7 +243,7 @@ class BoundGraphs:
         values = [self._value(shape, self._width, "the hidden states") for _ in names]
         lent = {n: self._value(shape, width, "keys and values") for n, width in self._lent.items()}
         self.shape = BoundShape()
-        self._output = self._outputs.get(io.HEAD if shape.prefill else io.STEP, self._output)
+        self._output = self._outputs.get(shape.output, self._output)
         self._output.forget()
         last = self._output.first
         for name, value, following in zip(names, values, [*names[1:], last], strict=True):

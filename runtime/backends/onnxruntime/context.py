@@ -62,6 +62,13 @@ class KvWindow:
         """Go on where another is, after its rows were copied here."""
         self._shift, self.settled = _Shift(other.dropped), other.settled
 
+    def together(self, position: int) -> int:
+        """Return how many tokens from a position on fit in without dropping any, or once some are dropped."""
+        base = self._shift.base + self._shift.by
+        if (room := self.capacity - position + base) < 1:
+            room = self.capacity - position + self._first(position)
+        return room
+
     def make_room(self, position: int, count: int) -> int:
         """Make room for `count` tokens from a position on; return the position of the first row.
 
@@ -74,7 +81,7 @@ class KvWindow:
             raise ValueError(f"position is {position}; expected 0, or {self.earliest} or more")
         shift, settled = (self._shift, self.settled) if position else (_Shift(), 0)
         if position - shift.base + count > self.capacity:
-            first = (position - self._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
+            first = self._first(position)
             shift = _Shift(shift.base, first - shift.base, position - first)
             settled = position
         if (most := self.capacity - position + shift.base + shift.by) < count:
@@ -82,6 +89,10 @@ class KvWindow:
         self._shift, self.settled = shift, settled
         self._finish()
         return self._shift.base
+
+    def _first(self, position: int) -> int:
+        """Return the position of the first row, once a step at this position has dropped tokens."""
+        return (position - self._window + 1) // io.WINDOW_BLOCK * io.WINDOW_BLOCK
 
     def _finish(self) -> None:
         """Move rows to the front, in pieces that can be repeated because they leave their source."""
@@ -115,12 +126,15 @@ class KvArrays:
                 what, dtype = f"the KV cache of {length:,} tokens", np.dtype(loaded.kv.dtype)
                 self.arrays.append(loaded.memory.empty(shape, dtype, what))
                 outputs = [f"{io.NEW}{name}{user}" for user in users]
-                self._names.append([f"{name}{number}", *outputs])
+                tokens = [io.updated_by(one, n) for one in outputs for n in range(MOST - 1)]
+                self._names.append([f"{name}{number}", *outputs, *tokens])
 
     def values(self) -> dict[str, ort.OrtValue]:
         """Return inputs and outputs of the graphs for all sequences."""
-        pairs = zip(self._names, self.arrays, strict=True)
-        return {name: array.value() for names, array in pairs for name in names}
+        found = dict[str, ort.OrtValue]()
+        for names, array in zip(self._names, self.arrays, strict=True):
+            found |= dict.fromkeys(names, array.value())
+        return found
 
     def part(self, first: int, count: int) -> dict[str, ort.OrtValue]:
         """Return `values` for some sequences, in this process's memory."""
@@ -234,8 +248,16 @@ class OrtContext:
             view[...] = array
         self._filled = max(self._filled, tokens)
 
+    def together(self, position: int) -> int:
+        return self.window.together(position)
+
     def begin(
-        self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
+        self,
+        token_ids: npt.NDArray[np.int64],
+        position: int,
+        *,
+        prefill: bool = False,
+        apart: bool = False,
     ) -> None:
         count, total = len(token_ids), position + len(token_ids)
         self._memory.collect()
@@ -243,7 +265,8 @@ class OrtContext:
         self._filled = max(self._filled, total)
         if max(count, self._graphs.shape.tokens) > FEW_TOKENS:
             return_freed_memory()  # otherwise a prompt chunk's activations stay with this process
-        self._graphs.begin(token_ids[None], [position], [dropped], prefill=prefill)
+        where = [position], [dropped]
+        self._graphs.begin(token_ids[None], *where, prefill=prefill, apart=apart)
 
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
         """Complete a step; only a device gives no more than the `top` largest logits."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,13 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
-from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
+
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
 
 CANNOT_READ = "onnxruntime cannot read these slots; make them with this loader's make_slots"
 ROPE_BLOCK = 1024  # positions that are computed at once
@@ -93,6 +96,35 @@ def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[st
     return tables
 
 
+class LaterSessions:
+    """Sessions on the CPU that are opened when they are first needed, by the names of their graphs."""
+
+    def __init__(
+        self,
+        graphs: Mapping[str, Path | GraphSource],
+        threads: int = 1,
+        *,
+        whole_steps: bool = False,
+    ) -> None:
+        self._graphs, self._threads, self._whole_steps = graphs, threads, whole_steps
+        self._open = dict[str, ort.InferenceSession]()
+
+    def find(self, name: str) -> ort.InferenceSession | None:
+        """Return a session, None if there is no such graph. Raises BackendError, OutOfMemoryError."""
+        if name not in self._open and name in self._graphs:
+            graph = {name: self._graphs[name]}
+            self._open |= open_sessions(graph, self._threads, [CPU], whole_steps=self._whole_steps)
+        return self._open.get(name)
+
+    def clear(self) -> None:
+        """Release them; none is opened any more."""
+        self._graphs = {}
+        self._open.clear()
+
+
+NO_MORE = LaterSessions({})
+
+
 @dataclass(frozen=True)
 class Loaded:
     """What contexts and batches of a backbone run over, and share."""
@@ -108,10 +140,15 @@ class Loaded:
     on_cpu: bool  # whether the provider reads host memory in place
     windowed: bool  # whether layers with a window keep only that: the graphs for the CPU do
     ropes: Ropes
+    later: LaterSessions = NO_MORE
+    stream: WeightStream | None = None  # of weights that exceed the memory
 
     def close(self) -> None:
         """Release the sessions, and what contexts share."""
+        if self.stream is not None:
+            self.stream.close()
         self.ropes.clear()
+        self.later.clear()
         self.sessions.clear()
         self.memory.collect()
         return_freed_memory()

@@ -34,6 +34,8 @@ class TinyEngine:
     def room(self) -> int:
         return self.length - self.position
 
+    together = room
+
     def rewind(self, position: int) -> None:
         self.position = position
 

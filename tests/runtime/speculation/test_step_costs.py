@@ -36,7 +36,9 @@ class Steps:
     def join(self, context: Any, tokens: int) -> None:
         """Take nothing."""
 
-    def begin(self, first: Any, token_ids: Any, positions: Any = None) -> None:
+    def begin(
+        self, first: Any, token_ids: Any, positions: Any = None, *, apart: bool = False
+    ) -> None:
         self.now += (
             SECONDS.get(len(first), 1.0) * (1 + next(self.delays)) if positions is None else 0
         )

@@ -106,8 +106,16 @@ class PortableContext:
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         raise BackendError("portable graphs take no keys and values of earlier calls")
 
+    def together(self, position: int) -> int:
+        return self.length - position
+
     def begin(
-        self, token_ids: npt.NDArray[np.int64], position: int, *, prefill: bool = False
+        self,
+        token_ids: npt.NDArray[np.int64],
+        position: int,
+        *,
+        prefill: bool = False,
+        apart: bool = False,
     ) -> None:
         count = len(token_ids)
         self._position = position

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 import psutil
+from onnxruntime import InferenceSession
 
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
@@ -34,6 +35,7 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import MOST, SIZES
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import MATRIX
 from stem_edge.runtime.backends.onnxruntime.prepared.journal import PIECE_NBYTES, PackingJournal
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import PackedForm, packed_forms
@@ -54,6 +56,7 @@ ACTIVATIONS = {
 # onnxruntime copies a packed matrix that begins elsewhere in the file, instead of mapping it.
 PACKED_ALIGNMENT = 256
 CHECKED_TOKENS = (1, 4)  # kernels for one token are others than those for several
+ONE_BY_ONE = "FusedMatMul", "MatMulNBits"  # the products of graphs that decode
 
 
 class OtherProductsError(Exception):
@@ -85,6 +88,36 @@ class Packer:
     def source(self, name: str, graph: Graph) -> GraphSource:
         """Return a graph over weights that were packed for others."""
         return GraphSource(name, encode(self._over_packed(graph)), self.folder)
+
+    def rounding_together(self, graph: Graph) -> set[str]:
+        """Return the products that round a token otherwise beside others; the graph was packed.
+
+        One product of each shape and type is tried.
+        """
+        found, tried = set[str](), dict[str, bool]()
+        for node in graph.nodes:
+            if node.op in ONE_BY_ONE:
+                alone = _alone(graph, node)
+                dims = [tensor.dims for tensor in alone.tensors.values()]
+                kind = repr((node.op, dims, sorted(node.attributes.items())))
+                if kind not in tried:
+                    tried[kind] = self._rounds_together(alone)
+                if tried[kind]:
+                    found.add(node.outputs[0])
+        return found
+
+    def _rounds_together(self, graph: Graph) -> bool:
+        session = self._session(graph)
+        (x,), noise = graph.inputs, next(_noise(graph, (MOST,)))
+
+        def products(of: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.asarray(session.run(None, {x: of})[0])
+
+        alone = [products(noise[:, n : n + 1]) for n in range(MOST)]
+        return any(
+            not np.array_equal(products(noise[:, :size]), np.concatenate(alone[:size], 1))
+            for size in SIZES
+        )
 
     def _gather(self, graph: Graph, plan: WeightPlan) -> None:
         """Write the weights of a graph: plain matrices, then packed ones and everything else."""
@@ -152,15 +185,17 @@ class Packer:
 
     def _products(self, graph: Graph, save_to: Path | None = None) -> list[F32]:
         """Return products of noise, of one token and of several."""
-        source = self.source("product", graph)
-        stepped = bool(self._bundle.manifest.model.ranges)
-        session = open_session(source, self._threads, [CPU], save_to=save_to, whole_steps=stepped)
+        session = self._session(graph, save_to)
         (x,) = graph.inputs
         try:
             return [session.run(None, {x: noise})[0] for noise in _noise(graph)]
         finally:
             del session
             return_freed_memory()
+
+    def _session(self, graph: Graph, save_to: Path | None = None) -> InferenceSession:
+        source, stepped = self.source("product", graph), bool(self._bundle.manifest.model.ranges)
+        return open_session(source, self._threads, [CPU], save_to=save_to, whole_steps=stepped)
 
 
 def _alone(graph: Graph, node: Node) -> Graph:
@@ -181,11 +216,11 @@ def _widened(node: Node) -> Node:
     return replace(node, inputs=[*node.inputs, node.inputs[4]])
 
 
-def _noise(graph: Graph) -> Iterator[npt.NDArray[Any]]:
+def _noise(graph: Graph, counts: Sequence[int] = CHECKED_TOKENS) -> Iterator[npt.NDArray[Any]]:
     (value,) = graph.inputs.values()
     *_, width = value.shape or ()
     rng = np.random.default_rng(0)
-    for tokens in CHECKED_TOKENS:
+    for tokens in counts:
         size = (1, tokens, int(width))
         if value.type == ElementType.UINT8:
             yield rng.integers(0, 256, size, np.uint8)

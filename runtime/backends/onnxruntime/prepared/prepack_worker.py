@@ -20,8 +20,9 @@ import onnxruntime as ort
 
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.errors import StemEdgeError
+from stem_edge.graph.apart import apart
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import EMBED, PREFILL
+from stem_edge.graph.names import EMBED, PREFILL, STEP, apart_step
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BEFORE, SIZES, NotFiniteError, StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
@@ -61,8 +62,15 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
     give_back_freed_blocks()  # packing frees a matrix of up to 32 MB after another
     packer, refused = Packer(bundle, folder, threads, PackingJournal(folder / JOURNAL)), ""
     try:
-        for name, graph in packable(bundle, kv).items():
+        graphs = packable(bundle, kv)
+        for name, graph in graphs.items():
             packer.pack(prepared_file(name), graph)
+        # onnxruntime would give a token those of the one before as they were before rounding to float16.
+        if STEP in graphs and kv != "fp16":
+            products = packer.rounding_together(graphs[STEP])
+            for size in SIZES:
+                graph = apart(graphs[STEP], size, products)
+                packer.pack(prepared_file(apart_step(size)), graph)
     except OtherProductsError:
         refused = REFUSED
         for path in folder.iterdir():
@@ -126,7 +134,7 @@ class _Prompt:
         self._ids = np.arange(length) % config.vocab_size
         self._slots = placeholder_rows(slots, length)
         graphs = prepared.graph_sources(bundle, prefill=self.has_prefill, kv=kv)
-        self._backend = OrtBackend(config, graphs, slots, threads, kv)
+        self._backend = OrtBackend(config, graphs, slots, threads, kv, prepared.apart_steps)
         self._context = self._backend.open_context(length)
 
     def take(self, tokens: int = CHUNK_TOKENS, *, prefill: bool) -> F32:

@@ -20,14 +20,15 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.files import disk
 from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.kv import KvType
-from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.graph.names import apart_step
+from stem_edge.runtime.backends.interface import SIZES, StepCosts
 from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import kept_graphs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER, is_large
 from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import give_back_mapped
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, joined_graphs
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
-FORMAT = 8
+FORMAT = 9
 RECORD = "prepared.json"
 MAX_RECORD_NBYTES = 1 << 20
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -65,6 +66,12 @@ class Prepacked(NamedTuple):
             name: self.folder / file for name, file in files.items() if file in self.record.files
         }
         return graphs | there
+
+    @property
+    def apart_steps(self) -> dict[str, Path]:
+        """Graphs by name of steps in which each token has the bits of a step of its own."""
+        files = {name: prepared_file(name) for name in map(apart_step, SIZES)}
+        return {n: self.folder / file for n, file in files.items() if file in self.record.files}
 
     def give_back_read_pages(self) -> None:
         """Give back mapped pages once sessions are open: plain scales were read for the last time."""

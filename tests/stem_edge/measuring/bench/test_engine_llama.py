@@ -34,7 +34,7 @@ from stem_edge.runtime.consistency import verify_runs
 Capture = pytest.CaptureFixture[str]
 pytestmark = [pytest.mark.slow, needs_ggml]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells by kind")
-WAYS = 9  # of running on one engine, as tests/runtime/test_consistency.py lists them
+WAYS = 12  # of running on one engine, as tests/runtime/test_consistency.py lists them
 
 
 @pytest.fixture(scope="module")

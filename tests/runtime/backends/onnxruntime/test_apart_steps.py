@@ -1,0 +1,101 @@
+"""Each token of a step has the bits of a step of its own, in place and where windows drop tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from architectures import SIZES as SMALL
+from architectures import VARIANTS, write
+from hf_folders import write_gemma
+from installed import DATA
+
+import stem_edge
+from stem_edge.bundle.opening import Bundle
+from stem_edge.config import ModelConfig
+from stem_edge.graph.apart import apart
+from stem_edge.graph.kv import KvType
+from stem_edge.graph.names import STEP, apart_step
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import SIZES
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
+from stem_edge.runtime.backends.onnxruntime.prepared.packing import ONE_BY_ONE
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    joined_graphs,
+    joined_parts,
+    sources,
+)
+from stem_edge.runtime.rows.slots import ArraySlots
+
+LENGTH, PROMPT = 300, (120, 120)  # chunks of a prompt; a window of 5 drops tokens at 261
+STEPS = (1, 8, 2, 4, 8, 1, 1, 8, 8, 4, 2)
+GEMMA_4, GEMMA_3N = "Gemma 4", "Gemma 3n"
+CASES: list[tuple[str, str, KvType]] = [
+    ("stem", "int4", "fp32"),
+    ("stem", "int8", "int8"),
+    ("window", "int8", "fp32"),
+    ("window", "int4", "int4"),
+    ("q and k norm", "fp32", "fp32"),
+    ("RoPE in halves", "int4", "fp32"),
+    ("all at once", "int4", "fp32"),
+    ("low rank, gate", "int4", "fp32"),
+    (GEMMA_4, "int4", "fp32"),
+    (GEMMA_4, "int4", "int8"),
+    (GEMMA_3N, "fp32", "fp32"),
+    (GEMMA_3N, "fp32", "int8"),
+]
+
+
+def export(name: str, folder: Path, backbone: str) -> Bundle:
+    checkpoint = folder / "checkpoint"
+    if name == GEMMA_3N:
+        checkpoint = DATA / "conformance" / "gemma3n-text"
+    elif name == GEMMA_4:
+        write_gemma(checkpoint, 8)
+    else:
+        fields = SMALL | VARIANTS[name] | {"max_context": LENGTH}
+        write(checkpoint, ModelConfig(**fields), tokens=8)
+    options: dict[str, Any] = {"backbone": backbone, "prefill_graph": False}
+    return stem_edge.export_bundle(checkpoint, folder / "bundle", **options)
+
+
+def opened(bundle: Bundle, kv: KvType) -> tuple[OrtBackend, Any]:
+    """Return a backend with graphs for steps of several tokens, and the slots of 300 tokens."""
+    config, layout = bundle.manifest.model, bundle.manifest.tables
+    slots = ArraySlots(layout, min(5, layout.records)) if layout is not None else None
+    step = joined_parts(bundle, prefill=False, kv=kv)[STEP]
+    products = {node.outputs[0] for node in step.nodes if node.op in ONE_BY_ONE}
+    later = sources(bundle, {apart_step(size): apart(step, size, products) for size in SIZES})
+    graphs = joined_graphs(bundle, prefill=False, kv=kv)
+    return OrtBackend(config, graphs, slots, 2, kv, later), placeholder_rows(slots, LENGTH)
+
+
+def run(backend: OrtBackend, slots: Any, ids: Any, steps: Sequence[int]) -> tuple[F32, list[Any]]:
+    """Return the logits of each token after a prompt, and keys and values at the end."""
+    context, position, found = backend.open_context(LENGTH), 0, list[F32]()
+    for count in (*PROMPT, *steps):
+        if decoding := position >= sum(PROMPT):
+            count = max(
+                size for size in (1, *SIZES) if size <= min(count, context.together(position))
+            )
+        places = slice(position, position := position + count)
+        context.begin(ids[places], places.start, apart=decoding)
+        logits = context.finish(slots[places], count)
+        found += [logits.copy()] if decoding else []
+    loaded: Any = context
+    return np.concatenate(found), [array.host.copy() for array in loaded.kv.arrays]
+
+
+@pytest.mark.parametrize(("name", "backbone", "kv"), CASES)
+def test_the_bits_of_steps_of_one(name: str, backbone: str, kv: KvType, tmp_path: Path) -> None:
+    bundle = export(name, tmp_path, backbone)
+    backend, slots = opened(bundle, kv)
+    ids = np.random.default_rng(0).integers(0, bundle.manifest.model.vocab_size, LENGTH)
+    found, cache = run(backend, slots, ids, STEPS)
+    expected, alone = run(backend, slots, ids, [1] * len(found))
+    assert np.array_equal(found, expected)
+    assert all(map(np.array_equal, cache, alone))
