@@ -17,6 +17,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -25,8 +26,8 @@ from stem_edge.bundle.prefill_check import PREFILL_FROM
 from stem_edge.errors import InputError
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.interface import LESS_MEMORY, Backend, BackendContext
-from stem_edge.runtime.rows.prefetch import Rows
-from stem_edge.runtime.steps import Step, split, starts_of
+from stem_edge.runtime.rows.prefetch import AHEAD_TOKENS, Rows
+from stem_edge.runtime.steps import Step, starts_of
 from stem_edge.system.memory import raise_out_of_memory
 from stem_edge.tables.rows import RowLookup
 
@@ -160,7 +161,7 @@ class Engine:
             context.backend.begin(token_ids, context.position, prefill=prefill, apart=apart)
             slots = self.rows.fetch(looked_up, logits)
             if following is not None:
-                self.rows.submit(following.row_ids, following.logits)
+                self.rows.submit(following.row_ids, following.logits, following.later)
             result = context.backend.finish(slots, logits, top)
             context.position += len(token_ids)
             return result
@@ -200,8 +201,7 @@ class Engine:
         if not 0 < left <= context.room:
             raise InputError(f"{left} tokens do not fit: the context has room for {context.room}")
         steps = self.steps(token_ids, row_ids, computed=computed, every=every)
-        run = self._overlapped if self.overlap else self._plain
-        return run(context, steps, top, len(token_ids) >= PREFILL_FROM)
+        return self.run(context, steps, top, prefill=len(token_ids) >= PREFILL_FROM)
 
     def steps(
         self,
@@ -216,9 +216,11 @@ class Engine:
         looked_up = tokens if row_ids is None else np.asarray(row_ids)
         starts = self.starts(len(tokens), every=every)
         starts = [0, *(at - computed for at in starts if at > computed)]
-        pieces = split(tokens[computed:], starts), split(looked_up[computed:], starts)
-        chunks = zip(*pieces, strict=True)
-        steps = [Step(*chunk, len(chunk[0]) if every else 0) for chunk in chunks]
+        left, wanted = tokens[computed:], looked_up[computed:]
+        steps = [
+            Step(left[at:end], wanted[at:end], every * (end - at), wanted[end : end + AHEAD_TOKENS])
+            for at, end in pairwise([*starts, len(left)])
+        ]
         steps[-1] = steps[-1]._replace(logits=max(1, steps[-1].logits))
         return steps
 
@@ -226,18 +228,12 @@ class Engine:
         """Return where `process` begins its steps over this many ids in an empty context."""
         return starts_of(tokens, self.logit_tokens if every else self.chunk_tokens)
 
-    def _plain(self, context: Context, steps: list[Step], top: int, prefill: bool) -> Iterator[F32]:
-        for tokens, row_ids, wanted in steps:
-            logits = self.step(context, tokens, wanted, row_ids=row_ids, prefill=prefill, top=top)
-            if wanted:
-                yield logits
-
-    def _overlapped(
-        self, context: Context, steps: list[Step], top: int, prefill: bool
+    def run(
+        self, context: Context, steps: list[Step], top: int = 0, *, prefill: bool
     ) -> Iterator[F32]:
-        """Do as the plain loop, but read the rows of the next chunk while this one computes."""
+        """Run steps; yield the logits of those that want any. top, prefill: as for `step`."""
         self.expect(steps[0].row_ids, steps[0].logits)
-        for (tokens, row_ids, wanted), after in zip(steps, [*steps[1:], None], strict=True):
+        for (tokens, row_ids, wanted, _), after in zip(steps, [*steps[1:], None], strict=True):
             logits = self.step(
                 context, tokens, wanted, after, row_ids=row_ids, prefill=prefill, top=top
             )

@@ -14,7 +14,8 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
 from stem_edge.runtime.sampling import TokenLogprobs, needed_logits, sampler_of, token_logprobs
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.runtime.text.codec import TextCodec, TokenStream
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.runtime.text.stream import TokenStream
 from stem_edge.system.memory import raise_out_of_memory
 
 FinishReason = Literal["stop", "length", "error"]

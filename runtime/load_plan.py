@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Unpack
 
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import InputError, MemoryPlanError
+from stem_edge.errors import BundleError, InputError, MemoryPlanError
+from stem_edge.files.hashing import sha256_of
 from stem_edge.runtime.backends.engine import EngineLoader
 from stem_edge.runtime.backends.engines import choose_engine, loaders
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, allowed, choose_plan, plan_memory
 from stem_edge.runtime.text.codec import TextCodec, TextRoom
+from stem_edge.runtime.text.kept import kept_file
 from stem_edge.system.memory import available_memory, own_memory
+from stem_edge.system.user_folder import cache_folder
 from stem_edge.units import parse_size
 
 if TYPE_CHECKING:
@@ -46,16 +49,31 @@ def memory_plan(
     check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     # Read as `load` does, because the memory that this process keeps from it counts.
-    open_text(bundle, options)
-    drafting = drafting_nbytes(draft_of(bundle, options))
-    loader = loaders_of_kv(bundle, chosen, options, drafting)[0]
-    return plan_load(bundle, chosen, loader.needs, options, drafting)
+    later = open_text(bundle, options).nbytes_to_come
+    later += drafting_nbytes(draft_of(bundle, options))
+    loader = loaders_of_kv(bundle, chosen, options, later)[0]
+    return plan_load(bundle, chosen, loader.needs, options, later)
 
 
 def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
-    """Read the tokenizer. Raises BundleError; MemoryPlanError if even that exceeds the memory."""
-    size, limit = bundle.manifest.model.vocab_size, _limit(options)
-    return TextCodec(bundle.file(TOKENIZER), size, limit)
+    """Read the tokenizer. Raises BundleError; MemoryPlanError if even that exceeds the memory.
+
+    Where memory was limited, all of it is read now, because later there might be no room.
+    """
+    path, size, limit = bundle.file(TOKENIZER), bundle.manifest.model.vocab_size, _limit(options)
+    text = TextCodec(path, size, limit, _kept_tokenizer(bundle, options))
+    if options.memory is not None:
+        text.read_whole(limit)
+    return text
+
+
+def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
+    """Return where the checked tokenizer belongs; None without a cache folder, or for a damaged file."""
+    size, entry = bundle.manifest.model.vocab_size, bundle.manifest.files[TOKENIZER]
+    with suppress(InputError, BundleError):
+        sha256 = sha256_of(bundle.file(TOKENIZER), entry.nbytes, lambda nbytes: None)
+        return kept_file(cache_folder(options.cache_dir), sha256, size)
+    return None
 
 
 def text_room(plan: MemoryPlan, options: LoadOptions) -> TextRoom:
@@ -88,7 +106,7 @@ def drafting_nbytes(draft: DraftBundle | None) -> int:
 
 
 def loaders_of_kv(
-    bundle: Bundle, engine: str, options: LoadOptions, drafting: int
+    bundle: Bundle, engine: str, options: LoadOptions, later: int
 ) -> Sequence[EngineLoader]:
     """Return the engine's loaders for keys and values of the type asked for.
 
@@ -98,13 +116,13 @@ def loaders_of_kv(
     if options.kv != "auto":
         return usual
     with suppress(MemoryPlanError):
-        plan = plan_load(bundle, engine, usual[0].needs, options, drafting)
+        plan = plan_load(bundle, engine, usual[0].needs, options, later)
         if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
             return usual
     with suppress(InputError, MemoryPlanError):
         small = dataclasses.replace(options, kv=SMALL_KV)
         fitting = loaders(bundle, engine, small)
-        plan_load(bundle, engine, fitting[0].needs, small, drafting)
+        plan_load(bundle, engine, fitting[0].needs, small, later)
         return fitting
     return usual
 
@@ -114,14 +132,15 @@ def plan_load(
     engine: str,
     needs_at: Callable[[int], Needs],
     options: LoadOptions,
-    drafting: int,
+    later: int,
 ) -> MemoryPlan:
     """Choose a context, and plan for it.
 
-    needs_at: context length -> needs; keeps the last one. drafting: bytes that a bundle that drafts takes.
+    needs_at: context length -> needs; keeps the last one. later: bytes that this
+    process will take beside the model.
     """
     ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
-    room = own_memory() + drafting + _far_nbytes(bundle), available_memory() - drafting
+    room = own_memory() + later + _far_nbytes(bundle), available_memory() - later
 
     def plan_at(context: int) -> MemoryPlan:
         return plan_memory(bundle.path, needs_at(context), ask, *room)

@@ -164,12 +164,12 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         verdict = _tried(bundle, ENGINES[chosen].backbone, options)
     text = open_text(bundle, options)
     draft = draft_of(bundle, options)
-    drafting = drafting_nbytes(draft)
-    candidates = loaders_of_kv(bundle, chosen, options, drafting)
+    later = drafting_nbytes(draft) + text.nbytes_to_come
+    candidates = loaders_of_kv(bundle, chosen, options, later)
 
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare(verdict)
-        plan = plan_load(bundle, chosen, loader.needs, options, drafting)
+        plan = plan_load(bundle, chosen, loader.needs, options, later)
         if plan.kv in QUANTIZED:
             from stem_edge.runtime.backends.lossy import tell_of_loss
 

@@ -153,10 +153,8 @@ class Scorer:
         for chunk in cut(np.asarray(ids[end:], np.int64), size):
             end += len(chunk)
             steps.append(Step(chunk, chunk, min(len(chunk), max(0, end - first))))
-        self._engine.expect(steps[0].row_ids, steps[0].logits)
-        for (chunk, _, wanted), following in zip(steps, [*steps[1:], None], strict=True):
-            logits = self._engine.step(context, chunk, wanted, following, prefill=True)
-            yield context.position - wanted, logits
+        for logits in self._engine.run(context, steps, prefill=True):
+            yield context.position - len(logits), logits
 
 
 def _sum_up(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.backends.interface import LEAST_CHUNK
+from stem_edge.runtime.rows.prefetch import NO_IDS
 
 
 def starts_of(tokens: int, size: int) -> list[int]:
@@ -29,11 +30,7 @@ def starts_of(tokens: int, size: int) -> list[int]:
 
 def cut(token_ids: I64, size: int) -> list[I64]:
     """Split ids into chunks that begin where starts_of says."""
-    return split(token_ids, starts_of(len(token_ids), size))
-
-
-def split(token_ids: I64, starts: Sequence[int]) -> list[I64]:
-    """Split ids into chunks that begin at these places."""
+    starts = starts_of(len(token_ids), size)
     return [token_ids[at:end] for at, end in pairwise([*starts, len(token_ids)])]
 
 
@@ -43,6 +40,7 @@ class Step(NamedTuple):
     token_ids: I64  # [T]
     row_ids: I64  # [T], the rows that they look up
     logits: int  # of how many of the last tokens logits are wanted
+    later: I64 = NO_IDS  # rows that the next steps look up, as far as they are known
 
 
 class Guesses:

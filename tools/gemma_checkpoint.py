@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from random_tensor import Tensor
-from tokenizers import Tokenizer, decoders, models
+from random_tokenizer import write_tokenizer
 
 from stem_edge.export.checkpoints.hugging_face import packed as form
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
@@ -100,7 +100,7 @@ def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
     """Write the new folder `out` and return it."""
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(config, indent=1))
-    _write_tokenizer(out / "tokenizer.json", config["vocab_size"])
+    write_tokenizer(out, config["vocab_size"])
     shards = list(_shards(_tensors(config)))
     weight_map: dict[str, str] = {}
     for number, tensors in enumerate(shards, 1):
@@ -171,20 +171,3 @@ def _write_shard(path: Path, tensors: Tensors, seed: int) -> None:
             random = np.random.default_rng([seed, zlib.crc32(module.encode())])
             for piece in tensor.pieces(random):
                 file.write(piece.tobytes())
-
-
-def _write_tokenizer(path: Path, vocab_size: int) -> None:
-    """Write a tokenizer with Gemma's tokens for bytes, and almost none for text.
-
-    All ids have a token, because llama.cpp's converter cuts the embedding to those that have.
-    """
-    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
-    names = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "th", "t", "h"]
-    names += [f"<unused{number}>" for number in range(vocab_size - len(names))]
-    vocab = {name: number for number, name in enumerate(names)}
-    tokenizer = Tokenizer(
-        models.BPE(vocab, [("t", "h")], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    )
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens(special)
-    tokenizer.save(str(path))

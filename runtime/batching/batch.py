@@ -126,7 +126,7 @@ class RunningBatch:
             self._backend.begin(first, token_ids, places)
             slots = rows.fetch(row_ids, len(row_ids))
             if following is not None:
-                rows.submit(following.row_ids, following.logits)
+                rows.submit(following.row_ids, following.logits, following.later)
             return self._backend.finish(slots, top)[:count]
 
         return self._engine.in_turn(run)

@@ -1,11 +1,9 @@
 """The row cache: rows in slots in memory, evicted by least frequent use with ageing.
 
-The slots (stem_edge.runtime.rows.slots) are inputs of the backbone graph: an engine binds their
-memory once, and a step passes only slot numbers. All bookkeeping is in numpy arrays over record
-numbers and slots, so that a prompt chunk is one vectorised operation and the memory is known
-exactly: `slot_nbytes` per slot. The cache knows only record numbers; mapping tokens to them is up to
-the prefetcher. A slot may hold only the first rows of its record, which is enough for most tokens of
-a prompt; it gets the others when a token needs them.
+The slots are inputs of the graph: an engine binds their memory once, and a step passes their numbers.
+Bookkeeping is in numpy arrays over record numbers and slots, so that a prompt chunk is one vectorised
+operation and the memory is known exactly. A slot may hold only the first rows of its record, enough
+for most tokens of a prompt; it gets the others when a token needs them.
 
 Not thread-safe: only the caller that has the engine's turn may use it.
 """
@@ -106,7 +104,8 @@ class RowCache:
 
         whole: of how many of the last records all rows are needed; default: of all.
         """
-        distinct: I64 = np.unique(wanted)
+        # Not np.unique, whose first call takes 15 ms to import masked arrays.
+        distinct = np.array(sorted(set(wanted.tolist())), np.int64)
         slots = self._slot_of[distinct]
         partial = needed_whole(distinct, wanted, whole) & ~self._whole[slots]
         return np.asarray(distinct[(slots == EMPTY) | partial], np.int64)

@@ -1,7 +1,7 @@
 """Emulated flash: reads from a fast disk delayed as if by a slower device.
 
-Only delays are emulated, from three stated numbers; real devices also have caches, background writes
-and heat. For tests and comparisons; figures measured with it must be labelled "emulated".
+Only delays are emulated, from four stated numbers; real devices also have caches, background writes
+and heat, and begin reads that are asked for ahead. Figures measured with it must be labelled "emulated".
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ class FlashProfile(NamedTuple):
     bandwidth: float  # bytes per second
     latency: float  # seconds for one read
     depth: int  # reads in flight at once
+    rate: float = float("inf")  # most reads per second, at any depth
 
 
-# Round numbers between what vendors state and what users measure for random reads.
+# Round numbers between what vendors state and what users measure for random reads; SD of class A1.
 PROFILES: dict[FlashName, FlashProfile] = {
-    "nvme": FlashProfile(3.0e9, 80e-6, 32),
-    "ufs4": FlashProfile(1.8e9, 100e-6, 32),
-    "ufs2": FlashProfile(600e6, 150e-6, 16),
-    "emmc": FlashProfile(200e6, 250e-6, 4),
-    "sdcard": FlashProfile(60e6, 700e-6, 1),
+    "nvme": FlashProfile(3.0e9, 80e-6, 32, 300_000),
+    "ufs4": FlashProfile(1.8e9, 100e-6, 32, 100_000),
+    "ufs2": FlashProfile(600e6, 150e-6, 16, 40_000),
+    "emmc": FlashProfile(200e6, 250e-6, 4, 8_000),
+    "sdcard": FlashProfile(60e6, 700e-6, 1, 1_500),
 }
 
 
@@ -42,10 +43,11 @@ class EmulatedFlash:
 
     def wait(self, started: float, reads: int, nbytes: int) -> None:
         """Sleep until a batch requested at `started` (perf_counter) would have arrived."""
-        bandwidth, latency, depth = self._profile
+        bandwidth, latency, depth, rate = self._profile
+        requests = max(latency * -(-reads // depth), reads / rate)
         with self._lock:
             begin = max(started, self._free_at)
-            self._free_at = begin + latency * -(-reads // depth) + nbytes / bandwidth
+            self._free_at = begin + requests + nbytes / bandwidth
             until = self._free_at
         time.sleep(max(0.0, until - time.perf_counter()))
 

@@ -84,6 +84,11 @@ class HostTier(Records):
                 return records
             return self._read_some(numbers, slots)
 
+    def ahead(self, numbers: I64, whole: Flags) -> None:
+        with self._turn:
+            missing = self._cache.missing(numbers)
+        self.flash.ahead(missing, np.ones(len(missing), np.bool_))
+
     def _read_some(self, numbers: I64, slots: npt.NDArray[np.int32]) -> U8:
         """Copy the records that have a slot first, because those read from flash may evict them."""
         records = self._kept.copy(slots)

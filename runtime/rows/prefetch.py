@@ -6,11 +6,8 @@ in the caller's thread and between two computations, so the graph never reads a 
 written. At most one read is under way, and no record is read twice for a step unless the thread
 fails: then `fetch` reads again, except over a network, and reports what still fails.
 
-If the slots are in a device's memory, a host tier (stem_edge.runtime.rows.host_tier) may hold records
-between flash and cache. The thread also converts records to the form of the slots.
-
-Row ids become record numbers here: engine and backend know tokens and slots, cache and store know
-records. A row id is a token's id, or stands for a record made by an edit.
+The thread also converts records to the form of the slots. Row ids become record numbers here: engine
+and backend know tokens and slots, cache and store know records.
 """
 
 from __future__ import annotations
@@ -38,6 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # A waiting caller checks this often that the thread is alive, because one that dies says nothing.
 POLL_SECONDS = 0.5
+# Tokens beyond the next step whose records are begun; with none, or all, steps wait twice as long.
+AHEAD_TOKENS = 256
 ANY_NUMBER = 1 << 30  # of tokens in a step: no limit
 
 
@@ -85,6 +84,9 @@ class Background:
         self._pool.shutdown(cancel_futures=True)
 
 
+NO_IDS: I64 = np.zeros(0, np.int64)
+
+
 class Reading(NamedTuple):
     """Records to read."""
 
@@ -100,8 +102,11 @@ class Rows:
         """Most tokens that a step may have, whichever they are."""
         return ANY_NUMBER
 
-    def submit(self, row_ids: I64, whole: int | None = None) -> None:
-        """Start reading the records of these ids that are in no slot; whole as in `fetch`."""
+    def submit(self, row_ids: I64, whole: int | None = None, later: I64 = NO_IDS) -> None:
+        """Start reading the records of these ids that are in no slot; whole as in `fetch`.
+
+        later: ids of a prompt that follow, whose records the system may begin to read.
+        """
 
     def fetch(self, row_ids: I64, whole: int | None = None) -> npt.NDArray[np.int32]:
         """Slots int32 [T] of row ids [T], all resident until the next call.
@@ -187,7 +192,7 @@ class Prefetcher(Rows):
             return self.edited.records_of(row_ids)
         return records_of(self.store, row_ids)
 
-    def submit(self, row_ids: I64, whole: int | None = None) -> None:
+    def submit(self, row_ids: I64, whole: int | None = None, later: I64 = NO_IDS) -> None:
         if self._background is None or self._pending is not None:
             return
         whole = whole if self._splits else None
@@ -195,6 +200,10 @@ class Prefetcher(Rows):
         if len(reading.numbers):
             started = self._background.start(partial(self._read, reading))
             self._pending = None if started is None else (reading, started)
+        if len(later):
+            # After that read, and apart from it, because asking takes long where flash is slow.
+            wanted = self._missing(self._records_of(later), 0 if self._splits else None)
+            self._background.start(partial((self.edited or self.store).ahead, *wanted))
 
     def _missing(self, wanted: I64, whole: int | None) -> Reading:
         numbers = self.cache.missing(wanted, whole)
@@ -228,8 +237,9 @@ class Prefetcher(Rows):
         numbers, whole = read
         wanted = np.isin(numbers, keep)
         if records is None:
-            if self.store.distant and wanted.all():
-                _raise_read_error(started)  # as over a network all tries were made
+            failed = started.done() and not started.cancelled() and started.exception()
+            if self.store.distant and wanted.all() and isinstance(failed, RowReadError):
+                raise failed  # as over a network all tries were made
             return  # fetch reads what is missing again, and reports the error if it persists
         if wanted.all():  # nearly always, so avoid the copy that choosing makes
             self.cache.install(numbers, records, keep, whole)
@@ -261,10 +271,3 @@ class Prefetcher(Rows):
             self._background.close()
         self._pending = None
         self.store.close()
-
-
-def _raise_read_error(read: Future[Staged]) -> None:
-    """Raise what a read raised, if that is a RowReadError."""
-    done = read.done() and not read.cancelled()
-    if done and isinstance(error := read.exception(), RowReadError):
-        raise error

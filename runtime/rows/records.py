@@ -58,6 +58,10 @@ class Records(Protocol):
         whole [n]: False where only the first rows are needed; default: all True. Raises RowReadError.
         """
 
+    def ahead(self, numbers: I64, whole: Flags) -> None:
+        """Let the system begin to read records that `read` will want soon; here, do nothing."""
+        return
+
     def counters(self) -> RowCounters:
         """Return the counts of this source and those below, since opening."""
 

@@ -1,15 +1,11 @@
 """The row store: reads records by number and checks them. Knows offsets, not policy.
 
-Where the bytes of its shards come from is up to stem_edge.runtime.rows.shards. There are two ways to
-read files. `pread`, the default, reports a bad disk as an error. `mmap` copies from a memory map, and
-is opt-in because truncating a mapped file kills the process with SIGBUS. Each crc32c is checked.
+Files are read by `pread`, which reports a bad disk as an error, or copied from a memory map (`mmap`),
+which is opt-in because truncating a mapped file kills the process with SIGBUS. Where only the first
+rows of a record are wanted, the rest is zeros.
 
-Tokens of a prompt may need only the first rows of their records, which are then read alone; the rest
-of such a record is zeros.
-
-On Linux one thread keeps flash busy: posix_fadvise(WILLNEED) on every record makes the kernel read at
-full queue depth, and the reads that follow find the pages in memory. Where that call is missing, a
-small pool of threads reads instead.
+On Linux posix_fadvise(WILLNEED) on every record lets the kernel read at full queue depth, and the
+reads that follow find the pages in memory. Elsewhere a small pool of threads reads.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ import numpy.typing as npt
 
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.numerics.quantize import U8
-from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters, records_of
+from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters
 from stem_edge.runtime.rows.shards import ByteRange, Fill, ReadMode, ShardFiles, Shards
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
@@ -83,10 +79,6 @@ class RowStore(Records):
         if not hasattr(os, "posix_fadvise"):
             self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="stem-edge-read")
 
-    def records_of(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Numbers [T] of the records that hold the rows of tokens [T]."""
-        return records_of(self, tokens)
-
     def _first_nbytes(self, grid: ShardGrid) -> int:
         """Return the bytes of a record's first rows, with checksums."""
         pieces = -(-self._prompt_rows * grid.pieces // len(self.layout.layers))
@@ -112,6 +104,12 @@ class RowStore(Records):
             self._flash.wait(started, len(jobs), nbytes)
         self.bytes_read += nbytes if self.traffic is None else 0
         return buffers[:, :-CRC_NBYTES]
+
+    def ahead(self, numbers: npt.NDArray[np.int64], whole: Flags) -> None:
+        if self.traffic is None:
+            nothing = np.empty((len(numbers), 0), np.uint8)
+            jobs = map(self._job, numbers.tolist(), whole.tolist(), nothing)
+            self._shards.ahead([job.piece for job in jobs])
 
     def _read_jobs(self, jobs: list[_Job]) -> None:
         fill = self._shards.ahead([job.piece for job in jobs])

@@ -1,23 +1,21 @@
-"""Text to token ids and back, with tokenizer.json and the tokenizers library.
-
-As a stream, text is given out once it is certain: a character or a stop text can be split over tokens.
-"""
+"""Text to token ids and back, with tokenizer.json and the tokenizers library."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, TypeVar
 
+import msgspec
 from tokenizers import Tokenizer
 
 from stem_edge.errors import BundleError, InputError
+from stem_edge.runtime.text.kept import open_kept
 from stem_edge.shown import printable
 from stem_edge.system.memory import own_memory, return_freed_memory
-from stem_edge.text.tokenizer_gate import check_tokenizer
+from stem_edge.text.checked_tokenizer import CheckedTokenizer
 from stem_edge.units import format_size
 
 T = TypeVar("T")
@@ -57,28 +55,43 @@ class TextCodec:
 
     vocab_size: vocabulary of the model; all ids in the file must be below it.
     limit: on the memory of this process while it loads. Raises MemoryPlanError.
+    kept: file of this very tokenizer.json on this machine (kept.py), which is written if it is not there.
     """
 
     room: TextRoom | None = None  # None: as much as there is
 
-    def __init__(self, path: Path, vocab_size: int | None = None, limit: int | None = None) -> None:
-        self._path, self._checked = path, check_tokenizer(path, vocab_size)
-        return_freed_memory()  # what checking took, since loading may take as much
-        if limit is not None:
-            self._checked.memory.check(path, limit)
-        self._lock = Lock()  # needed because encode_special_tokens is a setting, not an argument
-        try:
-            self._tokenizer = Tokenizer.from_buffer(self._checked.json)
-        except (KeyboardInterrupt, SystemExit, MemoryError):
-            raise
-        except BaseException as error:  # a panic of the library is not an Exception
-            raise BundleError(
-                f"{path}: not a tokenizer.json ({_reason(error)}); export the bundle again"
-            ) from None
-        self._checked = replace(
-            self._checked, json=b""
-        )  # drop it, since it is as large as the file
+    def __init__(
+        self,
+        path: Path,
+        vocab_size: int | None = None,
+        limit: int | None = None,
+        kept: Path | None = None,
+    ) -> None:
+        self._path, self._lock = path, Lock()  # one setting of the library is no argument
+        self._kept = None if kept is None else open_kept(kept)
+        if self._kept is not None:
+            self._checked = self._kept.checked
+        else:
+            self._checked, self._tokenizer = _read(path, vocab_size, limit)
+            if kept is not None:
+                from stem_edge.runtime.text.keeping import keep  # once
+
+                keep(kept, self._checked, self._tokenizer)
+            # Drop it, since it is as large as the file.
+            self._checked = msgspec.structs.replace(self._checked, json=b"")
         return_freed_memory()  # since the library frees half of what it took
+
+    @property
+    def nbytes_to_come(self) -> int:
+        """Memory that a later text may take for the tokenizer."""
+        return self._checked.memory.kept if self._kept is not None else 0
+
+    def read_whole(self, limit: int) -> None:
+        """Read what is still to be read. Raises MemoryPlanError."""
+        if self._kept is not None:
+            self._checked.memory.check(self._path, limit)
+            self._tokenizer, self._kept = self._kept.whole(), None
+            return_freed_memory()
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -88,7 +101,8 @@ class TextCodec:
     def special_ids(self, others: Collection[str]) -> set[int]:
         """Token ids of special tokens that have other names than these."""
         names = (name for name in self.special_tokens if name not in others)
-        return {id_ for id_ in map(self._tokenizer.token_to_id, names) if id_ is not None}
+        tokenizer = self._for_ids(())
+        return {id_ for id_ in map(tokenizer.token_to_id, names) if id_ is not None}
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, special_tokens_in_text: bool = True
@@ -107,8 +121,9 @@ class TextCodec:
         self._check_room(nbytes)
 
         def encoded() -> list[int]:
-            self._tokenizer.encode_special_tokens = not special_tokens_in_text
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            tokenizer = self._for_text(text, special_tokens_in_text)
+            tokenizer.encode_special_tokens = not special_tokens_in_text
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
             return ids
 
         return self._native(encoded, "this text")
@@ -148,7 +163,7 @@ class TextCodec:
         ids = list(token_ids)
 
         def decoded() -> str:
-            text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            text: str = self._for_ids(ids).decode(ids, skip_special_tokens=skip_special_tokens)
             return text
 
         return self._native(decoded, "these token ids")
@@ -158,10 +173,12 @@ class TextCodec:
 
         Ids that the tokenizer lacks have no bytes; models use such ids to fill their vocabulary up.
         """
-        text = self._tokenizer.id_to_token(token_id)
+        with self._lock:
+            tokenizer = self._for_ids((token_id,))
+            text = tokenizer.id_to_token(token_id)
         if text is None:
             return b""
-        if token_id in self._tokenizer.get_added_tokens_decoder():
+        if token_id in tokenizer.get_added_tokens_decoder():
             return bytes(text.encode())
         if self._checked.byte_level and BYTES_OF_CHARS.keys() >= set(text):
             return bytes(BYTES_OF_CHARS[char] for char in text)
@@ -185,11 +202,41 @@ class TextCodec:
     @property
     def count(self) -> int:
         """Count of token ids, special ones included."""
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        return self._checked.count
 
     def json(self) -> str:
         """The tokenizer as JSON of the tokenizers library; as large as its file."""
-        return self._native(lambda: str(self._tokenizer.to_str()), "itself")
+        return self._native(lambda: str(self._all().to_str()), "itself")
+
+    def _for_ids(self, ids: Sequence[int]) -> Tokenizer:
+        return self._tokenizer if self._kept is None else self._kept.for_ids(ids)
+
+    def _for_text(self, text: str, special_tokens_in_text: bool) -> Tokenizer:
+        if self._kept is None:
+            return self._tokenizer
+        return self._kept.for_text(text, special_tokens_in_text)
+
+    def _all(self) -> Tokenizer:
+        return self._tokenizer if self._kept is None else self._kept.whole()
+
+
+def _read(
+    path: Path, vocab_size: int | None, limit: int | None
+) -> tuple[CheckedTokenizer, Tokenizer]:
+    from stem_edge.text.tokenizer_gate import check_tokenizer  # not where it was checked before
+
+    checked = check_tokenizer(path, vocab_size)
+    return_freed_memory()  # what checking took, since loading may take as much
+    if limit is not None:
+        checked.memory.check(path, limit)
+    try:
+        return checked, Tokenizer.from_buffer(checked.json)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic of the library is not an Exception
+        raise BundleError(
+            f"{path}: not a tokenizer.json ({_reason(error)}); export the bundle again"
+        ) from None
 
 
 def same_start(first: Sequence[object], second: Sequence[object]) -> int:
@@ -216,84 +263,3 @@ def _utf8(text: str) -> bytes:
 
 def _reason(error: BaseException) -> str:
     return printable(" ".join(str(error).split())[:300])
-
-
-class TokenStream:
-    """Token ids in, text out: `push` returns text that is certain, `finish` the rest.
-
-    It holds back unfinished characters and any ending that may become a stop text. Once a stop text
-    is complete, `stopped` is True, and neither that text nor anything after it is returned. Of stop
-    texts that are complete at the same character, the longest counts.
-
-    silent: ids that are left out of the text, as are the names of special tokens by default.
-    """
-
-    def __init__(
-        self,
-        codec: TextCodec,
-        stop: Sequence[str] = (),
-        *,
-        skip_special_tokens: bool = True,
-        silent: Collection[int] = (),
-    ) -> None:
-        self._codec, self._stop = codec, tuple(stop)
-        self._skip, self._silent = skip_special_tokens, silent
-        self._ids: list[int] = []  # ids decoded last, then ids not decoded yet
-        self._decoded = 0  # count of decoded ids at the start of self._ids
-        self._held = ""  # decoded text that may begin a stop text
-        self.stopped = False
-        self.stop_text: str | None = None  # which ended it
-
-    def push(self, token_id: int) -> str:
-        """Take one token; return new text, often empty."""
-        if token_id in self._silent:
-            return ""
-        self._ids.append(token_id)
-        return self._release(self._decode(last=False))
-
-    def finish(self) -> str:
-        """Return the rest of the text, after the last token."""
-        text = self._release(self._decode(last=True))
-        if self.stopped:
-            return text
-        text, self._held = text + self._held, ""
-        return text
-
-    def _decode(self, last: bool) -> str:
-        """Text of the ids not decoded yet; empty while its end may change, unless they are the last.
-
-        They are decoded after the ids before them, because decoders may treat the first id of a text
-        differently (sentencepiece drops its leading space).
-        """
-        skip = self._skip
-        before = self._codec.decode(self._ids[: self._decoded], skip_special_tokens=skip)
-        text = self._codec.decode(self._ids, skip_special_tokens=skip)
-        unfinished = text.endswith(REPLACEMENT) and not last
-        if unfinished or len(text) <= len(before):
-            return ""
-        self._ids, self._decoded = self._ids[self._decoded :], len(self._ids) - self._decoded
-        return text[len(before) :]
-
-    def _release(self, text: str) -> str:
-        """Return the part of the held text and `text` that is certain; hold the rest."""
-        if self.stopped:
-            return ""
-        text = self._held + text
-        # (end, start): the stop text that is complete first wins, so that the result does not depend
-        # on how the text was split into tokens.
-        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            end, start = min(found)
-            self.stopped, self.stop_text = True, text[start:end]
-            return text[:start]
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest ending of `text` that begins `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-length:]):
-            return length
-    return 0

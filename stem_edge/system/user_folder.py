@@ -29,7 +29,9 @@ def cpu_digest() -> str:
     """Digest of the processor's name and features, by which kernels are chosen."""
     fields = cpu_info()
     words = [" ".join(sorted(fields.get(name, []))) for name in ("model name", "flags", "Features")]
-    described = "\n".join([platform.machine(), platform.processor(), *words])
+    # Its name by the platform, for which Python runs a program, is needed only where nothing else is known.
+    named = "" if any(words) else platform.processor()
+    described = "\n".join([platform.machine(), named, *words])
     return hashlib.sha256(described.encode()).hexdigest()[:KEY_CHARS]
 
 

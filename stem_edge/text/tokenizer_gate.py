@@ -10,7 +10,6 @@ in use, such as a regular expression that never ends, are found by a trial in an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +20,8 @@ from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.shown import printable
-from stem_edge.text.tokenizer_model import TokenizerMemory, check_tokens
+from stem_edge.text.checked_tokenizer import CheckedTokenizer
+from stem_edge.text.tokenizer_model import check_tokens
 from stem_edge.text.tokenizer_steps import KINDS, check_steps
 
 MAX_NBYTES = 64 << 20  # twice the largest among published models
@@ -66,18 +66,6 @@ class TokenizerFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 Added = Annotated[list[AddedToken], msgspec.Meta(max_length=MAX_ADDED)]
-
-
-@dataclass(frozen=True)
-class CheckedTokenizer:
-    """Checked tokenizer.json for the library, with bounds on what it does to a text."""
-
-    json: bytes
-    longest_nbytes: int  # of the longest token in UTF-8
-    growth: int  # largest factor by which its steps can lengthen a text
-    special_tokens: tuple[str, ...]
-    byte_level: bool  # whether its tokens are written with a character for each byte
-    memory: TokenizerMemory
 
 
 def read_tokenizer(path: Path, vocab_size: int | None = None) -> bytes:
@@ -142,6 +130,7 @@ def check_json(data: bytes, vocab_size: int = MAX_VOCAB) -> CheckedTokenizer:
         tuple(token.content for token in added if token.special),
         b'"ByteLevel"' in bytes(file.decoder),
         model.memory,
+        len(ids),
     )
 
 

@@ -11,22 +11,18 @@ from array import array
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from os.path import commonprefix
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
 
-from stem_edge.errors import MemoryPlanError
-from stem_edge.system.memory import own_memory
+from stem_edge.text.checked_tokenizer import TokenizerMemory
 from stem_edge.text.tokenizer_steps import check_model
-from stem_edge.units import format_size
 
 MAX_TOKENS = 1 << 19  # twice the largest vocabulary among published models
 MAX_MERGES = 3  # for each token; Llama 3 has 2.2
 MAX_MERGES_IN_ALL = 3 << 18  # half as many again as Gemma 3, which has most
 MAX_PIECES_NBYTES = 4 << 20  # of all tokens of a Unigram model; XLM-R has 2 MB
-SMALL_NBYTES = 16 << 20
 # Measured with 2,000 to a million tokens: what the library keeps is 5 % more to 20 % less.
 NODE_NBYTES = 350
 MERGE_NBYTES, MERGE_LOADING_NBYTES = (70, 30), (420, 170)  # as pairs, and as texts
@@ -65,26 +61,6 @@ class _Fields(msgspec.Struct):
     ignore_merges: Field = msgspec.UNSET
     vocab: Field = msgspec.UNSET
     merges: Field = msgspec.UNSET
-
-
-class TokenizerMemory(NamedTuple):
-    """Bytes that the library takes for a tokenizer, as measured with tokenizers 0.23."""
-
-    kept: int
-    loading: int  # at its peak while it loads
-
-    def check(self, path: Path, limit: int) -> None:
-        """Raise MemoryPlanError if loading it would take this process beyond a limit.
-
-        Small ones are loaded nevertheless, because the memory plan, which follows, names all parts.
-        """
-        own = own_memory()
-        if self.loading > SMALL_NBYTES and own + self.loading > limit:
-            raise MemoryPlanError(
-                f"memory of {format_size(limit)} is too small for {path}: loading this tokenizer takes "
-                f"{format_size(self.loading, up=True)}, beside {format_size(own)} of this process; "
-                "load it with more memory"
-            )
 
 
 @dataclass(frozen=True)

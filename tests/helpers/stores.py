@@ -32,6 +32,7 @@ class MemoryStore(RowStore):
         self.layout, self._content = layout, content
         self.tokens, self.index = layout.records, None
         self.reads: list[list[int]] = []
+        self.begun: list[list[int]] = []
         self.bytes_read, self.splits = 0, False
         self.traffic, self.distant = None, False
         self.closed = False
@@ -44,6 +45,9 @@ class MemoryStore(RowStore):
         self.before(numbers)
         self.bytes_read += len(numbers) * self.layout.record_nbytes
         return self._content(numbers)
+
+    def ahead(self, numbers: I64, whole: Flags) -> None:
+        self.begun.append(numbers.tolist())
 
     def stop(self) -> None:
         """Nothing is under way."""

@@ -51,7 +51,11 @@ def run(
     engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk, overlap=overlap)
     try:
         context = engine.open_context(len(PROMPT) + NEW_TOKENS)
+        begun = set[int]()
+        store.ahead = lambda numbers, _: begun.update(numbers)  # type: ignore[assignment]
         *_, logits = engine.process(context, PROMPT)
+        if overlap and min(chunk, slots) == 16:
+            assert begun == set(PROMPT[32:]) - set(PROMPT[:16])
         tokens = []
         for _ in range(NEW_TOKENS):
             tokens.append(int(logits[0].argmax()))

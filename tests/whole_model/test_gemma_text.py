@@ -21,7 +21,7 @@ from stem_edge.commands.main import main
 from stem_edge.errors import InputError
 from stem_edge.runtime import Model
 from stem_edge.runtime.scoring import Scorer
-from stem_edge.runtime.text.codec import TokenStream
+from stem_edge.runtime.text.stream import TokenStream
 
 Capture = pytest.CaptureFixture[str]
 CHATS = [

@@ -163,6 +163,7 @@ class BoundGraphs:
         self._has_windows = any(io.POSITIONS in graph.inputs for graph in self.graphs.values())
         self.shape = BoundShape()
         self._begins: list[int] = []  # positions of the step
+        self._stream = loaded.stream
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
         """Bind inputs and outputs in all graphs that have them."""
@@ -207,6 +208,8 @@ class BoundGraphs:
             self._lengths[io.WINDOW].write(rows)
             for line, position in zip(self._positions, positions, strict=True):
                 np.add(self._range, position, out=line)
+        if self._stream is not None:
+            self._stream.begin()
         for name in self._before_rows:
             self._run(name)
 
@@ -226,6 +229,8 @@ class BoundGraphs:
             self._output.bind(self._slot_ids, places, top)
             with onnxruntime_errors(self._doing(self._output.name)):
                 self._output.run()
+        if self._stream is not None:
+            self._stream.end()
         if not wanted:
             return np.empty((0, self._vocab_size), np.float32)
         positions = [begin + n for begin in self._begins for n in places]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,12 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import open_sessio
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 
+if TYPE_CHECKING:
+    from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
+
 CANNOT_READ = "onnxruntime cannot read these slots; make them with this loader's make_slots"
 ROPE_BLOCK = 1024  # positions that are computed at once
+PACKED_NBYTES = 16 << 20  # larger matrices are few
 
 
 class RopeArrays:
@@ -137,9 +141,12 @@ class Loaded:
     windowed: bool  # whether layers with a window keep only that: the graphs for the CPU do
     ropes: Ropes
     later: LaterSessions = NO_MORE
+    stream: WeightStream | None = None  # of weights that exceed the memory
 
     def close(self) -> None:
         """Release the sessions, and what contexts share."""
+        if self.stream is not None:
+            self.stream.close()
         self.ropes.clear()
         self.later.clear()
         self.sessions.clear()
@@ -155,12 +162,17 @@ def open_sessions(
     whole_steps: bool = False,
 ) -> dict[str, ort.InferenceSession]:
     """Open the graphs of a backbone; see open_session. Raises BackendError, OutOfMemoryError."""
-    give_back_freed_blocks()
+    # Each matrix is packed, also to compare it with a prepared one. Pages of a freed block for the next
+    # one save a third of the time; none of them is kept afterwards.
+    give_back_freed_blocks(PACKED_NBYTES)
     sessions: dict[str, ort.InferenceSession] = {}
-    for name, graph in graphs.items():
-        if name != io.ROWS:  # belongs to the slots, which run it
-            sessions[name] = open_session(graph, threads, providers, whole_steps=whole_steps)
-            return_freed_memory()  # otherwise what packing freed stays with this process
+    try:
+        for name, graph in graphs.items():
+            if name != io.ROWS:  # belongs to the slots, which run it
+                sessions[name] = open_session(graph, threads, providers, whole_steps=whole_steps)
+    finally:
+        give_back_freed_blocks()
+        return_freed_memory()
     return sessions
 
 

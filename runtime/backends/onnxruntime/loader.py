@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stem_edge.bundle.footprint import footprint_of
@@ -13,10 +14,12 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding, prefill_refusal, tried
 from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.errors import InputError
+from stem_edge.graph.names import PREFILL
 from stem_edge.runtime.backends.engine import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.loaded import NO_MORE
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import may_be_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, cpu_graphs
@@ -24,12 +27,15 @@ from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provi
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
-from stem_edge.system.memory import memory_limit
+from stem_edge.system.memory import available_memory, memory_limit
 from stem_edge.tables.rows import RecordLayout
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked, PreparedPlace
+    from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
 
+# Free memory beside the weights that a step reads, from which on they stay.
+ROOMY = 2.0
 UNMEASURED = (
     "whether it is exact on this processor is measured when the backbone is prepared, which it is not; "
     "prefill_graph=True uses it nevertheless"
@@ -81,11 +87,14 @@ class OrtLoader:
         self._prepared: Prepacked | None = None
         self._may_prepare = options.prepare  # False once preparing has turned out impossible
         self._verdict: Verdict | None = None
+        self._streams = False  # known once the backbone is open
 
     @property
     def step_costs(self) -> StepCosts | None:
         """Costs that were measured when the backbone was prepared, with as many threads."""
-        steps = self._prepared.record.steps if self._prepared is not None else None
+        if self._prepared is None or self._streams:
+            return None
+        steps = self._prepared.record.steps
         return steps if steps is not None and steps.threads == self._options.cpus else None
 
     def prepare(self, verdict: Verdict | None) -> None:
@@ -142,7 +151,21 @@ class OrtLoader:
         backend = OrtBackend(config, graphs, slots, self._options.cpus, kv, further)
         if self._prepared is not None:
             self._prepared.give_back_read_pages()
+            files = [one for n, one in graphs.items() if n != PREFILL and isinstance(one, Path)]
+            if (stream := self._stream(files)) is not None:
+                # It follows the graphs of single steps alone.
+                backend.loaded = replace(backend.loaded, stream=stream, later=NO_MORE)
+                self._streams = True
         return backend
+
+    def _stream(self, graphs: Sequence[Path]) -> WeightStream | None:
+        """Return what reads a part of the weights anew in each step, where not all fit into memory."""
+        weights = footprint_of(self._bundle.manifest, "onnxruntime").step_nbytes
+        if available_memory() > ROOMY * weights:
+            return None
+        from stem_edge.runtime.backends.onnxruntime.prepared.streaming import open_stream
+
+        return open_stream(graphs)
 
     @property
     def _will_be_prepared(self) -> bool:

@@ -3,6 +3,8 @@
     made/<key>/        bundle of a checkpoint that was loaded as it is (stem_edge.runtime.first_load.made)
     prepared/<key>/    prepared.json and graphs rearranged for one processor and onnxruntime
     counts/<key>.npy   how often each token was used with one bundle
+    graphs/<key>-<key>  graphs as they were built (stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs)
+    tokenizers/<key>-<key>  tokenizer as it was checked, read by parts (stem_edge.runtime.text.kept)
     tier/<key>.rows    records of tables that are elsewhere, and in <key>.map what it holds
     ggml/<key>.json    verdict: this library of ggml computes what it should (stem_edge.ggml.check)
     trials/<key>.json  verdict: this bundle loads, or why it does not (stem_edge.bundle.verdicts)
@@ -37,6 +39,7 @@ from stem_edge.ggml import check as ggml_check
 from stem_edge.graph.kv import KV_TYPES, OnnxCaches
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
+from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import GRAPHS, builders
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
 from stem_edge.runtime.first_load.made import KEY, MADE, RECORD, Made
@@ -45,11 +48,12 @@ from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished
 from stem_edge.runtime.rows.disk_tier import TIER
 from stem_edge.runtime.rows.warm import COUNTS
+from stem_edge.runtime.text.kept import TOKENIZERS, readers
 from stem_edge.system.user_folder import cache_folder, cpu_digest
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
-List what stem-edge keeps in the user's cache folder: bundles made of checkpoints that were loaded as they are, backbones prepared for this processor, counts
+List what stem-edge keeps in the user's cache folder: bundles made of checkpoints that were loaded as they are, backbones prepared for this processor, graphs, checked tokenizers, counts
 of used tokens, which warm the row cache, verdicts on installed versions of ggml and on bundles
 that were tried before they were loaded, lists of files from hubs with the right hashes, and prompts (--prompt-cache without DIR). All of it can be
 removed: what is needed is made again. Prompts in a DIR and saved conversations are not listed.
@@ -161,6 +165,12 @@ def entries(root: Path) -> Iterator[Entry]:
     for kind, pattern in ((COUNTS, "*.npy"), (TIER, "*.*")):
         for path in sorted((root / kind).glob(pattern)):
             yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of="", stale="")
+    for kind, makers in ((TOKENIZERS, readers()), (GRAPHS, builders())):
+        for path in sorted((root / kind).glob("*-*")):
+            stale = (
+                "" if path.name.startswith(makers) else "made by another stem-edge or tokenizers"
+            )
+            yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of="", stale=stale)
     judged = {ggml_check.FOLDER: _library, TRIALS: _bundle, PLACES: _bundle}
     for kind, judge in judged.items():
         for path in sorted((root / kind).glob("*")):

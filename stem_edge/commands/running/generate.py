@@ -19,7 +19,6 @@ from stem_edge.commands.options.arguments import read_text
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.edit_files.folder import open_edits
 from stem_edge.errors import InputError
-from stem_edge.hub.fetch import pinned
 from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.loading import open_or_make
@@ -74,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params(args, as_json)
     bundle, edits = args.bundle, []
     if args.edit:
+        from stem_edge.hub.fetch import pinned  # 20 ms, for edits alone
+
         bundle = pinned(bundle)
         opened = open_or_make(bundle, LoadOptions(**loading_options(args)))
         edits = open_edits(opened, args.edit)

@@ -30,8 +30,8 @@ from stem_edge.runtime.rows.warm import known_counts
 from stem_edge.system.memory import available_memory
 from stem_edge.tables.shards import CRC_NBYTES
 from stem_edge.tables.token_counts import Counts
+from stem_edge.text.checked_tokenizer import TokenizerMemory
 from stem_edge.text.tokenizer_gate import check_tokenizer
-from stem_edge.text.tokenizer_model import TokenizerMemory
 
 # Of tables elsewhere, by how their address begins: what reads them, with its threads and connections.
 FAR_NBYTES = {"hf:": 19_500_000, "http": 9_500_000, "": 3_500_000}

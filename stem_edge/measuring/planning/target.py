@@ -27,7 +27,7 @@ from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, Planner, leaves_room
 from stem_edge.runtime.rows.disk_tier import file_slot_nbytes
 from stem_edge.runtime.rows.shards import FlashName
-from stem_edge.text.tokenizer_model import TokenizerMemory
+from stem_edge.text.checked_tokenizer import TokenizerMemory
 from stem_edge.units import format_size
 
 WANTED_SLOTS = 1024  # if there is no room for these beside a context, a shorter one is better

@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 from stem_edge.errors import BundleError, InputError
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.runtime.text import codec as text
-from stem_edge.runtime.text.codec import TextCodec, TokenStream
+from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.probe import probe
+from stem_edge.runtime.text.stream import TokenStream
 from stem_edge.text import tokenizer_gate
 from stem_edge.text.tokenizer_gate import AddedToken, check_tokenizer
 

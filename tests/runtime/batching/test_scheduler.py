@@ -124,10 +124,10 @@ def test_rows_of_the_next_unit_are_read_while_one_computes(
     model, rows, pending = toy[0], toy[0].engine.rows, list[set[int]]()
     submit, fetch, wasted, ahead = rows.submit, rows.fetch, [0], [0]
 
-    def submitted(ids: Any, whole: int | None = None) -> None:
+    def submitted(ids: Any, *more: Any) -> None:
         if not pending:
             pending.append(set(ids.tolist()))
-        submit(ids, whole)
+        submit(ids, *more)
 
     def fetched(ids: Any, whole: int | None = None) -> Any:
         if pending:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import queue
-import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from interrupts import interrupted
 from stores import flip_bit, write_store
+from threads import together
 
 from stem_edge.errors import RowReadError
 from stem_edge.numerics.quantize import I64, U8
@@ -214,20 +214,18 @@ def test_any_thread_may_release_while_another_makes(store: EditedStore) -> None:
         while made := waiting.get():
             rows.release(made)
 
-    threads = [threading.Thread(target=release) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    rng = np.random.default_rng(1)
-    for _ in range(1000):
-        one, two = rng.integers(0, V, 2).tolist()
-        lookups = [mixed(one, two), mean_of(one, two)]
-        made = rows.make(lookups).tolist()
-        assert read(edited_of(rows), made) == [expected(lookup) for lookup in lookups]
-        waiting.put(made)
-    for _ in threads:
-        waiting.put([])
-    for thread in threads:
-        thread.join()
+    def change() -> None:
+        rng = np.random.default_rng(1)
+        for _ in range(1000):
+            one, two = rng.integers(0, V, 2).tolist()
+            lookups = [mixed(one, two), mean_of(one, two)]
+            made = rows.make(lookups).tolist()
+            assert read(edited_of(rows), made) == [expected(lookup) for lookup in lookups]
+            waiting.put(made)
+        for _ in range(3):
+            waiting.put([])
+
+    together([release, release, release, change])
     rows.make([])
     assert rows.made == 0
     assert len(edited_of(rows)._free) == edited_of(rows).numbers - V

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from threads import together
 
 import stem_edge
 from stem_edge.errors import InputError
@@ -33,16 +34,13 @@ def test_a_batch_takes_its_latencies_and_its_bytes() -> None:
     assert waited(flash, 4, 1000) >= 0.011
     assert waited(flash, 5, 1000) >= 0.021
     assert waited(flash, 1, 20_000) >= 0.030
+    assert waited(EmulatedFlash(FlashProfile(1e6, 0.01, 4, rate=100)), 4, 1000) >= 0.041
 
 
 def test_a_device_does_one_batch_after_the_other() -> None:
     flash = EmulatedFlash(FlashProfile(bandwidth=1e9, latency=0.03, depth=1))
     started = time.perf_counter()
-    threads = [threading.Thread(target=flash.wait, args=(started, 1, 0)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([partial(flash.wait, started, 1, 0)] * 3)
     assert time.perf_counter() - started >= 0.09
 
 

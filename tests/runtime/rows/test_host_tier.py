@@ -1,6 +1,5 @@
 """Records kept in the host's memory: reads always return what the store holds."""
 
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from installed import DEMO
 from interrupts import interrupted
 from stores import MemoryStore, ids
+from threads import together
 from tiers import slow_but
 
 from stem_edge.bundle.manifest import TABLES
@@ -82,9 +82,10 @@ def test_reads_are_those_of_the_store_and_each_record_is_kept_or_read(
     for _ in range(150):
         numbers = np.unique(rng.zipf(1.2, rng.integers(1, 120)) % V)
         before, store.reads = kept(tier), []
+        tier.ahead(numbers, np.ones(len(numbers), np.bool_))
         check(tier, numbers)
         from_flash = sorted(number for read in store.reads for number in read)
-        assert from_flash == sorted(set(numbers.tolist()) - set(before))
+        assert from_flash == store.begun[-1] == sorted(set(numbers.tolist()) - set(before))
         assert len(kept(tier)) <= tier.slots
         wanted += len(numbers)
     found = tier.counters()
@@ -161,21 +162,15 @@ def test_an_interrupt_at_any_line_of_a_read_does_no_harm() -> None:
 
 def test_threads_that_read_at_once_take_turns() -> None:
     tier, store = make(20)
-    store.seconds, failed = 0.001, list[int]()
+    store.seconds = 0.001
 
     def run(seed: int) -> None:
         rng = np.random.default_rng(seed)
         for _ in range(30):
-            numbers = np.unique(rng.integers(0, 60, 10))
-            if not np.array_equal(tier.read(numbers), RECORDS[numbers]):
-                failed.append(seed)
+            check(tier, np.unique(rng.integers(0, 60, 10)))
 
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (failed, store.most_readers) == ([], 1)
+    together([partial(run, seed) for seed in range(4)])
+    assert store.most_readers == 1
     kept(tier)
 
 

@@ -153,6 +153,16 @@ def test_without_overlap_nothing_is_read_ahead(make: Make) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+def test_records_of_later_steps_are_begun_and_not_read(overlap: bool, make: Make) -> None:
+    rows, steps = make(overlap), [ids(1, 2), ids(1, 5), ids(3, 5), ids(4)]
+    for at, step in enumerate(steps):
+        rows.submit(step, later=np.concatenate([ids(), *steps[at + 1 : at + 3]]))
+        assert contents(rows, rows.fetch(step)) == step.tolist()
+    wait_until(lambda: store_of(rows).begun == ([[1, 3, 5], [3, 4, 5], [4]] if overlap else []))
+    assert store_of(rows).reads == [[1, 2], [5], [3], [4]]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 def test_read_that_fails_again_is_reported_and_harms_nothing(overlap: bool, make: Make) -> None:
     rows = make(overlap)
     before = rows.fetch(ids(1, 2, 3, 4)).tolist()

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunks, Sampled
 from stem_edge.runtime.sampling_params import SamplingParams
-from stem_edge.runtime.text.codec import TEXT_NBYTES, TextCodec, TextRoom, TokenStream
+from stem_edge.runtime.text.codec import TEXT_NBYTES, TextCodec, TextRoom
+from stem_edge.runtime.text.stream import TokenStream
 from stem_edge.system.memory import own_memory, return_freed_memory
 
 # A token id below 256 is that byte; these are the others.

@@ -22,6 +22,7 @@ from stem_edge.commands.bundles.cache import entries
 from stem_edge.commands.main import main
 from stem_edge.ggml.check import check_library
 from stem_edge.graph.kv import KV_TYPES
+from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import builders
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     FORMAT,
     RECORD,
@@ -29,6 +30,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     marks,
     prepared_folder,
 )
+from stem_edge.runtime.text.kept import readers
 from stem_edge.system.user_folder import cpu_digest
 from stem_edge.tables.token_counts import write_counts
 
@@ -93,6 +95,10 @@ def root(tmp_path: Path) -> Path:
     put(tmp_path, f".making-{os.getpid()}")
     put(tmp_path, ".making-999999999")
     write_counts(tmp_path / "counts" / "c.npy", np.ones(3, np.uint32))
+    for kind, makers in (("tokenizers", readers()), ("graphs", builders())):
+        (tmp_path / kind).mkdir()
+        for name in (f"{makers}-{kind}", f"earlier-{kind}"):
+            (tmp_path / kind / name).touch()
     put_verdict(tmp_path, "as it was")
     put_verdict(tmp_path, "changed", into="changed.json")
     put_verdict(tmp_path, "gone", into="gone.json")
@@ -118,6 +124,10 @@ STALE = {
     f".making-{os.getpid()}": "",
     ".making-999999999": "was not finished",
     "c.npy": "",
+    f"{readers()}-tokenizers": "",
+    f"{builders()}-graphs": "",
+    "earlier-tokenizers": "made by another stem-edge or tokenizers",
+    "earlier-graphs": "made by another stem-edge or tokenizers",
     "changed.json": "made for another library, processor or stem-edge",
     "gone.json": "its library is gone",
     "cut.json": "damaged",

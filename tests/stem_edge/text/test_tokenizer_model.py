@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from stem_edge.errors import BundleError, MemoryPlanError
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.probe import probe_texts
-from stem_edge.text import tokenizer_gate, tokenizer_model
+from stem_edge.text import checked_tokenizer, tokenizer_gate, tokenizer_model
 
 CHARS = string.ascii_letters + string.digits
 # Prints the bytes that loading a tokenizer.json takes at its peak and keeps, and those forecast.
@@ -122,7 +122,7 @@ def test_a_tokenizer_that_takes_more_than_the_limit_is_not_loaded(
 ) -> None:
     path = write(tmp_path / "tokenizer.json", bpe(5000))
     TextCodec(path, limit=10**6)
-    monkeypatch.setattr(tokenizer_model, "SMALL_NBYTES", 1 << 20)
+    monkeypatch.setattr(checked_tokenizer, "SMALL_NBYTES", 1 << 20)
     TextCodec(path, limit=10**10)
     refused(lambda: TextCodec(path, limit=10**6), MemoryPlanError, path, "1 MB is too small")
 

@@ -14,7 +14,9 @@ from typing import NamedTuple
 from stem_edge.graph.encoder import FIXED32, LENGTH, PACKED, VARINT
 
 FIXED64 = 1  # wire type of protobuf that the encoder lacks
-GRAPH, INITIALIZER, NAME, EXTERNAL_DATA, KEY, VALUE = 7, 5, 8, 13, 1, 2  # fields of onnx.proto
+# Fields of onnx.proto.
+GRAPH, INITIALIZER, NAME, EXTERNAL_DATA, KEY, VALUE = 7, 5, 8, 13, 1, 2
+NODE, INPUT = 1, 1
 
 
 class PackedForm(NamedTuple):
@@ -35,6 +37,18 @@ def packed_forms(graph: Path) -> dict[str, PackedForm]:
                     (name,) = _values(tensor, NAME)
                     found[name.decode()] = _packed_form(text.decode())
     return found
+
+
+def places_in_use(graph: Path) -> Iterator[tuple[int, int]]:
+    """Yield offset and bytes of each packed piece in the order in which a step of a saved graph reads them.
+
+    Raises ValueError, OSError.
+    """
+    forms = packed_forms(graph)
+    for message in _values(graph.read_bytes(), GRAPH):
+        for name in (name for node in _values(message, NODE) for name in _values(node, INPUT)):
+            if (form := forms.pop(name.decode(), None)) is not None:
+                yield from ((offset, nbytes) for offset, nbytes, _ in form.places)
 
 
 def _packed_form(text: str) -> PackedForm:

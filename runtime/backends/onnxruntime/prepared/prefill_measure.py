@@ -17,6 +17,7 @@ from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import LOGITS_AT_ONCE
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
+from stem_edge.runtime.rows.records import records_of
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 
@@ -55,7 +56,7 @@ def _rows(bundle: Bundle, ids: I64) -> U8 | None:
     passes = (RowReadError,) if url is None else ()
     if format is not None:
         with contextlib.suppress(*passes), open_store(root, format, url=url) as store:
-            return store.read(store.records_of(ids))
+            return store.read(records_of(store, ids))
     return None
 
 

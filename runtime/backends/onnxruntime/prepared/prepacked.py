@@ -22,12 +22,10 @@ from stem_edge.graph.decode import BACKBONE_DATA, PREFILL_DATA
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import apart_step
 from stem_edge.runtime.backends.interface import SIZES, StepCosts
+from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import kept_graphs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER, is_large
 from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import give_back_mapped
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
-    GraphSource,
-    joined_graphs,
-)
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, joined_graphs
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
 FORMAT = 9
@@ -62,7 +60,7 @@ class Prepacked(NamedTuple):
         self, bundle: Bundle, *, prefill: bool, kv: KvType = "fp32"
     ) -> Mapping[str, Path | GraphSource]:
         """Return the source of each graph by name: its prepared file, otherwise the graph itself."""
-        graphs = joined_graphs(bundle, prefill=prefill, kv=kv)
+        graphs = kept_graphs(self.folder.parent.parent, bundle, prefill=prefill, kv=kv)
         files = {name: prepared_file(name) for name in graphs}
         there = {
             name: self.folder / file for name, file in files.items() if file in self.record.files
@@ -103,18 +101,26 @@ class PreparedPlace(NamedTuple):
 
 
 def place(bundle: Bundle, cache_dir: str | Path | None, kv: KvType = "fp32") -> PreparedPlace:
-    """Find the place of a bundle on this machine, which takes a while: its graphs are built.
+    """Find the place of a bundle on this machine; the first time, its graphs are built.
 
     kv: type of keys and values, which is part of the graphs.
     """
-    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
+    root, prefill = cache_folder(cache_dir), bundle.manifest.has_prefill
+    graphs = kept_graphs(root, bundle, prefill=prefill, kv=kv)
+    folder = _folder(root, bundle, ort.__version__, graphs)
     return PreparedPlace(bundle, folder, read_prepared(folder))
 
 
 def prepared_folder(root: Path, bundle: Bundle, onnxruntime: str, kv: KvType = "fp32") -> Path:
     """Return the folder for the prepared backbone of this bundle, processor and onnxruntime."""
-    files = bundle.manifest.files
     graphs = joined_graphs(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
+    return _folder(root, bundle, onnxruntime, graphs)
+
+
+def _folder(
+    root: Path, bundle: Bundle, onnxruntime: str, graphs: Mapping[str, GraphSource]
+) -> Path:
+    files = bundle.manifest.files
     weights = [files[name].sha256 for name in (BACKBONE_DATA, PREFILL_DATA) if name in files]
     built = hashlib.sha256(b"".join(graph.data for graph in graphs.values())).hexdigest()
     described = repr((FORMAT, onnxruntime, cpu_digest(), weights, built))

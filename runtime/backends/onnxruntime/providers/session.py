@@ -35,6 +35,8 @@ LEAST_EXTERNAL_NBYTES = "64"
 # Folder of the weight files of a graph that is given as bytes.
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 AS_STORED = "session.disable_prepacking"
+# Packs several matrices at once, with onnxruntime 1.32 and later; older ones ignore it.
+PACK_IN_PARALLEL = "session.prepack.enable_parallel"
 # Part of onnxruntime's message for nodes that only the CPU could run; it does not name them.
 REFUSED = "fallback to CPU EP has been explicitly disabled"
 STRICT = {"session.disable_cpu_ep_fallback": "1"}
@@ -137,6 +139,7 @@ def _options(threads: int, settings: Mapping[str, str]) -> ort.SessionOptions:
     options.enable_mem_pattern = False
     # Threads may spin between the operators of a step, but must not after it.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry(PACK_IN_PARALLEL, "1")
     for name, value in settings.items():
         options.add_session_config_entry(name, value)
     return options

@@ -1,0 +1,228 @@
+"""Weights that do not fit into memory beside the others: read anew in each step, and dropped again.
+
+A step reads all weights in the same order. Where they exceed the memory even a little, the system has
+always just dropped the pages that come next, and reads nearly all of them again. So a share of the
+matrices, spread evenly over the step, is in memory only around its use: a thread drops what was used
+and asks for what comes next, while the step computes. All others stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import places_in_use
+from stem_edge.system.memory import PROC, available_memory
+
+# Smaller matrices are not worth a system call. Matrices asked for ahead take AHEAD bytes, or three of
+# the largest, because the one in use and the next must be there.
+LEAST_NBYTES, AHEAD_NBYTES, AHEAD_MATRICES = 1 << 20, 32 << 20, 3
+# Kept free for pages of libraries, of the embedding and of tables, and for arrays of a prompt. With 24 MB,
+# E2B's shape in 1 GiB was dropped and read as a whole again.
+SPARE_NBYTES = 64 << 20
+# Free memory is looked at so often; other matrices are chosen only if it has changed by so much.
+LOOK_SECONDS, CHANGE_NBYTES = 1.0, 32 << 20
+POLL_SECONDS = 0.001
+# The system maps up to 16 pages around one that is touched, also in front of a matrix.
+AROUND, ENTRY_NBYTES, PRESENT = 16, 8, 0x80  # PRESENT: in the last byte of an entry of pagemap
+
+
+class Span(NamedTuple):
+    """Mapped pages of one matrix, and their place in the file."""
+
+    start: int  # address
+    nbytes: int
+    file: int  # descriptor
+    offset: int
+
+
+class WeightStream:
+    """Keeps some matrices in memory only around their use, as many as free memory asks for.
+
+    spans: all that a step reads, in the order of use. files: descriptors, closed at the end.
+    Raises OSError where the system does not say what a process has touched.
+    """
+
+    def __init__(self, spans: Sequence[Span], files: ExitStack) -> None:
+        self._all, self.chosen, self._stays, self._files = spans, list[Span](), spans, files
+        self._excess, self._next_look = 0, 0.0
+        self._first, self._asked, self._ahead = 0, 0, 0  # the one in use; those asked for; bytes
+        self._madvise = ctypes.CDLL(None, use_errno=True).madvise
+        self._pagemap = _opened(PROC / "self" / "pagemap", files)
+        self._look()
+        self._in_step, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="stem-edge-weights", daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Follow a step that begins."""
+        self._in_step.set()
+
+    def end(self) -> None:
+        """Rest until the next step; matrices at its beginning are asked for."""
+        self._in_step.clear()
+
+    def close(self) -> None:
+        """End the thread; must come before the files are unmapped."""
+        self._closing.set()
+        self._in_step.set()
+        self._thread.join()
+        self._files.close()
+
+    def _follow(self) -> None:
+        with suppress(OSError):  # the step needs none of this: it is then only slow
+            while self._in_step.wait() and not self._closing.is_set():
+                self._look()
+                if self.chosen and self._touched(self._first + 1):
+                    self._drop(self._at(self._first))
+                    self._first += 1
+                    self._ask()
+                else:
+                    self._closing.wait(POLL_SECONDS if self.chosen else LOOK_SECONDS)
+
+    def _look(self) -> None:
+        """Choose matrices by the memory that is free now, pages of files included."""
+        if (now := time.monotonic()) < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        needed = sum(span.nbytes for span in self._all) + SPARE_NBYTES
+        excess = max(0, needed - available_memory())
+        if abs(excess - self._excess) >= CHANGE_NBYTES:
+            self._excess, self.chosen = excess, spread(self._all, excess)
+            self._stays = [span for span in self._all if span not in set(self.chosen)]
+            self._first, self._asked, self._ahead = 0, 0, ahead_nbytes(self.chosen)
+            self._forget()
+        if self.chosen:
+            self._settle()
+
+    def _forget(self) -> None:
+        """Drop what loading has read of the files, and matrices that stayed so far."""
+        for span in self.chosen:
+            self._advise(span, mmap.MADV_DONTNEED)
+        for file in {span.file for span in self.chosen}:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _settle(self) -> None:
+        """Drop what the system has read around other pages, and read again what it drove out for that.
+
+        Otherwise both go on, and steps read nearly everything.
+        """
+        under_way = {self._at(n) for n in range(self._first, self._asked)}
+        for span in self.chosen:
+            if span not in under_way:
+                self._uncache(span)
+        for span in self._stays:
+            self._advise(span, mmap.MADV_WILLNEED)
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask for the matrices that come next, those of the next step after the last one."""
+        while self._asked < self._first + len(self.chosen):
+            under_way = range(self._first, self._asked + 1)
+            if sum(self._at(n).nbytes for n in under_way) > self._ahead:
+                break
+            self._advise(self._at(self._asked), mmap.MADV_WILLNEED)
+            self._asked += 1
+
+    def _at(self, number: int) -> Span:
+        return self.chosen[number % len(self.chosen)]
+
+    def _touched(self, number: int) -> bool:
+        """Tell whether the step has come to a matrix, so that it has left the one before."""
+        page = self._at(number).start // mmap.PAGESIZE + AROUND
+        entries = os.pread(self._pagemap, AROUND * ENTRY_NBYTES, page * ENTRY_NBYTES)
+        return any(last & PRESENT for last in entries[ENTRY_NBYTES - 1 :: ENTRY_NBYTES])
+
+    def _drop(self, span: Span) -> None:
+        self._advise(span, mmap.MADV_DONTNEED)
+        self._uncache(span)
+
+    def _uncache(self, span: Span) -> None:
+        """Take the pages of a matrix out of the page cache, but for those that a process has touched."""
+        os.posix_fadvise(span.file, span.offset, span.nbytes, os.POSIX_FADV_DONTNEED)
+
+    def _advise(self, span: Span, advice: int) -> None:
+        if self._madvise(ctypes.c_void_p(span.start), ctypes.c_size_t(span.nbytes), advice):
+            raise OSError(ctypes.get_errno(), "madvise")
+
+
+def open_stream(graphs: Sequence[Path]) -> WeightStream | None:
+    """Stream the mapped weights of open graphs as far as free memory asks for it; None if all of them fit.
+
+    None, too, where the system does not say what is used: it then decides alone what to drop.
+    """
+    if sys.platform != "linux":
+        return None
+    with suppress(OSError, ValueError), ExitStack() as failed:
+        files = ExitStack()
+        failed.callback(files.close)
+        if spans := [span for graph in graphs for span in _mapped(graph, files)]:
+            stream = WeightStream(spans, files)
+            failed.pop_all()
+            if stream.chosen:
+                return stream
+            stream.close()
+    return None
+
+
+def spread(spans: Sequence[Span], excess: int) -> list[Span]:
+    """Choose spans of `excess` bytes, and of what is asked for ahead, evenly; none without an excess."""
+    large = [span for span in spans if span.nbytes >= LEAST_NBYTES]
+    if excess <= 0 or len(large) < AHEAD_MATRICES:
+        return []
+    # A few far larger ones, as of the head, would only need more room ahead.
+    usual = [span for span in large if AHEAD_MATRICES * span.nbytes <= AHEAD_NBYTES]
+    if sum(span.nbytes for span in usual) > excess + AHEAD_NBYTES:
+        large = usual
+    share = (excess + ahead_nbytes(large)) / sum(span.nbytes for span in large)
+    chosen, owed = list[Span](), 0.0
+    for span in large:
+        owed += span.nbytes * share
+        if owed >= span.nbytes:
+            chosen.append(span)
+            owed -= span.nbytes
+    return chosen
+
+
+def ahead_nbytes(spans: Sequence[Span]) -> int:
+    """Return the bytes of spans that are in memory at a time."""
+    return max(AHEAD_NBYTES, AHEAD_MATRICES * max((span.nbytes for span in spans), default=0))
+
+
+def _mapped(graph: Path, files: ExitStack) -> Iterator[Span]:
+    """Yield the mapped pages that packed matrices fill, in the order of use. Raises OSError, ValueError."""
+    weights = graph.with_name(f"{graph.name}.data").resolve()
+    if not weights.exists():  # none of its matrices was packed
+        return
+    maps, file = list(_maps(weights)), _opened(weights, files)
+    for offset, nbytes in places_in_use(graph):
+        for start, stop, mapped_from in maps:
+            first = start + offset - mapped_from
+            if start <= first and first + nbytes <= stop:
+                skipped = -first % mmap.PAGESIZE
+                whole = (nbytes - skipped) // mmap.PAGESIZE * mmap.PAGESIZE
+                yield Span(first + skipped, whole, file, offset + skipped)
+                break
+
+
+def _opened(path: Path, files: ExitStack) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    files.callback(os.close, descriptor)
+    return descriptor
+
+
+def _maps(file: Path) -> Iterator[tuple[int, int, int]]:
+    """Yield address, end and offset in the file of each mapping of it."""
+    for line in (PROC / "self" / "maps").read_text(errors="replace").splitlines():
+        words = line.split(maxsplit=5)
+        if len(words) == 6 and words[5] == str(file):
+            start, stop = (int(address, 16) for address in words[0].split("-"))
+            yield start, stop, int(words[2], 16)

@@ -1,0 +1,86 @@
+"""Keeping of a checked tokenizer for later loads (kept.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from tokenizers import Tokenizer
+
+from stem_edge.files.whole_file import write_whole
+from stem_edge.runtime.text.kept import ALIGNMENT, ARRAYS, FORMAT, Header, key_of, pair_key
+from stem_edge.text.checked_tokenizer import CheckedTokenizer
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
+SETTINGS = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges", *AFFIXES)
+
+
+def keep(path: Path, checked: CheckedTokenizer, tokenizer: Tokenizer) -> None:
+    """Write a file for `open_kept`, if it is of this kind and the folder can be written.
+
+    tokenizer: what the library made of it.
+    """
+    found = _parts(checked, tokenizer)
+    if found is None:
+        return
+    header, arrays = found
+    body = msgspec.msgpack.encode(header)
+    padding = bytes(-len(body) % ALIGNMENT)
+    data = b"".join(
+        [body, padding, *(arrays[name].astype(kind).tobytes() for name, kind in ARRAYS.items())]
+    )
+    prefix = np.array([zlib.crc32(data), len(body)], "<u4").tobytes()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, prefix + data)
+
+
+def _parts(checked: CheckedTokenizer, tokenizer: Tokenizer) -> tuple[Header, dict[str, Any]] | None:
+    """Return what is kept of a tokenizer; None where parts of it may do otherwise than all of it."""
+    file = msgspec.json.decode(checked.json)
+    model = file["model"]
+    ids: dict[str, int] = model.get("vocab", {})
+    unknown = model.get("unk_token")
+    added = {token["content"]: token["id"] for token in file["added_tokens"]}
+    if (
+        model.get("type") != "BPE"
+        or any(map(model.get, AFFIXES))
+        or "" in ids
+        or (unknown is not None and unknown not in ids)
+        or any(tokenizer.token_to_id(token) != id_ for token, id_ in added.items())
+    ):
+        return None
+    named = {unknown, *(BYTES if model.get("byte_fallback") else ())}
+    merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
+    if any(not named.isdisjoint(pair) for pair in merges):
+        return None  # the library looks such a token up, and could merge it with another
+    keys = np.array([key_of(token) for token in ids], np.uint64)
+    if len(np.unique(keys)) < len(keys):
+        return None
+    frame = model | {"vocab": added, "merges": []}
+    pairs = np.array([pair_key(ids[a], ids[b]) for a, b in merges], np.uint64)
+    texts = [b""] * (max(ids.values()) + 1)
+    for token, id_ in ids.items():
+        texts[id_] = token.encode()
+    arrays = {
+        "keys": np.sort(keys),
+        "ids": np.fromiter(ids.values(), np.int64, len(ids))[np.argsort(keys)],
+        "ends": np.cumsum([len(text) for text in texts]),
+        "pairs": np.sort(pairs),
+        "ranks": np.argsort(pairs),
+        "text": np.frombuffer(b"".join(texts), np.uint8),
+    }
+    header = Header(
+        FORMAT,
+        msgspec.structs.replace(checked, json=msgspec.json.encode(file | {"model": frame})),
+        {name: model[name] for name in SETTINGS if model.get(name) is not None},
+        [ids[token] for token in sorted(named & ids.keys())],
+        max(map(len, ids)),
+        {name: len(array) for name, array in arrays.items()},
+    )
+    return header, arrays

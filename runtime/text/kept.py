@@ -1,0 +1,204 @@
+"""A tokenizer of the kind BPE, kept on this machine as it was checked, of which the library gets parts.
+
+For 262,144 tokens with half a million merges the library takes a second and 70 MB, but a text is made of
+few of them. Given all tokens that occur in the words of a text, and all merges between them, the
+library makes the same ids of that text; given the tokens of some ids, it makes the same text of them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zlib
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from stem_edge import __version__
+from stem_edge.bundle.manifest import digest, version_of
+from stem_edge.files import disk
+from stem_edge.numerics.quantize import I64
+from stem_edge.text.checked_tokenizer import CheckedTokenizer
+
+Keys = npt.NDArray[np.uint64]
+FORMAT, TOKENIZERS = 1, "tokenizers"  # folder in the user's cache folder
+# Of a file: its checksum, the length of its Header, the Header, then the arrays, wide ones first.
+PREFIX_NBYTES, ALIGNMENT = 8, 8
+ARRAYS = {"keys": "<u8", "pairs": "<u8", "ids": "<i4", "ends": "<u4", "ranks": "<i4", "text": "u1"}
+# Beyond this, the whole tokenizer is as fast: characters of a text, parts of its words, tokens.
+MOST_CHARS, MOST_PARTS, MOST_READ = 1 << 14, 1 << 16, 1 << 13
+MOST_WRITTEN = 1 << 8  # tokens, because each new one takes as long as all before it
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What a file has beside arrays."""
+
+    format: int
+    checked: CheckedTokenizer  # its JSON has the added tokens alone, and no merges
+    settings: dict[str, Any]  # of the library's BPE
+    always: list[int]  # ids of tokens that the library looks up whatever the text is
+    longest: int  # characters of a token
+    sizes: dict[str, int]  # of the arrays
+
+
+class KeptTokenizer:
+    """The library's tokenizer, as far as texts and ids need it. Not for several threads at once."""
+
+    def __init__(self, header: Header, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        self._header, self._arrays = header, arrays
+        self.checked = msgspec.structs.replace(header.checked, json=b"")
+        self._whole: Tokenizer | None = None
+        self._words = list[str]()  # of a text, as the library hands them over
+        self._tokens, self._merges = dict[str, int](), dict[int, tuple[str, str]]()  # by rank
+        self._reader, self._written = self._empty(), dict[str, int]()
+        self._writer = self._empty()
+        listening = [pre_tokenizers.PreTokenizer.custom(self)]
+        if self._reader.pre_tokenizer is not None:
+            listening.insert(0, self._reader.pre_tokenizer)
+        self._reader.pre_tokenizer = pre_tokenizers.Sequence(listening)
+        self._read({self._token(id_): id_ for id_ in header.always}, {})
+
+    def pre_tokenize(self, text: Any) -> None:
+        """Take note of the words that a text was split into, for the library."""
+        self._words += [word for word, *_ in text.get_splits()]
+
+    def for_ids(self, ids: Collection[int]) -> Tokenizer:
+        """Return a tokenizer that writes the text of these ids."""
+        if self._whole is not None:
+            return self._whole
+        tokens = {text: id_ for id_ in ids if (text := self._token(id_))}
+        if tokens.keys() - self._written.keys():
+            self._written = tokens if len(self._written) > MOST_WRITTEN else self._written | tokens
+            self._writer.model = models.BPE(self._written, [])
+        return self._writer
+
+    def for_text(self, text: str, special_tokens_in_text: bool) -> Tokenizer:
+        """Return a tokenizer that makes ids of this text."""
+        if self._whole is not None or len(text) > MOST_CHARS:
+            return self.whole()
+        self._words.clear()
+        self._reader.encode_special_tokens = not special_tokens_in_text
+        self._reader.encode(text)
+        words, longest = set(self._words), self._header.longest
+        if sum(len(word) * min(len(word), longest) for word in words) > MOST_PARTS:
+            return self.whole()
+        tokens = self._tokens_in(words)
+        if tokens.keys() - self._tokens.keys():
+            self._read(tokens, self._merges_to(tokens))
+        return self._reader if len(self._tokens) <= MOST_READ else self.whole()
+
+    def whole(self) -> Tokenizer:
+        """Return the tokenizer with all tokens and merges."""
+        if self._whole is None:
+            text, ends = bytes(self._arrays["text"]), self._arrays["ends"].tolist()
+            starts = [0, *ends[:-1]]
+            texts = [text[start:end].decode() for start, end in zip(starts, ends, strict=True)]
+            pairs = self._arrays["pairs"][np.argsort(self._arrays["ranks"])]
+            merges = [(texts[pair >> 32], texts[pair & 0xFFFFFFFF]) for pair in pairs.tolist()]
+            tokens = {token: id_ for id_, token in enumerate(texts) if token}
+            self._whole = self._empty()
+            self._whole.model = models.BPE(tokens, merges, **self._header.settings)
+        return self._whole
+
+    def _empty(self) -> Tokenizer:
+        return Tokenizer.from_buffer(self._header.checked.json)
+
+    def _read(self, tokens: dict[str, int], merges: dict[int, tuple[str, str]]) -> None:
+        self._tokens |= tokens
+        self._merges |= merges
+        ordered = [self._merges[rank] for rank in sorted(self._merges)]
+        self._reader.model = models.BPE(self._tokens, ordered, **self._header.settings)
+
+    def _token(self, id_: int) -> str:
+        """Return a token; empty for ids that have none."""
+        ends = self._arrays["ends"]
+        if not 0 <= id_ < len(ends):
+            return ""
+        start = int(ends[id_ - 1]) if id_ else 0
+        return bytes(self._arrays["text"][start : int(ends[id_])]).decode()
+
+    def _tokens_in(self, words: Iterable[str]) -> dict[str, int]:
+        """Return all tokens that are a part of a word."""
+        longest = self._header.longest
+        parts = list(
+            {
+                word[start:end]
+                for word in words
+                for start in range(len(word))
+                for end in range(start + 1, min(start + longest, len(word)) + 1)
+            }
+        )
+        places = _find(np.fromiter(map(key_of, parts), np.uint64, len(parts)), self._arrays["keys"])
+        found = (
+            (parts[at], int(self._arrays["ids"][places[at]])) for at in np.flatnonzero(places + 1)
+        )
+        return {part: id_ for part, id_ in found if self._token(id_) == part}
+
+    def _merges_to(self, tokens: dict[str, int]) -> dict[int, tuple[str, str]]:
+        """Return the merges of two of these tokens, by rank."""
+        splits = ((token[:at], token[at:]) for token in tokens for at in range(1, len(token)))
+        pairs = [(a, b) for a, b in splits if a in tokens and b in tokens]
+        keys = np.fromiter(
+            (pair_key(tokens[a], tokens[b]) for a, b in pairs), np.uint64, len(pairs)
+        )
+        places = _find(keys, self._arrays["pairs"])
+        ranks = self._arrays["ranks"]
+        return {int(ranks[places[at]]): pairs[at] for at in np.flatnonzero(places + 1)}
+
+
+def kept_file(root: Path, sha256: str, vocab_size: int) -> Path:
+    """Return the place of a tokenizer.json of these contents, for a model of this size, in a cache folder."""
+    return root / TOKENIZERS / f"{readers()}-{digest(sha256, vocab_size)}"
+
+
+def readers() -> str:
+    """Return a digest of what checks and reads tokenizers here, by which the names of files begin."""
+    return digest(FORMAT, __version__, version_of("tokenizers"))
+
+
+def key_of(token: str) -> int:
+    """Return a number that no other token of a kept tokenizer has."""
+    data = token.encode()
+    return zlib.crc32(data) << 32 | zlib.adler32(data)
+
+
+def pair_key(first: int, second: int) -> int:
+    """Return the number of a merge of two ids."""
+    return first << 32 | second
+
+
+def _find(wanted: Keys, among: Keys) -> I64:
+    """Return the place of each number in a sorted array, or -1."""
+    if not len(among):
+        return np.full(len(wanted), -1, np.int64)
+    places = np.searchsorted(among, wanted).clip(max=len(among) - 1)
+    return np.where(among[places] == wanted, places, -1)
+
+
+def open_kept(path: Path) -> KeptTokenizer | None:
+    """Open what was kept; None if it is missing, damaged or of another format."""
+    try:
+        descriptor = disk.open_file(path)
+        try:
+            data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+        view = memoryview(data)
+        checksum, nbytes = np.frombuffer(view[:PREFIX_NBYTES], "<u4").tolist()
+        if zlib.crc32(view[PREFIX_NBYTES:]) != checksum:
+            return None
+        at = PREFIX_NBYTES + nbytes
+        header = msgspec.msgpack.decode(view[PREFIX_NBYTES:at], type=Header)
+        at += -at % ALIGNMENT
+        arrays = {}
+        for name, kind in ARRAYS.items():
+            end = at + header.sizes[name] * np.dtype(kind).itemsize
+            arrays[name], at = np.frombuffer(view[at:end], kind), end
+        return KeptTokenizer(header, arrays) if header.format == FORMAT else None
+    except (OSError, ValueError, KeyError):  # msgspec raises ValueError
+        return None

@@ -1,0 +1,46 @@
+"""What is known of a tokenizer.json that was checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from stem_edge.errors import MemoryPlanError
+from stem_edge.system.memory import own_memory
+from stem_edge.units import format_size
+
+SMALL_NBYTES = 16 << 20
+
+
+class TokenizerMemory(NamedTuple):
+    """Bytes that the library takes for a tokenizer, as measured with tokenizers 0.23."""
+
+    kept: int
+    loading: int  # at its peak while it loads
+
+    def check(self, path: Path, limit: int) -> None:
+        """Raise MemoryPlanError if loading it would take this process beyond a limit.
+
+        Small ones are loaded nevertheless, because the memory plan, which follows, names all parts.
+        """
+        own = own_memory()
+        if self.loading > SMALL_NBYTES and own + self.loading > limit:
+            raise MemoryPlanError(
+                f"memory of {format_size(limit)} is too small for {path}: loading this tokenizer takes "
+                f"{format_size(self.loading, up=True)}, beside {format_size(own)} of this process; "
+                "load it with more memory"
+            )
+
+
+class CheckedTokenizer(msgspec.Struct, frozen=True):
+    """Checked tokenizer.json for the library, with bounds on what it does to a text."""
+
+    json: bytes
+    longest_nbytes: int  # of the longest token in UTF-8
+    growth: int  # largest factor by which its steps can lengthen a text
+    special_tokens: tuple[str, ...]
+    byte_level: bool  # whether its tokens are written with a character for each byte
+    memory: TokenizerMemory
+    count: int  # of token ids

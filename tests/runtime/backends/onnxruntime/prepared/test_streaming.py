@@ -1,0 +1,197 @@
+"""Weights that exceed the memory: which are read anew, when they are dropped, and the same tokens."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stem_edge
+from stem_edge.runtime.backends.onnxruntime.prepared import looking, streaming
+from stem_edge.runtime.backends.onnxruntime.prepared.streaming import (
+    AHEAD_NBYTES,
+    CHANGE_NBYTES,
+    SPARE_NBYTES,
+    Span,
+    WeightStream,
+    spread,
+)
+
+MB = 1 << 20
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="pages are dropped on Linux only")
+Calls = list[tuple[int, int]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "excess", "chosen"),
+    [
+        ([5] * 40, 0, []),
+        ([5] * 40, -100, []),
+        ([5] * 2, 9, []),  # the one in use and the next would be all
+        ([5] * 40, 68, list(range(1, 40, 2))),  # with 32 asked for ahead, half of them, spread
+        ([5] * 40, 300, list(range(40))),
+        ([0.5, 5] * 40, 68, list(range(3, 80, 4))),  # small ones stay
+        ([100, *[5] * 40, 100], 68, list(range(2, 41, 2))),  # the few that are far larger stay
+        ([20] * 40, 140, list(range(3, 40, 4))),  # with 60 ahead
+    ],
+)
+def test_spread(sizes: list[float], excess: int, chosen: list[int]) -> None:
+    spans = [Span(n, int(size * MB), 0, 0) for n, size in enumerate(sizes)]
+    assert [span.start for span in spread(spans, excess * MB)] == chosen
+
+
+class Step:
+    """Six matrices of 8 MB in a mapped file, which are touched as a step does."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(b"x" * (6 * 8 * MB))
+        self.files = ExitStack()
+        file = self.files.enter_context(path.open("rb"))
+        self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        places = [n * 8 * MB for n in range(6)]
+        address = self._bytes.ctypes.data
+        self.spans = [Span(address + place, 8 * MB, file.fileno(), place) for place in places]
+
+    def touch(self, number: int) -> None:
+        assert self._bytes[number * 8 * MB : (number + 1) * 8 * MB : mmap.PAGESIZE].all()
+
+    def stream(self) -> WeightStream:
+        return WeightStream(self.spans, self.files)
+
+
+@pytest.fixture
+def step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Step:
+    """These with so little free memory that none of them stays."""
+    monkeypatch.setattr(streaming, "available_memory", lambda: SPARE_NBYTES)
+    return Step(tmp_path / "weights")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """What is asked of the system, but for what is repeated by the clock: number of a matrix, advice."""
+    found: Calls = []
+    advise = WeightStream._advise
+
+    def noted(stream: WeightStream, span: Span, advice: int) -> None:
+        found.append((span.offset // (8 * MB), advice))
+        advise(stream, span, advice)
+
+    monkeypatch.setattr(WeightStream, "_advise", noted)
+    monkeypatch.setattr(streaming, "LOOK_SECONDS", 60.0)
+    return found
+
+
+def soon(ready: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not ready() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return ready()
+
+
+@linux_only
+def test_a_matrix_is_dropped_once_the_next_is_touched(step: Step, calls: Calls) -> None:
+    stream, ahead = step.stream(), AHEAD_NBYTES // (8 * MB)
+    expected = [(n, mmap.MADV_DONTNEED) for n in range(6)]
+    expected += [(n, mmap.MADV_WILLNEED) for n in range(ahead)]
+    assert soon(partial(calls.__eq__, expected))
+    stream.begin()
+    step.touch(0)
+    for number in [1, 2, 3, 4, 5, 0, 1]:  # the next step begins anew
+        step.touch(number)
+        before = (number - 1) % 6
+        expected += [(before, mmap.MADV_DONTNEED), ((before + ahead) % 6, mmap.MADV_WILLNEED)]
+        assert soon(partial(calls.__eq__, expected)), number
+    stream.close()
+    assert calls == expected
+
+
+@linux_only
+def test_a_step_that_ended_early_does_not_confuse_it(step: Step, calls: Calls) -> None:
+    stream = step.stream()
+    stream.begin()
+    for number in [0, 1, 2, 0, 1, 2, 3, 4, 5, 0, 1]:
+        step.touch(number)
+        time.sleep(0.01)
+    assert soon(lambda: calls.count((0, mmap.MADV_DONTNEED)) == 3)  # at the beginning, and by steps
+    stream.close()
+    assert {n for n, advice in calls[6:] if advice == mmap.MADV_DONTNEED} == set(range(6))
+
+
+@linux_only
+def test_as_many_as_free_memory_asks_for(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = [1 << 40]
+    monkeypatch.setattr(streaming, "available_memory", lambda: room[0])
+    monkeypatch.setattr(streaming, "LOOK_SECONDS", 0.01)
+    stream = step.stream()
+    stream.begin()
+    time.sleep(0.1)
+    assert not stream.chosen
+    for room[0], count in [(SPARE_NBYTES, 6), (SPARE_NBYTES + CHANGE_NBYTES - 1, 6), (1 << 40, 0)]:
+        assert soon(lambda count=count: len(stream.chosen) == count)  # type: ignore[misc]
+    stream.close()
+
+
+@linux_only
+def test_a_system_that_does_not_tell(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "PROC", Path("/nowhere"))
+    with pytest.raises(OSError, match="nowhere"):
+        step.stream()
+    step.files.close()
+
+
+@linux_only
+def test_a_system_that_refuses(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(stream: WeightStream, span: Span, advice: int) -> None:
+        raise OSError(1, "madvise")
+
+    monkeypatch.setattr(WeightStream, "_advise", refuse)
+    with pytest.raises(OSError, match="madvise"):
+        step.stream()
+    monkeypatch.setattr(streaming, "available_memory", lambda: 1 << 40)
+    stream = step.stream()
+    monkeypatch.setattr(streaming, "available_memory", lambda: SPARE_NBYTES)
+    monkeypatch.setattr(stream, "_next_look", 0.0)
+    stream.begin()
+    assert soon(lambda: not stream._thread.is_alive())
+    stream.end()
+    stream.close()
+
+
+@linux_only
+def test_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from make_checkpoint import Shape, write_checkpoint
+
+    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
+    monkeypatch.setattr(streaming, "LEAST_NBYTES", 32 * mmap.PAGESIZE)
+    write_checkpoint(tmp_path / "checkpoint", Shape(dim=512, d_ff=1024))
+    stem_edge.export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
+    streams = list[WeightStream]()
+
+    def opened(spans: Sequence[Span], files: ExitStack) -> WeightStream:
+        streams.append(WeightStream(spans, files))
+        return streams[-1]
+
+    monkeypatch.setattr(streaming, "WeightStream", opened)
+
+    def answer() -> list[int]:
+        with stem_edge.load(tmp_path / "bundle", cache_dir=tmp_path / "cache") as model:
+            chunks = list(model.generate([1, 2, 3], max_new_tokens=20))
+        return [token for chunk in chunks for token in chunk.token_ids]
+
+    tokens = answer()
+    assert not streams
+    monkeypatch.setattr(streaming, "available_memory", lambda: 0)
+    monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.loader.ROOMY", 1e12)
+    assert answer() == tokens
+    (stream,) = streams
+    assert len(stream.chosen) > 3
+    assert not [one for one in threading.enumerate() if one.name == "stem-edge-weights"]
