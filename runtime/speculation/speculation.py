@@ -21,7 +21,11 @@ class Speculation:
     """
 
     def __init__(self, costs: StepCosts, most: int, drafter: Drafter | None = None) -> None:
-        self.costs, self._gate, self._drafter = costs, Gate(costs.times, most), drafter
+        self.costs, self._gate, self._drafter = (
+            costs,
+            Gate(costs.times, most, costs.attention),
+            drafter,
+        )
 
     @property
     def most(self) -> int:
@@ -69,10 +73,15 @@ class GatedGuesses(Guesses):
     def after(self, seen: Sequence[int], room: int) -> list[int]:
         self.quick, gate = self._model is None, self._gate
         self._text.learn(seen, self._from_text)
-        by_text, by_model = gate.choose(self._text.chances(gate.most), room), PLAIN
+        by_text, by_model = (
+            gate.choose(self._text.chances(gate.most), room, before=len(seen)),
+            PLAIN,
+        )
         if self._model is not None:
             self._model.learn(seen, self._from_model)
-            by_model = gate.choose(self._model.chances(seen, gate.most), room, self._each)
+            by_model = gate.choose(
+                self._model.chances(seen, gate.most), room, self._each, len(seen)
+            )
         self._from_text, self._from_model = by_text.drafts, []
         if by_model.gain > by_text.gain:
             self._from_text, self._from_model = 0, self._of_model(seen, by_model.drafts)
