@@ -220,7 +220,9 @@ def _ways_of(model: Model) -> dict[str, Way | str]:
     if (costs := model.stepping.costs) is not None:
         unlike = "preparing found other bits than those of steps of one"
         ways["guesses"] = _guessed if costs.same_bits else unlike
-        ways["batches"] = _in_batches if costs.same_in_batches else unlike
+        if not costs.same_in_batches:
+            ways["batches"] = f"{unlike}; exact ones take a sequence at a time"
+        ways["batches" if costs.same_in_batches else "exact batches"] = _in_batches
     return ways
 
 
@@ -245,7 +247,8 @@ def _guessed(model: Model, prompts: Sequence[Ids], expected: Sequence[Ids]) -> l
 
 def _in_batches(model: Model, prompts: Sequence[Ids], expected: Sequence[Ids]) -> list[Ids]:
     found: list[Ids] = [[] for _ in prompts]
-    for number, chunk in model.generate_many(prompts, max_new_tokens=max(map(len, expected))):
+    new = max(map(len, expected))
+    for number, chunk in model.generate_many(prompts, exact=True, max_new_tokens=new):
         found[number] += chunk.token_ids
     return found
 

@@ -68,7 +68,9 @@ def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
 
 
 def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
-    """Return where the checked tokenizer belongs; None without a cache folder, or for a damaged file."""
+    """Return where the checked tokenizer belongs; None for a damaged file, or where nothing is kept."""
+    if not options.trial:
+        return None
     size, entry = bundle.manifest.model.vocab_size, bundle.manifest.files[TOKENIZER]
     with suppress(InputError, BundleError):
         sha256 = sha256_of(bundle.file(TOKENIZER), entry.nbytes, lambda nbytes: None)

@@ -27,7 +27,8 @@ FEWEST_ROUNDS, MOST_SECONDS = 7, 10.0
 class Probe:
     """Steps over made-up tokens, after the `before` tokens that the context has already.
 
-    token_ids, slots: of all positions, with room for the largest step. batch_length: tokens that a
+    token_ids, slots: of all positions, with room for the largest step. deep: more tokens that the context
+    has, before which steps cost more; 0: none. batch_length: tokens that a
     sequence of a batch has room for. Default: the context's length, which devices demand.
     """
 
@@ -39,8 +40,9 @@ class Probe:
         slots: I32,
         before: int,
         batch_length: int | None = None,
+        deep: int = 0,
     ) -> None:
-        self._backend, self._context, self.before = backend, context, before
+        self._backend, self._context, self.before, self.deep = backend, context, before, deep
         self._batch_length = batch_length or context.length
         self._token_ids, self._slots = token_ids, slots
 
@@ -52,6 +54,10 @@ class Probe:
             return self._context.finish(self._slots[places], count)
         except NotFiniteError:  # possible with placeholder rows; takes as long
             return np.full((count, 1), np.nan, np.float32)
+
+    def attention(self, more: float, one: float) -> float:
+        """Return what StepCosts.attention says, by the seconds that depth adds to the largest steps."""
+        return round(max(0.0, more) / one / MOST / (self.deep - self.before), 6)
 
     def same_in_batches(self) -> bool:
         """Tell whether each of several sequences has the logits that it has alone."""
@@ -72,6 +78,7 @@ class Probe:
 def measure_steps(probe: Probe) -> StepCosts:
     """Measure steps of several tokens."""
     step, before = probe.step, probe.before
+    deep = _deep_seconds(probe)
     alone = np.concatenate([step(before + n, 1).copy() for n in range(MOST)])
     together = {size: step(before, size).copy() for size in SIZES}
     times: dict[int, list[float]] = {size: [] for size in (1, *SIZES)}
@@ -90,7 +97,23 @@ def measure_steps(probe: Probe) -> StepCosts:
         same_in_batches=probe.same_in_batches(),
         same_bits=all(np.array_equal(found, alone[:size]) for size, found in together.items()),
         sure=sure,
+        attention=0.0
+        if deep is None
+        else probe.attention(deep - float(least[-1]), float(least[0])),
     )
+
+
+def _deep_seconds(probe: Probe) -> float | None:
+    """Return the time of the largest steps behind `deep` tokens, and go back to `before`."""
+    if probe.deep <= probe.before:
+        return None
+    taken = list[float]()
+    for _ in range(FEWEST_ROUNDS):
+        started = time.perf_counter()
+        probe.step(probe.deep, MOST)
+        taken.append(time.perf_counter() - started)
+    probe.step(0, probe.before)
+    return min(taken)
 
 
 def _agree(times: dict[int, list[float]]) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from stem_edge.runtime.backends.interface import BEFORE
+
 WORTH = 1.05  # drafting begins at this many tokens in the time of a plain step
 MEMORY = 0.95  # of each earlier outcome when a new one comes
 TRUST = 4.0  # outcomes that the expectation before any of them counts as
@@ -28,10 +30,12 @@ PLAIN = DraftChoice(0, 1.0)
 class Gate:
     """Chooses the tokens of a step.
 
-    times: of steps, by their tokens; a step of one takes 1. most: drafted tokens of a step.
+    times: of steps, by their tokens; a step of one takes 1. most: drafted tokens of a step. attention:
+    time of each token of a step for each token before it, beyond BEFORE.
     """
 
-    def __init__(self, times: Mapping[int, float], most: int) -> None:
+    def __init__(self, times: Mapping[int, float], most: int, attention: float = 0.0) -> None:
+        self._attention = attention
         self._times = {
             size: max(1.0, times[size]) for size in sorted(times) if 1 < size <= most + 1
         }
@@ -42,11 +46,15 @@ class Gate:
         """Whether drafts would pay if all were right."""
         return self.choose([1.0] * self.most, self.most) != PLAIN
 
-    def choose(self, chances: Sequence[float], room: int, each: float = 0.0) -> DraftChoice:
+    def choose(
+        self, chances: Sequence[float], room: int, each: float = 0.0, before: int = 0
+    ) -> DraftChoice:
         """Return how many tokens to draft, at most `room`.
 
-        chances: that each is right if all before it are. each: time to draft a token.
+        chances: that each is right if all before it are. each: time to draft a token. before: tokens
+        that a step attends to.
         """
+        deep = self._attention * max(0, before - BEFORE)
         best, expected, chance, counted = PLAIN, 1.0, 1.0, 0
         for size, time in self._times.items():
             drafts = size - 1
@@ -56,7 +64,7 @@ class Gate:
                 chance *= one
                 expected += chance
             counted = drafts
-            gain = expected / (time + drafts * each)
+            gain = expected * (1 + deep) / (time + size * deep + drafts * each)
             if gain > max(WORTH, best.gain):
                 best = DraftChoice(drafts, gain)
         return best

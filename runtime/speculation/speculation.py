@@ -21,7 +21,8 @@ class Speculation:
     """
 
     def __init__(self, costs: StepCosts, most: int, sources: Sequence[Source] = ()) -> None:
-        self.costs, self.sources, self._gate = costs, sources, Gate(costs.times, most)
+        self.costs, self.sources = costs, sources
+        self._gate = Gate(costs.times, most, costs.attention)
 
     @property
     def most(self) -> int:
@@ -69,7 +70,7 @@ class GatedGuesses(Guesses):
         for drafts in self._drafts:
             drafts.learn(seen, self._made if drafts is self._chosen else [])
             chances = drafts.chances(seen, gate.most)
-            choice = gate.choose(chances, room, drafts.seconds / self._seconds)
+            choice = gate.choose(chances, room, drafts.seconds / self._seconds, len(seen))
             if choice.gain > best.gain:
                 best, chosen = choice, drafts
         self._chosen, self._made = chosen, self._of(chosen, seen, best.drafts)

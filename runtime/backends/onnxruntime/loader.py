@@ -127,7 +127,10 @@ class OrtLoader:
         threads = self._options.cpus
         prepared = self._will_be_prepared
         mapped = prepared or not self._options.pack
-        needs = cpu_needs(footprint, context, threads, prepared=mapped, prefill=prefill)
+        guesses = prepared and bool(self._options.speculate)
+        needs = cpu_needs(
+            footprint, context, threads, prepared=mapped, prefill=prefill, guesses=guesses
+        )
         if mapped and not prepared:
             from stem_edge.runtime.backends.onnxruntime.prepared.packable import unpacked
 

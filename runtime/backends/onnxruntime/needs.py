@@ -5,6 +5,7 @@ from __future__ import annotations
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.config import ModelConfig
 from stem_edge.graph.names import head_width
+from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part
 
 HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14
@@ -17,17 +18,27 @@ PREPARED_FIXED_NBYTES = 32 << 20
 UNPREPARED_FIXED_NBYTES = 12 << 20
 # That covers this many layers; each further one adds a few dozen nodes to each graph.
 LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
+# Kept by onnxruntime for a layer in graphs of steps of several tokens, for each of these (measured with
+# SmolLM2-135M).
+APART_LAYER_NBYTES = 80 << 10
 # Keys with scores in memory at once on the CPU. Attention goes through keys in blocks, so a chunk
 # takes as much after 16,000 tokens as after 1,000 (measured with onnxruntime 1.31 and 1.32).
 SCORED_AT_ONCE = 512
 
 
 def cpu_needs(
-    footprint: Footprint, context: int, threads: int, *, prepared: bool, prefill: bool
+    footprint: Footprint,
+    context: int,
+    threads: int,
+    *,
+    prepared: bool,
+    prefill: bool,
+    guesses: bool = False,
 ) -> Needs:
     """Return the needs on the CPU.
 
-    prepared: weights stay in prepacked files. prefill: the graph for prompts is loaded, too.
+    prepared: weights stay in prepacked files. prefill: the graph for prompts is loaded, too. guesses: so
+    are those of steps of several tokens, once one pays.
     """
     data = footprint.step_nbytes + (footprint.prefill_nbytes if prefill else 0)
     weights = UNPREPARED_FIXED_NBYTES + data
@@ -36,6 +47,7 @@ def cpu_needs(
     weights += footprint.assistant_nbytes
     deep = max(0, footprint.model.n_layers - LAYERS_IN_FIXED)
     weights += deep * LAYER_NBYTES * (2 if prefill else 1)
+    weights += guesses * footprint.model.n_layers * sum(SIZES) * APART_LAYER_NBYTES
     # Attention over float16 does not go in blocks (measured with onnxruntime 1.32).
     scored = context if footprint.kv == "fp16" else min(context, SCORED_AT_ONCE)
     part = Part(

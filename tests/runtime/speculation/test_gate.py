@@ -39,6 +39,12 @@ def test_drafts(times: dict[int, float], chance: float, room: int, expected: int
     assert gate.can_pay == (max((size / cost for size, cost in times.items()), default=1) > 1.05)
 
 
+@pytest.mark.parametrize(("before", "expected"), [(64, 7), (1064, 3), (2064, 1), (9064, 0)])
+def test_fewer_are_drafted_where_attention_takes_longer(before: int, expected: int) -> None:
+    gate = Gate(ONNX, 7, attention=0.001)
+    assert gate.choose([0.95] * 7, 100, before=before).drafts == expected
+
+
 @pytest.mark.parametrize(("most", "expected"), [(0, 0), (1, 1), (2, 1), (3, 3), (6, 3), (100, 7)])
 def test_the_most_drafts(most: int, expected: int) -> None:
     gate = Gate(ONNX, most)

@@ -18,7 +18,7 @@ from stem_edge.graph.kv import KvType
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import EMBED, head_width
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT
-from stem_edge.runtime.backends.interface import BEFORE, MOST
+from stem_edge.runtime.backends.interface import BEFORE, DEEP, MOST
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Preparing
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_parts
@@ -78,7 +78,7 @@ def packable(bundle: Bundle, kv: KvType = "fp32") -> dict[str, Graph]:
 def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     """Return what preparing takes: the largest matrix packed, or the steps that are then measured."""
     prefill = footprint.prefill_nbytes > 0
-    context = CHUNK_TOKENS + MOST
+    context = min(DEEP + MOST, footprint.model.max_context)
     part = cpu_needs(footprint, context, threads, prepared=True, prefill=prefill).host
     logits = 2 * FLOAT * PROBE_TOKENS * footprint.model.vocab_size if prefill else 0
     logits += LOGITS_AT_ONCE * (part.chunk_token + part.logits)

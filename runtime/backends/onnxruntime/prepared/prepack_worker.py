@@ -23,8 +23,13 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.graph.apart import apart
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, PREFILL, STEP, apart_step
-from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import BEFORE, SIZES, NotFiniteError, StepCosts
+from stem_edge.runtime.backends.interface import (
+    BEFORE,
+    DEEP,
+    SIZES,
+    NotFiniteError,
+    StepCosts,
+)
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows, placeholders
@@ -128,8 +133,8 @@ class _Prompt:
     def __init__(self, bundle: Bundle, prepared: Prepacked, threads: int, kv: KvType) -> None:
         config, layout = bundle.manifest.model, bundle.manifest.tables
         self.has_prefill = bundle.manifest.has_prefill
-        self._tokens = min(CHUNK_TOKENS, config.max_context)
-        length = min(CHUNK_TOKENS + max(SIZES), config.max_context)
+        self.tokens = min(CHUNK_TOKENS, config.max_context)
+        length = min(DEEP + max(SIZES), config.max_context)
         slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
         self._ids = np.arange(length) % config.vocab_size
         self._slots = placeholder_rows(slots, length)
@@ -137,21 +142,23 @@ class _Prompt:
         self._backend = OrtBackend(config, graphs, slots, threads, kv, prepared.apart_steps)
         self._context = self._backend.open_context(length)
 
-    def take(self, tokens: int = CHUNK_TOKENS, *, prefill: bool) -> F32:
-        """Compute the chunk, or its first tokens; return the logits of the last one."""
-        tokens = min(tokens, self._tokens)
-        self._context.begin(self._ids[:tokens], 0, prefill=prefill)
-        return self._context.finish(self._slots[:tokens], 1)
+    def take(self, tokens: int, position: int = 0, *, prefill: bool) -> None:
+        """Compute tokens, whose logits need not be numbers: rows are placeholders."""
+        places = slice(position, position + tokens)
+        self._context.begin(self._ids[places], position, prefill=prefill)
+        with contextlib.suppress(NotFiniteError):
+            self._context.finish(self._slots[places], 1)
 
     def measure_steps(self) -> StepCosts | None:
         """Measure steps of several tokens, behind BEFORE or as many as the context has room for."""
         before = min(BEFORE, len(self._ids) - max(SIZES))
         if before < 1:
             return None
-        with contextlib.suppress(NotFiniteError):
-            self.take(before, prefill=False)
-        backend, context, length = self._backend, self._context, before + 1
-        return measure_steps(Probe(backend, context, self._ids, self._slots, before, length))
+        deep = len(self._ids) - max(SIZES)
+        for at in range(0, deep, CHUNK_TOKENS):
+            self.take(min(CHUNK_TOKENS, deep - at), at, prefill=False)
+        described = self._backend, self._context, self._ids, self._slots, before, before + 1
+        return measure_steps(Probe(*described, deep))
 
 
 def _measure(prompt: _Prompt) -> dict[str, float]:
@@ -160,7 +167,7 @@ def _measure(prompt: _Prompt) -> dict[str, float]:
     for _ in range(ROUNDS):
         for name, times in taken.items():
             started = time.perf_counter()
-            prompt.take(prefill=name == PREFILL)
+            prompt.take(prompt.tokens, prefill=name == PREFILL)
             times.append(time.perf_counter() - started)
     return {name: statistics.median(times) for name, times in taken.items()}
 
