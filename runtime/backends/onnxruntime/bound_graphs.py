@@ -7,6 +7,7 @@ a step are bound again when these change, which they seldom do while decoding.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,8 +216,6 @@ class BoundGraphs:
             self._lengths[io.WINDOW].write(rows)
             for line, position in zip(self._positions, positions, strict=True):
                 np.add(self._range, position, out=line)
-        if self._stream is not None:
-            self._stream.begin()
         for name in self._before_rows:
             self._run(name)
 
@@ -228,21 +227,23 @@ class BoundGraphs:
         skipped: lines of logits that are neither checked nor returned, of the first sequences.
         """
         self._slot_ids[...] = slot_ids
-        for name in self._after_rows:
-            self._run(name)
         count = max(wanted, 1) if self._output.has_layers else wanted
         places = range(self.shape.tokens - count, self.shape.tokens)
+        with nullcontext() if self._stream is None else self._stream.step():
+            self._complete(places, top)
+        if not wanted:
+            return np.empty((0, self._vocab_size), np.float32)
+        positions = [begin + n for begin in self._begins for n in places]
+        return self._output.logits(positions, skipped)
+
+    def _complete(self, places: range, top: int) -> None:
+        for name in self._after_rows:
+            self._run(name)
         if places:
             self._output.bind(self._slot_ids, places, top)
             with onnxruntime_errors(self._doing(self._output.name)):
                 self._output.run()
             self._states = self._output.states, self._begins[0] + places.start
-        if self._stream is not None:
-            self._stream.end()
-        if not wanted:
-            return np.empty((0, self._vocab_size), np.float32)
-        positions = [begin + n for begin in self._begins for n in places]
-        return self._output.logits(positions, skipped)
 
     def state_before(self, position: int) -> F32:
         """Return the state [dim] of the token before a position, one of those with logits in the last step."""

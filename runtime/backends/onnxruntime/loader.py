@@ -165,6 +165,7 @@ class OrtLoader:
             if (stream := self._stream(files)) is not None:
                 # It follows the graphs of single steps alone.
                 backend.loaded = replace(backend.loaded, stream=stream, later=NO_MORE)
+                stream.close_with(backend.loaded)
                 self._streams = True
         return backend if assistant is None else AssistedBackend(backend, assistant)
 

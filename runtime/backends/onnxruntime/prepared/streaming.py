@@ -14,8 +14,9 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,13 +63,18 @@ class WeightStream:
         self._thread = threading.Thread(target=self._follow, name="stem-edge-weights", daemon=True)
         self._thread.start()
 
-    def begin(self) -> None:
-        """Follow a step that begins."""
-        self._in_step.set()
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Follow a step, and rest until the next; matrices at its beginning are asked for."""
+        try:
+            self._in_step.set()
+            yield
+        finally:
+            self._in_step.clear()
 
-    def end(self) -> None:
-        """Rest until the next step; matrices at its beginning are asked for."""
-        self._in_step.clear()
+    def close_with(self, owner: object) -> None:
+        """Close this when what keeps the files mapped is dropped, if nobody has closed it before."""
+        weakref.finalize(owner, self.close).atexit = False
 
     def close(self) -> None:
         """End the thread; must come before the files are unmapped."""
@@ -157,11 +163,12 @@ class WeightStream:
 def open_stream(graphs: Sequence[Path]) -> WeightStream | None:
     """Stream the mapped weights of open graphs as far as free memory asks for it; None if all of them fit.
 
-    None, too, where the system does not say what is used: it then decides alone what to drop.
+    None, too, where the system does not say what is used, or starts no thread: it then decides alone what
+    to drop.
     """
     if sys.platform != "linux":
         return None
-    with suppress(OSError, ValueError), ExitStack() as failed:
+    with suppress(OSError, ValueError, RuntimeError), ExitStack() as failed:
         files = ExitStack()
         failed.callback(files.close)
         if spans := [span for graph in graphs for span in _mapped(graph, files)]:

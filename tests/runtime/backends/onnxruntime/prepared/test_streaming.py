@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import sys
 import threading
@@ -10,11 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import stem_edge
+from stem_edge.errors import RowReadError, StemEdgeError
 from stem_edge.runtime.backends.onnxruntime.prepared import looking, streaming
 from stem_edge.runtime.backends.onnxruntime.prepared.streaming import (
     AHEAD_NBYTES,
@@ -24,6 +28,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.streaming import (
     WeightStream,
     spread,
 )
+from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
 
 MB = 1 << 20
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="pages are dropped on Linux only")
@@ -103,13 +108,13 @@ def test_a_matrix_is_dropped_once_the_next_is_touched(step: Step, calls: Calls) 
     expected = [(n, mmap.MADV_DONTNEED) for n in range(6)]
     expected += [(n, mmap.MADV_WILLNEED) for n in range(ahead)]
     assert soon(partial(calls.__eq__, expected))
-    stream.begin()
-    step.touch(0)
-    for number in [1, 2, 3, 4, 5, 0, 1]:  # the next step begins anew
-        step.touch(number)
-        before = (number - 1) % 6
-        expected += [(before, mmap.MADV_DONTNEED), ((before + ahead) % 6, mmap.MADV_WILLNEED)]
-        assert soon(partial(calls.__eq__, expected)), number
+    with stream.step():
+        step.touch(0)
+        for number in [1, 2, 3, 4, 5, 0, 1]:  # the next step begins anew
+            step.touch(number)
+            before = (number - 1) % 6
+            expected += [(before, mmap.MADV_DONTNEED), ((before + ahead) % 6, mmap.MADV_WILLNEED)]
+            assert soon(partial(calls.__eq__, expected)), number
     stream.close()
     assert calls == expected
 
@@ -117,11 +122,11 @@ def test_a_matrix_is_dropped_once_the_next_is_touched(step: Step, calls: Calls) 
 @linux_only
 def test_a_step_that_ended_early_does_not_confuse_it(step: Step, calls: Calls) -> None:
     stream = step.stream()
-    stream.begin()
-    for number in [0, 1, 2, 0, 1, 2, 3, 4, 5, 0, 1]:
-        step.touch(number)
-        time.sleep(0.01)
-    assert soon(lambda: calls.count((0, mmap.MADV_DONTNEED)) == 3)  # at the beginning, and by steps
+    with stream.step():
+        for number in [0, 1, 2, 0, 1, 2, 3, 4, 5, 0, 1]:
+            step.touch(number)
+            time.sleep(0.01)
+        assert soon(lambda: calls.count((0, mmap.MADV_DONTNEED)) == 3)  # at first, and by steps
     stream.close()
     assert {n for n, advice in calls[6:] if advice == mmap.MADV_DONTNEED} == set(range(6))
 
@@ -132,11 +137,12 @@ def test_as_many_as_free_memory_asks_for(step: Step, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(streaming, "available_memory", lambda: room[0])
     monkeypatch.setattr(streaming, "LOOK_SECONDS", 0.01)
     stream = step.stream()
-    stream.begin()
-    time.sleep(0.1)
-    assert not stream.chosen
-    for room[0], count in [(SPARE_NBYTES, 6), (SPARE_NBYTES + CHANGE_NBYTES - 1, 6), (1 << 40, 0)]:
-        assert soon(lambda count=count: len(stream.chosen) == count)  # type: ignore[misc]
+    with stream.step():
+        time.sleep(0.1)
+        assert not stream.chosen
+        rooms = [(SPARE_NBYTES, 6), (SPARE_NBYTES + CHANGE_NBYTES - 1, 6), (1 << 40, 0)]
+        for room[0], count in rooms:
+            assert soon(lambda count=count: len(stream.chosen) == count)  # type: ignore[misc]
     stream.close()
 
 
@@ -160,38 +166,80 @@ def test_a_system_that_refuses(step: Step, monkeypatch: pytest.MonkeyPatch) -> N
     stream = step.stream()
     monkeypatch.setattr(streaming, "available_memory", lambda: SPARE_NBYTES)
     monkeypatch.setattr(stream, "_next_look", 0.0)
-    stream.begin()
-    assert soon(lambda: not stream._thread.is_alive())
-    stream.end()
+    with stream.step():
+        assert soon(lambda: not stream._thread.is_alive())
     stream.close()
 
 
 @linux_only
-def test_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from make_checkpoint import Shape, write_checkpoint
+def test_a_system_that_starts_no_thread(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
-    monkeypatch.setattr(streaming, "LEAST_NBYTES", 32 * mmap.PAGESIZE)
-    write_checkpoint(tmp_path / "checkpoint", Shape(dim=512, d_ff=1024))
-    stem_edge.export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
-    streams = list[WeightStream]()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(streaming, "_mapped", lambda graph, files: iter(step.spans))
+    assert streaming.open_stream([Path("step.onnx")]) is None
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[WeightStream]:
+    """Those of loads from now on, which find that nothing fits into memory."""
+    found, made = list[WeightStream](), WeightStream
 
     def opened(spans: Sequence[Span], files: ExitStack) -> WeightStream:
-        streams.append(WeightStream(spans, files))
-        return streams[-1]
+        found.append(made(spans, files))
+        return found[-1]
 
     monkeypatch.setattr(streaming, "WeightStream", opened)
-
-    def answer() -> list[int]:
-        with stem_edge.load(tmp_path / "bundle", cache_dir=tmp_path / "cache") as model:
-            chunks = list(model.generate([1, 2, 3], max_new_tokens=20))
-        return [token for chunk in chunks for token in chunk.token_ids]
-
-    tokens = answer()
-    assert not streams
+    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
+    monkeypatch.setattr(streaming, "LEAST_NBYTES", 32 * mmap.PAGESIZE)
     monkeypatch.setattr(streaming, "available_memory", lambda: 0)
     monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.loader.ROOMY", 1e12)
+    return found
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from make_checkpoint import Shape, write_checkpoint
+
+    folder = tmp_path_factory.mktemp("streamed")
+    write_checkpoint(folder / "checkpoint", Shape(dim=512, d_ff=1024))
+    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle")
+    return folder / "bundle"
+
+
+def threads() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name == "stem-edge-weights"]
+
+
+@linux_only
+def test_the_same_tokens(bundle: Path, streams: list[WeightStream]) -> None:
+    def answer(**options: Any) -> str:
+        with stem_edge.load(bundle, cache_dir=bundle.parent / "cache", **options) as model:
+            return model.generate_text([1, 2, 3], max_new_tokens=20)
+
+    tokens = answer(prepare=False)
+    assert not streams
     assert answer() == tokens
     (stream,) = streams
     assert len(stream.chosen) > 3
-    assert not [one for one in threading.enumerate() if one.name == "stem-edge-weights"]
+    assert not threads()
+
+
+@linux_only
+def test_a_step_that_fails_and_a_model_that_is_dropped(
+    bundle: Path, streams: list[WeightStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread would otherwise go on to drop pages, at last those of whatever comes to lie there."""
+    model = stem_edge.load(bundle, cache_dir=bundle.parent / "cache")
+    rows = model.engine.rows
+    for owner, name in ((rows, "fetch"), (BoundSession, "run")):
+        with monkeypatch.context() as broken, pytest.raises(StemEdgeError):
+            broken.setattr(owner, name, Mock(side_effect=RowReadError("broken")))
+            model.generate_text([1, 2, 3])
+        assert not streams[0]._in_step.is_set()
+    assert threads()
+    del model
+    gc.collect()
+    assert not threads()
+    rows.close()
