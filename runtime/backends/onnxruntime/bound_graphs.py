@@ -188,6 +188,13 @@ class BoundGraphs:
             self._outputs[name] = HeadOutput(name, self.graphs, self._loaded)
         return name in self.graphs
 
+    def rest(self) -> None:
+        """Free what steps have taken; graphs that were opened later have logits of their own."""
+        for name in self.graphs.keys() - self._loaded.sessions.keys():
+            del self.graphs[name], self._outputs[name]
+        if self.shape.tokens > 1:
+            self.allocate(BoundShape(1, 1))
+
     def begin(
         self,
         token_ids: I64,

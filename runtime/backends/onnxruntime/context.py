@@ -19,7 +19,7 @@ import onnxruntime as ort
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import MOST, Resumes
-from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs, BoundShape
+from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceArray
 from stem_edge.system.memory import free_pages, return_freed_memory
@@ -236,8 +236,7 @@ class OrtContext:
         return self.window.settled
 
     def rest(self) -> None:
-        if self._graphs.shape.tokens > 1:
-            self._graphs.allocate(BoundShape(1, 1))
+        self._graphs.rest()
 
     def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
         """Return views [heads, tokens, width]."""

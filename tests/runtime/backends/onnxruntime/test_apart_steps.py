@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from stem_edge.graph.names import STEP, apart_step
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
+from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import ONE_BY_ONE
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
@@ -99,3 +100,22 @@ def test_the_bits_of_steps_of_one(name: str, backbone: str, kv: KvType, tmp_path
     expected, alone = run(backend, slots, ids, [1] * len(found))
     assert np.array_equal(found, expected)
     assert all(map(np.array_equal, cache, alone))
+
+
+def test_rest_frees_what_these_steps_have_taken(tmp_path: Path) -> None:
+    """Logits of each size of step, in every context that is kept; the next step takes them again."""
+    bundle = export("window", tmp_path, "fp32")
+    backend, slots = opened(bundle, "fp32")
+    context, found = cast(OrtContext, backend.open_context(LENGTH)), list[F32]()
+    for rests in (False, True):
+        for position, count in ((0, 8), (8, 4), (12, 2), (14, 1)):
+            places = slice(position, position + count)
+            context.begin(np.arange(LENGTH)[places] % 60, position, apart=True)
+            found.append(context.finish(slots[places], count).copy())
+            if rests:
+                context.rest()
+                assert context._graphs.graphs.keys() == context._graphs._loaded.sessions.keys()
+                assert (
+                    list(context._graphs._outputs) == [STEP] and context._graphs.shape.tokens == 1
+                )
+    assert all(map(np.array_equal, found[:4], found[4:]))
