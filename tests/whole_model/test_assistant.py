@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import msgspec
 import numpy as np
@@ -18,10 +20,15 @@ from tiers import slow_but
 import stem_edge
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
+from stem_edge.graph.special.assistant import drafting
+from stem_edge.graph.weight_plan import Order
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend, OrtDrafter
+from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
+from stem_edge.runtime.backends.onnxruntime.prepared import looking
+from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.engine import Context
 from stem_edge.runtime.speculation.assistant_drafts import Assistant, AssistantDrafts
 from stem_edge.runtime.speculation.speculation import Speculation
@@ -48,8 +55,8 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def model(exported: Exported) -> Iterator[Model]:
-    with stem_edge.load(exported.path, threads=1, speculate=True, trial=False) as loaded:
-        yield loaded
+    with stem_edge.load(exported.path, threads=1, speculate=True, trial=False) as model:
+        yield model
 
 
 def drafter_of(model: Model, context: Context) -> OrtDrafter:
@@ -223,7 +230,7 @@ def test_auto_takes_it_where_guesses_are_known_to_be_exact(
 
 
 @pytest.mark.parametrize(
-    ("options", "loaded"),
+    ("options", "there"),
     [
         ({}, False),  # because not prepared
         ({"speculate": False}, False),
@@ -232,11 +239,61 @@ def test_auto_takes_it_where_guesses_are_known_to_be_exact(
     ],
 )
 def test_its_memory_is_in_the_plan_where_it_is_loaded(
-    exported: Exported, options: dict[str, Any], loaded: bool
+    exported: Exported, options: dict[str, Any], there: bool
 ) -> None:
     plain = stem_edge.memory_plan(exported.path, slots=300, threads=1, speculate=False)
     found = stem_edge.memory_plan(exported.path, slots=300, threads=1, **options)
     most = (exported.path / "assistant.data").stat().st_size + 4 * V * 17
-    assert 0 < found.weights - plain.weights <= most if loaded else found.weights == plain.weights
+    assert 0 < found.weights - plain.weights <= most if there else found.weights == plain.weights
     with closing(stem_edge.load(exported.path, threads=1, trial=False, **options)) as model:
-        assert isinstance(model.engine.backend, AssistedBackend) == loaded
+        assert isinstance(model.engine.backend, AssistedBackend) == there
+
+
+def test_it_leaves_where_weights_are_read_anew_in_each_step(
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps cost otherwise then, so that `auto` guesses nothing, and its memory is wanted."""
+    costs = property(lambda loader: None if loader._streams else CHEAP)
+    monkeypatch.setattr(OrtLoader, "step_costs", costs)
+    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
+    for streams, speculate in ((False, "auto"), (True, "auto"), (True, True)):
+        stream = MagicMock() if streams else None
+        monkeypatch.setattr(OrtLoader, "_stream", lambda *_, stream=stream: stream)
+        options: dict[str, Any] = {"cache_dir": tmp_path, "speculate": speculate, "threads": 1}
+        with stem_edge.load(exported.path, trial=False, **options) as model:
+            backend, there = model.engine.backend, not streams or speculate is True
+            assert isinstance(backend, AssistedBackend) == there
+            assert (
+                isinstance(backend, OrtBackend)
+                and (io.ASSISTANT in backend.loaded.sessions) == there
+            )
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_its_weights_are_packed_as_others(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch, pack: bool
+) -> None:
+    seen, real = list[Any](), open_session
+
+    def watch(graph: Any, *rest: Any, **more: Any) -> Any:
+        seen.append(graph)
+        return real(graph, *rest, **more)
+
+    monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.loaded.open_session", watch)
+    with stem_edge.load(exported.path, threads=1, speculate=True, trial=False, pack=pack):
+        assert {one.packed for one in seen} == {pack} and io.ASSISTANT in {one.name for one in seen}
+
+
+def test_tokens_that_are_none_are_an_error(exported: Exported, tmp_path: Path) -> None:
+    """Their numbers come from a file, and the rows of drafts are looked up before anything checks them."""
+    path = shutil.copytree(exported.path, tmp_path / "bundle")
+    manifest = stem_edge.open_bundle(path).manifest
+    assert manifest.assistant is not None and manifest.backbone is not None
+    plan = drafting(manifest.assistant, manifest.model, manifest.backbone)[1]
+    if (order := next((one for one in plan.items if isinstance(one, Order)), None)) is None:
+        pytest.skip("without clusters, all tokens are scored")
+    with (path / plan.file).open("r+b") as file:
+        file.seek(order.tensor.offset)
+        file.write(np.full(V, -1, np.int32).tobytes())
+    with pytest.raises(BackendError, match="the assistant drafts token -1; "):
+        stem_edge.load(path, threads=1, speculate=True, trial=False)

@@ -11,7 +11,7 @@ from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.special.assistant import drafting, lenders, scored
-from stem_edge.runtime.backends.interface import BackendContext
+from stem_edge.runtime.backends.interface import DAMAGED, BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import Lengths
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
@@ -91,9 +91,14 @@ class OrtDrafter:
             while len(drafts) < count:
                 self._embed.run()
                 self._graph.run()
-                self._token[...] = self._ids[0, self._scores.argmax()]
-                self._state[...] = self._next
-                drafts.append(int(self._token[0, 0]))
+                drafts.append(int(self._ids[0, self._scores.argmax()]))
+                if (
+                    drafts[-1] < 0
+                ):  # from a file; its graph takes -1 for the last, and refuses others
+                    raise BackendError(f"the assistant drafts token {drafts[-1]}; {DAMAGED}")
+                self._token[...], self._state[...] = drafts[-1], self._next
         if not np.isfinite(self._next).all():
-            raise BackendError(f"the state of the assistant at position {position} is not finite")
+            raise BackendError(
+                f"the state of the assistant at position {position} is not finite; {DAMAGED}"
+            )
         return drafts

@@ -150,23 +150,25 @@ class OrtLoader:
         config = self._bundle.manifest.model
         sources = cpu_graphs if self._prepared is None else self._prepared.graph_sources
         graphs = dict(sources(self._bundle, prefill=prefill, kv=kv))
-        for name, graph in graphs.items():
-            if isinstance(graph, GraphSource):
-                graphs[name] = graph._replace(packed=self._options.pack)
         if (assistant := self._assistant) is not None:
             from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend, source
 
             graphs[io.ASSISTANT] = source(self._bundle, assistant, kv)
+        for name, graph in graphs.items():
+            if isinstance(graph, GraphSource):
+                graphs[name] = graph._replace(packed=self._options.pack)
         further = {} if self._prepared is None else self._prepared.apart_steps
         backend = OrtBackend(config, graphs, slots, self._options.cpus, kv, further)
         if self._prepared is not None:
             self._prepared.give_back_read_pages()
             files = [one for n, one in graphs.items() if n != io.PREFILL and isinstance(one, Path)]
             if (stream := self._stream(files)) is not None:
-                # It follows the graphs of single steps alone.
+                # It follows the graphs of single steps alone. Costs are others then, so `auto` guesses nothing.
                 backend.loaded = replace(backend.loaded, stream=stream, later=NO_MORE)
                 stream.close_with(backend.loaded)
                 self._streams = True
+                if (assistant := self._assistant) is None:
+                    backend.loaded.sessions.pop(io.ASSISTANT, None)
         return backend if assistant is None else AssistedBackend(backend, assistant)
 
     @property
