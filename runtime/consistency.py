@@ -52,9 +52,12 @@ class Asked(NamedTuple):
             )
         ids, size = model.tokenize(self.text), min(self.prompt_tokens, room)
         between = max(0, len(ids) - size) // self.prompts
-        return [
-            ids[n * between : n * between + size] for n in range(self.prompts if between else 1)
-        ]
+        if not between and self.prompts > 1:
+            raise InputError(
+                f"a text of {len(ids)} tokens has no {self.prompts} pieces of {size}; give a longer one, "
+                "or ask for fewer or shorter prompts"
+            )
+        return [ids[n * between : n * between + size] for n in range(self.prompts)]
 
 
 def verify_runs(
@@ -249,6 +252,8 @@ def _in_batches(model: Model, prompts: Sequence[Ids], expected: Sequence[Ids]) -
     found: list[Ids] = [[] for _ in prompts]
     new = max(map(len, expected))
     for number, chunk in model.generate_many(prompts, exact=True, max_new_tokens=new):
+        if chunk.error is not None:
+            raise chunk.error
         found[number] += chunk.token_ids
     return found
 

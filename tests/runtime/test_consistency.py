@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.commands.main import main
+from stem_edge.errors import BackendError, InputError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import consistency as runs
 from stem_edge.runtime.backends.interface import StepCosts
@@ -21,6 +23,7 @@ from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import LEAST_NBYTES
 from stem_edge.runtime.consistency import Asked, verify_runs
 from stem_edge.runtime.engine import Context, Engine
+from stem_edge.runtime.generation import Chunk
 
 ANSWERS = ["smaller chunks", "kept prefixes", "prefixes kept in files"]
 WAYS = {
@@ -95,6 +98,26 @@ def test_guesses_that_change_answers_are_found(
     asked = Asked("one two three " * 50, prompts=3, prompt_tokens=20, new_tokens=16)
     found = verify_runs(dense_bundle, cache_dir=prepared, asked=asked)["guesses"]
     assert found.startswith("3 of 3 answers differ, the first of prompt 1: other tokens from new ")
+
+
+def test_a_text_without_so_many_pieces(dense_bundle: Path) -> None:
+    asked = Asked("one two", prompts=100, prompt_tokens=20, new_tokens=2)
+    with pytest.raises(InputError, match=r"a text of \d+ tokens has no 100 pieces of \d+; give"):
+        verify_runs(dense_bundle, asked=asked)
+
+
+def test_a_sequence_that_fails_is_no_other_answer() -> None:
+    model, failed = Mock(), Chunk("", [], None, "error", BackendError("broken"))
+    model.generate_many.return_value = [(0, failed)]
+    with pytest.raises(BackendError, match="broken"):
+        runs._in_batches(model, [[1]], [[2]])
+
+
+@pytest.mark.parametrize("option", ["--prompts", "--prompt-tokens", "--new-tokens"])
+def test_counts_without_a_text_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for runs_too in ([], ["--runs"]):
+        assert main(["verify", str(DEMO), option, "5", *runs_too]) == 1
+        assert "--new-tokens are for --text; give it, or leave them out" in capsys.readouterr().err
 
 
 def test_a_dense_model(dense_bundle: Path) -> None:

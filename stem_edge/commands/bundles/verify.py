@@ -54,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}",
             type=int,
             metavar="COUNT",
-            default=value,
             help=f"for --text: {what} (default: {value})",
         )
     add_loading(parser, "tables", "cache_dir")
@@ -64,15 +63,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.text is not None and not args.runs:
         raise InputError("text is for --runs; give both, or leave it out")
-    return _verify_runs(args) if args.runs else _verify_files(args)
+    given = [getattr(args, name.replace("-", "_")) for name in COUNTS]
+    if args.text is None and given != [None] * len(COUNTS):
+        raise InputError(f"--{', --'.join(COUNTS)} are for --text; give it, or leave them out")
+    return _verify_runs(args, given) if args.runs else _verify_files(args)
 
 
-def _verify_runs(args: argparse.Namespace) -> int:
+def _verify_runs(args: argparse.Namespace, given: list[int | None]) -> int:
     if args.tables is not None:
         raise InputError("--runs compares ways to read tables in the bundle; leave out --tables")
     asked = None
     if args.text is not None:
-        counts = [getattr(args, name.replace("-", "_")) for name in COUNTS]
+        pairs = zip(given, COUNTS.values(), strict=True)
+        counts = [usual if count is None else count for count, (usual, _) in pairs]
         if min(counts) < 1:
             raise InputError(f"{', '.join(COUNTS)} are {counts}; expected at least 1 each")
         asked = Asked(read_text(Path(args.text), "text", MAX_TEXT_CHARS), *counts)
