@@ -79,7 +79,8 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     """Return what preparing takes: the largest matrix packed, or the steps that are then measured."""
     prefill = footprint.prefill_nbytes > 0
     context = min(DEEP + MOST, footprint.model.max_context)
-    part = cpu_needs(footprint, context, threads, prepared=True, prefill=prefill).host
+    needs = cpu_needs(footprint, context, threads, prepared=True, prefill=prefill, guesses=True)
+    part = needs.host
     logits = 2 * FLOAT * PROBE_TOKENS * footprint.model.vocab_size if prefill else 0
     logits += LOGITS_AT_ONCE * (part.chunk_token + part.logits)
     batch = MOST * footprint.kv_nbytes(BEFORE + 1)

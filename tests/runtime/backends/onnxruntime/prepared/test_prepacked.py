@@ -26,8 +26,9 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, RowReadError
 from stem_edge.graph.ir import Graph
-from stem_edge.runtime.backends.interface import StepCosts
+from stem_edge.runtime.backends.interface import SIZES, StepCosts
 from stem_edge.runtime.backends.onnxruntime import loaded as backend_ort
+from stem_edge.runtime.backends.onnxruntime.needs import APART_LAYER_NBYTES
 from stem_edge.runtime.backends.onnxruntime.prepared import looking, preparing
 from stem_edge.runtime.backends.onnxruntime.prepared import prepack_worker as prepare_worker
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as module
@@ -231,10 +232,18 @@ def test_too_little_memory(bundle: Path, tmp_path: Path, monkeypatch: pytest.Mon
     unprepared(bundle, tmp_path, sizes)
 
 
-def test_the_plan_says_what_the_first_load_takes(bundle: Path, own: Path, tmp_path: Path) -> None:
+def test_the_plan_says_what_the_first_load_takes(
+    bundle: Path, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = partial(stem_edge.memory_plan, bundle, cache_dir=tmp_path)
     needs = plan().preparing
     assert needs is not None and needs.memory > 50_000_000
+    with monkeypatch.context() as without:
+        without.setattr("stem_edge.runtime.backends.onnxruntime.needs.APART_LAYER_NBYTES", 0)
+        layers = open_bundle(bundle).manifest.model.n_layers
+        less = plan().preparing
+    assert less is not None
+    assert needs.memory - less.memory == APART_LAYER_NBYTES * layers * sum(SIZES)
     made = sum(path.stat().st_size for path in own.glob("prepared/*/*.data"))
     assert needs.disk / 2 < made < 1.3 * needs.disk  # packing pads tiny matrices more than others
     assert plan(prepare=False).preparing is None
