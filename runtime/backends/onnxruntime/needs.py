@@ -18,9 +18,10 @@ PREPARED_FIXED_NBYTES = 32 << 20
 UNPREPARED_FIXED_NBYTES = 12 << 20
 # That covers this many layers; each further one adds a few dozen nodes to each graph.
 LAYERS_IN_FIXED, LAYER_NBYTES = 32, 1 << 18
-# Kept by onnxruntime for a layer in graphs of steps of several tokens, for each of these (measured with
-# SmolLM2-135M).
-APART_LAYER_NBYTES = 80 << 10
+# Kept by onnxruntime for a layer in each graph of steps of several tokens, and for each of these tokens:
+# measured with SmolLM2-135M, and with Gemma 4 E2B's shape, whose ranges are nodes, too.
+APART_LAYER_NBYTES, APART_TOKEN_NBYTES = 150 << 10, 60 << 10
+RANGED_LAYER_NBYTES, RANGED_TOKEN_NBYTES = 600 << 10, 100 << 10
 # Keys with scores in memory at once on the CPU. Attention goes through keys in blocks, so a chunk
 # takes as much after 16,000 tokens as after 1,000 (measured with onnxruntime 1.31 and 1.32).
 SCORED_AT_ONCE = 512
@@ -47,7 +48,7 @@ def cpu_needs(
     weights += footprint.assistant_nbytes
     deep = max(0, footprint.model.n_layers - LAYERS_IN_FIXED)
     weights += deep * LAYER_NBYTES * (2 if prefill else 1)
-    weights += guesses * footprint.model.n_layers * sum(SIZES) * APART_LAYER_NBYTES
+    weights += guesses * _apart_nbytes(footprint.model)
     # Attention over float16 does not go in blocks (measured with onnxruntime 1.32).
     scored = context if footprint.kv == "fp16" else min(context, SCORED_AT_ONCE)
     part = Part(
@@ -59,6 +60,14 @@ def cpu_needs(
         slot=footprint.slot_nbytes,
     )
     return Needs(footprint, context, part, prepared=prepared, prefill=prefill)
+
+
+def _apart_nbytes(model: ModelConfig) -> int:
+    """Return the bytes of the graphs of steps of several tokens, beside the weights."""
+    layer, token = APART_LAYER_NBYTES, APART_TOKEN_NBYTES
+    if model.ranges:
+        layer, token = RANGED_LAYER_NBYTES, RANGED_TOKEN_NBYTES
+    return model.n_layers * (len(SIZES) * layer + sum(SIZES) * token)
 
 
 def fixed_nbytes(footprint: Footprint, context: int, threads: int) -> int:
