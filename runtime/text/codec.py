@@ -76,7 +76,7 @@ class TextCodec:
             if kept is not None:
                 from stem_edge.runtime.text.keeping import keep  # once
 
-                keep(kept, self._checked, self._tokenizer)
+                keep(kept, self._checked, self._tokenizer, limit)
             # Drop it, since it is as large as the file.
             self._checked = msgspec.structs.replace(self._checked, json=b"")
         return_freed_memory()  # since the library frees half of what it took
