@@ -46,16 +46,13 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Listener:
-    """Takes note of the words that a text was split into, for the library.
-
-    Not a method of what holds the library's tokenizer: that circle would never be freed.
-    """
+    """Words that the library splits a text into; apart from what holds the library, or both stay for ever."""
 
     def __init__(self) -> None:
         self.words = list[str]()
 
     def pre_tokenize(self, text: Any) -> None:
-        """Add the words of a text."""
+        """Take note of the words of a text."""
         self.words += [word for word, *_ in text.get_splits()]
 
 

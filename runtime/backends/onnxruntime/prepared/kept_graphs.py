@@ -35,9 +35,8 @@ def kept_graphs(
         manifest = disk.read_file(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES)
     except OSError:  # it is reported where it is read
         return joined_graphs(bundle, prefill=prefill, kv=kv)
-    # Both, because a source names the folder as the bundle did: as a link, or from where we were.
-    places = str(bundle.path), str(bundle.path.resolve())
-    described = digest(manifest, places, prefill, kv)
+    # The name as it was given, too, because sources have it: it may be a link, or begin where we are.
+    described = digest(manifest, str(bundle.path), str(bundle.path.resolve()), prefill, kv)
     path = root / GRAPHS / f"{builders()}-{described}"
     with contextlib.suppress(OSError, ValueError):  # msgspec raises ValueError
         data = disk.read_file(path, MAX_NBYTES)

@@ -62,7 +62,9 @@ def change_code(file: str) -> Callable[[Path], None]:
 CODE = ["graph/special/altup.py", "numerics/quantize.py", "bundle/manifest.py"]
 
 
-@pytest.mark.parametrize("change", [cut, flip, *(pytest.param(change_code(file), id=file) for file in CODE)])
+@pytest.mark.parametrize(
+    "change", [cut, flip, *(pytest.param(change_code(file), id=file) for file in CODE)]
+)
 def test_they_are_built_again(
     change: Callable[[Path], None],
     bundle: Bundle,
