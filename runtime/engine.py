@@ -71,13 +71,10 @@ class Engine:
         backend: Backend,
         rows: Rows,
         chunk_tokens: int,
-        *,
-        overlap: bool,
         logit_tokens: int | None = None,
     ) -> None:
         self._process = os.getpid()
-        self.backend, self.rows, self.overlap = backend, rows, overlap
-        self.planned_chunk = chunk_tokens
+        self.backend, self.rows, self.planned_chunk = backend, rows, chunk_tokens
         self.planned_logits = logit_tokens or chunk_tokens
         # Re-entrant, because a signal handler that interrupts a step in this thread must not wait.
         self._lock = threading.RLock()
@@ -169,9 +166,8 @@ class Engine:
         return self.in_turn(run)
 
     def expect(self, row_ids: I64, logits: int = 1) -> None:
-        """Start reading the rows of the next step, if this engine overlaps."""
-        if self.overlap:
-            self.in_turn(lambda: self.rows.submit(row_ids, logits))
+        """Start reading the rows of the next step."""
+        self.in_turn(lambda: self.rows.submit(row_ids, logits))
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Row ids int64 [n] that stand for lookups [n] until they are released."""

@@ -203,12 +203,12 @@ def _assemble(
     options: LoadOptions,
 ) -> Model:
     """Open the backbone and the tables as planned, and fill the row cache."""
-    format, overlap, cache_dir = bundle.manifest.table_format, options.overlap, options.cache_dir
+    format, cache_dir = bundle.manifest.table_format, options.cache_dir
 
     def model(backend: Backend, rows: Rows, on_close: Callable[[], None] | None = None) -> Model:
         # After opening, because that measures with how many tokens at once a device stays exact.
         chunk = min(plan.chunk_tokens, loader.step_tokens)
-        engine = Engine(backend, rows, chunk, overlap=overlap, logit_tokens=plan.logit_tokens)
+        engine = Engine(backend, rows, chunk, plan.logit_tokens)
         with ExitStack() as failed:
             failed.callback(engine.close)
             prefixes = open_prefixes(bundle, engine, plan, options)
@@ -229,7 +229,7 @@ def _assemble(
         opened.callback(tables.close)
         cache = RowCache(storage := loader.make_slots(format.tables, plan.slots))
         caches = Caches(cache, tables, _host_tier(tables, plan))
-        rows = Prefetcher(caches.host or tables, cache, overlap=overlap)
+        rows = Prefetcher(caches.host or tables, cache, overlap=options.overlap)
         opened.callback(rows.close)
         wanted = np.zeros(0, np.int64)
         if options.warm_start and not options.resident:

@@ -76,7 +76,7 @@ class TextCodec:
             if kept is not None:
                 from stem_edge.runtime.text.keeping import keep  # once
 
-                keep(kept, self._checked, self._tokenizer)
+                keep(kept, self._checked, self._tokenizer, limit)
             # Drop it, since it is as large as the file.
             self._checked = msgspec.structs.replace(self._checked, json=b"")
         return_freed_memory()  # since the library frees half of what it took
@@ -121,7 +121,8 @@ class TextCodec:
         self._check_room(nbytes)
 
         def encoded() -> list[int]:
-            tokenizer = self._for_text(text, special_tokens_in_text)
+            kept, named = self._kept, special_tokens_in_text
+            tokenizer = self._tokenizer if kept is None else kept.for_text(text, named)
             tokenizer.encode_special_tokens = not special_tokens_in_text
             ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
             return ids
@@ -206,18 +207,13 @@ class TextCodec:
 
     def json(self) -> str:
         """The tokenizer as JSON of the tokenizers library; as large as its file."""
-        return self._native(lambda: str(self._all().to_str()), "itself")
+        kept = self._kept
+        return self._native(
+            lambda: str((self._tokenizer if kept is None else kept.whole()).to_str()), "itself"
+        )
 
     def _for_ids(self, ids: Sequence[int]) -> Tokenizer:
         return self._tokenizer if self._kept is None else self._kept.for_ids(ids)
-
-    def _for_text(self, text: str, special_tokens_in_text: bool) -> Tokenizer:
-        if self._kept is None:
-            return self._tokenizer
-        return self._kept.for_text(text, special_tokens_in_text)
-
-    def _all(self) -> Tokenizer:
-        return self._tokenizer if self._kept is None else self._kept.whole()
 
 
 def _read(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from stem_edge.files.whole_file import write_whole
-from stem_edge.runtime.text.kept import ALIGNMENT, ARRAYS, FORMAT, Header, key_of, pair_key
+from stem_edge.runtime.text.kept import ALIGNMENT, ARRAYS, Header, key_of, pair_key
+from stem_edge.system.memory import own_memory
 from stem_edge.text.checked_tokenizer import CheckedTokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -20,13 +23,19 @@ AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 SETTINGS = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges", *AFFIXES)
 
 
-def keep(path: Path, checked: CheckedTokenizer, tokenizer: Tokenizer) -> None:
+def keep(
+    path: Path, checked: CheckedTokenizer, tokenizer: Tokenizer, limit: int | None = None
+) -> None:
     """Write a file for `open_kept`, if it is of this kind and the folder can be written.
 
-    tokenizer: what the library made of it.
+    tokenizer: what the library made of it. limit: on the memory of this process.
     """
-    found = _parts(checked, tokenizer)
-    if found is None:
+    # Taking it apart takes as much memory as loading it, and as long, so find obstacles first.
+    if limit is not None and own_memory() + checked.memory.loading > limit:
+        return
+    if not isinstance(tokenizer.model, models.BPE) or not _writable(path.parent):
+        return
+    if (found := _parts(checked, tokenizer)) is None:
         return
     header, arrays = found
     body = msgspec.msgpack.encode(header)
@@ -36,8 +45,18 @@ def keep(path: Path, checked: CheckedTokenizer, tokenizer: Tokenizer) -> None:
     )
     prefix = np.array([zlib.crc32(data), len(body)], "<u4").tobytes()
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, prefix + data)
+
+
+def _writable(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder.is_dir() and os.access(folder, os.W_OK)
+
+
+def _merges(model: dict[str, Any]) -> Iterator[Sequence[str]]:
+    """Yield pairs of tokens, one at a time, because all of them take 100 MB."""
+    return (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
 
 
 def _parts(checked: CheckedTokenizer, tokenizer: Tokenizer) -> tuple[Header, dict[str, Any]] | None:
@@ -56,14 +75,13 @@ def _parts(checked: CheckedTokenizer, tokenizer: Tokenizer) -> tuple[Header, dic
     ):
         return None
     named = {unknown, *(BYTES if model.get("byte_fallback") else ())}
-    merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
-    if any(not named.isdisjoint(pair) for pair in merges):
+    if any(not named.isdisjoint(pair) for pair in _merges(model)):
         return None  # the library looks such a token up, and could merge it with another
     keys = np.array([key_of(token) for token in ids], np.uint64)
     if len(np.unique(keys)) < len(keys):
         return None
     frame = model | {"vocab": added, "merges": []}
-    pairs = np.array([pair_key(ids[a], ids[b]) for a, b in merges], np.uint64)
+    pairs = np.fromiter((pair_key(ids[a], ids[b]) for a, b in _merges(model)), np.uint64)
     texts = [b""] * (max(ids.values()) + 1)
     for token, id_ in ids.items():
         texts[id_] = token.encode()
@@ -76,7 +94,6 @@ def _parts(checked: CheckedTokenizer, tokenizer: Tokenizer) -> tuple[Header, dic
         "text": np.frombuffer(b"".join(texts), np.uint8),
     }
     header = Header(
-        FORMAT,
         msgspec.structs.replace(checked, json=msgspec.json.encode(file | {"model": frame})),
         {name: model[name] for name in SETTINGS if model.get(name) is not None},
         [ids[token] for token in sorted(named & ids.keys())],

@@ -38,12 +38,22 @@ MOST_WRITTEN = 1 << 8  # tokens, because each new one takes as long as all befor
 class Header(msgspec.Struct, frozen=True):
     """What a file has beside arrays."""
 
-    format: int
     checked: CheckedTokenizer  # its JSON has the added tokens alone, and no merges
     settings: dict[str, Any]  # of the library's BPE
     always: list[int]  # ids of tokens that the library looks up whatever the text is
     longest: int  # characters of a token
     sizes: dict[str, int]  # of the arrays
+
+
+class Listener:
+    """Words that the library splits a text into; apart from what holds the library, or both stay for ever."""
+
+    def __init__(self) -> None:
+        self.words = list[str]()
+
+    def pre_tokenize(self, text: Any) -> None:
+        """Take note of the words of a text."""
+        self.words += [word for word, *_ in text.get_splits()]
 
 
 class KeptTokenizer:
@@ -53,19 +63,15 @@ class KeptTokenizer:
         self._header, self._arrays = header, arrays
         self.checked = msgspec.structs.replace(header.checked, json=b"")
         self._whole: Tokenizer | None = None
-        self._words = list[str]()  # of a text, as the library hands them over
         self._tokens, self._merges = dict[str, int](), dict[int, tuple[str, str]]()  # by rank
+        self._always = {self._token(id_): id_ for id_ in header.always}
         self._reader, self._written = self._empty(), dict[str, int]()
-        self._writer = self._empty()
-        listening = [pre_tokenizers.PreTokenizer.custom(self)]
+        self._writer, self._listener = self._empty(), Listener()
+        listening = [pre_tokenizers.PreTokenizer.custom(self._listener)]
         if self._reader.pre_tokenizer is not None:
             listening.insert(0, self._reader.pre_tokenizer)
         self._reader.pre_tokenizer = pre_tokenizers.Sequence(listening)
-        self._read({self._token(id_): id_ for id_ in header.always}, {})
-
-    def pre_tokenize(self, text: Any) -> None:
-        """Take note of the words that a text was split into, for the library."""
-        self._words += [word for word, *_ in text.get_splits()]
+        self._read({}, {})
 
     def for_ids(self, ids: Collection[int]) -> Tokenizer:
         """Return a tokenizer that writes the text of these ids."""
@@ -81,10 +87,10 @@ class KeptTokenizer:
         """Return a tokenizer that makes ids of this text."""
         if self._whole is not None or len(text) > MOST_CHARS:
             return self.whole()
-        self._words.clear()
+        self._listener.words.clear()
         self._reader.encode_special_tokens = not special_tokens_in_text
         self._reader.encode(text)
-        words, longest = set(self._words), self._header.longest
+        words, longest = set(self._listener.words), self._header.longest
         if sum(len(word) * min(len(word), longest) for word in words) > MOST_PARTS:
             return self.whole()
         tokens = self._tokens_in(words)
@@ -112,7 +118,8 @@ class KeptTokenizer:
         self._tokens |= tokens
         self._merges |= merges
         ordered = [self._merges[rank] for rank in sorted(self._merges)]
-        self._reader.model = models.BPE(self._tokens, ordered, **self._header.settings)
+        tokens = self._always | self._tokens
+        self._reader.model = models.BPE(tokens, ordered, **self._header.settings)
 
     def _token(self, id_: int) -> str:
         """Return a token; empty for ids that have none."""
@@ -181,7 +188,7 @@ def _find(wanted: Keys, among: Keys) -> I64:
 
 
 def open_kept(path: Path) -> KeptTokenizer | None:
-    """Open what was kept; None if it is missing, damaged or of another format."""
+    """Open what was kept; None if it is missing or damaged."""
     try:
         descriptor = disk.open_file(path)
         try:
@@ -199,6 +206,6 @@ def open_kept(path: Path) -> KeptTokenizer | None:
         for name, kind in ARRAYS.items():
             end = at + header.sizes[name] * np.dtype(kind).itemsize
             arrays[name], at = np.frombuffer(view[at:end], kind), end
-        return KeptTokenizer(header, arrays) if header.format == FORMAT else None
+        return KeptTokenizer(header, arrays)
     except (OSError, ValueError, KeyError):  # msgspec raises ValueError
         return None

@@ -4,7 +4,7 @@ The library trusts the numbers, lengths and ids in the file, and some values mak
 process. They are bounded here, and unknown kinds of steps are refused by name. The JSON that is
 passed on is encoded again, so that two parsers cannot disagree about it. Problems that appear only
 in use, such as a regular expression that never ends, are found by a trial in another process:
-`TextCodec.probe`.
+stem_edge.runtime.text.probe.
 """
 
 from __future__ import annotations

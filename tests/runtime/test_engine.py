@@ -48,7 +48,7 @@ def run(
     flash = open_store(opened.file(TABLES), tables, reads)
     store = HostTier(flash, host_slots) if host_slots else flash
     backend = OrtBackend(opened.manifest.model, graphs, storage, threads)
-    engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk, overlap=overlap)
+    engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk)
     try:
         context = engine.open_context(len(PROMPT) + NEW_TOKENS)
         begun = set[int]()

@@ -60,7 +60,7 @@ def open_engine(path: Path, length: int, rate: float | None) -> Engine:
     format, prompt_rows = cast(TableFormat, manifest.table_format), manifest.model.prompt_rows
     store = open_store(path / TABLES, format, prompt_rows=prompt_rows)
     rows = Prefetcher(store, RowCache(ArraySlots(format.tables, length)))
-    return Engine(cast(Any, Pretended(rate)), rows, STEP_TOKENS, overlap=True)
+    return Engine(cast(Any, Pretended(rate)), rows, STEP_TOKENS)
 
 
 def run(engine: Engine, files: list[Path], ids: I64, way: str) -> Run:

@@ -23,10 +23,7 @@ from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loaded import NO_MORE
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import may_be_prepared
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
-    GraphSource,
-    cpu_graphs,
-)
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER

@@ -53,13 +53,15 @@ from stem_edge.system.user_folder import cache_folder, cpu_digest
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
-List what stem-edge keeps in the user's cache folder: bundles made of checkpoints that were loaded as they are, backbones prepared for this processor, graphs, checked tokenizers, counts
-of used tokens, which warm the row cache, verdicts on installed versions of ggml and on bundles
-that were tried before they were loaded, lists of files from hubs with the right hashes, and prompts (--prompt-cache without DIR). All of it can be
-removed: what is needed is made again. Prompts in a DIR and saved conversations are not listed.
+List what stem-edge keeps in the user's cache folder: bundles made of checkpoints that were loaded
+as they are, backbones prepared for this processor, graphs, checked tokenizers, counts of used
+tokens, which warm the row cache, verdicts on installed versions of ggml and on bundles that were
+tried before they were loaded, lists of files from hubs with the right hashes, and prompts
+(--prompt-cache without DIR). All of it can be removed: what is needed is made again. Prompts in a
+DIR and saved conversations are not listed.
 
-An entry is old if another onnxruntime, ggml or processor made it, if it is damaged, or if its
-bundle, library or checkpoint is gone or has changed. What a process is using stays."""
+An entry is old if another stem-edge, onnxruntime, tokenizers, ggml or processor made it, if it is
+damaged, or if its bundle, library or checkpoint is gone or has changed. What a process uses stays."""
 
 EPILOG = """\
 examples:

@@ -15,12 +15,16 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.files import disk
 from stem_edge.files.whole_file import write_whole
 from stem_edge.graph.kv import KvType
-from stem_edge.runtime.backends.onnxruntime.providers import graphs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, joined_graphs
 
 FORMAT, GRAPHS = 1, "graphs"  # folder in the user's cache folder
 MAX_NBYTES = 64 << 20
 CHECKSUM_NBYTES = 4
+# Code that graphs follow from, in the package; none of these files is there in a frozen program.
+BUILDERS = (
+    *("*.py", "bundle/*.py", "graph/**/*.py", "numerics/*.py", "tables/*.py"),
+    "runtime/backends/onnxruntime/providers/graphs.py",
+)
 
 
 def kept_graphs(
@@ -31,7 +35,8 @@ def kept_graphs(
         manifest = disk.read_file(bundle.file(MANIFEST), MAX_MANIFEST_NBYTES)
     except OSError:  # it is reported where it is read
         return joined_graphs(bundle, prefill=prefill, kv=kv)
-    described = digest(manifest, str(bundle.path.resolve()), prefill, kv)
+    # The name as it was given, too, because sources have it: it may be a link, or begin where we are.
+    described = digest(manifest, str(bundle.path), str(bundle.path.resolve()), prefill, kv)
     path = root / GRAPHS / f"{builders()}-{described}"
     with contextlib.suppress(OSError, ValueError):  # msgspec raises ValueError
         data = disk.read_file(path, MAX_NBYTES)
@@ -50,8 +55,8 @@ def kept_graphs(
 def builders() -> str:
     """Return a digest of the code that builds graphs, by which the names of files begin."""
     folder = Path(package).parent
-    files = [*folder.glob("*.py"), *folder.glob("graph/**/*.py"), Path(graphs.__file__)]
-    stats = [(str(file), disk.status(file)) for file in sorted(files)]
+    files = sorted(file for pattern in BUILDERS for file in folder.glob(pattern))
+    stats = [(str(file), disk.status(file)) for file in files]
     changed = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return digest(FORMAT, __version__, changed)
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from installed import DEMO
 
 from stem_edge.commands.main import main
 from stem_edge.errors import InputError
+from stem_edge.runtime.rows.prefetch import Prefetcher
 
 lm_eval = pytest.importorskip("lm_eval")
 
@@ -186,7 +187,7 @@ def test_texts_from_the_command_line_are_converted() -> None:
     model = StemEdgeLM.create_from_arg_string(arguments, {"batch_size": 1, "device": None})
     with model:
         assert model.max_length == 64
-        assert not model.model.engine.overlap
+        assert cast(Prefetcher, model.model.engine.rows)._background is None  # without overlap
     with StemEdgeLM(DEMO, context_length="64", memory=2e9, max_gen_toks="9") as model:
         assert (model.max_length, model._max_new) == (64, 9)
 

@@ -55,11 +55,16 @@ def flip(folder: Path) -> None:
     file.write_bytes(data)
 
 
-def change_code(folder: Path) -> None:
-    os.utime(folder / "stem_edge" / "graph" / "decode.py", ns=(1, 1))
+def change_code(file: str) -> Callable[[Path], None]:
+    return lambda folder: os.utime(folder / "stem_edge" / file, ns=(1, 1))
 
 
-@pytest.mark.parametrize("change", [cut, flip, change_code])
+CODE = ["graph/special/altup.py", "numerics/quantize.py", "bundle/manifest.py"]
+
+
+@pytest.mark.parametrize(
+    "change", [cut, flip, *(pytest.param(change_code(file), id=file) for file in CODE)]
+)
 def test_they_are_built_again(
     change: Callable[[Path], None],
     bundle: Bundle,
@@ -67,10 +72,10 @@ def test_they_are_built_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    code = tmp_path / "stem_edge" / "graph" / "decode.py"
-    code.parent.mkdir(parents=True)
-    code.touch()
-    monkeypatch.setattr(module, "package", str(code.parents[1] / "__init__.py"))
+    for code in (tmp_path / "stem_edge" / file for file in CODE):
+        code.parent.mkdir(parents=True)
+        code.touch()
+    monkeypatch.setattr(module, "package", str(tmp_path / "stem_edge" / "__init__.py"))
     expected = kept_graphs(tmp_path, bundle, prefill=False)
     change(tmp_path)
     assert kept_graphs(tmp_path, bundle, prefill=False) == expected
@@ -80,3 +85,12 @@ def test_they_are_built_again(
 def test_a_folder_that_cannot_be_written_keeps_none(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / GRAPHS).touch()
     assert kept_graphs(tmp_path, bundle, prefill=False) == joined_graphs(bundle, prefill=False)
+
+
+def test_they_name_the_folder_as_the_bundle_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT / "stem_edge")
+    for name in (Path("demo_model"), ROOT / "stem_edge" / "demo_model"):
+        bundle = open_bundle(name)
+        assert kept_graphs(tmp_path, bundle, prefill=False) == joined_graphs(bundle, prefill=False)
