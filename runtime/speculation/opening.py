@@ -39,7 +39,7 @@ def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | N
     slots = np.resize(engine.rows.fetch(ids[:most]), before + most)
 
     probe = Probe(engine.backend, context, ids, slots, before)
-    probe.step(0, before)
+    probe.step(0, before, 1)
     return measure_steps(probe)
 
 

@@ -18,7 +18,7 @@ from stem_edge.graph.kv import KvType
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.graph.names import EMBED, head_width
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT
-from stem_edge.runtime.backends.interface import BEFORE, DEEP, MOST
+from stem_edge.runtime.backends.interface import BEFORE, DEEP, MOST, SIZES
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Preparing
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_parts
@@ -86,6 +86,8 @@ def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     batch = MOST * footprint.kv_nbytes(BEFORE + 1)
     steps = max(CHUNK_TOKENS * part.chunk_token, logits, batch)
     steps += part.weights + part.kv_cache + part.fixed
+    # Of steps of each size, and the copies that are compared.
+    steps += (2 * sum(SIZES) + MOST) * FLOAT * footprint.model.vocab_size
     matrix = min(FLOAT * largest_product(footprint.model), 2 * BLOCK_NBYTES)
     nbytes = footprint.step_nbytes + footprint.prefill_nbytes
     return Preparing(
