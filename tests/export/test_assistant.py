@@ -149,6 +149,7 @@ def test_what_is_no_assistant_of_a_model_is_refused(
     assert not (tmp_path / "b").exists()
 
 
+@needs_ggml
 def test_it_is_for_onnxruntime(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="assistant is for the engine onnx"):
         stem_edge.export_bundle(

@@ -128,7 +128,7 @@ def test_small_matrices_have_eight_bits_and_coefficients_are_floats(random_model
     )
     plan = decoding(config, layout, format).plan
     bits = {item.kind: item.bits for item in plan.items if isinstance(item, Blocks)}
-    assert {kind for kind, count in bits.items() if count == 8} == set(SMALL_KINDS)
+    assert {kind for kind, count in bits.items() if count == 8} == set(SMALL_KINDS) - {"assistant"}
     floats = {item.parts[0].rpartition(".")[2] for item in plan.items if isinstance(item, Floats)}
     assert floats == {"altup_router", "altup_predict", "altup_correct"}
     # Prompts multiply all of these as decoding does, and store nothing of layers that are skipped.
