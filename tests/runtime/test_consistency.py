@@ -58,7 +58,9 @@ def test_a_prepared_backbone_is_one_of_them(
     monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.prepared.looking.LEAST_NBYTES", 0)
     results = verify_runs(tmp_path / "bundle", max_new_tokens=8)
     assert results["prepared"] == results["prepared, prefill graph"] == "ok"
-    assert set(results.values()) == {"ok"}
+    rounded = {way for way, result in results.items() if result != "ok"}
+    assert {way.partition(",")[0] for way in rounded} <= {"batches"}  # their exact ones are run
+    assert results["exact batches"] == "ok" or not rounded
 
 
 @pytest.fixture(scope="module")

@@ -36,9 +36,9 @@ QUICK = TrialLimits(1 << 30, 60, 60.0)
 UNCHECKED = """
 import sys
 from stem_edge.runtime.first_load import trial_worker
-from stem_edge.runtime.text import codec as text
-from stem_edge.text.tokenizer_gate import CheckedTokenizer, TokenizerMemory
-read = lambda path, *_: CheckedTokenizer(path.read_bytes(), 1, 1, (), False, TokenizerMemory(0, 0))
+from stem_edge.text import tokenizer_gate as text
+from stem_edge.text.checked_tokenizer import CheckedTokenizer, TokenizerMemory
+read = lambda path, *_: CheckedTokenizer(path.read_bytes(), 1, 1, (), False, TokenizerMemory(0, 0), 1)
 text.check_tokenizer = read
 sys.exit(trial_worker.main())"""
 
