@@ -31,7 +31,7 @@ else:
 
 # Of tables elsewhere: records read at a time at first, all of them under way at once; memory of
 # threads, connections and answers (measured); memory of a record in the tier's map.
-FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 8_000_000, 32
+FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 10_500_000, 32
 
 
 def memory_plan(
