@@ -19,21 +19,31 @@ K_SCALE = 12  # place of the first input that only quantized caches have
 
 def attention(layer: LayerGraph, x: str) -> str:
     """Emit attention over x [B, T, dim], already normed -> [B, T, dim]."""
-    graph, config, at, own = layer.graph, layer.config, layer.at, layer.shape
+    config, own = layer.config, layer.shape
     # Keys of a window do not begin at position 0, so the rotation needs the positions.
     positions = [layer.positions] if layer.positions and own.window else []
     prefix = io.WINDOW if positions else ""
-    scaled = layer.kv.type in QUANTIZED
     caches, updated = _caches(layer, prefix, borrowed=own.kv_layer != layer.number)
     lengths = [prefix + name for name in (io.SEQLENS_K, io.TOTAL_LENGTH)]
     inputs = [*_projected(layer, x), *caches, *lengths, *io.rope_names(config, own), *positions]
-    if scaled:
-        inputs += [""] * (K_SCALE - len(inputs))
-        inputs += [layer.kv.scales(graph, own.kv_layer, what) for what in (KEYS, VALUES)]
-    mixed = graph.node(
+    return attended(layer, inputs, updated, own.kv_layer, own.window)
+
+
+def attended(
+    layer: LayerGraph, inputs: list[str], updated: list[str], lender: int, window: int
+) -> str:
+    """Emit attention over projected queries and caches, and the product after it -> [B, T, dim].
+
+    updated: caches as outputs. lender: number of the layer that they belong to. window: 0 for all tokens.
+    """
+    config, own = layer.config, layer.shape
+    if scaled := layer.kv.type in QUANTIZED:
+        inputs = inputs + [""] * (K_SCALE - len(inputs))
+        inputs += [layer.kv.scales(layer.graph, lender, what) for what in (KEYS, VALUES)]
+    mixed = layer.graph.node(
         "GroupQueryAttention",
         inputs,
-        [at + "attended", *updated],
+        [layer.at + "attended", *updated],
         CONTRIB,
         num_heads=config.n_heads,
         kv_num_heads=own.n_kv_heads,
@@ -41,7 +51,7 @@ def attention(layer: LayerGraph, x: str) -> str:
         rotary_interleaved=int(config.rope_interleaved),
         # Its default follows the padded width, which must not change the scores.
         scale=config.attention_scale or own.head_dim**-0.5,
-        **({"local_window_size": own.window} if own.window else {}),
+        **({"local_window_size": window} if window else {}),
         **(quantized(layer.kv.cache.bits) if scaled else {}),
     )
     return layer.product("wo", "wo", mixed, ("wo",))

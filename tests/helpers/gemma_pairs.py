@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -11,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import transformers
+from all_borrowed import sharing_all
 from hf_folders import GEMMA, make_gemma, randomized, written
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
@@ -75,20 +75,6 @@ class _Recording:
 
     def __call__(self, **inputs: Any) -> Any:
         return self._forward(**inputs)
-
-
-@contextmanager
-def sharing_all() -> Iterator[None]:
-    """Let transformers 5.23 make models all of whose layers borrow, of which it asks who lends."""
-    config = transformers.Gemma4TextConfig
-    known = config.kv_sharing_modes.fget
-
-    def modes(self: Any) -> Any:
-        count = self.num_hidden_layers
-        return ["reuse"] * count if self.num_kv_shared_layers == count else known(self)
-
-    with patch.object(config, "kv_sharing_modes", property(modes)):
-        yield
 
 
 def make_pair(folder: Path, *, clusters: int = CLUSTERS, **changes: Any) -> Pair:

@@ -10,16 +10,15 @@ these drafts: chosen by the gate as in `generate`, and with drafts that are all 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 import transformers
+from all_borrowed import sharing_all
 from tokenizers import ByteLevelBPETokenizer
 from torch.nn.functional import cross_entropy
 
@@ -46,20 +45,6 @@ DRAFTER = BOTH | {
     "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
     "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
 }  # fmt: skip
-
-
-@contextmanager
-def sharing_all() -> Iterator[None]:
-    """Let transformers 5.23 make models all of whose layers borrow, of which it asks who lends."""
-    config = transformers.Gemma4TextConfig
-    known = config.kv_sharing_modes.fget
-
-    def modes(self: Any) -> Any:
-        count = self.num_hidden_layers
-        return ["reuse"] * count if self.num_kv_shared_layers == count else known(self)
-
-    with patch.object(config, "kv_sharing_modes", property(modes)):
-        yield
 
 
 def make_assistant() -> Any:

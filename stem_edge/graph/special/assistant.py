@@ -11,11 +11,11 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
-from stem_edge.graph.attention import K_SCALE, no_tokens, normed_heads, quantized
+from stem_edge.graph.attention import attended, no_tokens, normed_heads
 from stem_edge.graph.ffn import ffn
 from stem_edge.graph.formats import ASSISTANT_DATA, BACKBONE_DATA, Assistant, BackboneFormat
 from stem_edge.graph.ir import CONTRIB, Graph
-from stem_edge.graph.kv import KEYS, QUANTIZED, VALUES, KvType, place_peaks
+from stem_edge.graph.kv import QUANTIZED, KvType, place_peaks
 from stem_edge.graph.layer import LayerGraph, norm
 from stem_edge.graph.linear import DecodeProducts, vector
 from stem_edge.graph.weight_plan import Order, WeightPlan
@@ -104,24 +104,8 @@ def _attention(layer: LayerGraph, x: str, target: ModelConfig, lender: int) -> s
     names = io.rope_names(target, own)
     ropes = [graph.input(name, np.float32, ["context", width // 2]) for name in names]
     inputs = [q, nothing, nothing, *caches, *lengths, *ropes, io.POSITIONS]
-    if scaled := layer.kv.type in QUANTIZED:
-        inputs += [""] * (K_SCALE - len(inputs))
-        inputs += [layer.kv.scales(graph, lender, what) for what in (KEYS, VALUES)]
-    mixed = graph.node(
-        "GroupQueryAttention",
-        inputs,
-        [layer.at + "attended", *updated],
-        CONTRIB,
-        num_heads=model.n_heads,
-        kv_num_heads=own.n_kv_heads,
-        do_rotary=1,
-        rotary_interleaved=int(model.rope_interleaved),
-        scale=model.attention_scale or own.head_dim**-0.5,
-        # As in transformers, where the token itself, which has no keys, does not count.
-        **({"local_window_size": own.window + 1} if own.window else {}),
-        **(quantized(layer.kv.cache.bits) if scaled else {}),
-    )
-    return layer.product("wo", "wo", mixed, ("wo",))
+    # As in transformers, where the token itself, which has no keys, does not count.
+    return attended(layer, inputs, updated, lender, own.window + 1 if own.window else 0)
 
 
 def _caches(layer: LayerGraph, prefix: str, lender: int) -> tuple[list[str], list[str]]:

@@ -8,8 +8,12 @@ its memory. It also measures which graph is faster for prompts (preparing.py sta
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
-from collections.abc import Mapping
+import mmap
+import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -25,8 +29,8 @@ from stem_edge.graph.names import apart_step
 from stem_edge.runtime.backends.interface import SIZES, StepCosts
 from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import kept_graphs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER, is_large
-from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import give_back_mapped
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, joined_graphs
+from stem_edge.system.memory import PROC
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
 FORMAT = 9
@@ -149,3 +153,17 @@ def marks(path: Path) -> tuple[int, int]:
 def prepared_file(graph: str) -> str:
     """Return the name of a prepared graph's file."""
     return f"{graph}.onnx"
+
+
+def give_back_mapped(files: Collection[Path]) -> None:
+    """Give back pages of mapped files, unless they were written to; those that are used come back."""
+    if sys.platform != "linux":
+        return
+    advise, names, span, name = ctypes.CDLL(None).madvise, {str(file) for file in files}, "", ""
+    with contextlib.suppress(OSError), (PROC / "self" / "smaps").open(errors="replace") as lines:
+        for words in (line.rstrip("\n").split(maxsplit=5) for line in lines):
+            if not words[0].endswith(":"):
+                span, name = words[0], words[-1]
+            elif words[:2] == ["Anonymous:", "0"] and name in names:
+                start, stop = (int(address, 16) for address in span.split("-"))
+                advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)

@@ -8,14 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from architectures import SIZES as SMALL
-from architectures import VARIANTS, write
-from hf_folders import write_gemma
-from installed import DATA
+from every_kind import GEMMA_3N, GEMMA_4, checkpoint_of
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
-from stem_edge.config import ModelConfig
 from stem_edge.graph.apart import apart
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import STEP, apart_step
@@ -34,7 +30,6 @@ from stem_edge.runtime.rows.slots import ArraySlots
 
 LENGTH, PROMPT = 300, (120, 120)  # chunks of a prompt; a window of 5 drops tokens at 261
 STEPS = (1, 8, 2, 4, 8, 1, 1, 8, 8, 4, 2)
-GEMMA_4, GEMMA_3N = "Gemma 4", "Gemma 3n"
 CASES: list[tuple[str, str, KvType]] = [
     ("stem", "int4", "fp32"),
     ("stem", "int8", "int8"),
@@ -52,14 +47,7 @@ CASES: list[tuple[str, str, KvType]] = [
 
 
 def export(name: str, folder: Path, backbone: str) -> Bundle:
-    checkpoint = folder / "checkpoint"
-    if name == GEMMA_3N:
-        checkpoint = DATA / "conformance" / "gemma3n-text"
-    elif name == GEMMA_4:
-        write_gemma(checkpoint, 8)
-    else:
-        fields = SMALL | VARIANTS[name] | {"max_context": LENGTH}
-        write(checkpoint, ModelConfig(**fields), tokens=8)
+    checkpoint = checkpoint_of(name, folder / "checkpoint", max_context=LENGTH)
     options: dict[str, Any] = {"backbone": backbone, "prefill_graph": False}
     return stem_edge.export_bundle(checkpoint, folder / "bundle", **options)
 

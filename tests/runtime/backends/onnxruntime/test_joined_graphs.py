@@ -6,14 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from architectures import SIZES, VARIANTS, write
-from hf_folders import write_gemma
-from installed import DATA
+from every_kind import GEMMA_3N, GEMMA_4, checkpoint_of
 from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
-from stem_edge.config import ModelConfig
 from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
@@ -21,7 +18,6 @@ from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs, joined_graphs
 from stem_edge.runtime.rows.slots import ArraySlots
 
-GEMMA_4, GEMMA_3N = "Gemma 4", "Gemma 3n"
 FAST = {"stem", "window", "all at once", GEMMA_3N}
 NAMES = ["stem", "dense", "hash-moe", "window", "biases", "all at once", GEMMA_4, GEMMA_3N]
 CASES = [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NAMES]
@@ -31,13 +27,7 @@ STEPS = [(4, 4), (1, 1), (6, 0), (6, 1), (1, 1), (5, 2), (1, 0), (1, 1)]
 
 
 def export(name: str, folder: Path, backbone: str) -> Bundle:
-    checkpoint = folder / "checkpoint"
-    if name == GEMMA_3N:
-        checkpoint = DATA / "conformance" / "gemma3n-text"
-    elif name == GEMMA_4:
-        write_gemma(checkpoint, 8)
-    else:
-        write(checkpoint, ModelConfig(**(SIZES | VARIANTS[name])), tokens=8)
+    checkpoint = checkpoint_of(name, folder / "checkpoint")
     options = {"backbone": backbone, "prefill_graph": backbone != "fp32"}
     return stem_edge.export_bundle(checkpoint, folder / "bundle", **options)  # type: ignore[arg-type]
 
