@@ -34,7 +34,7 @@ from stem_edge.text.checked_tokenizer import TokenizerMemory
 from stem_edge.text.tokenizer_gate import check_tokenizer
 
 # Of tables elsewhere, by how their address begins: what reads them, with its threads and connections.
-FAR_NBYTES = {"hf:": 112_000_000, "http": 9_500_000, "": 3_500_000}
+FAR_NBYTES = {"hf:": 112_000_000, "http": 14_500_000, "": 3_500_000}
 NO_TOKENIZER = TokenizerMemory(0, 0)
 # Cache sizes of a hit curve, as shares of the vocabulary.
 CURVE_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
