@@ -95,11 +95,10 @@ def decode(model: Model, text: list[int], new: int, *, cold: bool) -> Run:
             raise TypeError("the tables are not on flash")
         rows.cache.forget(np.arange(rows.store.layout.records))
         drop_pages(files_in(model.bundle.path / TABLES))
-    params = Following(max_new_tokens=new, text=tuple(text))
-    first = True
-    for _ in model.generate(text[:-new], params):
-        if first:
-            before, first = model.engine.rows.counters(), False
+    chunks = model.generate(text[:-new], Following(max_new_tokens=new, text=tuple(text)))
+    next(chunks)
+    before = model.engine.rows.counters()
+    list(chunks)
     stats, spent = model.stats, model.engine.rows.counters() - before
     parts = spent.stall_seconds, spent.misses, stats.drafted_tokens, stats.accepted_tokens
     return Run(*(part / (new - 1) for part in (stats.decode_seconds, *parts)))
