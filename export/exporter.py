@@ -111,8 +111,8 @@ def export_bundle(
         tokens that the calibration text uses most, int4 for the others. Default: int8, or the codes
         that the checkpoint has.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
-    assistant: folder of the drafter that was made for a Gemma 4, which then guesses ahead on onnxruntime's
-        CPU. It has the types that `backbone`, `head` and `bits` give, and 8 bits where types are measured;
+    assistant: folder, or GGUF file, of the drafter that was made for a Gemma 4, which then guesses ahead on
+        onnxruntime's CPU. It has the types that `backbone`, `head` and `bits` give, and 8 bits where types are measured;
         no token depends on them. With `add`, it is all that is added.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
     ignore_keys: key of config.json that you know to change nothing, though transformers knows it;

@@ -19,8 +19,15 @@ import numpy as np
 from random_tensor import Tensor
 from random_tokenizer import write_tokenizer
 
+from stem_edge.export.checkpoints.assistant import shapes_of, stored_name
 from stem_edge.export.checkpoints.hugging_face import packed as form
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING
+from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import (
+    INSIDE,
+    KIND,
+    TOKENS,
+    Gemma4Assistant,
+)
 from stem_edge.export.checkpoints.hugging_face.gemma_ple import CONTEXT, TABLE, GemmaPle
 from stem_edge.export.checkpoints.hugging_face.reader import KINDS
 
@@ -67,10 +74,24 @@ SHAPES: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
     "gemma-4-e2b": (GEMMA_4 | {"use_double_wide_mlp": True}, (1536, 6144, 35, 1, 20), 5),
     "gemma-4-e4b": (GEMMA_4 | {"use_double_wide_mlp": False}, (2560, 10_240, 42, 2, 18), 6),
 }
+# The drafter of gemma-4-e2b.
+ASSISTANT = "gemma-4-e2b-assistant"
+DRAFTER: dict[str, Any] = {
+    "architectures": ["Gemma4AssistantForCausalLM"], "model_type": KIND,
+    "backbone_hidden_size": 1536, "use_ordered_embeddings": True, "num_centroids": 2048,
+    "centroid_intermediate_top_k": 32,
+    "text_config": COMMON | GEMMA_4 | {
+        "hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "num_kv_shared_layers": 4, "hidden_size_per_layer_input": 0,
+        "layer_types": [SLIDING] * 3 + [FULL],
+    },
+}  # fmt: skip
 
 
 def describe(name: str, packed: bool = False, **changes: Any) -> dict[str, Any]:
     """Return the config.json of a shape."""
+    if name == ASSISTANT:
+        return DRAFTER
     own, sizes, every = SHAPES[name]
     config = COMMON | own | dict(zip(SIZES, sizes, strict=True)) | changes
     layers = config["num_hidden_layers"]
@@ -100,7 +121,8 @@ def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
     """Write the new folder `out` and return it."""
     out.mkdir(parents=True)
     (out / "config.json").write_text(json.dumps(config, indent=1))
-    write_tokenizer(out, config["vocab_size"])
+    if "vocab_size" in config:  # an assistant has that of its model
+        write_tokenizer(out, config["vocab_size"])
     shards = list(_shards(_tensors(config)))
     weight_map: dict[str, str] = {}
     for number, tensors in enumerate(shards, 1):
@@ -114,6 +136,8 @@ def write_gemma(out: Path, config: dict[str, Any], seed: int = 0) -> Path:
 
 def _tensors(config: dict[str, Any]) -> Tensors:
     """Return all tensors by Hugging Face's names."""
+    if config["model_type"] == KIND:
+        return _of_assistant(config)
     kind = KINDS[config["model_type"]]
     decoder = kind(**{key: value for key, value in config.items() if key in kind.__struct_fields__})
     if not isinstance(decoder, GemmaPle):
@@ -130,6 +154,17 @@ def _tensors(config: dict[str, Any]) -> Tensors:
         floats = form.QUANTIZED not in config or module.endswith(FLOATS)
         found |= {name: Tensor(shape)} if floats else _packed(config, module, shape)
     return found
+
+
+def _of_assistant(config: dict[str, Any]) -> Tensors:
+    given = Gemma4Assistant.text(config)
+    known = Gemma4Assistant.__struct_fields__
+    decoder = Gemma4Assistant(**{key: value for key, value in given.items() if key in known})
+    model, clusters = decoder.model(), decoder.num_centroids
+    found: Tensors = {}
+    for name, shape in shapes_of(model, config["backbone_hidden_size"], clusters).items():
+        found[INSIDE.get(name) or decoder.tensor(stored_name(name, model))] = Tensor(shape)
+    return found | {TOKENS: Tensor((model.vocab_size,), "I64")}
 
 
 def _packed(config: dict[str, Any], module: str, shape: tuple[int, ...]) -> Tensors:

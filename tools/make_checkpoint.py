@@ -3,6 +3,7 @@
     python tools/make_checkpoint.py OUT --shape llama-3.2-1b --stem third
     python tools/make_checkpoint.py OUT --shape small --stem 2 5
     python tools/make_checkpoint.py OUT --shape gemma-4-e2b --packed
+    python tools/make_checkpoint.py OUT --shape gemma-4-e2b-assistant
 
 For tests and benchmarks: the shapes are real, generated text is noise. Everything is written in pieces,
 so a checkpoint may be larger than memory: STEM-1/3 of the 1B shape takes 13 GB on disk.
@@ -84,6 +85,8 @@ SHAPES = {
         stem_layers=(), max_seqlen=8192, rope_theta=500_000.0,
     ),
 }  # fmt: skip
+
+GEMMAS = [*gemma_checkpoint.SHAPES, gemma_checkpoint.ASSISTANT]
 
 
 def stem_layers(ratio: str, n_layers: int) -> tuple[int, ...]:
@@ -185,7 +188,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to create")
     parser.add_argument(
         "--shape",
-        choices=[*SHAPES, *gemma_checkpoint.SHAPES],
+        choices=[*SHAPES, *GEMMAS],
         default="llama-3.2-1b",
         help="(llama-3.2-1b)",
     )
@@ -201,7 +204,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.packed and args.shape not in gemma_checkpoint.PACKED:
         parser.error(f"--packed: expected --shape {' or '.join(gemma_checkpoint.PACKED)}")
-    if args.shape in gemma_checkpoint.SHAPES:
+    if args.shape in GEMMAS:
         write_gemma(args.out, describe(args.shape, packed=args.packed))
         print(f"{args.out}: done; next: stem-edge export {args.out} BUNDLE")
         return

@@ -26,10 +26,16 @@ class Tensor(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return {"BF16": 2, "F32": 4}.get(self.dtype, 1) * math.prod(self.shape)
+        return {"BF16": 2, "F32": 4, "I64": 8}.get(self.dtype, 1) * math.prod(self.shape)
 
     def pieces(self, random: np.random.Generator) -> Iterator[Bytes]:
-        """Yield the bytes: codes; matrices are noise over sqrt(width), or scales if they are float32."""
+        """Yield the bytes: codes; matrices are noise over sqrt(width), or scales if they are float32.
+
+        Integers are each of 0, 1, ... once.
+        """
+        if self.dtype == "I64":
+            yield random.permutation(self.shape[0]).view(np.uint8)
+            return
         if self.dtype == "F32" or len(self.shape) < 2:
             scales = random.random(self.shape, np.float32) + 0.5 if len(self.shape) == 2 else 1.0
             values = np.full(self.shape, self.value, np.float32) * np.float32(scales)

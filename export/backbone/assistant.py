@@ -12,10 +12,10 @@ from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile
-from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import (
-    AssistantCheckpoint,
-    read_assistant,
-)
+from stem_edge.export.checkpoints.assistant import AssistantCheckpoint
+from stem_edge.export.checkpoints.gguf import SUFFIX
+from stem_edge.export.checkpoints.gguf_assistant import read_file
+from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import read_folder
 from stem_edge.export.job.files import BundleFile
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.quantization.error_meter import ErrorMeter
@@ -54,7 +54,7 @@ def assistant_part(path: Path, target: ModelConfig, options: ExportOptions) -> A
     """Read an assistant. Raises CheckpointError; ExportError if it is not for this model."""
     if not isinstance(options.format, BackboneFormat):
         raise ExportError("assistant is for the engine onnx; leave it out, or take --engine onnx")
-    source = read_assistant(path, target)
+    source = (read_file if path.suffix == SUFFIX else read_folder)(path, target.dim)
     described = Assistant(
         model=source.config,
         format=replace(options.given_types(), quantizer="rtn", kv_peaks=False),

@@ -14,7 +14,9 @@ Blocks lie within rows, so each row keeps its codes (head_padding.CodedHeads).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,7 +29,7 @@ from stem_edge.export.checkpoints.checkpoint import (
     check_shapes,
 )
 from stem_edge.export.checkpoints.gguf_gemma import Gemma3Keys, Gemma3nKeys, Gemma4Keys
-from stem_edge.export.checkpoints.gguf_keys import Keys, Qwen2Keys, Qwen3Keys
+from stem_edge.export.checkpoints.gguf_keys import Keys, Qwen2Keys, Qwen3Keys, Tensors
 from stem_edge.export.checkpoints.head_padding import head_rows
 from stem_edge.export.checkpoints.hugging_face.names import module_names
 from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
@@ -39,17 +41,12 @@ LLAMA = "llama"
 ADVICE = "export the original model, or a file of another converter"
 KEYS: dict[str, type[Keys]] = {LLAMA: Keys, "qwen2": Qwen2Keys, "qwen3": Qwen3Keys}
 KEYS |= {"gemma3": Gemma3Keys, "gemma3n": Gemma3nKeys, "gemma4": Gemma4Keys}
+K = TypeVar("K", bound=Keys)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Open a GGUF file, and the others of a split one. Raises CheckpointError."""
-    file = open_gguf(path)
-    architecture = _architecture(file)
-    keys = _read_keys(file, architecture)
-    left = dict(file.tensors)
-    embedding = gguf_name("embedding")
-    if embedding not in left:
-        raise CheckpointError(f"{path}: no tensor {embedding}; give the file of a whole model")
+    architecture, keys, left = open_model(path, KEYS)
     try:
         config = keys.config(left)
         backbone = {
@@ -76,28 +73,35 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return check_shapes(checkpoint)
 
 
-def _architecture(file: GgufFile) -> str:
+def open_model(path: Path, kinds: Mapping[str, type[K]]) -> tuple[str, K, Tensors]:
+    """Open the model of a file: its architecture, its keys, and its tensors. Raises CheckpointError.
+
+    kinds: what the keys of each architecture mean.
+    """
+    file = open_gguf(path)
     found, kind = file.keys.get("general.architecture"), file.keys.get("general.type", "model")
     if kind != "model":
         raise CheckpointError(
-            f"{file.path}: general.type is {one_line(repr(kind))}; expected 'model': give the file of "
+            f"{path}: general.type is {one_line(repr(kind))}; expected 'model': give the file of "
             "a whole language model"
         )
-    if found not in KEYS:
+    if not isinstance(found, str) or found not in kinds:
         raise CheckpointError(
-            f"{file.path}: general.architecture is {one_line(repr(found))}; expected one of "
-            f"{', '.join(KEYS)}: export the original model"
+            f"{path}: general.architecture is {one_line(repr(found))}; expected one of "
+            f"{', '.join(kinds)}: export the original model"
         )
-    return str(found)
+    keys, embedding = _read_keys(file, found, kinds[found]), gguf_name("embedding")
+    if embedding not in file.tensors:
+        raise CheckpointError(f"{path}: no tensor {embedding}; give the file of a whole model")
+    return found, keys, dict(file.tensors)
 
 
-def _read_keys(file: GgufFile, architecture: str) -> Keys:
+def _read_keys(file: GgufFile, architecture: str, kind: type[K]) -> K:
     """Read the keys of the architecture, if no other changes the model. Raises CheckpointError."""
     at = architecture + "."
     given: dict[str, Value] = {
         key.removeprefix(at): value for key, value in file.keys.items() if key.startswith(at)
     }
-    kind = KEYS[architecture]
     known = {*kind.__struct_encode_fields__} - kind.lacking | kind.ignored
     for key, value in given.items():
         if value and key not in known:

@@ -20,7 +20,7 @@ from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
 from stem_edge.export.tensor_files.json import one_line, reason_of
 from stem_edge.export.tensor_files.stored_tensor import SourceFile, check_shape, looks_like
-from stem_edge.ggml.types import KEPT_TYPES
+from stem_edge.ggml.types import I32, KEPT_TYPES
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT, ALIGNMENTS = 32, tuple(1 << n for n in range(3, 17))
@@ -262,7 +262,8 @@ def _placed(
     at = end = 0
     for entry in entries:
         shown = one_line(entry.name)
-        kind = KEPT_TYPES.get(entry.type)
+        # Integers are a list of numbers, no matrix.
+        kind = (KEPT_TYPES if entry.shape[1:] else KEPT_TYPES | {I32.number: I32}).get(entry.type)
         if entry.name in tensors:
             raise ValueError(f"tensor {shown} is there twice")
         if kind is None:

@@ -14,7 +14,7 @@ from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.matrix import Matrix
 from stem_edge.numerics.quantize import F32, U8
 
-FLOATS = {"F32": "<f4", "F16": "<f2"}
+NUMBERS = {"F32": "<f4", "F16": "<f2", "I32": "<i4"}
 
 TILE_NBYTES = 1 << 18  # of codes that are decoded at once, so that they stay in the CPU's cache
 
@@ -78,8 +78,8 @@ class GgufTensor:
 
 def decoded(codes: U8, type: TensorType) -> F32:
     """Return the values of stored rows as float32."""
-    if type.name in FLOATS:
-        return np.asarray(codes.view(FLOATS[type.name]), np.float32)
+    if type.name in NUMBERS:
+        return np.asarray(codes.view(NUMBERS[type.name]), np.float32)
     if type.name == "BF16":  # the upper half of a float32
         return (codes.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     import gguf  # which takes longer than all of this package, and only such types need it

@@ -73,12 +73,9 @@ class Gate:
 class Chances:
     """How often drafted tokens of each class were right, the latest counting most."""
 
-    def __init__(
-        self, expected: Sequence[float], trust: float = TRUST, fading: float = FADING
-    ) -> None:
-        self._trust, self._fading = trust, fading
-        self._expected = [trust * chance for chance in expected]
-        self._right, self._all = self._expected.copy(), [trust] * len(expected)
+    def __init__(self, expected: Sequence[float]) -> None:
+        self._expected = [TRUST * chance for chance in expected]
+        self._right, self._all = self._expected.copy(), [TRUST] * len(expected)
 
     def of(self, kind: int) -> float:
         """Return the chance of a token of this class, or the last class."""
@@ -94,5 +91,5 @@ class Chances:
     def fade(self) -> None:
         """Forget a little, so that what did not pay is tried again some time."""
         for kind, expected in enumerate(self._expected):
-            self._right[kind] = expected + self._fading * (self._right[kind] - expected)
-            self._all[kind] = self._trust + self._fading * (self._all[kind] - self._trust)
+            self._right[kind] = expected + FADING * (self._right[kind] - expected)
+            self._all[kind] = TRUST + FADING * (self._all[kind] - TRUST)

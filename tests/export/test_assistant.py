@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gemma_pairs import CLUSTERS, V, make_pair
+import torch
+from gemma_pairs import CLUSTERS, Pair, V, make_pair
+from gguf_files import write_assistant
 from hf_folders import edit
 from installed import needs_ggml
 from safetensors.torch import load_file, save_file
@@ -20,6 +22,8 @@ import stem_edge
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, CheckpointError, ExportError
+from stem_edge.export.checkpoints.gguf_assistant import INSIDE, TOKENS
+from stem_edge.graph.special.assistant import IN, OUT
 from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend
 
 EXACT: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
@@ -27,9 +31,14 @@ DATA = "assistant.data"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair in the folders t and a."""
-    return make_pair(tmp_path_factory.mktemp("pair")).folder
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def folder(pair: Pair) -> Path:
+    """The pair's folders t and a."""
+    return pair.folder
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +59,47 @@ def test_one_that_is_added_has_the_same_bytes(folder: Path, bundle: Path, tmp_pa
     for _ in range(2):  # another backbone beside it, and the same assistant in its place
         stem_edge.export_bundle(folder / "t", out, add=True, backbone="int8")
         assert stem_edge.open_bundle(out).manifest.assistant == at_once.assistant
+
+
+@pytest.mark.parametrize("clusters", [True, False])
+def test_a_gguf_file_gives_the_bundle_of_its_folder(
+    pair: Pair, tmp_path: Path, clusters: bool
+) -> None:
+    """llama.cpp's converter leaves clusters out."""
+    shutil.copytree(pair.folder / "a", tmp_path / "a")
+    if not clusters:
+        edit(tmp_path / "a", "config.json", use_ordered_embeddings=False)
+        changed(tmp_path / "a", masked_embedding__centroids__weight=None)
+        changed(tmp_path / "a", masked_embedding__token_ordering=None)
+    file = write_assistant(tmp_path / "a.gguf", pair.assistant, clusters=clusters)
+    made = [
+        stem_edge.export_bundle(pair.folder / "t", tmp_path / out, assistant=given, **EXACT)
+        for out, given in (("of_folder", tmp_path / "a"), ("of_file", file))
+    ]
+    assert made[0].manifest == made[1].manifest
+
+
+# What is wrong with a file -> its keys and tensors that differ, the error, and its words.
+FILES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "too many": ({"masked_embedding.top_k": 17}, ExportError, "scores 17 of these"),
+    "another key": ({"expert_count": 4}, CheckpointError, "expert_count is 4; expected no such"),
+    "no tensor": ({INSIDE[IN]: None}, CheckpointError, f"no tensor {INSIDE[IN]}"),
+    "no order": ({TOKENS: None}, CheckpointError, "does not name each of 320 tokens once"),
+    "ids twice": ({TOKENS: np.zeros(V, np.int32)}, CheckpointError, "does not name each of 320"),
+    "another order": ({TOKENS: np.zeros(9, np.int32)}, CheckpointError, "does not name each of"),
+    "another shape": (
+        {INSIDE[OUT]: np.zeros((32, 8), np.float32)}, CheckpointError, f"{INSIDE[OUT]} is .*expected",
+    ),
+    "more tensors": ({"other": np.zeros(4, np.float32)}, CheckpointError, "other is not part"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_gguf_files_of_other_assistants_are_refused(pair: Pair, tmp_path: Path, case: str) -> None:
+    changes, error, words = FILES[case]
+    file = write_assistant(tmp_path / "a.gguf", pair.assistant, changes=changes)
+    with pytest.raises(error, match=words):
+        stem_edge.export_bundle(pair.folder / "t", tmp_path / "b", assistant=file, **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +163,11 @@ def of_all(**options: Any) -> Callable[[Path], None]:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
-    "another size": (of_all(backbone_hidden_size=64), CheckpointError, "hidden_size 64.* has 32"),
+    "another size": (
+        lambda folder: changed(folder, pre_projection__weight=torch.zeros(16, 128)),
+        CheckpointError,
+        r"pre_projection.weight is \[16, 128\], expected \[16, 64\]; check that",
+    ),
     "another kind": (of_all(model_type="gemma4_text"), CheckpointError, "expected .*assistant"),
     "ids twice": (repeated, CheckpointError, "does not name each of 320 tokens once"),
     "clusters": (of_all(num_centroids=7), CheckpointError, r"centroids.* is \[16, 16\], expected \[7"),

@@ -1,18 +1,17 @@
 """Train a small Gemma 4 and its assistant on a text, and print how often drafts are right, by their place.
 
-    python tools/experiments/assistant_pair.py TEXT --steps 600
-    python tools/experiments/assistant_pair.py TEXT --seconds 0.1 --draft 0.004 --times 2=1.15,4=1.4,8=2.1
+    python tools/experiments/assistant_pair.py TEXT --out FOLDER --steps 400
 
-Then prints tokens in the time of a plain step where a model with these costs (of `stem-edge prepare`) had
-these drafts: chosen by the gate as in `generate`, and with drafts that are all wrong.
+The last tenth of the text is kept from training, and drafted. FOLDER gets the bundle, and how many drafts were
+right after each token, as tools/bench/bench_assistant.py takes it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,10 @@ from torch.nn.functional import cross_entropy
 
 import stem_edge
 from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend
-from stem_edge.runtime.speculation.drafts import ByPlace
-from stem_edge.runtime.speculation.gate import Gate
-from stem_edge.runtime.speculation.speculation import GatedGuesses
-from stem_edge.runtime.speculation.text_drafts import TextDrafts
 
-VOCAB, LENGTH, BATCH, UNROLLED, MOST = 1024, 128, 16, 4, 7
+VOCAB, LENGTH, BATCH, UNROLLED, MOST = 1024, 128, 8, 4, 7
+# Prompts that are answered, tokens of each, and of an answer: few, because a small model soon repeats itself.
+PROMPTS, PROMPT, NEW = 200, 64, 24
 BOTH: dict[str, Any] = {
     "vocab_size": VOCAB, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32,
     "global_head_dim": 64, "sliding_window": 64, "max_position_embeddings": 512, "bos_token_id": 0,
@@ -128,36 +125,49 @@ def recorded(bundle: Path, prompts: Sequence[list[int]], tokens: int) -> list[An
     return answers
 
 
-class Replayed(ByPlace):
-    """Drafts as they were recorded; or such as are never right."""
-
-    def __init__(self, answer: Any, seconds: float, *, wrong: bool) -> None:
-        super().__init__()
-        self.seconds, self._answer, self._wrong = seconds, answer, wrong
-
-    def draft(self, seen: Sequence[int], count: int) -> list[int]:
-        """Return the drafts after a text."""
-        prompt, _, drafts = self._answer
-        found = drafts[len(seen) - len(prompt) - 1][:count]
-        return [-1] * len(found) if self._wrong else found
+def right_drafts(answers: list[Any]) -> list[list[int]]:
+    """Return how many drafts after each token of each answer are right, while all drafts can be judged."""
+    found = list[list[int]]()
+    for _, text, drafts in answers:
+        judged = zip(drafts, range(1, len(text) - MOST), strict=False)
+        right = [np.equal(made, text[at : at + MOST]) for made, at in judged]
+        found.append([int(same.cumprod().sum()) for same in right])
+    return found
 
 
-def speed(answers: list[Any], times: dict[int, float], each: float, *, wrong: bool) -> float:
-    """Return tokens in the time of a plain step, with the gate of `generate`."""
-    tokens = spent = 0.0
-    for answer in answers:
-        prompt, text, _ = answer
-        source = Replayed(answer, each, wrong=wrong)
-        guesses = GatedGuesses(Gate(times, MOST), [TextDrafts(), source], 1.0)
-        place = 1
-        while place < len(text):
-            drafts = guesses.after([*prompt, *text[:place]], MOST)
-            size = next((n for n in sorted(times) if n > len(drafts)), 1)
-            spent += (times[size] if drafts else 1.0) + each * len(drafts)
-            pairs = zip(drafts, text[place:], strict=False)
-            right = next((n for n, (a, b) in enumerate(pairs) if a != b), len(drafts))
-            place, tokens = place + right + 1, tokens + right + 1
-    return tokens / spent
+def speeds(bundle: Path, prompts: Sequence[list[int]], tokens: int) -> tuple[float, float]:
+    """Return tokens a second of decoding without and with guesses."""
+    spent: tuple[list[float], list[float]] = [], []
+    with stem_edge.load(bundle, threads=1, speculate=True, trial=False) as model:
+        own = model.stepping.speculation
+        for prompt in prompts:
+            for times, guessing in zip(spent, (None, own), strict=True):
+                model.speculate(guessing)
+                model.generate_text(prompt, max_new_tokens=tokens)
+                times.append(model.stats.decode_seconds)
+        model.speculate(own)
+    return tuple(len(prompts) * (tokens - 1) / sum(times) for times in spent)  # type: ignore[return-value]
+
+
+def train_pair(text: str, folder: Path, steps: int) -> list[list[int]]:
+    """Train on all but the last tenth of a text, export to folder / "bundle"; return prompts of the rest."""
+    kept = len(text) * 9 // 10
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator([text[:kept]], VOCAB, special_tokens=["<end>"])
+    ids, judged = (torch.tensor(tokenizer.encode(t).ids) for t in (text[:kept], text[kept:]))
+    config = transformers.Gemma4TextConfig(**TARGET)
+    config._attn_implementation = "eager"
+    target, assistant = transformers.Gemma4ForCausalLM(config), make_assistant()
+    train(target, steps, lambda ids: target(ids, labels=ids).loss, ids, 3e-3)
+    train(assistant, steps, lambda ids: distilled(target, assistant, ids), ids, 3e-3)
+    target.save_pretrained(folder / "target")
+    assistant.save_pretrained(folder / "assistant")
+    tokenizer.save(str(folder / "target" / "tokenizer.json"))
+    given: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
+    given |= {"assistant": folder / "assistant", "force": True}
+    stem_edge.export_bundle(folder / "target", folder / "bundle", **given)
+    starts = range(0, len(judged) - PROMPT, max(PROMPT, len(judged) // PROMPTS))
+    return [judged[at : at + PROMPT].tolist() for at in starts]
 
 
 def main() -> None:
@@ -166,43 +176,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("text", type=Path, metavar="TEXT", help="file of text")
-    parser.add_argument("--steps", type=int, default=600, help="of either training")
-    parser.add_argument("--seconds", type=float, default=0.1, help="of a step of one token")
-    parser.add_argument("--draft", type=float, default=0.004, help="seconds of a draft")
-    parser.add_argument("--times", default="2=1.15,4=1.4,8=2.1", help="of larger steps beside that")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--steps", type=int, default=400, help="of either training (400)")
     args = parser.parse_args()
     torch.manual_seed(0)
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        tokenizer = ByteLevelBPETokenizer()
-        tokenizer.train(str(args.text), VOCAB, special_tokens=["<end>"])
-        ids = torch.tensor(tokenizer.encode(args.text.read_text("utf-8")).ids)
-        kept = len(ids) * 9 // 10
-        config = transformers.Gemma4TextConfig(**TARGET)
-        config._attn_implementation = "eager"
-        target, assistant = transformers.Gemma4ForCausalLM(config), make_assistant()
-        train(target, args.steps, lambda ids: target(ids, labels=ids).loss, ids[:kept], 3e-3)
-        train(
-            assistant, args.steps, lambda ids: distilled(target, assistant, ids), ids[:kept], 3e-3
-        )
-        target.save_pretrained(folder / "t")
-        assistant.save_pretrained(folder / "a")
-        tokenizer.save(str(folder / "t" / "tokenizer.json"))
-        given: dict[str, Any] = {"backbone": "fp32", "tables": "fp32", "assistant": folder / "a"}
-        stem_edge.export_bundle(folder / "t", folder / "b", **given)
-        starts = range(kept, len(ids) - 64, max(64, (len(ids) - kept) // 50))
-        answers = recorded(folder / "b", [ids[at : at + 64].tolist() for at in starts], 96)
-    right = np.zeros(MOST)
-    for _, text, drafts in answers:
-        for place, made in enumerate(drafts):
-            same = np.array(made[: len(text) - place - 1]) == text[place + 1 : place + 1 + MOST]
-            right[: len(same)] += np.cumprod(same)
-    total = sum(len(text) for _, text, _ in answers)
-    print("right, with all before it, by place:", " ".join(f"{n / total:.2f}" for n in right))
-    times = {1: 1.0} | {int(n): float(t) for n, t in (p.split("=") for p in args.times.split(","))}
-    for what, wrong in (("drafts of this pair", False), ("drafts that are all wrong", True)):
-        found = speed(answers, times, args.draft / args.seconds, wrong=wrong)
-        print(f"{what}: {found:.2f} times as fast as without")
+    prompts = train_pair(args.text.read_text("utf-8"), args.out, args.steps)
+    right = right_drafts(recorded(args.out / "bundle", prompts, NEW))
+    (args.out / "right.json").write_text(json.dumps(right))
+    each = np.concatenate([np.array(one) for one in right])
+    shares = " ".join(f"{(each > place).mean():.2f}" for place in range(MOST))
+    print("right, with all before it, by place:", shares)
+    plain, guessed = speeds(args.out / "bundle", prompts, NEW)
+    print(f"the small pair decodes {plain:.0f} tok/s without guesses, {guessed:.0f} with")
 
 
 if __name__ == "__main__":

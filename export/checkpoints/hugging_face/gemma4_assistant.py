@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError
-from stem_edge.export.checkpoints.checkpoint import SourceMatrix
+from stem_edge.export.checkpoints.assistant import (
+    AssistantCheckpoint,
+    in_clusters,
+    shapes_of,
+    take_tensors,
+    with_lenders,
+)
 from stem_edge.export.checkpoints.hugging_face.config import read_config
 from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
 from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
@@ -34,16 +37,6 @@ INSIDE = {
 TOKENS, HEAD = "masked_embedding.token_ordering", "lm_head.weight"
 
 
-class AssistantCheckpoint(NamedTuple):
-    """An assistant by this project's names, its matrices not read yet."""
-
-    path: Path
-    config: ModelConfig  # as stem_edge.graph.formats.Assistant has it
-    best: int  # clusters whose tokens are scored; 0 without clusters
-    tensors: Mapping[str, SourceMatrix]
-    order: npt.NDArray[np.int32]  # tokens [clusters, tokens of each]
-
-
 class Gemma4Assistant(Gemma4, kw_only=True):
     """Keys of config.json and of its text_config."""
 
@@ -52,7 +45,6 @@ class Gemma4Assistant(Gemma4, kw_only=True):
     multimodal: ClassVar[str] = ""
     hidden_size_per_layer_input: int = 0
     vocab_size_per_layer_input: int = 0
-    backbone_hidden_size: int = 1536
     use_ordered_embeddings: bool = False
     num_centroids: int = 2048
     centroid_intermediate_top_k: int = 32
@@ -73,87 +65,25 @@ class Gemma4Assistant(Gemma4, kw_only=True):
         return with_lenders(super().model())
 
 
-def with_lenders(config: ModelConfig) -> ModelConfig:
-    """Return a model with a layer of each kind before its own, which borrow keys and values of these."""
-    kinds = dict[object, int]()
-    for number, layer in enumerate(config.layers):
-        kinds.setdefault((layer.rope, layer.window, layer.n_kv_heads), number)
-    order = [*kinds.values(), *range(config.n_layers)]
+def read_folder(path: Path, dim: int) -> AssistantCheckpoint:
+    """Open an assistant in a folder with config.json and safetensors. Raises CheckpointError.
 
-    def moved(layers: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(new for new, old in enumerate(order) if old in layers)
-
-    windows = config.window_layers
-    return msgspec.structs.replace(
-        config,
-        n_layers=len(order),
-        borrowed_kv_layers=config.n_layers,
-        window_layers=None if windows is None else moved(windows),
-        layer_kinds=tuple(
-            msgspec.structs.replace(kind, layers=moved(kind.layers)) for kind in config.layer_kinds
-        ),
-    )
-
-
-def read_assistant(path: Path, target: ModelConfig) -> AssistantCheckpoint:
-    """Open an assistant in a folder with config.json and safetensors. Raises CheckpointError."""
+    dim: of the model that it drafts for.
+    """
     config, decoder, _, packed = read_config(path / CONFIG, {KIND: Gemma4Assistant})
     if not isinstance(decoder, Gemma4Assistant) or packed:
         raise CheckpointError(f"{path}: its matrices are codes; give an assistant with floats")
-    if decoder.backbone_hidden_size != target.dim:
-        raise CheckpointError(
-            f"{path}: drafts for a model with hidden_size {decoder.backbone_hidden_size}, but this one has "
-            f"{target.dim}; give the assistant of the same model"
-        )
-    files, first = TensorFiles(path), config.own_kv_layers
+    files = TensorFiles(path)
     clusters = decoder.num_centroids if decoder.use_ordered_embeddings else 0
-    shapes = _shapes(config, target, clusters)
-    tensors = {
-        name: files.take(INSIDE.get(name) or decoder.tensor(_theirs(name, first)))
-        for name in shapes
-    }
-    for name, shape in shapes.items():
-        if tensors[name].shape != shape:
-            raise CheckpointError(
-                f"{path}: {tensors[name].name} is {list(tensors[name].shape)}, expected {list(shape)}; "
-                f"check that {CONFIG} belongs to it"
-            )
-    order = _order(files, config.vocab_size, clusters) if clusters else np.empty((0, 0), np.int32)
+    best = decoder.centroid_intermediate_top_k if clusters else 0
+
+    def named(name: str) -> str:
+        return INSIDE.get(name) or decoder.tensor(name)
+
+    shapes = shapes_of(config, dim, clusters)
+    tensors = take_tensors(path, shapes, config, named, files.take)
+    ids = files.take(TOKENS, INTEGERS).integers() if clusters else np.empty(0, np.int64)
+    order = in_clusters(f"{path}: {TOKENS}", ids.ravel(), config.vocab_size, clusters)
     if left := [name for name in files.names if name != HEAD and not decoder.unused(name)]:
         raise CheckpointError(f"{path}: {one_line(left[0])} is not part of an assistant")
-    best = decoder.centroid_intermediate_top_k if clusters else 0
     return AssistantCheckpoint(path, config, best, tensors, order)
-
-
-def _shapes(config: ModelConfig, target: ModelConfig, clusters: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding": (config.vocab_size, config.dim),
-        "norm": (config.dim,),
-        IN: (config.dim, 2 * target.dim),
-        OUT: (target.dim, config.dim),
-    }
-    if clusters:
-        shapes[CLUSTERS] = clusters, config.dim
-    for number in range(config.own_kv_layers, config.n_layers):
-        own = config.layer_shapes(number)
-        shapes |= {f"layers.{number}.{part}": shape for part, shape in own.items()}
-    return shapes
-
-
-def _theirs(name: str, first: int) -> str:
-    """Return a name with the layer's number in the checkpoint."""
-    if not name.startswith("layers."):
-        return name
-    _, number, part = name.split(".", 2)
-    return f"layers.{int(number) - first}.{part}"
-
-
-def _order(files: TensorFiles, tokens: int, clusters: int) -> npt.NDArray[np.int32]:
-    found = files.take(TOKENS, INTEGERS)
-    ids = found.integers() if found.shape == (tokens,) else np.empty(0, np.int64)
-    if tokens % clusters or not np.array_equal(np.sort(ids), np.arange(tokens)):
-        raise CheckpointError(
-            f"{found.path}: {TOKENS} does not name each of {tokens} tokens once, in {clusters} clusters "
-            "of one size"
-        )
-    return ids.astype(np.int32).reshape(clusters, -1)

@@ -81,7 +81,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "calibration": {"metavar": "FILE"},
     "calibration_tokens": {"type": int, "metavar": "COUNT"},
     "lora": {"metavar": "DIR"},
-    "assistant": {"metavar": "DIR"},
+    "assistant": {"metavar": "PATH"},
     "tokenizer": {"metavar": "FILE"},
     "ignore_keys": {
         "flags": ("--ignore-key",),

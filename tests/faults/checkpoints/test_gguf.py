@@ -17,7 +17,7 @@ from stem_edge.export.tensor_files import gguf as gguf_files
 from stem_edge.export.tensor_files.gguf import open_gguf
 
 UINT8, UINT32, INT32, FLOAT, BOOL, TEXT, ARRAY, INT64 = 0, 4, 5, 6, 7, 8, 9, 11
-F32, Q4_0, GONE, I8, KINDS_OF_LATER = 0, 2, 4, 24, 255
+F32, Q4_0, GONE, I8, I32, KINDS_OF_LATER = 0, 2, 4, 24, 26, 255
 
 
 def text(value: str | bytes, length: int | None = None) -> bytes:
@@ -192,6 +192,7 @@ ENTRIES: list[tuple[bytes, str]] = [
     (tensor("a", 3, kind=KINDS_OF_LATER), "is of type 255,"),
     (tensor("a", 3, kind=9), "is of type 9, which is not known here"),
     (tensor("a", 3, kind=2**32 - 1), "is of type 4294967295"),
+    (tensor("a", 3, 2, kind=I32), "is of type 26,"),
     (tensor(b"a\xfe", 3), "can't decode"),
 ]  # fmt: skip
 REFUSED = FILES + [(encoded(keys), said) for keys, said in KEYS]
@@ -230,6 +231,7 @@ READ: list[tuple[bytes, dict[str, Any], list[str]]] = [
     (encoded([array("a", TEXT, 2, text("") + text("x"))], [], b""), {"a": ["", "x"]}, []),
     (encoded([array("a", UINT32, 2, struct.pack("<2I", 1, 2))], [], b""), {"a": [1, 2]}, []),
     (encoded([], [tensor("", 4)], bytes(16)), {}, [""]),
+    (encoded([], [tensor("a", 4, kind=I32)], bytes(16)), {}, ["a"]),
     (encoded([], [tensor("a" * 1024, 1, 1, 1, 1)], bytes(4)), {}, ["a" * 1024]),
     (encoded([key("general.alignment", UINT32, struct.pack("<I", 8))],
              [tensor("a", 1), tensor("b", 1, at=8)], bytes(12), alignment=8),

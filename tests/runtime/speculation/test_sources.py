@@ -14,6 +14,7 @@ from stem_edge.runtime.speculation.text_drafts import TextDrafts
 
 STEP = 1.0  # seconds
 TIMES = {2: 1.1, 4: 1.2, 8: 1.4}
+DEAR = {2: 1.44, 4: 2.43, 8: 4.02}
 
 
 class Fake(ByPlace):
@@ -58,12 +59,24 @@ def test_none_where_none_pays() -> None:
     """Sources are tried again now and then, as a text changes."""
     wrong, dear = Fake(0.01, 0), Fake(1.0)
     sizes = follow(GatedGuesses(Gate(TIMES, 7), [TextDrafts(), wrong, dear], STEP), 400)
-    assert 0 < wrong.calls < 50 and dear.calls == 0 and sizes.count(0) > 350
+    assert 0 < wrong.calls < 60 and dear.calls == 0 and sizes.count(0) > 340
 
 
 def test_as_many_drafts_as_come_true() -> None:
     sizes = follow(GatedGuesses(Gate(TIMES, 7), [TextDrafts(), Fake(0.02, 3)], STEP), 400)
     assert sizes[-20:].count(3) > 15
+
+
+def test_longer_drafts_are_tried_where_short_ones_are_right() -> None:
+    sizes = follow(GatedGuesses(Gate(DEAR, 7), [TextDrafts(), Fake(0.03)], STEP), 200)
+    assert sizes[0] == 1 and set(sizes[-10:]) == {7}
+
+
+def test_an_answer_of_64_tokens_hardly_pays_for_drafts_that_are_all_wrong() -> None:
+    sizes = follow(GatedGuesses(Gate(DEAR, 7), [TextDrafts(), Fake(0.03, 0)], STEP), 64)
+    assert sum(size > 0 for size in sizes) > 1  # one wrong draft proves nothing
+    spent = sum(DEAR.get(size + 1, 1.0) + 0.03 * size for size in sizes)
+    assert spent < 1.03 * len(sizes)
 
 
 def test_one_that_fails_is_not_asked_again() -> None:
