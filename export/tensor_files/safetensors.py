@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,21 @@ def _read_index(folder: Path) -> dict[Path, list[str]]:
             f"{len(listed)} files that {INDEX} names ({_some(absent)}); copy all files of the model"
         )
     return listed
+
+
+def find_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, StoredTensor]:
+    """Open the tensors of a folder with such names; other files need not be there.
+
+    Raises CheckpointError.
+    """
+    files = {folder / WEIGHTS}
+    if not (folder / WEIGHTS).is_file():
+        places = _places(folder, f"nor {WEIGHTS}; copy them")
+        files = {folder / Path(file).name for name, file in places.items() if wanted(name)}
+    found = dict[str, StoredTensor]()
+    for path in sorted(files):
+        found |= {name: tensor for name, tensor in open_tensors(path).items() if wanted(name)}
+    return found
 
 
 def _some(problems: list[str]) -> str:
