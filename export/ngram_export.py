@@ -18,7 +18,8 @@ import numpy as np
 from stem_edge import __version__
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.errors import ExportError
-from stem_edge.export.checkpoints.ngram_tables import StoredRows, open_tables
+from stem_edge.export.checkpoints.fetched import checkpoint_folder
+from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open_tables
 from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.job.files import BundleFile, write_file
 from stem_edge.export.job.job import Advance, WriteStep
@@ -57,6 +58,7 @@ def export_rows(
 ) -> Path:
     """Export the tables of n-grams of a Hugging Face folder to the folder `out`, for open_rows.
 
+    checkpoint: the folder, or hf:org/name, of which only the files with the tables are fetched.
     tables: how rows are stored: "kept" as the checkpoint has them, or as "int8" or "int4".
     force: replace `out` if it holds such tables. threads: that pack; default: one for each CPU.
     progress: show a bar on stderr; default: if that is a terminal.
@@ -65,7 +67,7 @@ def export_rows(
     and tokenizer.json for DeepSeek's. An export that was interrupted continues. Returns `out`. Raises
     CheckpointError, ExportError.
     """
-    folder, out = Path(checkpoint), Path(out)
+    folder, out = checkpoint_folder(checkpoint, progress, is_table), Path(out)
     check_apart(out, [folder])
     sources = Sources([folder])
     rows = open_tables(folder)

@@ -76,11 +76,12 @@ def open_tables(folder: Path) -> list[StoredRows]:
         tables = keyed_tables(config)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; only models with such tables are read") from error
-    tensors = find_tensors(folder, _is_part)
+    tensors = find_tensors(folder, is_table)
     return [_stored(folder, table, tensors) for table in tables]
 
 
-def _is_part(name: str) -> bool:
+def is_table(name: str) -> bool:
+    """Return whether a tensor of this name is a part of such a table."""
     return any(WEIGHTS.fullmatch(weight) for weight in _weights_of(name))
 
 

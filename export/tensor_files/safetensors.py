@@ -90,9 +90,13 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def indexed_files(folder: Path) -> set[str]:
-    """Return the names of the files that a folder's index lists. Raises CheckpointError."""
-    return {*_places(folder, "").values()}
+def _any(name: str) -> bool:
+    return True
+
+
+def indexed_files(folder: Path, wanted: Callable[[str], bool] = _any) -> set[str]:
+    """Return the names of the files that hold such tensors by a folder's index. Raises CheckpointError."""
+    return {file for name, file in _places(folder, "").items() if wanted(name)}
 
 
 def _places(folder: Path, missing: str) -> dict[str, str]:
@@ -131,8 +135,7 @@ def find_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Store
     """
     files = {folder / WEIGHTS}
     if not (folder / WEIGHTS).is_file():
-        places = _places(folder, f"nor {WEIGHTS}; copy them")
-        files = {folder / Path(file).name for name, file in places.items() if wanted(name)}
+        files = {folder / Path(file).name for file in indexed_files(folder, wanted)}
     found = dict[str, StoredTensor]()
     for path in sorted(files):
         found |= {name: tensor for name, tensor in open_tensors(path).items() if wanted(name)}

@@ -18,6 +18,8 @@ from stem_edge.ngrams.hashing import NgramHash
 from stem_edge.ngrams.primes import primes_after
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+Few = Annotated[int, msgspec.Meta(ge=1, le=64)]
+Ratio = Annotated[float, msgspec.Meta(gt=0, le=1 << 16)]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 INT64_MAX = (1 << 63) - 1
 WORD = (1 << 64) - 1
@@ -43,10 +45,10 @@ class QwenConfig(msgspec.Struct):
     """What config.json of a Qwen model says of its table; defaults are those of transformers."""
 
     vocab_size: Count
-    ple_layer_ids: list[Count]  # counted from 1
+    ple_layer_ids: Annotated[list[Count], msgspec.Meta(max_length=64)]  # counted from 1
     ple_embed_dim: Count
-    ngram_size: Count
-    heads_per_ngram: Count
+    ngram_size: Few
+    heads_per_ngram: Few
     ngram_vocab_size_base: Count
     eos_token_id: Id | list[Id]
     seed: int = 1234
@@ -84,8 +86,8 @@ class DeepSeekConfig(msgspec.Struct):
     vocab_size: Count
     engram_layer_ids: list[int]  # counted from 0
     engram_num_embeddings: list[Count]
-    engram_max_ngram_size: Count
-    engram_n_heads: Count
+    engram_max_ngram_size: Few
+    engram_n_heads: Few
     engram_head_dim: Count
     engram_vocab_size: Count
     engram_compressed_vocab_size: Count
@@ -130,9 +132,9 @@ class LongCatConfig(msgspec.Struct):
 
     vocab_size: Count  # of text
     hidden_size: Count
-    ngram_vocab_size_ratio: float
-    emb_neighbor_num: Count
-    emb_split_num: Count
+    ngram_vocab_size_ratio: Ratio
+    emb_neighbor_num: Few
+    emb_split_num: Few
     eos_token_id: Id
     ngram_exclude_sp_token: Literal[False] = False  # True: other tokens end documents, too
 
@@ -178,7 +180,8 @@ def keyed_tables(config: dict[str, Any]) -> list[KeyedTable]:
 
     Raises ValueError if it describes none that are known here, or a number is missing.
     """
-    config = config | config.get("text_config", {})
+    inner = config.get("text_config")
+    config = config | (inner if isinstance(inner, dict) else {})
     config |= {name: config[other] for other, name in ALIASES.items() if other in config}
     for field, scheme in SCHEMES.items():
         if field in config:

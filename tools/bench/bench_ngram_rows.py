@@ -47,7 +47,9 @@ def make(root: Path, nbytes: int) -> None:
     shape = NgramTable(name="layer.1", layer=1, hash=keyed.hash, width=keyed.width, stored="bf16")
     grid = ShardGrid(root / shape.name, shape.format.stored, min(shape.pages, SHARD_PAGES))
     random = np.random.default_rng(0)
-    piece = grid.append_checksums(random.integers(0, 63, (PIECE_PAGES, shape.page_nbytes), np.uint8))
+    piece = grid.append_checksums(
+        random.integers(0, 63, (PIECE_PAGES, shape.page_nbytes), np.uint8)
+    )
     for shard in range(grid.shards):
         path, left = grid.shard_path(shard), grid.shard_records(shard)
         make_folders(path.parent)
@@ -93,7 +95,13 @@ def main() -> None:
     add("--size", default="20GB")
     add("--decode", type=float, default=35, metavar="TOKENS/S", help="(35)")
     add("--prompt", type=float, default=800, metavar="TOKENS/S", help="(800)")
-    add("--tokens", type=int, nargs=2, default=[128, 2048], help="of a decode and a prompt (128 2048)")
+    add(
+        "--tokens",
+        type=int,
+        nargs=2,
+        default=[128, 2048],
+        help="of a decode and a prompt (128 2048)",
+    )
     add("--rounds", type=int, default=3, help="(3)")
     args = parser.parse_args()
     if not args.folder.exists():

@@ -126,6 +126,9 @@ def test_damaged_hashes_and_ids_are_refused() -> None:
         NgramHash(**good | {"classes": 4}).keys([1])
     with pytest.raises(ValueError, match="no tables of n-grams"):
         keyed_tables({"model_type": "llama"})
+    for config in ({"ngram_vocab_size_ratio": float("inf")}, {"emb_neighbor_num": 10**9}):
+        with pytest.raises(ValueError, match="at"):
+            keyed_tables(LONGCAT | config)
     with pytest.raises(ValueError, match="rows of layer 1"):
         keyed_tables(DEEPSEEK | {"engram_num_embeddings": [384006169, 384016682]})
 
