@@ -21,7 +21,6 @@ from stem_edge.errors import StemEdgeError
 if TYPE_CHECKING:
     from stem_edge.batches.batch import batch
     from stem_edge.bundle.checksums import verify
-    from stem_edge.bundle.mmap_store import MmapStore
     from stem_edge.bundle.opening import open_bundle
     from stem_edge.bundle.push import push
     from stem_edge.bundle.table_arrays import open_tables
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
     from stem_edge.runtime.backends.onnxruntime.providers.resolve import providers
     from stem_edge.runtime.grammars.grammar import Grammar
+    from stem_edge.runtime.rows.ngram_rows import open_rows
 
 __version__ = "0.1.0"
 
@@ -47,7 +47,6 @@ __all__ = [
     "Edit",
     "Grammar",
     "MemoryPlan",
-    "MmapStore",
     "Model",
     "SamplingParams",
     "StemEdgeError",
@@ -63,6 +62,7 @@ __all__ = [
     "measure",
     "memory_plan",
     "open_bundle",
+    "open_rows",
     "open_tables",
     "providers",
     "push",
@@ -74,7 +74,6 @@ __all__ = [
 _HOMES = {
     "batches.batch": ("batch",),
     "bundle.checksums": ("verify",),
-    "bundle.mmap_store": ("MmapStore",),
     "bundle.opening": ("open_bundle",),
     "bundle.push": ("push",),
     "bundle.table_arrays": ("open_tables",),
@@ -89,10 +88,12 @@ _HOMES = {
     "runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
     "runtime.backends.onnxruntime.providers.resolve": ("providers",),
     "runtime.grammars.grammar": ("Grammar",),
+    "runtime.rows.ngram_rows": ("open_rows",),
 }
 # Names that were here until version 0.1, and the modules that have them.
 _MOVED = {
     "batches.batch": ("Batch",),
+    "bundle.mmap_store": ("MmapStore",),
     "cluster.batches": ("ray_answers",),
     "cluster.evaluation": ("ray_scores",),
     "cluster.exports": ("ray_shards",),

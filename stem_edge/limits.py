@@ -6,6 +6,7 @@ A damaged or hostile number is refused by them before it sizes an array.
 from __future__ import annotations
 
 MAX_VOCAB = 1 << 24
+MAX_RECORDS = 1 << 30  # rows of n-grams are hundreds of millions
 MAX_LAYERS = 1 << 8  # twice the deepest, because each costs time and memory before weights do
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 16

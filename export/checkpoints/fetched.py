@@ -6,7 +6,7 @@ Hubs keep several forms of a model side by side, and pictures; one form is enoug
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from stem_edge.bundle.fetched import Expected, fetch_checked
@@ -33,11 +33,15 @@ FORMS = {  # file that tells a trainer -> patterns of the files that are read
 }
 
 
-def checkpoint_folder(path: str | Path, progress: bool | None = None) -> Path:
+def checkpoint_folder(
+    path: str | Path,
+    progress: bool | None = None,
+    tensors: Callable[[str], bool] = lambda name: True,
+) -> Path:
     """Return the folder or file of a checkpoint; one on a hub is fetched into the hub's cache.
 
-    path: hf:org/name, or hf:org/name:FILE.gguf, is on a hub. Raises HubError, CheckpointError,
-    InputError.
+    path: hf:org/name, or hf:org/name:FILE.gguf, is on a hub. tensors: names of those that are needed;
+    of files that an index lists, only theirs are fetched. Raises HubError, CheckpointError, InputError.
     """
     named = ON_HUB.fullmatch(str(path))
     name = hub_name(path if named is None else named[1])
@@ -54,7 +58,7 @@ def checkpoint_folder(path: str | Path, progress: bool | None = None) -> Path:
         return snapshot.folder  # its reader says if something is missing
     _fetch(snapshot, files)
     if INDEX in files:
-        _fetch(snapshot, sorted(indexed_files(snapshot.folder)))
+        _fetch(snapshot, sorted(indexed_files(snapshot.folder, tensors)))
     keep_ref(snapshot)
     return snapshot.folder
 

@@ -45,8 +45,12 @@ class Working:
 
 
 @contextlib.contextmanager
-def publish(out: Path, *, force: bool) -> Iterator[Working]:
+def publish(
+    out: Path, *, force: bool, is_ours: Callable[[Path], bool] | None = None
+) -> Iterator[Working]:
     """Yield a working folder that becomes `out` when the block ends without an error.
+
+    is_ours: tells what force may replace; default: bundles.
 
     After an interrupt, on a full disk or if it says so it stays, so that the next export to the same
     target can continue; after any other error in the block it is removed. Raises ExportError when `out` exists
@@ -54,13 +58,15 @@ def publish(out: Path, *, force: bool) -> Iterator[Working]:
     force), when another export to it is running, or when the disk is full or fails; `out` is then
     unchanged.
     """
-    check_target(out, force, "folder", "a bundle", _is_bundle)
+    kind = "a bundle" if is_ours is None else "a folder of tables"
+    ours = is_ours or _is_bundle
+    check_target(out, force, "folder", kind, ours)
     work = Working(out.with_name(WORKING + out.name))
     again = f"export again to continue from there, or delete {work.path}"
     with locked(out, "folder"), explained(out, work, again):
         _recover(out)
         # Checked again because `out` may have been recovered, or made by others, since.
-        check_target(out, force, "folder", "a bundle", _is_bundle)
+        check_target(out, force, "folder", kind, ours)
         try:
             make_folders(work.path)
             disk.sync_folder(out.parent)  # its name must be durable before leftovers are deleted

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,13 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def indexed_files(folder: Path) -> set[str]:
-    """Return the names of the files that a folder's index lists. Raises CheckpointError."""
-    return {*_places(folder, "").values()}
+def _any(name: str) -> bool:
+    return True
+
+
+def indexed_files(folder: Path, wanted: Callable[[str], bool] = _any) -> set[str]:
+    """Return the names of the files that hold such tensors by a folder's index. Raises CheckpointError."""
+    return {file for name, file in _places(folder, "").items() if wanted(name)}
 
 
 def _places(folder: Path, missing: str) -> dict[str, str]:
@@ -121,6 +126,20 @@ def _read_index(folder: Path) -> dict[Path, list[str]]:
             f"{len(listed)} files that {INDEX} names ({_some(absent)}); copy all files of the model"
         )
     return listed
+
+
+def find_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, StoredTensor]:
+    """Open the tensors of a folder with such names; other files need not be there.
+
+    Raises CheckpointError.
+    """
+    files = {folder / WEIGHTS}
+    if not (folder / WEIGHTS).is_file():
+        files = {folder / Path(file).name for file in indexed_files(folder, wanted)}
+    found = dict[str, StoredTensor]()
+    for path in sorted(files):
+        found |= {name: tensor for name, tensor in open_tensors(path).items() if wanted(name)}
+    return found
 
 
 def _some(problems: list[str]) -> str:

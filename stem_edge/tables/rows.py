@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from stem_edge.limits import MAX_LAYERS, MAX_VOCAB
+from stem_edge.limits import MAX_LAYERS, MAX_RECORDS
 from stem_edge.numerics.quantize import (
     F32,
     MIN_BLOCK,
@@ -65,8 +65,8 @@ class RecordLayout(
                 f"{MAX_RANK} dimensions"
             )
         sizes = [size for part in self.parts for size in part]
-        if self.records > MAX_VOCAB:
-            raise ValueError(f"{self.records} records; expected at most {MAX_VOCAB}")
+        if self.records > MAX_RECORDS:
+            raise ValueError(f"{self.records} records; expected at most {MAX_RECORDS}")
         if self.records < 1 or not self.layers or not all(self.parts) or min(sizes, default=0) < 1:
             raise ValueError("a table store needs at least one record, one layer and one column")
         if list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from stem_edge.files.plain_files import check_folder, damaged, read_plain
-from stem_edge.limits import MAX_VOCAB
+from stem_edge.limits import MAX_RECORDS
 from stem_edge.numerics.quantize import I32, U8
 from stem_edge.tables.codecs import form_of, widen
 from stem_edge.tables.rows import RecordLayout
@@ -89,8 +89,8 @@ class TableFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     indexed: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.tokens <= MAX_VOCAB:
-            raise ValueError(f"tables of {self.tokens} tokens; expected 1 to {MAX_VOCAB}")
+        if not 0 < self.tokens <= MAX_RECORDS:
+            raise ValueError(f"tables of {self.tokens} tokens; expected 1 to {MAX_RECORDS}")
         records, rare, _ = self.stored.records, self.rare_tables, self.tables
         if not self.indexed and self.tokens != records:
             raise ValueError(f"{records} records of {self.tokens} tokens, but no index")

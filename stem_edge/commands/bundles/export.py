@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from stem_edge.export.job.options import (
 )
 from stem_edge.export.job.recipe import QUALITIES
 from stem_edge.export.job.table_plan import EXPORT_TABLES
+from stem_edge.export.ngram_export import export_rows
 from stem_edge.graph.formats import MATRIX_KINDS
+from stem_edge.runtime.rows.ngram_rows import open_rows
 from stem_edge.tables.token_counts import read_counts
 from stem_edge.units import format_size
 
@@ -58,7 +61,8 @@ examples:
   stem-edge export runs/0000100000 model --calibration prompt.txt --max-kl 0.02
   stem-edge export runs/0000100000 model --backbone q4_k_m --add
   stem-edge export SmolLM2.Q4_K_M.gguf model --engine gguf
-  stem-edge export SmolLM2-135M smol.gguf --engine llama.cpp --backbone q8_0"""
+  stem-edge export SmolLM2-135M smol.gguf --engine llama.cpp --backbone q8_0
+  stem-edge export Qwen3.8-Flash-Next rows --tables-only --tables int4"""
 
 BACKBONE_HELP = """\
 onnx runs on onnxruntime, which is always installed, on processors and accelerators. gguf runs on
@@ -67,6 +71,11 @@ can stay in the file, so that the system may drop them when memory is short. Its
 llama.cpp's mixtures: q4_k_m is the usual one, q4_0 the fastest with --repack, q6_k and q8_0 are
 nearly exact, f16 and f32 are not quantized; without one, a GGUF file keeps its own types. A bundle can have both backbones, which share its
 tables."""
+
+
+ROWS_HELP = """write no bundle, but the tables of n-grams of a Qwen3.8-Flash-Next, DeepSeek-V4.1 or
+LongCat checkpoint, as stored or with --tables int8 or int4, for a server of its backbone
+(docs/ngrams.md)"""
 
 
 def _bits(text: str) -> dict[str, int]:
@@ -139,7 +148,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(parser, "calibration", "calibration_tokens", "lora", "tokenizer", "ignore_keys")
     _add(parser.add_argument_group("backbone", BACKBONE_HELP), "engine", "backbone", "add")
     _add(parser.add_argument_group("backbone, --engine onnx only"), *ONNX_ONLY, "assistant")
-    _add(parser.add_argument_group("tables"), "tables", "frequent", "group_size")
+    tables = parser.add_argument_group("tables")
+    _add(tables, "tables", "frequent", "group_size")
+    tables.add_argument("--tables-only", action="store_true", help=ROWS_HELP)
     _add(parser, "max_kl", "threads", "force")
     shards = (
         "write the tables on all machines of a cluster, which share the disk of CHECKPOINT and OUT"
@@ -152,9 +163,11 @@ def _add(group: argparse._ActionsContainer, *names: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.tables_only:
+        return _run_rows(args)
     if args.engine == LLAMA:
         return _run_dense(args)
-    others = ("checkpoint", "out", "ray")
+    others = ("checkpoint", "out", "ray", "tables_only")
     given = {name: value for name, value in vars(args).items() if name not in others}
     options = ExportOptions(**given)  # its fields must have the names of the options
     elsewhere = None if args.ray is None else ray_shards(args.ray)
@@ -194,16 +207,38 @@ def _verdict(bundle: Bundle, options: ExportOptions) -> list[str]:
 
 
 def _run_dense(args: argparse.Namespace) -> int:
-    given = {
-        name: value
-        for name, value in vars(args).items()
-        if name != "engine"
-        and value is not None
-        and value is not False  # but keep zeros, which were typed
-    }
-    if others := given.keys() - inspect.signature(export_dense_gguf).parameters:
-        option = "--" + min(others).replace("_", "-")
-        raise ExportError(f"{option} is for bundles, and --engine {LLAMA} makes none; leave it out")
+    given = _given(args, export_dense_gguf, f"--engine {LLAMA}", "engine")
     out = export_dense_gguf(**given)
     print(f"{out}: {format_size(out.stat().st_size)}; run it with llama.cpp: llama-cli -m {out}")
     return 0
+
+
+def _run_rows(args: argparse.Namespace) -> int:
+    out = export_rows(**_given(args, export_rows, "--tables-only", "tables_only"))
+    with open_rows(out) as rows:
+        for table in rows.tables:
+            keys = table.hash
+            print(
+                f"{out}: {table.name}, {format_size(table.nbytes)}: {keys.rows:,} rows of {table.width} "
+                f"values ({table.stored}), {keys.heads} for each token"
+            )
+    print(f"gather them: stem_edge.open_rows({str(out)!r}).rows(ids)")
+    return 0
+
+
+def _given(
+    args: argparse.Namespace, function: Callable[..., object], option: str, name: str
+) -> dict[str, Any]:
+    """Return the options that were typed. Raises ExportError for one that `function` does not take."""
+    given = {
+        key: value
+        for key, value in vars(args).items()
+        if key != name
+        and value is not None
+        and value is not False  # but keep zeros, which were typed
+        and value != []
+    }
+    if others := given.keys() - inspect.signature(function).parameters:
+        other = "--" + min(others).replace("_", "-")
+        raise ExportError(f"{other} is for bundles, and {option} makes none; leave it out")
+    return given

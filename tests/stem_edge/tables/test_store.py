@@ -14,7 +14,7 @@ from shard_bytes import LAYOUT, RECORDS
 from stores import write_store
 
 from stem_edge.errors import BundleError
-from stem_edge.limits import MAX_VOCAB
+from stem_edge.limits import MAX_RECORDS
 from stem_edge.numerics.quantize import unpack_codes
 from stem_edge.tables.codecs import Form, RowType
 from stem_edge.tables.packing import pack_records
@@ -116,7 +116,7 @@ def test_sizes_on_flash(root: Path, mixed: Path) -> None:
             "4 records of 7 tokens, but no index",
         ),
         ({"tokens": 0}, "tables of 0 tokens"),
-        ({"tokens": MAX_VOCAB + 1}, f"expected 1 to {MAX_VOCAB}"),
+        ({"tokens": MAX_RECORDS + 1}, f"expected 1 to {MAX_RECORDS}"),
         ({"tokens": 4, "indexed": False}, "rare tables, but no index"),
         *[
             ({"rare_tables": msgspec.structs.replace(RARE, **change)}, "do not widen")

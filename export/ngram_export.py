@@ -1,0 +1,171 @@
+"""Export of a model's tables of n-grams alone, for a server of its backbone.
+
+Pages are written piece by piece, so that 100 GB of rows take some MB of memory, and the journal of
+exports continues one that was interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+
+from stem_edge import __version__
+from stem_edge.bundle.manifest import FileEntry
+from stem_edge.errors import ExportError
+from stem_edge.export.checkpoints.fetched import checkpoint_folder
+from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open_tables
+from stem_edge.export.checkpoints.sources import Sources, check_apart
+from stem_edge.export.job.files import BundleFile, write_file
+from stem_edge.export.job.job import Advance, WriteStep
+from stem_edge.export.job.journal import Journal
+from stem_edge.export.job.publish import LOCK, check_free, publish
+from stem_edge.export.quantization.error_meter import ErrorMeter
+from stem_edge.export.quantization.streams import FileThreads
+from stem_edge.export.token_classes import token_classes
+from stem_edge.ngrams.rows import NgramTable
+from stem_edge.ngrams.store import CLASSES, NgramFormat, group_metadata, is_ngrams
+from stem_edge.numerics.block_search import least_error_scales
+from stem_edge.numerics.quantize import I32, U8, fitting_block
+from stem_edge.progress import Progress
+from stem_edge.system.memory import usable_cpus
+from stem_edge.tables.packing import pack_records, range_scales
+from stem_edge.tables.shards import ShardGrid, array_metadata
+from stem_edge.tables.store import encode_index, index_chunk, index_metadata
+from stem_edge.tables.zarr_json import encode_metadata
+
+RowsStored = Literal["kept", "int8", "int4"]
+ROWS_STORED: tuple[RowsStored, ...] = get_args(RowsStored)
+# Of a shard: all of them are open at once, and a process may have some hundreds of files.
+SHARD_NBYTES = 512 << 20
+PIECE_NBYTES = 8 << 20  # of pages, that a thread writes at a time
+BLOCK = 32  # values of a row that share a scale
+
+
+def export_rows(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    tables: RowsStored = "kept",
+    force: bool = False,
+    threads: int | None = None,
+    progress: bool | None = None,
+) -> Path:
+    """Export the tables of n-grams of a Hugging Face folder to the folder `out`, for open_rows.
+
+    checkpoint: the folder, or hf:org/name, of which only the files with the tables are fetched.
+    tables: how rows are stored: "kept" as the checkpoint has them, or as "int8" or "int4".
+    force: replace `out` if it holds such tables. threads: that pack; default: one for each CPU.
+    progress: show a bar on stderr; default: if that is a terminal.
+
+    Nothing else of the model is read: config.json, the index and the files with the tables suffice,
+    and tokenizer.json for DeepSeek's. An export that was interrupted continues. Returns `out`. Raises
+    CheckpointError, ExportError.
+    """
+    folder, out = checkpoint_folder(checkpoint, progress, is_table), Path(out)
+    check_apart(out, [folder])
+    sources = Sources([folder])
+    rows = open_tables(folder)
+    format = NgramFormat(tables=tuple(_stored(one.table, tables) for one in rows))
+    class_of = None
+    if format.classes is not None:
+        class_of = token_classes(folder / "tokenizer.json", *format.classes)
+    with publish(out, force=force, is_ours=is_ngrams) as work:
+        own = [out, work.path, work.path.with_name(work.path.name + LOCK)]
+        described = repr((__version__, format, sources.used([folder], own)))
+        journal = Journal(work.path, hashlib.sha256(described.encode()).hexdigest())
+        work.needed_nbytes = max(0, format.nbytes - journal.progress)
+        check_free(out, work.needed_nbytes)
+        with Progress(format.nbytes, "exporting tables", progress) as bar:
+            bar.advance(journal.progress)
+            for name, write in _steps(work.path, rows, format, class_of, threads or usable_cpus()):
+                journal.run(name, write, bar.advance)
+        sources.check([folder], own)
+        journal.close()
+    return out
+
+
+def _stored(table: NgramTable, tables: RowsStored) -> NgramTable:
+    """Return the table as it is to be stored."""
+    if tables not in ROWS_STORED:
+        raise ExportError(f"rows of n-grams as {tables!r}; expected {', '.join(ROWS_STORED)}")
+    if tables == "kept":
+        return table
+    block = fitting_block(table.width, BLOCK)
+    if not block:
+        raise ExportError(f"rows of {table.width} values have no blocks for {tables}; keep them")
+    return msgspec.structs.replace(table, stored=tables, block=block, scale=1.0)
+
+
+def _steps(
+    root: Path,
+    rows: Sequence[StoredRows],
+    format: NgramFormat,
+    class_of: I32 | None,
+    threads: int,
+) -> Iterator[tuple[str, WriteStep]]:
+    """Yield the name and function of each step, each of which writes whole files."""
+    files = {root / "zarr.json": encode_metadata(group_metadata(format))}
+    if class_of is not None:
+        files[root / CLASSES / "zarr.json"] = encode_metadata(index_metadata(len(class_of)))
+        files[index_chunk(root / CLASSES)] = encode_index(class_of)
+    for source, table in zip(rows, format.tables, strict=True):
+        grid = _grid(root / table.name, table)
+        files[grid.root / "zarr.json"] = encode_metadata(array_metadata(grid))
+        for shard in range(grid.shards):
+            write = partial(_write_shard, source, table, grid, shard, threads)
+            yield f"{table.name} {shard}", write
+    yield "descriptions", lambda meter, advance: {p: write_file(p, b) for p, b in files.items()}
+
+
+def _grid(root: Path, table: NgramTable) -> ShardGrid:
+    layout = table.format.stored
+    per_shard = max(1, min(layout.records, SHARD_NBYTES // layout.record_nbytes))
+    return ShardGrid(root, layout, per_shard)
+
+
+def _write_shard(
+    source: StoredRows,
+    table: NgramTable,
+    grid: ShardGrid,
+    shard: int,
+    threads: int,
+    meter: ErrorMeter,
+    advance: Advance,
+) -> dict[Path, FileEntry]:
+    """Write a shard of a table's pages."""
+
+    def seal(span: tuple[int, int]) -> bytes:
+        pages = _pages(source, table, *span)
+        advance(pages.nbytes)
+        return grid.append_checksums(pages)
+
+    first = shard * grid.records_per_shard
+    end, step = first + grid.shard_records(shard), max(1, PIECE_NBYTES // table.page_nbytes)
+    spans = [(at, min(at + step, end)) for at in range(first, end, step)]
+    path = grid.shard_path(shard)
+    with FileThreads(threads) as pool, BundleFile(path) as file:
+        for piece in pool.in_order(seal, spans):
+            file.write(piece)
+        file.write(grid.index_bytes(shard))
+    return {path: file.entry}
+
+
+def _pages(source: StoredRows, table: NgramTable, start: int, stop: int) -> U8:
+    """Return pages start..stop [n, page_nbytes]; what follows the last row is zeros."""
+    first = start * table.rows_per_page
+    last = min(stop * table.rows_per_page, table.hash.rows)
+    rows = source.read(first, last)
+    if table != source.table:
+        scaling = least_error_scales if table.stored == "int4" else range_scales
+        rows = pack_records(table.codes, [source.table.values(rows)], scaling)
+    filled = np.zeros((stop - start) * table.rows_per_page * table.row_nbytes, np.uint8)
+    filled[: rows.size] = rows.reshape(-1)
+    pages = np.zeros((stop - start, table.page_nbytes), np.uint8)
+    pages[:, : table.rows_per_page * table.row_nbytes] = filled.reshape(stop - start, -1)
+    return pages

@@ -1,0 +1,65 @@
+"""Classes of token ids: tokens whose texts differ in case, accents or space alone are one class.
+
+DeepSeek-V4.1 looks n-grams up by them. They are in no checkpoint, but derived from its tokenizer, in
+the order of ids (the model's reference code; docs/ngrams.md).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import normalizers
+
+from stem_edge.errors import CheckpointError
+from stem_edge.numerics.quantize import I32
+from stem_edge.text.tokenizer_gate import check_json
+
+REPLACED = "\ufffd"  # in the text of a token that is a part of a character
+SPACE = "\ue000"  # of private use; stands for a lone space while ends are stripped
+
+
+def token_classes(path: Path, vocab_size: int, classes: int) -> I32:
+    """Return the class of each id [vocab_size]. Raises CheckpointError unless there are so many.
+
+    path: of the checkpoint's tokenizer.json.
+    """
+    try:
+        checked = check_json(path.read_bytes(), vocab_size)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: cannot read the tokenizer ({error}); copy it, too"
+        ) from error
+    tokenizer = tokenizers.Tokenizer.from_buffer(checked.json)
+    normalizer, numbers = _normalizer(), dict[str, int]()
+    class_of = np.empty(vocab_size, np.int32)
+    for token in range(vocab_size):
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        if REPLACED in text:
+            key = tokenizer.id_to_token(token) or text
+        else:
+            key = normalizer.normalize_str(text) or text
+        class_of[token] = numbers.setdefault(key, len(numbers))
+    if len(numbers) != classes:
+        raise CheckpointError(
+            f"{path}: {len(numbers)} classes of tokens, and config.json says {classes}; the tokenizer "
+            "is not the model's: copy it again"
+        )
+    return class_of
+
+
+def _normalizer() -> normalizers.Normalizer:
+    """Return what makes tokens of a class equal."""
+    return normalizers.Sequence(
+        [
+            normalizers.NFKC(),
+            normalizers.NFD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            normalizers.Replace(tokenizers.Regex(r"[ \t\r\n]+"), " "),
+            normalizers.Replace(tokenizers.Regex(r"^ $"), SPACE),
+            normalizers.Strip(),
+            normalizers.Replace(SPACE, " "),
+        ]
+    )

@@ -1,0 +1,144 @@
+"""Hashes of n-grams: from the ids of a text to the rows of a table that each position takes.
+
+Which rows a position needs is known from ids alone, before any layer runs. A table has several *heads*;
+each takes one row at every position, chosen by the last n ids. The heads' rows lie one head after
+another. So the key of a position is one row number a head, and all that must be kept of a text are its
+last ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.errors import InputError
+from stem_edge.limits import MAX_RECORDS, MAX_VOCAB
+from stem_edge.numerics.quantize import I32, I64
+
+MAX_ORDER = 16
+MAX_MIXED = 1 << 63  # products, and their sums, are int64
+
+
+class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
+    """Keys of one table of n-grams. Raises ValueError if impossible.
+
+    The ids of an n-gram, newest first, are multiplied by numbers of their own and mixed: by exclusive
+    or (Engram, arXiv 2601.07372), or by a sum (LongCat, arXiv 2601.21204). The rest by a head's size is
+    its row.
+    """
+
+    vocab_size: int  # ids that a text may have
+    orders: tuple[int, ...]  # n, of each head
+    sizes: tuple[int, ...]  # rows of each head
+    mixing: Literal["xor", "sum"]
+    # For each head as many as its n-gram has ids, newest first.
+    multipliers: tuple[tuple[int, ...], ...]
+    filler: int  # id that stands for those before the beginning of a text
+    end: int | None = (
+        None  # id that ends a document: the next one does not see it, nor what is before
+    )
+    classes: int | None = None  # that ids are mapped to before they are mixed; None: they are not
+
+    def __post_init__(self) -> None:
+        heads = len(self.orders)
+        if not heads or {len(self.sizes), len(self.multipliers)} != {heads}:
+            raise ValueError(
+                "each head of a table of n-grams needs an order, a size and multipliers"
+            )
+        if not all(1 < order <= MAX_ORDER for order in self.orders):
+            raise ValueError(f"n-grams of {self.orders} ids; expected 2 to {MAX_ORDER}")
+        if min(self.sizes) < 1 or self.rows > MAX_RECORDS:
+            raise ValueError(f"{self.rows} rows; expected 1 to {MAX_RECORDS}, at least 1 a head")
+        if not 0 < self.vocab_size <= MAX_VOCAB or not 0 < self.symbols <= self.vocab_size:
+            raise ValueError(f"{self.symbols} of {self.vocab_size} ids; expected 1 to {MAX_VOCAB}")
+        for order, numbers in zip(self.orders, self.multipliers, strict=True):
+            if len(numbers) != order or min(numbers) < 0:
+                raise ValueError(f"multipliers {numbers} of an n-gram of {order} ids")
+            greatest = max(numbers) if self.mixing == "xor" else sum(numbers)
+            if greatest * (self.symbols - 1) >= MAX_MIXED:
+                raise ValueError(f"products of {numbers} exceed 64 bits")
+        if not 0 <= self.filler < self.vocab_size or not 0 <= (self.end or 0) < self.vocab_size:
+            raise ValueError(f"ids {self.filler} and {self.end} are not below {self.vocab_size}")
+
+    @cached_property
+    def heads(self) -> int:
+        """Rows that a position takes."""
+        return len(self.orders)
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return sum(self.sizes)
+
+    @cached_property
+    def symbols(self) -> int:
+        """Numbers that are mixed: ids, or classes of ids."""
+        return self.vocab_size if self.classes is None else self.classes
+
+    @cached_property
+    def memory(self) -> int:
+        """Last ids of a text that its next position looks at."""
+        return max(self.orders) - 1
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        return tuple(accumulate(self.sizes[:-1], initial=0))
+
+    def keys(
+        self, ids: npt.ArrayLike, before: npt.ArrayLike = (), class_of: I32 | None = None
+    ) -> I64:
+        """Return the row of each head at each position, int64 [T, heads].
+
+        before: ids of the text before these, at least the last `memory` of them; () at its beginning.
+        class_of: the class of each id [vocab_size], if the hash has classes. Raises InputError.
+        """
+        text = np.concatenate([self._checked(before)[-self.memory :], self._checked(ids)])
+        past = len(text) - np.size(ids)
+        seen = self._seen(text, past, class_of)
+        keys = np.empty((len(text) - past, self.heads), np.int64)
+        for head, (order, size) in enumerate(zip(self.orders, self.sizes, strict=True)):
+            keys[:, head] = self._mixed(seen[:order], self.multipliers[head]) % size
+        return keys + np.array(self._starts, np.int64)
+
+    def _mixed(self, seen: Sequence[I64], multipliers: Sequence[int]) -> I64:
+        products = [ids * number for ids, number in zip(seen, multipliers, strict=True)]
+        mix = np.bitwise_xor if self.mixing == "xor" else np.add
+        total = products[0]
+        for product in products[1:]:
+            total = mix(total, product)
+        return total
+
+    def _seen(self, text: I64, past: int, class_of: I32 | None) -> list[I64]:
+        """Return for each distance the numbers that positions past.. see there, [T] each."""
+        at, symbols, filler = np.arange(len(text)), text, self.filler
+        if self.classes is not None:
+            if class_of is None or class_of.shape != (self.vocab_size,):
+                raise InputError(f"this table needs the class of each of its {self.vocab_size} ids")
+            symbols, filler = class_of[text].astype(np.int64), int(class_of[filler])
+        first = np.zeros(len(text), np.int64)  # of the document, at each position
+        if self.end is not None:
+            ended = np.where(text == self.end, at + 1, 0)
+            first[1:] = np.maximum.accumulate(ended)[:-1]
+        seen = list[I64]()
+        for distance in range(self.memory + 1):
+            places = at[past:] - distance
+            known = places >= first[past:]
+            seen.append(np.where(known, symbols[np.maximum(places, 0)], filler))
+        return seen
+
+    def _checked(self, ids: npt.ArrayLike) -> I64:
+        array = np.asarray(ids)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise InputError(f"ids are whole numbers [T]; found {array.dtype} {list(array.shape)}")
+        numbers = array.astype(np.int64)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.vocab_size:
+            raise InputError(
+                f"ids from {numbers.min()} to {numbers.max()}; expected 0 to {self.vocab_size - 1}"
+            )
+        return numbers

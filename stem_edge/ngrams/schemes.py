@@ -1,0 +1,206 @@
+"""Hashes of public models, derived from their config.json exactly as their own code derives them.
+
+| model | source | tables |
+|---|---|---|
+| Qwen3.8-Flash-Next | transformers, models/qwen4_exp | of one layer: bigrams and trigrams |
+| DeepSeek-V4.1 | the model's reference code | of two layers: up to 4 ids, which are mapped to classes first |
+| LongCat-Flash-Lite, LongCat-2.0 | the model's modeling_longcat_ngram.py | beside the input embedding |
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from stem_edge.ngrams.hashing import NgramHash
+from stem_edge.ngrams.primes import primes_after
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+Few = Annotated[int, msgspec.Meta(ge=1, le=64)]
+Ratio = Annotated[float, msgspec.Meta(gt=0, le=1 << 16)]
+Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+INT64_MAX = (1 << 63) - 1
+WORD = (1 << 64) - 1
+LAYER_SEED = 10007  # of layer p it is this times p
+# Multipliers of DeepSeek-V4.1 as numpy's generator gave them when the model was trained; numpy does not
+# promise that it always will.
+DEEPSEEK = {
+    (99092, 1): (76632096046245, 4839876093313, 35959672319349, 73987337458391),
+    (99092, 14): (67716810739261, 51510806800915, 30921347202721, 82619226485591),
+}
+
+
+class KeyedTable(NamedTuple):
+    """A table of n-grams of a model: its keys, and how its rows are stored in the checkpoint."""
+
+    name: str
+    layer: int | None  # that adds what its rows give, counted from 0; None: the input embedding
+    hash: NgramHash
+    width: int  # values of a row
+
+
+class QwenConfig(msgspec.Struct):
+    """What config.json of a Qwen model says of its table; defaults are those of transformers."""
+
+    vocab_size: Count
+    ple_layer_ids: Annotated[list[Count], msgspec.Meta(max_length=64)]  # counted from 1
+    ple_embed_dim: Count
+    ngram_size: Few
+    heads_per_ngram: Few
+    ngram_vocab_size_base: Count
+    eos_token_id: Id | list[Id]
+    seed: int = 1234
+
+    def tables(self) -> list[KeyedTable]:
+        """Return its tables. Raises ValueError."""
+        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        orders = _orders(self.ngram_size, self.heads_per_ngram)
+        heads, found = len(orders), list[KeyedTable]()
+        sizes = primes_after(self.ngram_vocab_size_base - 1, heads * len(self.ple_layer_ids))
+        for place, layer in enumerate(self.ple_layer_ids):
+            numbers = self._multipliers(place)
+            keys = NgramHash(
+                vocab_size=self.vocab_size,
+                orders=orders,
+                sizes=sizes[place * heads : (place + 1) * heads],
+                mixing="xor",
+                multipliers=tuple(numbers[:order] for order in orders),
+                filler=ends[0],
+                end=ends[0],
+            )
+            name = f"layer.{layer - 1}"
+            found.append(KeyedTable(name, layer - 1, keys, self.ple_embed_dim // heads))
+        return found
+
+    def _multipliers(self, place: int) -> tuple[int, ...]:
+        bound, seed = _bound(self.vocab_size), self.seed + LAYER_SEED * place
+        words = (splitmix64(seed + GOLDEN * (at + 1)) for at in range(self.ngram_size))
+        return tuple(2 * (word % bound) + 1 for word in words)
+
+
+class DeepSeekConfig(msgspec.Struct):
+    """What config.json of a DeepSeek model says of its tables."""
+
+    vocab_size: Count
+    engram_layer_ids: list[int]  # counted from 0
+    engram_num_embeddings: list[Count]
+    engram_max_ngram_size: Few
+    engram_n_heads: Few
+    engram_head_dim: Count
+    engram_vocab_size: Count
+    engram_compressed_vocab_size: Count
+    engram_pad_token_id: Id
+
+    def tables(self) -> list[KeyedTable]:
+        """Return its tables. Raises ValueError if they have other rows than config.json says."""
+        orders, used = _orders(self.engram_max_ngram_size, self.engram_n_heads), set[int]()
+        found = list[KeyedTable]()
+        for layer, rows in zip(self.engram_layer_ids, self.engram_num_embeddings, strict=True):
+            sizes = list[int]()
+            for _ in range(self.engram_max_ngram_size - 1):
+                sizes += primes_after(self.engram_vocab_size - 1, self.engram_n_heads, used)
+                used.update(sizes)
+            if sum(sizes) != rows:
+                raise ValueError(f"{sum(sizes)} rows of layer {layer}; config.json says {rows}")
+            numbers = self._multipliers(layer)
+            keys = NgramHash(
+                vocab_size=self.vocab_size,
+                orders=orders,
+                sizes=tuple(sizes),
+                mixing="xor",
+                multipliers=tuple(numbers[:order] for order in orders),
+                filler=self.engram_pad_token_id,
+                classes=self.engram_compressed_vocab_size,
+            )
+            found.append(KeyedTable(f"layer.{layer}", layer, keys, self.engram_head_dim))
+        return found
+
+    def _multipliers(self, layer: int) -> tuple[int, ...]:
+        classes, order = self.engram_compressed_vocab_size, self.engram_max_ngram_size
+        if (known := DEEPSEEK.get((classes, layer))) is not None and len(known) == order:
+            return known
+        drawn = np.random.default_rng(LAYER_SEED * layer).integers(
+            0, _bound(classes), size=order, dtype=np.int64
+        )
+        return tuple((drawn * 2 + 1).tolist())
+
+
+class LongCatConfig(msgspec.Struct):
+    """What config.json of a LongCat model says of its n-gram embedding."""
+
+    vocab_size: Count  # of text
+    hidden_size: Count
+    ngram_vocab_size_ratio: Ratio
+    emb_neighbor_num: Few
+    emb_split_num: Few
+    eos_token_id: Id
+    ngram_exclude_sp_token: Literal[False] = False  # True: other tokens end documents, too
+
+    def tables(self) -> list[KeyedTable]:
+        """Return its tables as one, with a head for each."""
+        orders = _orders(self.emb_neighbor_num, self.emb_split_num)
+        base = self.ngram_vocab_size_ratio * self.vocab_size
+        sizes = tuple(int(base + 2 * head + 1) for head in range(len(orders)))
+        keys = NgramHash(
+            vocab_size=self.vocab_size,
+            orders=orders,
+            sizes=sizes,
+            mixing="sum",
+            multipliers=tuple(
+                tuple(pow(self.vocab_size, at, size) for at in range(order))
+                for order, size in zip(orders, sizes, strict=True)
+            ),
+            filler=0,
+            end=self.eos_token_id,
+        )
+        return [KeyedTable("input", None, keys, self.hidden_size // len(orders))]
+
+
+# What a config.json must say, and how it is read.
+SCHEMES: dict[str, type[QwenConfig | DeepSeekConfig | LongCatConfig]] = {
+    "ngram_vocab_size_base": QwenConfig,
+    "engram_layer_ids": DeepSeekConfig,
+    "ngram_vocab_size_ratio": LongCatConfig,
+}
+# Other names of the same numbers.
+ALIASES = {
+    "oe_vocab_size_ratio": "ngram_vocab_size_ratio",
+    "oe_neighbor_num": "emb_neighbor_num",
+    "oe_split_num": "emb_split_num",
+    "text_vocab_size": "vocab_size",
+    "engram_pad_id": "engram_pad_token_id",
+}
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
+
+
+def keyed_tables(config: dict[str, Any]) -> list[KeyedTable]:
+    """Return the tables of n-grams that a config.json describes.
+
+    Raises ValueError if it describes none that are known here, or a number is missing.
+    """
+    inner = config.get("text_config")
+    config = config | (inner if isinstance(inner, dict) else {})
+    config |= {name: config[other] for other, name in ALIASES.items() if other in config}
+    for field, scheme in SCHEMES.items():
+        if field in config:
+            return msgspec.convert(config, scheme).tables()
+    raise ValueError(f"no tables of n-grams; expected one of the fields {', '.join(SCHEMES)}")
+
+
+def splitmix64(number: int) -> int:
+    """Return the number after this one in the generator SplitMix64 (Steele et al., 2014)."""
+    number = (number + GOLDEN) & WORD
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & WORD
+    return number ^ (number >> 31)
+
+
+def _bound(symbols: int) -> int:
+    """Return the number that halves of multipliers stay below, so that products fit 64 bits."""
+    return max(1, INT64_MAX // symbols // 2)
+
+
+def _orders(largest: int, heads: int) -> tuple[int, ...]:
+    return tuple(order for order in range(2, largest + 1) for _ in range(heads))

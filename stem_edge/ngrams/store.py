@@ -1,0 +1,92 @@
+"""Tables of n-grams on flash: a zarr v3 group, read here without zarr.
+
+OUT/zarr.json      group; its attributes hold an NgramFormat
+OUT/<table>/       array of pages, as stem_edge.tables.shards describes arrays of records
+OUT/classes/       where a hash maps ids to classes: array int32 [V] of one chunk, id -> class
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stem_edge.errors import BundleError
+from stem_edge.ngrams.rows import NgramTable
+from stem_edge.numerics.quantize import I32
+from stem_edge.tables.shards import open_grid
+from stem_edge.tables.store import TableStore, read_index
+from stem_edge.tables.zarr_json import compare, naming, read_json
+
+CLASSES = "classes"
+ATTRIBUTE = "stem_edge_ngrams"  # of the group; holds the format
+MAX_TABLES = 64
+
+
+class NgramFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Contents of a folder of tables of n-grams. Raises ValueError if impossible."""
+
+    tables: tuple[NgramTable, ...]
+    source: str = ""  # the kind of model that they are of
+
+    def __post_init__(self) -> None:
+        names = {table.name for table in self.tables}
+        if not 0 < len(self.tables) <= MAX_TABLES or len(names) < len(self.tables):
+            raise ValueError(f"{len(self.tables)} tables; expected 1 to {MAX_TABLES}, named apart")
+        if len({(keys.vocab_size, keys.classes) for keys in self._hashes}) > 1:
+            raise ValueError("tables of different vocabularies")
+
+    @property
+    def _hashes(self) -> list[Any]:
+        return [table.hash for table in self.tables]
+
+    @property
+    def classes(self) -> tuple[int, int] | None:
+        """Ids of the vocabulary, and classes that they are mapped to; None if they are not."""
+        keys = self.tables[0].hash
+        return None if keys.classes is None else (keys.vocab_size, keys.classes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on flash, not counting descriptions."""
+        return sum(table.nbytes for table in self.tables)
+
+
+class NgramStore(msgspec.Struct, frozen=True):
+    """Opened folder of tables of n-grams."""
+
+    format: NgramFormat
+    tables: tuple[TableStore, ...]  # of pages
+    class_of: I32 | None  # of each id
+
+
+def group_metadata(format: NgramFormat) -> dict[str, Any]:
+    """Contents of the group's zarr.json."""
+    attributes = {ATTRIBUTE: msgspec.to_builtins(format)}
+    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+
+
+def is_ngrams(root: Path) -> bool:
+    """Return whether a folder holds tables of n-grams, whole or damaged."""
+    path = root / "zarr.json"
+    return path.is_file() and ATTRIBUTE in str(read_json(path).get("attributes"))
+
+
+def open_ngrams(root: Path) -> NgramStore:
+    """Open tables of n-grams. Raises BundleError unless they are just as the exporter writes them."""
+    path = root / "zarr.json"
+    if not path.is_file():
+        raise BundleError(
+            f"{root}: no tables of n-grams here; stem-edge export --tables-only makes them"
+        )
+    group = read_json(path)
+    with naming(path):
+        format = msgspec.convert(group["attributes"][ATTRIBUTE], NgramFormat)
+        compare(group, group_metadata(format))
+    tables = list[TableStore]()
+    for table in format.tables:
+        grid = open_grid(root / table.name, table.format.stored)
+        tables.append(TableStore(table.format, (grid,), None))
+    class_of = read_index(root / CLASSES, *format.classes) if format.classes else None
+    return NgramStore(format, tuple(tables), class_of)
