@@ -42,5 +42,7 @@ def test_a_program_explains_itself(program: Path, tmp_path: Path) -> None:
 def test_hit_rates_of_a_text(tmp_path: Path) -> None:
     np.tile(np.arange(8, dtype="<i4"), 100).tofile(tmp_path / "ids.int32")
     program = ROOT / "tools" / "experiments" / "simulate_cache.py"
-    printed = run(program, tmp_path, "ids.int32", "--slots", 8)
-    assert printed.split()[-2:] == ["8", "0.990"]
+    for order in (1, 2):  # eight ids in turns are eight pairs, too
+        printed = run(program, tmp_path, "ids.int32", "--slots", 7, 8, "--ngrams", order)
+        (_, few, most), enough = np.array(printed.split()[-6:]).reshape(2, 3)
+        assert few < most < "0.9" and enough.tolist() == ["8", "0.990", "0.990"]
