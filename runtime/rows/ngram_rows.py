@@ -4,7 +4,7 @@
 
 Which rows a step needs is known from ids alone, so `prefetch` asks the system for them as soon as the
 ids are known, and `rows` finds them in memory. Nothing is kept here: what is used often stays in the
-system's page cache, and an LFU cache beside it did not make decoding faster (docs/ngrams.md).
+system's page cache.
 """
 
 from __future__ import annotations

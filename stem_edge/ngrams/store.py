@@ -28,18 +28,13 @@ class NgramFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Contents of a folder of tables of n-grams. Raises ValueError if impossible."""
 
     tables: tuple[NgramTable, ...]
-    source: str = ""  # the kind of model that they are of
 
     def __post_init__(self) -> None:
         names = {table.name for table in self.tables}
         if not 0 < len(self.tables) <= MAX_TABLES or len(names) < len(self.tables):
             raise ValueError(f"{len(self.tables)} tables; expected 1 to {MAX_TABLES}, named apart")
-        if len({(keys.vocab_size, keys.classes) for keys in self._hashes}) > 1:
+        if len({(table.hash.vocab_size, table.hash.classes) for table in self.tables}) > 1:
             raise ValueError("tables of different vocabularies")
-
-    @property
-    def _hashes(self) -> list[Any]:
-        return [table.hash for table in self.tables]
 
     @property
     def classes(self) -> tuple[int, int] | None:
