@@ -48,6 +48,8 @@ class ModelConfig(Description, frozen=True):
             shapes["down"] = (self.dim, own.d_ff)
         if self.row_rank and any("row" in parts for parts in terms.values()):
             shapes["project"] = (self.d_ff, self.row_rank)
+        if any("mix" in parts for parts in terms.values()):
+            shapes["mix"] = (1,)
         if self.ffn_kind(layer) == "ple":
             shapes |= {
                 "ple_context": (self.ple_width, self.dim),

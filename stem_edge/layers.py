@@ -7,13 +7,15 @@ from typing import Literal
 
 import msgspec
 
-Term = Literal["matrix", "row"]
+Term = Literal["matrix", "row", "mix"]
 # An FFN computes W_down (SiLU(gate) * up); gate and up are each W x, the token's row, or their sum.
+# With a mix, the sum is (1 - s) W x + s row, s the logistic function of the layer's number `mix`.
 # An expert is a dense FFN with its three matrices in the row.
 FFN_TERMS: dict[str, dict[str, tuple[Term, ...]]] = {
     "dense": {"gate": ("matrix",), "up": ("matrix",)},
     "stem": {"gate": ("matrix",), "up": ("row",)},  # STEM paper, eq. 4
     "stem-plus": {"gate": ("matrix",), "up": ("matrix", "row")},  # eq. 5
+    "stem-mix": {"gate": ("matrix",), "up": ("matrix", "row", "mix")},
     "stem-gate": {"gate": ("row",), "up": ("matrix",)},  # section 4.4.2
     "hash-moe": {},  # eq. 3, one expert per token
     # Per-layer embeddings (Gemma): a dense FFN, after which a product with the row is added.

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+MIX = "feed_forward.alpha"  # belongs to no module, so it is not a `.weight`
 Layout = Literal["training", "consolidated"]
 # Tables are cut from one block of this many random values: drawing 17 billion would take minutes.
 NOISE_VALUES = 1 << 22
@@ -47,6 +48,7 @@ class Shape:
     max_seqlen: int = 128
     rope_theta: float = 10_000.0
     tied_head: bool = False
+    mixed: bool = False  # STEM layers keep w3, as in stem_dag
 
     def backbone(self) -> dict[str, tuple[int, ...]]:
         """Map the name of each tensor outside the tables to its shape."""
@@ -57,9 +59,11 @@ class Shape:
             at = f"layers.{layer}."
             for name, rows in (("wq", self.dim), ("wk", kv), ("wv", kv), ("wo", self.dim)):
                 shapes[f"{at}attention.{name}"] = (rows, self.dim)
-            for name in ("w1", "w3") if layer not in self.stem_layers else ("w1",):
+            stem = layer in self.stem_layers
+            for name in ("w1",) if stem and not self.mixed else ("w1", "w3"):
                 shapes[f"{at}feed_forward.{name}"] = (self.d_ff, self.dim)
             shapes[at + "feed_forward.w2"] = (self.dim, self.d_ff)
+            shapes |= {at + MIX: (1,)} if stem and self.mixed else {}
             shapes |= {at + "attention_norm": (self.dim,), at + "ffn_norm": (self.dim,)}
         shapes["norm"] = (self.dim,)
         if not self.tied_head:
@@ -69,6 +73,7 @@ class Shape:
     def params(self, parts: int, dtype: str) -> dict[str, Any]:
         """Content of params.json."""
         model = asdict(self)
+        model.pop("mixed")
         model |= {"stem_embedding_dim": model.pop("d_ff"), "weight_tying": model.pop("tied_head")}
         return {
             "name": "random",
@@ -109,7 +114,7 @@ def write_checkpoint(
     kind = DTYPES[dtype]
     # Only allocated: pages that are never touched cost no memory, and the planner draws each tensor.
     backbone = {
-        f"{prefix}{name}.weight": torch.empty(size, dtype=kind)
+        f"{prefix}{name}" + ".weight" * (not name.endswith(MIX)): torch.empty(size, dtype=kind)
         for name, size in shape.backbone().items()
     }
     names = [f"stem_embeddings.{number}.weight" for number in range(len(shape.stem_layers))]
@@ -197,6 +202,8 @@ def main() -> None:
     parser.add_argument("--stem", nargs="+", default=["third"], metavar=choices, help=stem)
     context = "longest context that the model is made for (as the shape's)"
     parser.add_argument("--max-context", type=int, metavar="TOKENS", help=context)
+    mixed = "keep the up projections of these layers, and mix them with the rows"
+    parser.add_argument("--mixed", action="store_true", help=mixed)
     parser.add_argument("--parts", type=int, default=4, help="column shards (4)")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="(bf16)")
     packed = f"as checkpoints trained for phones are ({', '.join(gemma_checkpoint.PACKED)})"
@@ -213,7 +220,8 @@ def main() -> None:
         layers = tuple(sorted(map(int, args.stem)))
     else:
         layers = stem_layers(args.stem[0], shape.n_layers)
-    shape = replace(shape, stem_layers=layers, max_seqlen=args.max_context or shape.max_seqlen)
+    shape = replace(shape, stem_layers=layers, mixed=args.mixed)
+    shape = replace(shape, max_seqlen=args.max_context or shape.max_seqlen)
     write_checkpoint(args.out, shape, parts=args.parts, dtype=args.dtype)
     print(f"{args.out}: done; next: stem-edge export {args.out} BUNDLE")
 

@@ -44,6 +44,7 @@ LAYER_NAMES = {
     "feed_forward.w1": "gate",
     "feed_forward.w2": "down",
     "feed_forward.w3": "up",
+    "feed_forward.alpha": "mix",
     "attention_norm": "attention_norm",
     "ffn_norm": "ffn_norm",
 }
@@ -71,6 +72,7 @@ class Params(msgspec.Struct):
     sliding_window: int | None = None
     stem_layers: list[int] | None = None
     stem_embedding_dim: int | None = None
+    alpha_mode: str | None = None  # of models that keep w3 beside the tables
 
     def __post_init__(self) -> None:
         # Checked here, because it sizes lists before ModelConfig checks it.
@@ -126,7 +128,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     # A dense model is accepted, too, since Lingua itself trains such models.
     default = [] if dense else list(range(1, params.model.n_layers))
     order = default if listed is None else listed
-    _check_stem_layers(folder, params.model, order, backbone)
+    kind = _stem_ffn(params.model, backbone)
+    _check_stem_layers(folder, params.model, order if kind == "stem" else [], backbone)
     tables = _read_tables(folder, order, params.distributed.stem_parallel_size) if order else {}
     notes: tuple[str, ...] = ()
     if params.model.sliding_window is not None:
@@ -134,7 +137,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         notes = (f"sliding_window {params.model.sliding_window} is ignored, as by the trainer",)
     checkpoint = Checkpoint(
         path=folder,
-        config=_config(folder, params.model, order, backbone),
+        config=_config(folder, params.model, order, kind, backbone),
         backbone=backbone,
         tables=tables,
         tokenizer=_tokenizer(folder, params.data),
@@ -163,14 +166,22 @@ def _read_backbone(folder: Path, names: Mapping[str, str]) -> dict[str, SourceMa
     return {names.get(module, module): matrix for module, matrix in modules.items()}
 
 
+def _stem_ffn(model: Params, backbone: Mapping[str, SourceMatrix]) -> str:
+    """Return what STEM layers compute, as `forward` of the trainer's stem_dag does, not its text."""
+    if model.alpha_mode == "sum":
+        return "stem-plus"
+    mixed = any(f"layers.{layer}.mix" in backbone for layer in range(model.n_layers))
+    return "stem-mix" if mixed else "stem"
+
+
 def _check_stem_layers(
     folder: Path, model: Params, order: list[int], backbone: Mapping[str, SourceMatrix]
 ) -> None:
-    """Raise CheckpointError unless the STEM layers are those without an up projection."""
+    """Raise CheckpointError unless the layers without an up projection are these."""
     without_up = [n for n in range(model.n_layers) if f"layers.{n}.up" not in backbone]
     if sorted(order) != without_up:
         raise CheckpointError(
-            f"{folder / PARAMS}: stem_layers is {order}, but the weights lack the up projection "
+            f"{folder / PARAMS}: stem_layers is {model.stem_layers}, but the weights lack the up projection "
             f"(feed_forward.w3) in layers {without_up}; check that both are from the same run"
         )
 
@@ -239,7 +250,11 @@ def _shard_files(folder: Path, parts: int | None) -> list[Path]:
 
 
 def _config(
-    folder: Path, model: Params, order: list[int], backbone: Mapping[str, SourceMatrix]
+    folder: Path,
+    model: Params,
+    order: list[int],
+    kind: str,
+    backbone: Mapping[str, SourceMatrix],
 ) -> ModelConfig:
     if model.n_heads is None and model.head_dim is None:
         raise CheckpointError(f"{folder / PARAMS}: has neither n_heads nor head_dim; add one")
@@ -256,6 +271,7 @@ def _config(
             head_dim=model.head_dim or model.dim // heads,
             d_ff=model.stem_embedding_dim or _ffn_width(model),
             stem_layers=tuple(sorted(order)),
+            stem_ffn=kind,
             norm_eps=model.norm_eps,
             rope_theta=model.rope_theta,
             max_context=model.max_seqlen,

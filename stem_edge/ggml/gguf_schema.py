@@ -22,6 +22,7 @@ are not in it but in the table store beside it, which it names by hash.
 | blk.N.attn_norm, attn_q, attn_k, attn_v, attn_output, attn_q_norm, attn_k_norm | attention |
 | blk.N.ffn_norm, ffn_gate, ffn_up, ffn_down, post_attention_norm, post_ffw_norm | FFN and norms |
 | blk.N.ffn_row_proj | expands the rows of low-rank tables |
+| blk.N.ffn_row_mix | number of a stem-mix layer: its logistic function is the share of the rows |
 | blk.N.per_layer_model_proj, inp_gate, proj, post_norm; per_layer_proj_norm | per-layer embeddings |
 | blk.N.layer_output_scale | factor of the hidden states after a layer |
 
@@ -72,6 +73,7 @@ NAMES = {
     "up": "ffn_up",
     "down": "ffn_down",
     "project": "ffn_row_proj",
+    "mix": "ffn_row_mix",
     "ple_context": "per_layer_model_proj",
     "ple_norm": "per_layer_proj_norm",
     "ple_gate": "inp_gate",

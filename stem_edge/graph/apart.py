@@ -71,6 +71,7 @@ class _Tokens:
     def __init__(self, graph: Graph, count: int) -> None:
         self._graph, self._count = graph, count
         self._parts, self._apart = dict[str, list[str]](), set[str]()
+        self._constant = set(graph.tensors)
 
     def of(self, name: str) -> list[str]:
         """Return the value of each token; of one that is absent or of no tokens, itself for each."""
@@ -89,7 +90,9 @@ class _Tokens:
     def go_on(self, node: Node) -> bool:
         """Return whether a constant changes a product apart, which onnxruntime makes part of it."""
         x, *others = node.inputs
-        constant = all(name in self._graph.tensors for name in others)
+        constant = self._constant.issuperset(others)
+        if constant and x in self._constant:
+            self._constant.update(node.outputs)
         return node.op in JOINED_TO_PRODUCTS and constant and x in self._apart
 
     def join(self, names: Collection[str]) -> None:

@@ -29,13 +29,26 @@ def ffn(layer: LayerGraph, x: str) -> str:
 
 
 def _sum(layer: LayerGraph, name: Literal["gate", "up"], x: str, row: str) -> str:
-    """Emit the gate or up as FFN_TERMS defines it: W x, the row, or their sum."""
+    """Emit the gate or up as FFN_TERMS defines it: W x, the row, their sum or mixture."""
     terms = FFN_TERMS[layer.kind][name]
     parts = [layer.product(name, name, x, (name,))] if "matrix" in terms else []
     parts += [row] if "row" in terms else []
     if len(parts) == 1:
         return parts[0]
+    if "mix" in terms:
+        parts = _shared(layer, parts, name)
     return layer.graph.node("Add", parts, [f"{layer.at}{name}.sum"])
+
+
+def _shared(layer: LayerGraph, parts: list[str], name: str) -> list[str]:
+    """Emit W x and the row, multiplied by 1 - s and s."""
+    graph, at, number = layer.graph, layer.at + name, layer.vector("mix")
+    numbers = graph.add("Neg", [number], f"{at}.mix.negative"), number
+    shares = [graph.add("Sigmoid", [one], f"{one}.share") for one in numbers]
+    return [
+        graph.add("Mul", [part, share], f"{share}.of.{name}")
+        for part, share in zip(parts, shares, strict=True)
+    ]
 
 
 def _cut(layer: LayerGraph, gate: str) -> str:

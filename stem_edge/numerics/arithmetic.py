@@ -77,8 +77,13 @@ def gelu(x: F32) -> F32:
 
 
 def silu(x: F32) -> F32:
-    """SiLU. The logistic function by tanh, because exp(-x) would overflow for large negative x."""
-    return np.asarray(x * (0.5 + 0.5 * np.tanh(0.5 * x)), np.float32)
+    """SiLU."""
+    return np.asarray(x * logistic(x), np.float32)
+
+
+def logistic(x: F32) -> F32:
+    """Logistic function by tanh, because exp(-x) would overflow for large negative x."""
+    return np.asarray(0.5 + 0.5 * np.tanh(0.5 * x), np.float32)
 
 
 def sparse_gate(gate: F32, deviations: float) -> F32:

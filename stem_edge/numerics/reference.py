@@ -18,6 +18,7 @@ from stem_edge.numerics.arithmetic import (
     Observer,
     activated,
     linear,
+    logistic,
     normalized,
     pick,
     rms_norm,
@@ -242,6 +243,9 @@ def _ffn(
     for name, terms in FFN_TERMS[config.ffn_kind(layer)].items():
         parts = [linear(x, weights, name)] if "matrix" in terms else []
         parts += [rows] if "row" in terms and rows is not None else []
+        if "mix" in terms:
+            share = logistic(whole(weights["mix"]))
+            parts = [parts[0] * (1 - share), parts[1] * share]
         sums[name] = sum(parts[1:], parts[0])
     own = config.layer(layer)
     gate = sparse_gate(sums["gate"], own.cutoff) if own.sparsity else sums["gate"]

@@ -91,6 +91,10 @@ def ffn(config: ModelConfig, w: dict[str, Tensor], x: Tensor, row: Tensor | None
         hidden = functional.silu(linear(x, w, "gate")) * row
     elif config.stem_ffn == "stem-plus":  # eq. 5
         hidden = functional.silu(linear(x, w, "gate")) * (linear(x, w, "up") + row)
+    elif config.stem_ffn == "stem-mix":  # the trainer's stem_dag
+        share = torch.sigmoid(w["mix"])
+        up = (1 - share) * linear(x, w, "up") + share * row
+        hidden = functional.silu(linear(x, w, "gate")) * up
     else:  # 4.4.2
         hidden = functional.silu(row) * linear(x, w, "up")
     return linear(hidden, w, "down")
@@ -206,5 +210,7 @@ def random_tensor(name: str, shape: tuple[int, ...], random: torch.Generator) ->
         return 1 + 0.3 * values
     if name.endswith(".bias"):
         return 0.5 * values
+    if len(shape) == 1:
+        return values
     gain = 2 if name.endswith((".wq", ".wk")) else 1  # attention that prefers some tokens
     return values if name == "embedding" else gain * values / math.sqrt(shape[1])

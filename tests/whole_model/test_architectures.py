@@ -24,7 +24,8 @@ TOLERANCE = 1e-4
 @pytest.mark.parametrize(
     "name",
     slow_but(
-        ["stem", "hash-moe"], ["stem", "stem-plus", "stem-gate", "low rank", "hash-moe", "biases"]
+        ["stem", "stem-mix", "hash-moe"],
+        ["stem", "stem-plus", "stem-mix", "stem-gate", "low rank", "hash-moe", "biases"],
     ),
 )
 @pytest.mark.parametrize(

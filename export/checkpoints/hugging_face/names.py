@@ -21,6 +21,7 @@ LAYER = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
     "project": "mlp.stem_project",
+    "mix": "mlp.stem_mix",
     "ffn_post_norm": "post_mlp_layernorm",
 }
 

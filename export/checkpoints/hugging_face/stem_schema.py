@@ -6,7 +6,7 @@ with a default:
 | key | default | meaning |
 |---|---|---|
 | stem_layers | [] | numbers of the layers that take rows |
-| stem_ffn | "stem" | kind of their FFN: stem, stem-plus, stem-gate or hash-moe |
+| stem_ffn | "stem" | kind of their FFN: stem, stem-plus, stem-mix, stem-gate or hash-moe |
 | stem_rank | 0 | columns of low-rank tables; 0: they have intermediate_size |
 | num_experts | 0 | hash-moe: experts in each layer |
 | biases | [] | modules with a bias: q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head |
@@ -22,6 +22,7 @@ Tensors have the names of Llama (names.py), without those that a layer replaces,
 |---|---|---|
 | model.layers.N.mlp.stem_table.weight | [vocab, intermediate or rank] | STEM layers, not hash-moe |
 | model.layers.N.mlp.stem_project.weight | [intermediate, rank] | the same, if stem_rank > 0 |
+| model.layers.N.mlp.stem_mix.weight | [1] | stem-mix: the share of rows is its logistic function |
 | model.layers.N.mlp.experts.{gate,up}_proj.weight | [experts, intermediate, hidden] | hash-moe |
 | model.layers.N.mlp.experts.down_proj.weight | [experts, hidden, intermediate] | hash-moe |
 | model.layers.N.mlp.experts.E.{gate,up,down}_proj.weight | matrices | instead of the last two |

@@ -108,6 +108,11 @@ class GgmlLayer:
         bias = self._weights.tensors.get(f"{self._at}{name}.bias")
         return product if bias is None else graph.op("add", product, bias)
 
+    @property
+    def share(self) -> float:
+        """Share of the row in a layer that mixes it with W x."""
+        return (1 + math.tanh(self._weights.number(self._at + "mix") / 2)) / 2
+
     def norm(self, name: str, x: Tensor, eps: float | None = None) -> Tensor:
         """Return the RMS norm of x, scaled by a weight of this layer. eps: default the model's."""
         weight = self._weights.tensors[self._at + name]

@@ -22,6 +22,9 @@ def ffn(layer: GgmlLayer, x: Tensor) -> Tensor:
     for name, terms in FFN_TERMS[layer.kind].items():
         parts = [layer.product(name, x)] if "matrix" in terms else []
         parts += [_row(layer)] if "row" in terms else []
+        if "mix" in terms:
+            shares = 1 - layer.share, layer.share
+            parts = [layer.graph.op("scale", *both) for both in zip(parts, shares, strict=True)]
         sums[name] = parts[0] if len(parts) == 1 else layer.graph.op("add", *parts)
     return layer.product("down", layer.gated(sums["gate"], sums["up"]))
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from installed import DATA
-from make_checkpoint import Shape, write_checkpoint
+from make_checkpoint import Layout, Shape, write_checkpoint
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -26,12 +26,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+from torch_model import torch_logits
 
 import stem_edge
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.export.tensor_files import torch_distributed
 from stem_edge.numerics.matrix import whole
+from stem_edge.numerics.reference import forward
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +111,30 @@ def test_a_tied_head_saved_twice_is_read_once(tmp_path: Path) -> None:
     state["model"]["output.tied_module.weight"] = state["model"]["tok_embeddings.weight"]
     torch.save(state, path / "consolidated.pth")
     assert "head" not in read_checkpoint(path).backbone
+
+
+@pytest.mark.parametrize("layout", ["training", "consolidated"])
+def test_layers_that_keep_their_up_projection(tmp_path: Path, layout: Layout) -> None:
+    """Models of stem_dag, whose `forward` is (1 - s) W x + s row, the reverse of what its text says."""
+    path = write_checkpoint(tmp_path / "c", Shape(mixed=True), layout=layout)
+    checkpoint = read_checkpoint(path)
+    config = checkpoint.config
+    tensors = {name: torch.tensor(whole(m)) for name, m in checkpoint.backbone.items()}
+    tables = {layer: torch.tensor(whole(table)) for layer, table in checkpoint.tables.items()}
+    assert config.stem_ffn == "stem-mix" and tensors["layers.1.mix"] != tensors["layers.2.mix"]
+    ids = list(range(20))
+    found = forward(config, checkpoint.backbone, checkpoint.rows, ids)
+    assert np.abs(found - torch_logits(config, tensors, tables, ids).numpy()).max() < 1e-4
+
+
+def test_layers_that_add_the_row_to_their_up_projection(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "c", Shape(mixed=True), layout="consolidated")
+    state = torch.load(path / "consolidated.pth", weights_only=True)
+    state["model"] = {n: t for n, t in state["model"].items() if not n.endswith("alpha")}
+    torch.save(state, path / "consolidated.pth")
+    refused(path, "stem_layers is [1, 2], but the weights lack the up projection", "in layers []")
+    edit_params(path, alpha_mode="sum")
+    assert read_checkpoint(path).config.stem_ffn == "stem-plus"
 
 
 def test_missing_folder() -> None:

@@ -20,7 +20,7 @@ from stem_edge.runtime.backends.onnxruntime.device.loader import variant_graphs
 from stem_edge.tables.rows import make_layout
 
 # Only those whose graphs have nodes that no other has.
-DISTINCT = ["stem", "dense", "stem-plus", "low rank, gate", "q and k norm, halves", "all at once"]
+DISTINCT = ["stem", "dense", "stem-mix", "low rank, gate", "q and k norm, halves", "all at once"]
 DISTINCT += [GEMMA, GEMMA_3N]
 
 

@@ -38,6 +38,7 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("stem", {}, {"backbone": "fp32", "tables": "fp32"}),
     ("stem", ODD, {"backbone": "int4", "tables": "int4"}),
     ("stem-gate", {}, {"backbone": "int8", "tables": "fp16"}),
+    ("stem-mix", {}, {"backbone": "int8", "tables": "fp16"}),
     ("stem", {"vocab_size": 600, "dim": 64, "d_ff": 96}, {"backbone": "int4", "tables": "int4"}),
     ("low rank, plus", {"dim": 64}, {"tables": "fp16", "asymmetric": True, "block_size": 32}),
     ("low rank", ODD, {"backbone": "int4", "tables": "fp32", "asymmetric": False}),

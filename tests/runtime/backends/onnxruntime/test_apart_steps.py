@@ -36,6 +36,7 @@ CASES: list[tuple[str, str, KvType]] = [
     ("window", "int8", "fp32"),
     ("window", "int4", "int4"),
     ("q and k norm", "fp32", "fp32"),
+    ("stem-mix", "fp32", "fp32"),
     ("RoPE in halves", "int4", "fp32"),
     ("all at once", "int4", "fp32"),
     ("low rank, gate", "int4", "fp32"),
