@@ -64,8 +64,8 @@ class Decoding:
         step, self._next = self._next or self._following(), None
         verified = _verify(self._engine, self._context, step, self._answer.top)
         seconds = self._guessing + time.perf_counter() - started
-        records, drafted = len(set(step.row_ids.tolist())), len(step.token_ids) - 1
-        self._record.decoded(seconds, records=records, drafted=drafted)
+        drafted = len(step.token_ids) - 1
+        self._record.decoded(seconds, records=step.records, drafted=drafted)
         self._guessing = 0.0
         return self._chosen(verified)
 
@@ -75,7 +75,7 @@ class Decoding:
             started = time.perf_counter()
             if self._guesses.quick:
                 self._next = self._following()
-            step = self._next or self._of([sampled.token_id])
+            step = self._next or self._of()
             # Read rows while the caller handles the token.
             self._engine.expect(step.row_ids, step.logits)
             self._guessing = time.perf_counter() - started
@@ -104,11 +104,12 @@ class Decoding:
         room = min(self._context.together, self._engine.logit_tokens, MOST) - 1
         forced = self._answer.forced(min(room, self._forced))
         size = max(size for size in (1, *SIZES) if size <= 1 + len(forced))
-        return self._of([seen[-1], *(forced[: size - 1] or self._guesses.after(seen, room))])
+        return self._of(forced[: size - 1] or self._guesses.after(seen, room))
 
-    def _of(self, tokens: list[int]) -> Step:
-        row_ids = np.array([self._lookups.of_token(token) for token in tokens])
-        return Step(np.array(tokens), row_ids, len(tokens))
+    def _of(self, drafts: Sequence[int] = ()) -> Step:
+        seen = self._answer.seen
+        tokens = np.array([seen[-1], *drafts])
+        return Step(tokens, self._lookups.after(seen, drafts), len(tokens))
 
 
 def sample_tokens(

@@ -146,13 +146,13 @@ class Engine:
         """Process ids [T], T <= chunk_tokens; return logits [logits, V] of the last tokens.
 
         following: the next step, whose rows may be read while this one computes.
-        row_ids [T]: the rows that tokens look up; default: their own. prefill: the tokens are part
-        of a prompt. apart: see BackendContext.begin. top: see BackendContext.finish.
+        row_ids [T, ...]: the rows that tokens look up; default: their own, as if no text came before
+        them. prefill: the tokens are part of a prompt. apart: see BackendContext.begin. top: see BackendContext.finish.
 
         The next step overwrites the logits. When it raises, the context is as before, and the step
         can be tried again.
         """
-        looked_up = token_ids if row_ids is None else row_ids
+        looked_up = self.rows.keys.of(token_ids, token_ids) if row_ids is None else row_ids
 
         def run() -> F32:
             context.backend.begin(token_ids, context.position, prefill=prefill, apart=apart)
@@ -209,12 +209,13 @@ class Engine:
     ) -> list[Step]:
         """Return the steps of `process`, which has the same arguments."""
         tokens = np.asarray(token_ids, np.int64)
-        looked_up = tokens if row_ids is None else np.asarray(row_ids)
+        own = tokens if row_ids is None else np.asarray(row_ids)
+        looked_up = self.rows.keys.of(tokens, own)
         starts = self.starts(len(tokens), every=every)
         starts = [0, *(at - computed for at in starts if at > computed)]
-        left, wanted = tokens[computed:], looked_up[computed:]
+        left, wanted, later = (ids[computed:] for ids in (tokens, looked_up, own))
         steps = [
-            Step(left[at:end], wanted[at:end], every * (end - at), wanted[end : end + AHEAD_TOKENS])
+            Step(left[at:end], wanted[at:end], every * (end - at), later[end : end + AHEAD_TOKENS])
             for at, end in pairwise([*starts, len(left)])
         ]
         steps[-1] = steps[-1]._replace(logits=max(1, steps[-1].logits))

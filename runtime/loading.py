@@ -37,6 +37,7 @@ from stem_edge.runtime.load_plan import (
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
 from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.keys import keys_of
 from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
 from stem_edge.runtime.rows.records import Records
 from stem_edge.runtime.rows.slots import Slots
@@ -229,7 +230,8 @@ def _assemble(
         opened.callback(tables.close)
         cache = RowCache(storage := loader.make_slots(format.tables, plan.slots))
         caches = Caches(cache, tables, _host_tier(tables, plan))
-        rows = Prefetcher(caches.host or tables, cache, overlap=options.overlap)
+        keys = keys_of(bundle.manifest.model)
+        rows = Prefetcher(caches.host or tables, cache, overlap=options.overlap, keys=keys)
         opened.callback(rows.close)
         wanted = np.zeros(0, np.int64)
         if options.warm_start and not options.resident:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.backends.interface import LEAST_CHUNK
+from stem_edge.runtime.rows.cache import EMPTY
 from stem_edge.runtime.rows.prefetch import NO_IDS
 
 
@@ -38,9 +39,14 @@ class Step(NamedTuple):
     """Tokens to process at once."""
 
     token_ids: I64  # [T]
-    row_ids: I64  # [T], the rows that they look up
+    row_ids: I64  # [T], the rows that they look up, or [T, ...] of several (Keys)
     logits: int  # of how many of the last tokens logits are wanted
     later: I64 = NO_IDS  # rows that the next steps look up, as far as they are known
+
+    @property
+    def records(self) -> int:
+        """Distinct rows."""
+        return len(set(self.row_ids.ravel().tolist()) - {EMPTY})
 
 
 class Guesses:

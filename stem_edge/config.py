@@ -116,6 +116,7 @@ class ModelConfig(Description, frozen=True):
             stem_layers=(),
             stem_ffn="stem",
             row_rank=0,
+            row_window=0,
             n_experts=0,
             ple_width=0,
             ple_records=0,

@@ -22,6 +22,7 @@ from stem_edge.limits import (
     MAX_CONTEXT,
     MAX_FACTOR,
     MAX_KINDS,
+    MAX_ROW_WINDOW,
     MAX_SOFTCAP,
     MAX_STREAMS,
     MAX_THETA,
@@ -117,6 +118,15 @@ def _check_rows(config: Description) -> None:
             f"{config.stem_ffn} model; expected a width of 1 to {MAX_WIDTH} for ple, 0 and 0 for "
             "others"
         )
+    if config.row_window and not (
+        1 < config.row_window <= MAX_ROW_WINDOW and config.stem_layers and not (hashed or ple)
+    ):
+        raise ValueError(
+            f"row_window is {config.row_window} in a {config.stem_ffn} model with {len(config.stem_layers)} "
+            f"STEM layers; expected 2 to {MAX_ROW_WINDOW}, and 0 for hash-moe, ple and dense models"
+        )
+    if config.row_window and config.borrowed_kv_layers:
+        raise ValueError("row_window in a model whose last layers borrow keys and values")
     if ple and len(config.stem_layers) != config.n_layers:
         raise ValueError(
             f"stem_layers is {config.stem_layers} in a ple model; expected all {config.n_layers} layers"

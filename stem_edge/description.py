@@ -29,6 +29,9 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     max_context: int  # tokens the model was built for
     stem_ffn: str = "stem"  # what the FFNs of STEM layers compute: a key of FFN_TERMS
     row_rank: int = 0  # low-rank tables: the row is P E[t], E on flash; 0: the row is U[t]
+    row_window: int = (
+        0  # a row is the mean of those of so many last tokens of a document; 0: its own
+    )
     n_experts: int = 0  # hash-moe: records, each shared by many tokens
     tied_head: bool = False
     rope_interleaved: bool = True  # pairs (0,1), (2,3)... as in the STEM trainer; False: halves

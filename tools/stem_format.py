@@ -113,6 +113,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "stem_layers": list(config.stem_layers),
         "stem_ffn": config.stem_ffn,
         "stem_rank": config.row_rank,
+        "stem_window": config.row_window,
         "num_experts": config.n_experts,
         "biases": [modules[name] for name in config.biases],
         "qk_norm_eps": config.qk_norm_eps,

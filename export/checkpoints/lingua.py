@@ -51,6 +51,7 @@ LAYER_NAMES = {
 TOP_NAMES = {"tok_embeddings": "embedding", "norm": "norm", "output": "head"}
 # Prefixes of tensors that are not part of the backbone, or a copy of the embedding as head.
 SKIPPED = ("stem_embeddings.", "rope_embeddings.", "output.tied_module.")
+WINDOW = 16  # default of stem_window_size
 SHOWN_TABLES = 800  # characters about tables in a message
 
 
@@ -72,6 +73,7 @@ class Params(msgspec.Struct):
     sliding_window: int | None = None
     stem_layers: list[int] | None = None
     stem_embedding_dim: int | None = None
+    stem_window_size: int | None = None
     alpha_mode: str | None = None  # of models that keep w3 beside the tables
 
     def __post_init__(self) -> None:
@@ -104,6 +106,7 @@ class TrainParams(msgspec.Struct):
     """Part of params.json that is read; the rest does not change the model."""
 
     model: Params
+    model_type: str = ""
     data: DataParams = msgspec.field(default_factory=DataParams)
     distributed: DistributedParams = msgspec.field(default_factory=DistributedParams)
 
@@ -137,7 +140,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         notes = (f"sliding_window {params.model.sliding_window} is ignored, as by the trainer",)
     checkpoint = Checkpoint(
         path=folder,
-        config=_config(folder, params.model, order, kind, backbone),
+        config=_config(folder, params, order, kind, backbone),
         backbone=backbone,
         tables=tables,
         tokenizer=_tokenizer(folder, params.data),
@@ -251,11 +254,14 @@ def _shard_files(folder: Path, parts: int | None) -> list[Path]:
 
 def _config(
     folder: Path,
-    model: Params,
+    params: TrainParams,
     order: list[int],
     kind: str,
     backbone: Mapping[str, SourceMatrix],
 ) -> ModelConfig:
+    model, window = params.model, params.model.stem_window_size
+    if params.model_type.endswith("_window"):
+        window = window or WINDOW
     if model.n_heads is None and model.head_dim is None:
         raise CheckpointError(f"{folder / PARAMS}: has neither n_heads nor head_dim; add one")
     try:
@@ -272,6 +278,7 @@ def _config(
             d_ff=model.stem_embedding_dim or _ffn_width(model),
             stem_layers=tuple(sorted(order)),
             stem_ffn=kind,
+            row_window=window if order and window and window > 1 else 0,
             norm_eps=model.norm_eps,
             rope_theta=model.rope_theta,
             max_context=model.max_seqlen,

@@ -69,7 +69,7 @@ class Probe:
                 batch.join(self._context, self.before)
             for n in sizes:
                 batch.begin(0, token.repeat(n), np.full(n, self.before))
-                if not np.array_equal(batch.finish(slot.repeat(n)), alone.repeat(n, 0)):
+                if not np.array_equal(batch.finish(slot.repeat(n, 0)), alone.repeat(n, 0)):
                     return False
             return True
         return False

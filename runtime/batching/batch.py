@@ -121,7 +121,9 @@ class RunningBatch:
             token_ids, row_ids = step.token_ids, step.row_ids
             places = np.array(positions, np.int64)
             if count == self._count and self._pad():
-                token_ids, row_ids = (np.append(ids, ids[-1]) for ids in (token_ids, row_ids))
+                token_ids, row_ids = (
+                    np.concatenate([ids, ids[-1:]]) for ids in (token_ids, row_ids)
+                )
                 places = np.append(places, 0)
             self._backend.begin(first, token_ids, places)
             slots = rows.fetch(row_ids, len(row_ids))

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from stem_edge.bundle.prefill_check import PREFILL_FROM
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.decoding import Decoding
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Answer, Chunk, Chunks, Constraint, Sampled
@@ -39,7 +39,7 @@ class Request:
     answer: Answer  # these are there once it has begun
     chunks: Chunks
     sampled: Sampled  # the token chosen last
-    row_id: int  # the row that it looks up
+    row_ids: I64  # [1, ...], what it looks up
     context: Context  # until it has joined a batch that copies
 
     def __init__(
@@ -141,7 +141,7 @@ class Request:
         """Note the next token."""
         self.sampled = sampled
         if self.goes_on:
-            self.row_id = self.lookups.of_token(sampled.token_id)
+            self.row_ids = self.lookups.after(self.answer.seen)
 
     def hand_out(self) -> Chunk | None:
         """Return a chunk if the token chosen last makes text certain, or is the last of all."""
@@ -177,8 +177,9 @@ def next_step(requests: Sequence[Request]) -> Step | None:
     """Return the step of the tokens that these chose last, without those known to end; None without any."""
     going = [request for request in requests if request.goes_on]
     tokens = np.array([request.answer.seen[-1] for request in going], np.int64)
-    row_ids = np.array([request.row_id for request in going], np.int64)
-    return Step(tokens, row_ids, len(going)) if going else None
+    if not going:
+        return None
+    return Step(tokens, np.concatenate([request.row_ids for request in going]), len(going))
 
 
 @contextmanager

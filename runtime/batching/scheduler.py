@@ -240,8 +240,7 @@ class Scheduler:
             self._prompt.steps[0] if self._prompt is not None else None,
             top=max(tops) if all(tops) else 0,
         )
-        records = len(set(step.row_ids.tolist()))
-        self._record.decoded(time.perf_counter() - started, records=records)
+        self._record.decoded(time.perf_counter() - started, records=step.records)
         for request, logits in zip(running, found, strict=True):
             with self._errors_of(request):
                 if isinstance(logits, Exception):

@@ -9,6 +9,7 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
+from stem_edge.numerics.quantize import I64
 from stem_edge.shown import shown
 from stem_edge.tables.rows import RowLookup
 
@@ -115,6 +116,15 @@ class Lookups:
         if token_id not in self._of_token:
             (self._of_token[token_id],) = self._make([lookup])
         return self._of_token[token_id]
+
+    def after(self, seen: Sequence[int], drafts: Sequence[int] = ()) -> I64:
+        """Row ids of the last token of prompt and answer so far, and of drafts to follow it."""
+        keys, last = self._engine.rows.keys, len(seen) - 1
+        first = max(0, last - keys.before)
+        tokens = [*seen[first:], *drafts]
+        own = self.prompt[first:].tolist()
+        own += map(self.of_token, tokens[len(own) :])
+        return keys.of(np.array(tokens, np.int64), np.array(own, np.int64), last - first)
 
     def _make(self, lookups: Sequence[RowLookup]) -> list[int]:
         made: list[int] = self._engine.make(lookups).tolist()

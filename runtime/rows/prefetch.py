@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import I64
-from stem_edge.runtime.rows.cache import RowCache, needed_whole
+from stem_edge.runtime.rows.cache import EMPTY, RowCache, needed_whole
+from stem_edge.runtime.rows.keys import Keys
 from stem_edge.runtime.rows.records import Flags, Records, RowCounters, records_of
 from stem_edge.runtime.rows.slots import Staged
 from stem_edge.tables.rows import RowLookup
@@ -97,6 +98,8 @@ class Reading(NamedTuple):
 class Rows:
     """Source of slots for an engine. This base class serves dense models, which have no rows."""
 
+    keys = Keys()
+
     @property
     def step_tokens(self) -> int:
         """Most tokens that a step may have, whichever they are."""
@@ -109,7 +112,7 @@ class Rows:
         """
 
     def fetch(self, row_ids: I64, whole: int | None = None) -> npt.NDArray[np.int32]:
-        """Slots int32 [T] of row ids [T], all resident until the next call.
+        """Slots int32 of row ids [T], or [T, ...] by `keys`, all resident until the next call.
 
         whole: of how many of the last ids all rows are needed, not only those that every token of
         a prompt needs (ModelConfig.prompt_rows). Default: of all.
@@ -139,8 +142,10 @@ class Prefetcher(Rows):
     Only the caller that has the engine's turn may use it, except for `release`.
     """
 
-    def __init__(self, store: Records, cache: RowCache, *, overlap: bool = True) -> None:
-        self.store, self.cache = store, cache
+    def __init__(
+        self, store: Records, cache: RowCache, *, overlap: bool = True, keys: Keys | None = None
+    ) -> None:
+        self.store, self.cache, self.keys = store, cache, keys or Keys()
         self.edited: EditedStore | None = None  # over `store`, once there are edits
         self.stall_seconds, self._splits = 0.0, store.splits
         self._background = Background("stem-edge-prefetch") if overlap else None
@@ -150,7 +155,8 @@ class Prefetcher(Rows):
     def step_tokens(self) -> int:
         # With a slot for every record, any tokens fit.
         everything = self.store.layout.records + self.made
-        return self.cache.slots if self.cache.slots < everything else ANY_NUMBER
+        most, keys = self.cache.slots, self.keys
+        return min(keys.most, most - keys.before if most < everything else ANY_NUMBER)
 
     @property
     def made(self) -> int:
@@ -206,6 +212,7 @@ class Prefetcher(Rows):
             self._background.start(partial((self.edited or self.store).ahead, *wanted))
 
     def _missing(self, wanted: I64, whole: int | None) -> Reading:
+        wanted = wanted[wanted != EMPTY]
         numbers = self.cache.missing(wanted, whole)
         return Reading(numbers, needed_whole(numbers, wanted, whole))
 
@@ -213,20 +220,22 @@ class Prefetcher(Rows):
         return self.cache.storage.stage((self.edited or self.store).read(*reading))
 
     def fetch(self, row_ids: I64, whole: int | None = None) -> npt.NDArray[np.int32]:
-        """Slots int32 [T] of row ids [T]. Their distinct records must not outnumber the slots.
+        """Slots int32 [T, ...] of row ids. Their distinct records must not outnumber the slots.
 
         Raises RowReadError or MemoryError; the cache then is still right, and a later call reads
         the missing records again.
         """
-        wanted = self._records_of(row_ids)
+        looked_up = self._records_of(row_ids)
+        wanted = looked_up[looked_up != EMPTY]
         whole = whole if self._splits else None
-        self.cache.use(wanted, whole)
+        # Of a window, only the last row is new: the others were counted at earlier steps.
+        self.cache.use(looked_up if looked_up.ndim == 1 else looked_up[:, -1], whole)
         self._install_pending(wanted)
         missing = self._missing(wanted, whole)
         if len(missing.numbers):
             records = self._timed(partial(self._read, missing))
             self.cache.install(missing.numbers, records, wanted, missing.whole)
-        return self.cache.slots_of(wanted)
+        return np.where(looked_up == EMPTY, EMPTY, self.cache.slots_of(looked_up))
 
     def _install_pending(self, keep: I64) -> None:
         if self._pending is None or self._background is None:

@@ -85,6 +85,8 @@ class ModelDrafts(ByPlace):
         return logits
 
     def _feed(self, tokens: Sequence[int]) -> F32:
-        logits = self._engine.step(self._context, np.array(tokens, np.int64), top=1)
+        row_ids = self._engine.rows.keys.following(self._fed, tokens)
+        ids = np.array(tokens, np.int64)
+        logits = self._engine.step(self._context, ids, row_ids=row_ids, top=1)
         self._fed += tokens
         return logits

@@ -36,8 +36,8 @@ def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | N
     context = engine.backend.open_context(before + most)
     ids = np.arange(before + most, dtype=np.int64) % vocab_size
     # Fetched once, because the row cache counts how often each is used.
-    slots = np.resize(engine.rows.fetch(ids[:most]), before + most)
-
+    rows = engine.rows
+    slots = rows.keys.of(ids, np.resize(rows.fetch(ids[:most]), before + most))
     probe = Probe(engine.backend, context, ids, slots, before)
     probe.step(0, before, 1)
     return measure_steps(probe)

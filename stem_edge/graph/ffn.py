@@ -75,6 +75,10 @@ def row_of(layer: LayerGraph) -> str:
     else:
         row = graph.node("Gather", [codes, layer.slot_ids], [name])
         row = graph.node("Cast", [row], [name + ".fp32"], to=1) if layout.bits == 16 else row
+    if layer.config.row_window:
+        means = graph.add("MatMul", [io.ROW_SHARES, row], name + ".means")
+        bounds = [graph.sizes([number]) for number in (0, -1, 1)]  # all tokens but the last
+        row = graph.add("Slice", [means, *bounds], name + ".mean")
     return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
 
 

@@ -115,6 +115,9 @@ def _declare_layers(
             graph.input(name, np.float32, ["context", io.head_width(layer) // 2])
     stem = set(layers) & set(config.stem_layers)
     if stem:
-        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, "T"])
+        rows = "R" if config.row_window else "T"
+        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, rows])
+        if config.row_window:
+            graph.input(io.ROW_SHARES, np.float32, [graph.sequences, "T+1", rows])
     if stem and layout and layout.quantized and config.stem_ffn != "hash-moe":
         graph.input(io.ROW_ZERO_POINTS, np.uint8, None)

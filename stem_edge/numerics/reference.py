@@ -80,6 +80,7 @@ class Tokens:
         self, config: ModelConfig, backbone: Mapping[str, Matrix], token_ids: Sequence[int]
     ) -> None:
         self.ids = token_ids
+        self.starts = window_starts(token_ids, config.row_window, config.eos_ids)
         self.ropes = {rope: rope_tables(rope, len(token_ids)) for rope in config.ropes}
         # What is kept here stays for all layers, so it is only what later layers read again.
         borrowing = config.layers[config.own_kv_layers :]
@@ -116,6 +117,8 @@ def layer_forward(
         result = _experts(config, normed, tables[layer], tokens.ids)
     else:
         rows = pick(tables[layer], tokens.ids) if layer in config.stem_layers else None
+        if rows is not None and config.row_window:
+            rows = trailing_means(rows, tokens.starts)
         result = _ffn(config, layer, weights, normed, rows, observe)
     active = active + _after(config, weights, "ffn_post_norm", result)
     streams = altup.corrected(config, weights, streams, active) if many else active[:, None]
@@ -220,6 +223,21 @@ def _attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
         weight /= weight.sum(axis=-1, keepdims=True)
         mixed[:, start:stop] = weight @ v[:, first:stop]
     return np.ascontiguousarray(mixed.transpose(1, 0, 2)).reshape(length, -1)
+
+
+def window_starts(token_ids: Sequence[int], window: int, ends: Sequence[int]) -> list[int]:
+    """Return for each token the first of the last `window` tokens of its document."""
+    starts, document = list[int](), 0
+    for place, token in enumerate(token_ids):
+        starts.append(max(document, place + 1 - window))
+        document = place + 1 if token in ends else document
+    return starts
+
+
+def trailing_means(rows: F32, starts: Sequence[int]) -> F32:
+    """Means [T, K] of rows [T, K] from those in `starts` on."""
+    means = [rows[start : place + 1].mean(axis=0) for place, start in enumerate(starts)]
+    return np.stack(means)
 
 
 def _ffn(

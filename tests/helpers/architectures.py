@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from stem_format import save_stem
 from torch import Tensor
@@ -35,6 +36,7 @@ SIZES: dict[str, Any] = {
     "rope_theta": 1e4,
     "max_context": 64,
 }
+CPU_ONLY = ("n_experts", "row_window")
 HASHED: dict[str, Any] = {"stem_ffn": "hash-moe", "n_experts": 5}
 VARIANTS: dict[str, dict[str, Any]] = {
     "stem": {},
@@ -47,6 +49,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "low rank": {"row_rank": 16},
     "low rank, plus": {"row_rank": 32, "stem_ffn": "stem-plus"},
     "low rank, mix": {"row_rank": 16, "stem_ffn": "stem-mix", "biases": ("up",)},
+    "means of rows": {"row_window": 4},
+    "low rank, mix, means of rows": {"row_window": 3, "row_rank": 16, "stem_ffn": "stem-mix"},
     "low rank, gate": {"row_rank": 16, "stem_ffn": "stem-gate", "biases": ("up", "down")},
     "hash-moe": HASHED,
     "hash-moe, all layers, post norms": {**HASHED, "stem_layers": (0, 1, 2), "post_norms": True},
@@ -91,8 +95,12 @@ def write(
         stored |= rows_as_tensors(config, f"model.layers.{layer}.mlp.", table)
     if config.n_experts:
         stored["model.expert_of_token"] = expert_of_token(config)
-    save_stem(folder, config, stored, convert_tokenizer("bytes", None, add_bos=True))
+    tokenizer = convert_tokenizer("bytes", None, add_bos=True)
+    save_stem(folder, config, stored, tokenizer)
+    config = msgspec.structs.replace(config, eos_ids=tokenizer.eos_ids)
     ids = np.random.default_rng(seed).integers(0, config.vocab_size, tokens).tolist()
+    if config.row_window:  # documents end in it, one after its first token
+        ids[tokens // 3] = ids[2 * tokens // 3] = ids[2 * tokens // 3 + 1] = tokenizer.eos_ids[0]
     return folder, ids, torch_logits(config, tensors, rows, ids).numpy()
 
 
@@ -107,7 +115,7 @@ def rows_as_tensors(config: ModelConfig, at: str, table: Tensor) -> Tensors:
     return {f"{at}experts.{name}_proj.weight": part for name, part in parts.items()}
 
 
-KINDS = [name for name, fields in VARIANTS.items() if "n_experts" not in fields]
+KINDS = [name for name, fields in VARIANTS.items() if fields.keys().isdisjoint(CPU_ONLY)]
 Quantized = tuple[dict[str, Any], dict[str, Any]]  # of the model, of the export
 QUANTIZED: dict[str, Quantized] = {
     "int4": ({}, {"backbone": "int4", "tables": "int4", "asymmetric": False}),

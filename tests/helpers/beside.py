@@ -26,14 +26,14 @@ class Beside:
         self.batch = model.engine.backend.open_batch(sequences, length)
         self.alone = PlainBatch()
         self.tokens: list[int] = []  # the next of each sequence
-        self.positions: list[int] = []
+        self.texts: list[list[int]] = []  # what each sequence has so far
 
     def join(self, ids: Sequence[int], *, roomy: bool = True) -> None:
         """Compute a prompt in a context of the batch's length, or just long enough, that joins."""
         found, expected = (self._join(batch, ids, roomy) for batch in (self.batch, self.alone))
         assert np.array_equal(found, expected)
         self.tokens.append(int(expected.argmax()))
-        self.positions.append(len(ids))
+        self.texts.append(list(ids))
 
     def _join(self, batch: BackendBatch, ids: Sequence[int], roomy: bool) -> F32:
         long = roomy or not batch.copies or batch.fixed_nbytes > 0
@@ -49,10 +49,9 @@ class Beside:
     def leave(self, place: int) -> None:
         for batch in (self.batch, self.alone):
             batch.leave(place)
-        for numbers in (self.tokens, self.positions):
-            last = numbers.pop()
-            if place < len(numbers):
-                numbers[place] = last
+        token, text = self.tokens.pop(), self.texts.pop()
+        if place < len(self.texts):
+            self.tokens[place], self.texts[place] = token, text
 
     def step(
         self, first: int = 0, count: int | None = None, tokens: list[int] | None = None
@@ -65,9 +64,9 @@ class Beside:
         assert np.abs(found - expected).max() < self._most
         chosen = expected.argmax(axis=1).tolist()
         assert self._most > MOST["fp32"] or found.argmax(axis=1).tolist() == chosen
+        for place in range(count):
+            self.texts[first + place].append((tokens or self.tokens[first:])[place])
         self.tokens[first : first + count] = chosen
-        for place in range(first, first + count):
-            self.positions[place] += 1
 
     def run(
         self, batch: BackendBatch, first: int, count: int, tokens: list[int] | None = None
@@ -75,9 +74,11 @@ class Beside:
         """Return the logits of a step with these tokens, or those that come next."""
         chosen = self.tokens[first : first + count] if tokens is None else tokens
         self.begin(batch, first, chosen)
-        return batch.finish(self._engine.rows.fetch(np.array(chosen, np.int64), count)).copy()
+        texts, rows = self.texts[first : first + count], self._engine.rows
+        looked_up = [rows.keys.following(text, [n]) for text, n in zip(texts, chosen, strict=True)]
+        return batch.finish(rows.fetch(np.concatenate(looked_up), count)).copy()
 
     def begin(self, batch: BackendBatch, first: int, tokens: list[int]) -> None:
         """Begin a step with these tokens."""
-        positions = self.positions[first : first + len(tokens)]
+        positions = [len(text) for text in self.texts[first : first + len(tokens)]]
         batch.begin(first, np.array(tokens, np.int64), np.array(positions, np.int64))

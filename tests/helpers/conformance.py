@@ -31,4 +31,10 @@ def stepwise(model: Model, ids: list[int]) -> F32:
     """Logits [T, V] by the engine's own step, one token at a time."""
     engine = model.engine
     context = engine.open_context(len(ids))
-    return np.concatenate([engine.step(context, np.array([token])).copy() for token in ids])
+    rows = [engine.rows.keys.following(ids[:place], [token]) for place, token in enumerate(ids)]
+    return np.concatenate(
+        [
+            engine.step(context, np.array([n]), row_ids=r).copy()
+            for n, r in zip(ids, rows, strict=True)
+        ]
+    )

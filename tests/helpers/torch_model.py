@@ -41,6 +41,8 @@ def torch_logits(
         row = rows[layer][tokens] if layer in config.stem_layers else None
         if row is not None and looked_up is not None:
             row = looked_up[layer]
+        if row is not None and config.row_window:
+            row = mean_of_last(row, token_ids, config.row_window, config.eos_ids)
         y = ffn(config, w, norm(x, w["ffn_norm"], config.norm_eps), row)
         x = x + (norm(y, w["ffn_post_norm"], config.norm_eps) if config.post_norms else y)
     x = norm(x, tensors["norm"], config.norm_eps)
@@ -48,6 +50,17 @@ def torch_logits(
     logits = functional.linear(x, head, tensors.get("head.bias"))
     cap = config.logit_softcap
     return cap * torch.tanh(logits / cap) if cap else logits
+
+
+def mean_of_last(rows: Tensor, ids: list[int], window: int, ends: tuple[int, ...]) -> Tensor:
+    """Means [T, K] of the rows of the last tokens, within their documents."""
+    means, document = [], list[Tensor]()
+    for token, row in zip(ids, rows, strict=True):
+        document.append(row)
+        means.append(torch.stack(document[-window:]).mean(0))
+        if token in ends:
+            document = []
+    return torch.stack(means)
 
 
 def attention(

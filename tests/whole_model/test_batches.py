@@ -36,6 +36,7 @@ MODELS = VARIANTS | {
     ODD: {"head_dim": 10, "n_heads": 3, "n_kv_heads": 1},
 }
 NAMES = ["stem", "dense", "low rank, gate", "hash-moe", "window", WIDE, ODD, "all at once"]
+NAMES += ["means of rows"]
 NAMES += [GEMMA, GEMMA_3N]
 CASES = slow_but(["all at once", GEMMA_3N], NAMES)
 LENGTH = 330
@@ -67,7 +68,7 @@ def model(case: Case, request: pytest.FixtureRequest) -> Iterator[Model]:
     bundle = stem_edge.open_bundle(case.path)
     if request.param == "device":
         options = {"providers": "cpu", "device_memory": "4GB"}
-        if bundle.manifest.model.n_experts:
+        if bundle.manifest.model.n_experts or bundle.manifest.model.row_window:
             pytest.skip("this model has no graphs for devices")
     elif request.param not in bundle.manifest.engines:
         pytest.skip("this model runs on the other engine only")

@@ -83,7 +83,7 @@ MODELS: dict[str, tuple[Callable[[Path], Exact], set[str], set[str]]] = {
     **{
         name: (
             partial(exact_stem, changes=changes),
-            {*ONE_BY_ONE, FEW},
+            {*ONE_BY_ONE, "with 8 slots" if "row_window" in changes else FEW},
             {ONCE} if name in FAST else set[str](),
         )
         for name, changes in VARIANTS.items()

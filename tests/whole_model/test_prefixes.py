@@ -26,6 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "window": {"sliding_window": 60, "window_layers": (0, 2)},
     "all at once": VARIANTS["all at once"],
     "hash-moe": VARIANTS["hash-moe"],
+    "means of rows": VARIANTS["low rank, mix, means of rows"],
     "wide": {"dim": 192, "head_dim": 64, "n_heads": 4, "n_kv_heads": 1, "d_ff": 320},
 }
 

@@ -8,6 +8,7 @@ with a default:
 | stem_layers | [] | numbers of the layers that take rows |
 | stem_ffn | "stem" | kind of their FFN: stem, stem-plus, stem-mix, stem-gate or hash-moe |
 | stem_rank | 0 | columns of low-rank tables; 0: they have intermediate_size |
+| stem_window | 0 | a row is the mean of those of so many last tokens of a document; 0: its own |
 | num_experts | 0 | hash-moe: experts in each layer |
 | biases | [] | modules with a bias: q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head |
 | qk_norm_eps | null | epsilon of the norms of each head of q and k before RoPE; null: no norms |
@@ -61,6 +62,7 @@ class Stem(Windowed, kw_only=True):
     stem_layers: tuple[int, ...] = ()
     stem_ffn: str = "stem"
     stem_rank: int = 0
+    stem_window: int = 0
     num_experts: int = 0
     biases: tuple[str, ...] = ()
     qk_norm_eps: float | None = None
@@ -76,6 +78,7 @@ class Stem(Windowed, kw_only=True):
             "stem_layers": tuple(sorted(self.stem_layers)),
             "stem_ffn": self.stem_ffn,
             "row_rank": self.stem_rank,
+            "row_window": self.stem_window,
             "n_experts": self.num_experts,
             "biases": tuple(BIAS_NAMES[name] for name in self.biases),
             "qk_norm_eps": self.qk_norm_eps,

@@ -45,7 +45,8 @@ class LayerInputs:
     ones: Tensor  # I32 [T]
     sequences: Sequence[Attended]  # one that all tokens belong to, or T
     mixed: MappedBuffer | None  # where attention of several sequences is gathered
-    slot_ids: Tensor | None  # I32 [T]; None before the first STEM layer
+    slot_ids: Tensor | None  # I32 [T], or [R] of means; None before the first STEM layer
+    row_shares: Tensor | None  # F32 [R, T] of means
     turns: Mapping[Rope, tuple[Tensor, Tensor]]  # F32 [head_dim, T]: cosines and sines
     embedded: Tensor  # F32 [dim, T]: hidden states before the model's first layer
 

@@ -45,7 +45,11 @@ def ple(layer: GgmlLayer, x: Tensor, norm: Tensor) -> Tensor:
 
 def _row(layer: GgmlLayer) -> Tensor:
     """Return the tokens' rows [d_ff or ple_width, T] from the slots of the row cache."""
-    row = layer.graph.op("get_rows", layer.slots[0], layer.inputs.slot_ids)
+    graph, shares = layer.graph, layer.inputs.row_shares
+    row = graph.op("get_rows", layer.slots[0], layer.inputs.slot_ids)
+    if shares is not None:
+        turned = graph.op("cont", graph.op("permute", row, 1, 0, 2, 3))
+        row = graph.op("mul_mat", turned, shares)
     return layer.product("project", row) if layer.config.row_rank else row
 
 

@@ -14,7 +14,7 @@ from stem_edge.graph.names import kv_capacity
 from stem_edge.runtime.backends.ggml.backend import GgmlBackend
 from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import GgmlModel
-from stem_edge.runtime.backends.memory_plan import Needs, Part
+from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import Slots
@@ -83,6 +83,8 @@ def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool
     # Gate, up and their product beside the hidden state, or q, k and v on their way through RoPE;
     # then their 8-bit copies. RoPE's cosines and sines, here and in ggml's memory.
     per_token = 3 * config.dim + heads + 4 * max(heads, *(layer.d_ff for layer in config.layers))
+    if config.row_window:  # rows before their mean, turned, and their shares in it
+        per_token += 2 * config.d_ff + 2 * (CHUNK_TOKENS + config.row_window)
     per_token += 4 * sum(rope.width for rope in config.ropes)
     cells = [kv_capacity(window, context) for window in {one.window for one in config.layers}]
     masks = HALF * (sum(cells) + max(cells))  # one more, because numpy makes it before ggml's copy

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stem_edge.ggml import types as ggml_types
 from stem_edge.graph.names import EARLY, LATE, REST, layer_graphs
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, I32
 from stem_edge.numerics.rope import rope_tables_at
 from stem_edge.runtime.backends.ggml.attention import mixed_memory
 from stem_edge.runtime.backends.ggml.graph import GgmlGraph, HeldVectors, Scratch, Tensor
@@ -19,6 +19,7 @@ from stem_edge.runtime.backends.ggml.layer import Attended, Cells, GgmlLayer, La
 from stem_edge.runtime.backends.ggml.layers import emit_embedding, emit_head, emit_layer
 from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.runtime.backends.interface import check_logits
+from stem_edge.runtime.rows.keys import spread
 
 OPERATORS_AROUND = 64
 OPERATORS_PER_LAYER, OPERATORS_PER_CACHE = 96, 16  # of a layer; of each sequence in it
@@ -108,8 +109,20 @@ class GgmlSteps:
             for tensor, table in zip(turns, tables, strict=True):
                 graph.set(tensor, self._spread(table))
         if inputs.slot_ids is not None and slot_ids is not None:
+            if inputs.row_shares is not None:
+                slot_ids, shares = self._spread_rows(slot_ids)
+                graph.set(inputs.row_shares, shares)
             graph.set(inputs.slot_ids, np.ascontiguousarray(slot_ids, np.int32))
         graph.run()
+
+    def _spread_rows(self, slots: I32) -> tuple[I32, F32]:
+        """Return slots [R] of the rows of all sequences, and their shares [T, R] in the tokens' means."""
+        sequences = len(self._caches)
+        line, shares = spread(slots.reshape(sequences, -1, slots.shape[-1]))
+        whole = np.zeros((sequences, shares.shape[1], *line.shape), np.float32)
+        for number, own in enumerate(shares):
+            whole[number, :, number] = own
+        return line.ravel(), whole.reshape(self._count, -1)
 
     def _spread(self, table: F32) -> F32:
         """Return a RoPE table [T, head_dim / 2] with a value for each member of a pair."""
@@ -203,6 +216,8 @@ class GgmlSteps:
         windows = sorted({layer.window for layer in described})
         ropes = {layer.rope: (ggml_types.F32, layer.rope.width, count) for layer in described}
         takes_rows = rows and bool(self.model.slots)
+        window = self._config.row_window
+        looked_up = count + len(cells) * max(0, window - 1)
         return LayerInputs(
             count=count,
             ones=graph.input(ggml_types.I32, count),
@@ -211,7 +226,10 @@ class GgmlSteps:
                 for kv, one in zip(self._caches, cells, strict=True)
             ],
             mixed=mixed_memory(graph.ggml, self._config, count) if len(cells) > 1 else None,
-            slot_ids=graph.input(ggml_types.I32, count) if takes_rows else None,
+            slot_ids=graph.input(ggml_types.I32, looked_up) if takes_rows else None,
+            row_shares=graph.input(ggml_types.F32, looked_up, count)
+            if takes_rows and window
+            else None,
             turns={
                 rope: (graph.input(*shape), graph.input(*shape)) for rope, shape in ropes.items()
             },

@@ -23,6 +23,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     onnxruntime_errors,
 )
+from stem_edge.runtime.rows.keys import spread
 
 
 class BoundShape(NamedTuple):
@@ -134,7 +135,10 @@ class BoundGraphs:
 
         skipped: lines of logits that are neither checked nor returned, of the first sequences.
         """
-        self._slot_ids[...] = slot_ids
+        if self._row_shares is None:
+            self._slot_ids[...] = slot_ids
+        else:
+            self._slot_ids[...], self._row_shares[:, :-1] = spread(slot_ids)
         count = max(wanted, 1) if self._output.has_layers else wanted
         places = range(self.shape.tokens - count, self.shape.tokens)
         with nullcontext() if self._stream is None else self._stream.step():
@@ -198,6 +202,12 @@ class BoundGraphs:
         self._range = np.arange(shape.tokens)
         self._feed({io.TOKEN_IDS: self._token_ids, io.SLOT_IDS: self._slot_ids})
         self._feed({io.POSITIONS: self._positions})
+        self._row_shares: F32 | None = None
+        if window := self._loaded.config.row_window:
+            sequences, tokens, rows = shape.sequences, shape.tokens, shape.tokens + window - 1
+            self._slot_ids = np.zeros((sequences, rows), np.int64)
+            self._row_shares = np.zeros((sequences, tokens + 1, rows), np.float32)
+            self._feed({io.SLOT_IDS: self._slot_ids, io.ROW_SHARES: self._row_shares})
         self._lengths = {prefix: Lengths(shape.sequences) for prefix in ("", io.WINDOW)}
         for prefix, lengths in self._lengths.items():
             self._feed(lengths.inputs(prefix))

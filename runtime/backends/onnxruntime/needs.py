@@ -107,6 +107,8 @@ def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -
     heads = max((config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in layers)
     hidden = HIDDEN_ARRAYS if config.streams == 1 else HIDDEN_ARRAYS_OF_STREAMS
     values = hidden * config.hidden_width + 2 * heads + wide * max(one.d_ff for one in layers)
+    if config.row_window:  # rows before their mean, and their shares in it
+        values += max(one.d_ff for one in layers) + CHUNK_TOKENS + config.row_window
     contexts = CONTEXT_ARRAYS * len(layers) * config.ple_width
     return values + contexts + config.n_heads * scored
 

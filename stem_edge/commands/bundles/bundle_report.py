@@ -105,7 +105,8 @@ def _ffn(model: ModelConfig) -> str:
         return f"dense, then per-layer embeddings of {model.ple_width} values{gates}"
     if model.n_experts:
         return f"{model.stem_ffn}, {model.n_experts} experts, one a token"
-    return model.stem_ffn + (f", rows of rank {model.row_rank}" if model.row_rank else "")
+    means = f", means of the rows of {model.row_window} tokens" if model.row_window else ""
+    return model.stem_ffn + (f", rows of rank {model.row_rank}" if model.row_rank else "") + means
 
 
 def _storage(manifest: Manifest) -> Rows:

@@ -35,6 +35,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"stem_layers": (2,), "stem_ffn": "stem-plus"},
     {"stem_layers": (1, 2), "stem_ffn": "stem-plus", "row_rank": 16},
     {"stem_layers": (0, 1), "stem_ffn": "stem-mix"},
+    {"stem_layers": (0, 1), "row_window": 4},
     {"stem_layers": (0, 1), "stem_ffn": "stem-gate"},
     {"stem_layers": (1,), "stem_ffn": "stem-gate", "row_rank": 16},
     {"stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 5},

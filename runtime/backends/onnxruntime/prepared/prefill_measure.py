@@ -17,6 +17,7 @@ from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import LOGITS_AT_ONCE
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
+from stem_edge.runtime.rows.keys import keys_of
 from stem_edge.runtime.rows.records import records_of
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
@@ -61,7 +62,8 @@ def _rows(bundle: Bundle, ids: I64) -> U8 | None:
 
 
 def _logits(backend: OrtBackend, ids: I64, *, prefill: bool) -> F32:
-    context, slots = backend.open_context(len(ids)), np.arange(len(ids), dtype=np.int32)
+    keys, context = keys_of(backend.loaded.config), backend.open_context(len(ids))
+    slots = keys.of(ids, np.arange(len(ids), dtype=np.int32))
     logits = np.empty((len(ids), backend.loaded.config.vocab_size), np.float32)
     for at in range(0, len(ids), LOGITS_AT_ONCE):
         places = slice(at, at + LOGITS_AT_ONCE)

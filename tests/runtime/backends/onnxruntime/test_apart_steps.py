@@ -26,6 +26,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     joined_parts,
     sources,
 )
+from stem_edge.runtime.rows.keys import keys_of
 from stem_edge.runtime.rows.slots import ArraySlots
 
 LENGTH, PROMPT = 300, (120, 120)  # chunks of a prompt; a window of 5 drops tokens at 261
@@ -37,6 +38,7 @@ CASES: list[tuple[str, str, KvType]] = [
     ("window", "int4", "int4"),
     ("q and k norm", "fp32", "fp32"),
     ("stem-mix", "fp32", "fp32"),
+    ("means of rows", "int4", "fp32"),
     ("RoPE in halves", "int4", "fp32"),
     ("all at once", "int4", "fp32"),
     ("low rank, gate", "int4", "fp32"),
@@ -61,7 +63,8 @@ def opened(bundle: Bundle, kv: KvType) -> tuple[OrtBackend, Any]:
     products = {node.outputs[0] for node in step.nodes if node.op in ONE_BY_ONE}
     later = sources(bundle, {apart_step(size): apart(step, size, products) for size in SIZES})
     graphs = joined_graphs(bundle, prefill=False, kv=kv)
-    return OrtBackend(config, graphs, slots, 2, kv, later), placeholder_rows(slots, LENGTH)
+    rows = keys_of(config).of(np.arange(LENGTH), placeholder_rows(slots, LENGTH))
+    return OrtBackend(config, graphs, slots, 2, kv, later), rows
 
 
 def run(backend: OrtBackend, slots: Any, ids: Any, steps: Sequence[int]) -> tuple[F32, list[Any]]:
