@@ -14,6 +14,7 @@ import numpy as np
 from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdict, Verdicts
+from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import QUANTIZED
@@ -37,9 +38,8 @@ from stem_edge.runtime.load_plan import (
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.prefixes.opening import can_keep, open_prefixes
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.keys import keys_of
 from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
-from stem_edge.runtime.rows.records import Records
+from stem_edge.runtime.rows.records import Records, RowKeys
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.rows.warm import Caches, bundle_key, expected_records, fill, keep_counts
@@ -230,7 +230,7 @@ def _assemble(
         opened.callback(tables.close)
         cache = RowCache(storage := loader.make_slots(format.tables, plan.slots))
         caches = Caches(cache, tables, _host_tier(tables, plan))
-        keys = keys_of(bundle.manifest.model)
+        keys = _keys(bundle.manifest.model)
         rows = Prefetcher(caches.host or tables, cache, overlap=options.overlap, keys=keys)
         opened.callback(rows.close)
         wanted = np.zeros(0, np.int64)
@@ -250,6 +250,14 @@ def _assemble(
         loaded = model(backend, rows, keep)
         opened.pop_all()
     return loaded
+
+
+def _keys(config: ModelConfig) -> RowKeys:
+    if not config.row_window:
+        return RowKeys()
+    from stem_edge.runtime.lookups.windows import WindowKeys  # for such models alone
+
+    return WindowKeys(config.row_window, config.eos_ids)
 
 
 def _host_tier(tables: Records, plan: MemoryPlan) -> HostTier | None:

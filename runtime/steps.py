@@ -39,7 +39,7 @@ class Step(NamedTuple):
     """Tokens to process at once."""
 
     token_ids: I64  # [T]
-    row_ids: I64  # [T], the rows that they look up, or [T, ...] of several (Keys)
+    row_ids: I64  # [T], the rows that they look up, or [T, ...] of several (RowKeys)
     logits: int  # of how many of the last tokens logits are wanted
     later: I64 = NO_IDS  # rows that the next steps look up, as far as they are known
 

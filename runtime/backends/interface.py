@@ -119,6 +119,8 @@ class BackendContext(Protocol):
     def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
         """Complete the step with the remaining layers; its tokens' rows are in slots [T].
 
+        Where rows are means, slots [T, window] are of the last tokens, EMPTY for those that lack.
+
         Layers that borrow K and V run for the last `logits` tokens alone: slots of the others may
         lack the rows of these layers (ModelConfig.prompt_rows).
         Returns logits [logits, V] of the step's last tokens; the next call may overwrite them.
@@ -157,7 +159,7 @@ class BackendBatch(Protocol):
         """
 
     def finish(self, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
-        """Complete the step; the tokens' rows are in slots [n].
+        """Complete the step; the tokens' rows are in slots [n], as of BackendContext.finish.
 
         Returns logits [n, V], a line for each sequence; else as BackendContext.finish, also when it
         raises: sequences can then be stepped again, together or one by one.

@@ -25,8 +25,7 @@ import numpy.typing as npt
 from stem_edge.errors import InputError, RowReadError
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.cache import EMPTY, RowCache, needed_whole
-from stem_edge.runtime.rows.keys import Keys
-from stem_edge.runtime.rows.records import Flags, Records, RowCounters, records_of
+from stem_edge.runtime.rows.records import Flags, Records, RowCounters, RowKeys, records_of
 from stem_edge.runtime.rows.slots import Staged
 from stem_edge.tables.rows import RowLookup
 
@@ -98,7 +97,7 @@ class Reading(NamedTuple):
 class Rows:
     """Source of slots for an engine. This base class serves dense models, which have no rows."""
 
-    keys = Keys()
+    keys = RowKeys()
 
     @property
     def step_tokens(self) -> int:
@@ -143,9 +142,9 @@ class Prefetcher(Rows):
     """
 
     def __init__(
-        self, store: Records, cache: RowCache, *, overlap: bool = True, keys: Keys | None = None
+        self, store: Records, cache: RowCache, *, overlap: bool = True, keys: RowKeys | None = None
     ) -> None:
-        self.store, self.cache, self.keys = store, cache, keys or Keys()
+        self.store, self.cache, self.keys = store, cache, keys or RowKeys()
         self.edited: EditedStore | None = None  # over `store`, once there are edits
         self.stall_seconds, self._splits = 0.0, store.splits
         self._background = Background("stem-edge-prefetch") if overlap else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -79,6 +80,20 @@ class Traffic:
     nbytes: int = 0
     requests: int = 0
     repeated: int = 0  # of the requests, because one before failed
+
+
+class RowKeys:
+    """Which rows tokens look up, by the text so far; in this base class, each its own."""
+
+    before = 0  # tokens before a step whose rows it needs, too
+    most = sys.maxsize  # tokens of a step
+
+    def of(self, token_ids: I64, row_ids: I64, first: int = 0) -> I64:
+        """Row ids that tokens [T] of a text look up, from the `first` on: [T - first, ...].
+
+        row_ids [T]: of their own rows. Before the first are as many tokens as `before`, or all.
+        """
+        return row_ids[first:]
 
 
 def records_of(store: Records, tokens: I64) -> I64:

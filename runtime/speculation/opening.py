@@ -36,8 +36,7 @@ def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | N
     context = engine.backend.open_context(before + most)
     ids = np.arange(before + most, dtype=np.int64) % vocab_size
     # Fetched once, because the row cache counts how often each is used.
-    rows = engine.rows
-    slots = rows.keys.of(ids, np.resize(rows.fetch(ids[:most]), before + most))
+    slots = np.resize(engine.rows.fetch(engine.rows.keys.of(ids, ids)[:most]), before + most)
     probe = Probe(engine.backend, context, ids, slots, before)
     probe.step(0, before, 1)
     return measure_steps(probe)

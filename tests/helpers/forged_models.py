@@ -41,7 +41,7 @@ from stem_edge.graph.formats import (
     WeightType,
 )
 from stem_edge.layers import BIASED, FFN_TERMS, LinearRope, Llama3Rope, RopeScaling, YarnRope
-from stem_edge.limits import LEAST_SCALING, MAX_CONTEXT, MAX_SOFTCAP
+from stem_edge.limits import LEAST_SCALING, MAX_CONTEXT, MAX_ROW_WINDOW, MAX_SOFTCAP
 from stem_edge.tables.codecs import CODECS
 from stem_edge.tables.rows import RecordLayout, ScaleType
 
@@ -77,11 +77,12 @@ def models(draw: st.DrawFn) -> ModelConfig:
         n_kv_heads=kv_heads,
         head_dim=draw(st.sampled_from(EVEN)),
         d_ff=d_ff,
-        stem_layers=draw(some_layers),
+        stem_layers=(rows := draw(some_layers)),
         norm_eps=draw(chosen(1e-5, 5e-324, 0.999, 1e-38)),
         rope_theta=draw(chosen(1e4, 1 + 2e-16, 1e15)),
         max_context=draw(chosen(64, 16, MAX_CONTEXT)),
         stem_ffn=ffn,
+        row_window=draw(chosen(0, 2, 16, MAX_ROW_WINDOW)) if rows and not hashed else 0,
         row_rank=0 if hashed else draw(chosen(0, 1, min(16, d_ff), d_ff)),
         n_experts=draw(chosen(VOCABULARY, 1, vocab_size)) if hashed else 0,
         tied_head=tied,

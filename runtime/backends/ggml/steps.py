@@ -19,7 +19,7 @@ from stem_edge.runtime.backends.ggml.layer import Attended, Cells, GgmlLayer, La
 from stem_edge.runtime.backends.ggml.layers import emit_embedding, emit_head, emit_layer
 from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.runtime.backends.interface import check_logits
-from stem_edge.runtime.rows.keys import spread
+from stem_edge.tables.windows import spread
 
 OPERATORS_AROUND = 64
 OPERATORS_PER_LAYER, OPERATORS_PER_CACHE = 96, 16  # of a layer; of each sequence in it

@@ -23,7 +23,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     onnxruntime_errors,
 )
-from stem_edge.runtime.rows.keys import spread
 
 
 class BoundShape(NamedTuple):
@@ -138,6 +137,8 @@ class BoundGraphs:
         if self._row_shares is None:
             self._slot_ids[...] = slot_ids
         else:
+            from stem_edge.tables.windows import spread  # for models with windows of rows alone
+
             self._slot_ids[...], self._row_shares[:, :-1] = spread(slot_ids)
         count = max(wanted, 1) if self._output.has_layers else wanted
         places = range(self.shape.tokens - count, self.shape.tokens)

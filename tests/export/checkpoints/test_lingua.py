@@ -137,6 +137,23 @@ def test_layers_that_add_the_row_to_their_up_projection(tmp_path: Path) -> None:
     assert read_checkpoint(path).config.stem_ffn == "stem-plus"
 
 
+@pytest.mark.parametrize(
+    ("kind", "size", "window"),
+    [
+        ("llama_window", None, 16),
+        ("llama_window", 4, 4),
+        ("", 4, 4),
+        ("llama_window", 1, 0),
+        ("llama", None, 0),
+    ],
+)
+def test_rows_that_are_means(consolidated: Path, kind: str, size: int | None, window: int) -> None:
+    edit_params(consolidated, stem_window_size=size)
+    path = consolidated / "params.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": kind}))
+    assert read_checkpoint(consolidated).config.row_window == window
+
+
 def test_missing_folder() -> None:
     refused(Path("/nowhere/run"), "/nowhere/run: no such folder", "params.json")
 

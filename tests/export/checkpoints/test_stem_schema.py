@@ -156,6 +156,7 @@ def test_a_config_written_by_hand(tmp_path: Path) -> None:
         ({"stem_ffn": "stem-mix"}, ["no tensor model.layers.1.mlp.up_proj.weight"]),
         ({"stem_rank": 16}, ["no tensor model.layers.1.mlp.stem_project.weight"]),
         ({"stem_rank": 97}, ["row_rank is 97"]),
+        ({"stem_window": 300}, ["row_window is 300", "expected 2 to 256"]),
         ({"num_experts": 4}, ["n_experts is 4 in a stem model"]),
         ({"stem_table_dtype": "int8"}, ["stem_table_dtype is 'int8'", "stem models"]),
         ({"hidden_act": "gelu"}, ["hidden_act is 'gelu'", "expected 'silu'"]),

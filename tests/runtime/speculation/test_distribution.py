@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,8 @@ class TinyEngine:
     def rewind(self, position: int) -> None:
         self.position = position
 
-    def of_token(self, token: int) -> int:
-        return token
+    def after(self, seen: Sequence[int], drafts: Sequence[int]) -> Any:
+        return np.array([seen[-1], *drafts])
 
     def expect(self, stem_ids: Any, logits: int) -> None:
         pass

@@ -17,10 +17,10 @@ from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import LOGITS_AT_ONCE
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
-from stem_edge.runtime.rows.keys import keys_of
 from stem_edge.runtime.rows.records import records_of
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
+from stem_edge.tables.windows import last_rows
 
 UNUSABLE = 1e9  # nats, for logits that are not finite, because JSON has no infinity
 
@@ -62,8 +62,10 @@ def _rows(bundle: Bundle, ids: I64) -> U8 | None:
 
 
 def _logits(backend: OrtBackend, ids: I64, *, prefill: bool) -> F32:
-    keys, context = keys_of(backend.loaded.config), backend.open_context(len(ids))
-    slots = keys.of(ids, np.arange(len(ids), dtype=np.int32))
+    config, context = backend.loaded.config, backend.open_context(len(ids))
+    slots = np.arange(len(ids), dtype=np.int32)
+    if window := config.row_window:
+        slots = last_rows(ids, slots, 0, window, config.eos_ids)
     logits = np.empty((len(ids), backend.loaded.config.vocab_size), np.float32)
     for at in range(0, len(ids), LOGITS_AT_ONCE):
         places = slice(at, at + LOGITS_AT_ONCE)

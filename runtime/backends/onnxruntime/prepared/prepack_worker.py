@@ -52,10 +52,10 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     joined_parts,
 )
 from stem_edge.runtime.backends.step_measure import Probe, measure_steps
-from stem_edge.runtime.rows.keys import keys_of
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.system.user_folder import cpu_digest
+from stem_edge.tables.windows import last_rows
 
 REFUSED = (
     f"onnxruntime {ort.__version__} computes other logits from packed weights on this processor"
@@ -138,7 +138,9 @@ class _Prompt:
         length = min(DEEP + max(SIZES), config.max_context)
         slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
         self._ids = np.arange(length) % config.vocab_size
-        self._slots = keys_of(config).of(self._ids, placeholder_rows(slots, length))
+        self._slots = placeholder_rows(slots, length)
+        if window := config.row_window:
+            self._slots = last_rows(self._ids, self._slots, 0, window, config.eos_ids)
         graphs = prepared.graph_sources(bundle, prefill=self.has_prefill, kv=kv)
         self._backend = OrtBackend(config, graphs, slots, threads, kv, prepared.apart_steps)
         self._context = self._backend.open_context(length)

@@ -26,8 +26,8 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     joined_parts,
     sources,
 )
-from stem_edge.runtime.rows.keys import keys_of
 from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.tables.windows import last_rows
 
 LENGTH, PROMPT = 300, (120, 120)  # chunks of a prompt; a window of 5 drops tokens at 261
 STEPS = (1, 8, 2, 4, 8, 1, 1, 8, 8, 4, 2)
@@ -63,7 +63,9 @@ def opened(bundle: Bundle, kv: KvType) -> tuple[OrtBackend, Any]:
     products = {node.outputs[0] for node in step.nodes if node.op in ONE_BY_ONE}
     later = sources(bundle, {apart_step(size): apart(step, size, products) for size in SIZES})
     graphs = joined_graphs(bundle, prefill=False, kv=kv)
-    rows = keys_of(config).of(np.arange(LENGTH), placeholder_rows(slots, LENGTH))
+    rows = placeholder_rows(slots, LENGTH)
+    if window := config.row_window:
+        rows = last_rows(np.arange(LENGTH), rows, 0, window, ())
     return OrtBackend(config, graphs, slots, 2, kv, later), rows
 
 

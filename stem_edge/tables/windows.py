@@ -1,0 +1,43 @@
+"""Rows that are means over the last tokens of a document: which ones, and what each is worth to a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stem_edge.numerics.quantize import F32, I32, I64
+
+NOTHING = -1  # in place of a row that a document does not have
+Ids = TypeVar("Ids", I32, I64)  # of rows, or slots in their place
+
+
+def last_rows(token_ids: I64, row_ids: Ids, first: int, window: int, ends: Sequence[int]) -> Ids:
+    """Rows [T - first, window] of the last tokens of each, oldest first, from the `first` on.
+
+    token_ids, row_ids [T]: of a text and of its tokens' own rows. ends: tokens that end a document.
+    """
+    before, places = window - 1, np.arange(len(token_ids))
+    padded = np.concatenate([np.full(before, NOTHING, row_ids.dtype), row_ids])
+    rows = np.lib.stride_tricks.sliding_window_view(padded, window)[first:].copy()
+    begins = np.append(True, np.isin(token_ids[:-1], ends))
+    starts = np.maximum.accumulate(np.where(begins, places, 0))
+    ago = np.arange(window)[::-1]
+    rows[ago > (places - starts)[first:, None]] = NOTHING
+    return rows
+
+
+def spread(slots: npt.NDArray[np.integer[Any]]) -> tuple[I32, F32]:
+    """Return slots of consecutive tokens [B, T, window] in a line, and what each is worth to a token.
+
+    They are slots [B, T + window - 1], in the order of the text, and shares [B, T, T + window - 1].
+    """
+    sequences, count, window = slots.shape
+    line = np.concatenate([slots[:, 0, :-1], slots[:, :, -1]], axis=1)
+    there = slots != NOTHING
+    shares = np.zeros((sequences, count, count + window - 1), np.float32)
+    places = np.arange(count)[:, None]
+    shares[:, places, places + np.arange(window)] = there / there.sum(axis=-1, keepdims=True)
+    return np.maximum(line, 0).astype(np.int32), shares
