@@ -1,4 +1,4 @@
-"""The process that makes a bundle of a checkpoint, whose memory does not count for the model that is loaded."""
+"""The process that makes a bundle of a checkpoint, or fetches one: its memory does not count for the model."""
 
 from __future__ import annotations
 
