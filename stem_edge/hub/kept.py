@@ -53,7 +53,9 @@ def named(name: str) -> Kept | None:
     if len(found) > 1:
         places = ", ".join(bundle.place for bundle in found)
         raise InputError(f"{len(found)} kept models are called {name}; give one as {places}")
-    if not found and (near := get_close_matches(name, [bundle.name for bundle in bundles], 1)):
+    names = [bundle.name for bundle in bundles]
+    near = [n for n in names if name and n.startswith(name)] or get_close_matches(name, names, 1)
+    if near and not found:
         raise InputError(
             f"{one_line(name)}: no such folder or model; did you mean {near[0]}? else give one that "
             "stem-edge list shows"

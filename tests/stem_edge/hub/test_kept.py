@@ -113,6 +113,7 @@ def test_a_checkpoint_on_a_hub_becomes_a_bundle(
 
 CASES: list[tuple[str, Callable[[], object], type[StemEdgeError], str]] = [
     ("nearly a name", lambda: named("Smal.Q4_0"), InputError, "did you mean Small.Q4_0?"),
+    ("how a name begins", lambda: named("Sm"), InputError, "did you mean Small.Q4_0?"),
     ("no name", lambda: open_bundle("other"), BundleError, "other"),
     ("two of a name", lambda: named("twice"), InputError, "2 kept models are called twice"),
     ("no such file", lambda: stem_edge.load("hf:acme/ggufs:c.gguf"), CheckpointError, "found a.gguf"),
