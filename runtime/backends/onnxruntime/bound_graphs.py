@@ -91,7 +91,6 @@ class BoundGraphs:
         try:
             return self._later(io.PREFILL)
         except BackendError:
-            self._loaded.later.leave([io.PREFILL])
             return False
 
     def rest(self) -> None:
@@ -118,7 +117,8 @@ class BoundGraphs:
         of its text, how many have left the windows. prefill, apart: by these graphs, if there are some.
         """
         (sequences, count), prefill = token_ids.shape, prefill and self._prompts()
-        apart = apart and count > 1 and self._later(io.apart_step(count))
+        apart = apart and count > 1 and self._stream is None  # which follows single steps alone
+        apart = apart and self._later(io.apart_step(count))
         shape = BoundShape(sequences, count, prefill, apart)
         if shape != self.shape:
             self.allocate(shape)

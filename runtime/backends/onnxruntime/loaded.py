@@ -7,7 +7,7 @@ context has come, and the system provides their pages then; a device gets all of
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -133,12 +133,6 @@ class LaterSessions:
                 warnings.warn(NotOpened(f"{error}; answers take longer without it"), stacklevel=2)
                 raise BackendError(str(error)) from error
         return self._open.get(name, {})
-
-    def leave(self, names: Collection[str]) -> None:
-        """Open these groups no more, and forget that they failed."""
-        for name in names:
-            self._groups.pop(name, None)
-            self._failed.pop(name, None)
 
     def clear(self) -> None:
         """Release them; none is opened any more."""

@@ -160,9 +160,8 @@ class OrtLoader:
             backend = OrtBackend(config, graphs, slots, self._options.cpus, kv, *more)
             files = [one for n, one in graphs.items() if n != io.PREFILL and isinstance(one, Path)]
             if (stream := self._stream(files)) is not None:
-                # It follows the graphs of single steps alone. Costs are others then, so `auto` guesses nothing.
+                # Costs of steps are others then, so `auto` guesses nothing.
                 backend.loaded = replace(backend.loaded, stream=stream)
-                backend.loaded.later.leave(prepared.apart_steps)
                 stream.close_with(backend.loaded)
                 self._streams = True
                 if (assistant := self._assistant) is None:
