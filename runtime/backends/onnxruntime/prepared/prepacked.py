@@ -39,8 +39,7 @@ from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 FORMAT = 9
 RECORD = "prepared.json"
 MAX_RECORD_NBYTES = 1 << 20
-# Of a page in /proc/self/pagemap.
-PRESENT, SWAPPED, OF_FILE = (np.uint64(1 << bit) for bit in (63, 62, 61))
+OF_FILE = np.uint64(61)  # bit of a page in /proc/self/pagemap, below those for swap and memory
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -174,10 +173,11 @@ def give_back_mapped(files: Mapping[Path, int]) -> None:
     if sys.platform != "linux":
         return
     advise, proc = ctypes.CDLL(None).madvise, PROC / "self"
+    places = {str(file): nbytes for file, nbytes in files.items()}
     with contextlib.suppress(OSError), (proc / "pagemap").open("rb", buffering=0) as pages:
         for line in (proc / "maps").read_text(errors="replace").splitlines():
             *words, name = line.split(maxsplit=5)
-            if len(words) == 5 and (place := files.get(Path(name))) is not None:
+            if len(words) == 5 and (place := places.get(name)) is not None:
                 start, stop = (int(address, 16) for address in words[0].split("-"))
                 stop = min(stop, start + place - int(words[2], 16))
                 if start < stop and not _written(pages.fileno(), start, stop):
@@ -189,5 +189,5 @@ def _written(pagemap: int, start: int, stop: int) -> bool:
     """Tell whether pages of a mapped file were written to, and so are in memory or swap alone."""
     first, count = start // mmap.PAGESIZE, -(-(stop - start) // mmap.PAGESIZE)
     entries = np.frombuffer(os.pread(pagemap, 8 * count, 8 * first), np.uint64)
-    swapped, there = entries & SWAPPED, entries & (PRESENT | OF_FILE)
-    return bool((swapped != 0).any() or (there == PRESENT).any())
+    kinds = entries >> OF_FILE  # odd: pages of the file; 0: none yet; 2, 4: in swap or memory alone
+    return bool(((kinds > 0) & (kinds % 2 == 0)).any())
