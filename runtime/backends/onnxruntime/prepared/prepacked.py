@@ -36,7 +36,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource,
 from stem_edge.system.memory import PROC
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
-FORMAT = 9
+FORMAT = 10
 RECORD = "prepared.json"
 MAX_RECORD_NBYTES = 1 << 20
 OF_FILE = np.uint64(61)  # bit of a page in /proc/self/pagemap, below those for swap and memory

@@ -113,6 +113,10 @@ def new_session(
         graph = graph.data
     source = graph if isinstance(graph, bytes) else str(graph)
     options = _options(threads, chosen)
+    if isinstance(
+        graph, Path
+    ):  # prepared: passes over thousands of nodes would find nothing but constants
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
     plugged = [provider for provider in providers if provider.devices]
