@@ -175,6 +175,7 @@ def open_sessions(
     providers: Sequence[Provider],
     *,
     whole_steps: bool = False,
+    as_built: bool = False,
 ) -> Sessions:
     """Open the graphs of a backbone; see open_session. Raises BackendError, OutOfMemoryError."""
     # Each matrix is packed, also to compare it with a prepared one. Pages of a freed block for the next
@@ -184,7 +185,9 @@ def open_sessions(
     try:
         for name, graph in graphs.items():
             if name != io.ROWS:  # belongs to the slots, which run it
-                sessions[name] = open_session(graph, threads, providers, whole_steps=whole_steps)
+                sessions[name] = open_session(
+                    graph, threads, providers, whole_steps=whole_steps, as_built=as_built
+                )
     finally:
         give_back_freed_blocks()
         return_freed_memory()

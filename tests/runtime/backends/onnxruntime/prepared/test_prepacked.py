@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from every_kind import GEMMA_3N, checkpoint_of
 
 import stem_edge
 from stem_edge.bundle import prefill_check
@@ -109,6 +110,20 @@ def test_the_same_logits_from_its_files(
     assert [count for count, _ in given_back] == ([2, 4] if prefill else [2])
     for _, places in given_back:
         assert places.keys() == files.keys() and all(0 < places[f] < files[f] for f in files)
+
+
+@pytest.mark.parametrize(("name", "backbone"), [("biases", "int4"), (GEMMA_3N, "fp32")])
+def test_the_same_logits_where_onnxruntime_joins_nodes(
+    name: str, backbone: str, tmp_path: Path
+) -> None:
+    checkpoint, out = checkpoint_of(name, tmp_path / "checkpoint"), tmp_path / "bundle"
+    options: dict[str, Any] = {"backbone": backbone, "prefill_graph": False}
+    stem_edge.export_bundle(checkpoint, out, **options)
+    found = list[Any]()
+    for prepare in (True, False):
+        with stem_edge.load(out, prepare=prepare, threads=1, trial=False) as model:
+            found.append(model.logits([7 * n % 50 for n in range(20)]))
+    assert np.array_equal(*found)
 
 
 def test_weights_that_stay_in_the_bundle_give_the_same_logits(
