@@ -36,6 +36,7 @@ COMMANDS = {
     "export": ("bundles", "turn a trained checkpoint into a bundle"),
     "generate": ("running", "continue a text with a bundle"),
     "chat": ("running", "talk with a bundle, or send it a message a line"),
+    "run": ("running", "the same as chat"),
     "serve": (
         "running",
         "serve a bundle to programs by OpenAI's interface, and to people by a page",
@@ -54,8 +55,12 @@ COMMANDS = {
     "lm-eval": ("measuring", "run EleutherAI's lm-evaluation-harness on a bundle"),
     "push": ("bundles", "push a bundle to a model hub, with a model card"),
     "prepare": ("bundles", "make later loads faster: rearrange a backbone for this processor"),
+    "pull": ("bundles", "fetch a model from a hub, or make a bundle of a checkpoint, and keep it"),
+    "list": ("bundles", "list the models that are kept, by the names that commands take"),
+    "rm": ("bundles", "remove a model that is kept"),
     "cache": ("bundles", "list or remove what is kept for faster loads"),
 }
+ALIASES = {"run": "chat"}
 # Command -> extra of the package that it needs.
 EXTRAS = {"lm-eval": "lm-eval", "serve": "server"}
 
@@ -180,7 +185,7 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _import(name: str) -> Command:
-    module = f"stem_edge.commands.{COMMANDS[name][0]}.{name.replace('-', '_')}"
+    module = f"stem_edge.commands.{COMMANDS[name][0]}.{ALIASES.get(name, name).replace('-', '_')}"
     try:
         return cast(Command, import_module(module))
     except ImportError as error:

@@ -156,9 +156,9 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 64_848, 47_000),
+    "package, lines": Budget(package_lines, 65_139, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_812, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 63_369, 48_000),
+    "tests, lines": Budget(lambda: lines_in("tests"), 63_528, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_210, 4_800),
     "files in a room": Budget(fullest_room, 15, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
