@@ -52,7 +52,7 @@ class Gemma4AssistantKeys(Gemma4Keys, kw_only=True):
 
 def read_file(path: Path, dim: int) -> AssistantCheckpoint:
     """Open an assistant in a GGUF file. dim: of the model that it drafts for. Raises CheckpointError."""
-    _, keys, left = open_model(path, {ARCHITECTURE: Gemma4AssistantKeys})
+    _, keys, left = open_model(open_gguf(path), {ARCHITECTURE: Gemma4AssistantKeys})
     try:
         config = with_lenders(keys.config(left))
     except (ValueError, ArithmeticError) as error:

@@ -35,6 +35,7 @@ from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
 from stem_edge.export.checkpoints.hugging_face.names import module_names, tensor_name
 from stem_edge.export.checkpoints.hugging_face.packed import Files, PackedFiles
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
+from stem_edge.export.checkpoints.sampling import of_folder
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.packed_tensor import PackedTensor
 from stem_edge.export.tensor_files.safetensors import TensorFiles
@@ -83,6 +84,7 @@ def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         tokenizer=TokenizerSource("json", path / TOKENIZER, add_bos=None),
         notes=notes,
         index=index,
+        sampling=of_folder(path),
         names=module_names(backbone, decoder.names()),
     )
     check_shapes(checkpoint)
