@@ -15,7 +15,7 @@ from typing import Protocol, TextIO, cast
 
 import stem_edge
 from stem_edge.commands.options.arguments import Parser, with_options
-from stem_edge.errors import StemEdgeError
+from stem_edge.errors import FarError, StemEdgeError
 
 
 class Command(Protocol):
@@ -78,6 +78,7 @@ first steps:
 
 MORE_MEMORY = "free some, or raise the limit of this process (ulimit -v)"
 EXIT_ERROR = 1
+EXIT_FAR = 3  # an export is farther from its checkpoint than it may be
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
@@ -102,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StemEdgeError as error:
         message = " ".join(str(error).split())
         print(f"stem-edge: {with_options(parser, message)}", file=sys.stderr)
-        return EXIT_ERROR
+        return EXIT_FAR if isinstance(error, FarError) else EXIT_ERROR
     except OSError as error:
         # Say nothing about a broken pipe, because `| head` ends that way.
         if not isinstance(error, BrokenPipeError):
