@@ -47,9 +47,7 @@ class ModelText:
         """The model description."""
         return self.bundle.manifest.model
 
-    def chosen(
-        self, params: SamplingParams, otherwise: Sampling | None = None
-    ) -> SamplingParams:
+    def chosen(self, params: SamplingParams, otherwise: Sampling | None = None) -> SamplingParams:
         """Return params with a value for all that the caller left to the model.
 
         otherwise: for a model that names no temperature of its own; default: greedy.

@@ -31,8 +31,8 @@ from stem_edge.export.checkpoints.checkpoint import (
 from stem_edge.export.checkpoints.gguf_gemma import Gemma3Keys, Gemma3nKeys, Gemma4Keys
 from stem_edge.export.checkpoints.gguf_keys import Keys, Qwen2Keys, Qwen3Keys, Tensors
 from stem_edge.export.checkpoints.head_padding import head_rows
+from stem_edge.export.checkpoints.hugging_face.generation_config import of_gguf
 from stem_edge.export.checkpoints.hugging_face.names import module_names
-from stem_edge.export.checkpoints.sampling import of_gguf
 from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
 from stem_edge.export.tensor_files.json import convert_options, one_line
 from stem_edge.ggml.gguf_schema import gguf_name

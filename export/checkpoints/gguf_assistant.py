@@ -20,6 +20,7 @@ from stem_edge.export.checkpoints.assistant import (
 )
 from stem_edge.export.checkpoints.gguf import ADVICE, open_model
 from stem_edge.export.checkpoints.gguf_gemma import Gemma4Keys
+from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.ggml.gguf_schema import gguf_name

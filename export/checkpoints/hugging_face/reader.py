@@ -32,10 +32,10 @@ from stem_edge.export.checkpoints.hugging_face.config import (
 from stem_edge.export.checkpoints.hugging_face.gemma3 import Gemma3
 from stem_edge.export.checkpoints.hugging_face.gemma3n import Gemma3n
 from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
+from stem_edge.export.checkpoints.hugging_face.generation_config import of_folder
 from stem_edge.export.checkpoints.hugging_face.names import module_names, tensor_name
 from stem_edge.export.checkpoints.hugging_face.packed import Files, PackedFiles
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
-from stem_edge.export.checkpoints.sampling import of_folder
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.export.tensor_files.packed_tensor import PackedTensor
 from stem_edge.export.tensor_files.safetensors import TensorFiles

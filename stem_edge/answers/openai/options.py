@@ -83,9 +83,7 @@ class Options(msgspec.Struct):
             raise RefusalError("stream_options is for streams; set stream, too", "stream_options")
         return bool(self.stream_options.include_usage)
 
-    def params(
-        self, model: Model, max_new_tokens: int, logprobs: int | None
-    ) -> SamplingParams:
+    def params(self, model: Model, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
         """Return what to sample by, where nothing is given the model's own. Raises RefusalError that names the field."""
         for name, right in OTHER_NAMES.items():
             if getattr(self, name) is not None:

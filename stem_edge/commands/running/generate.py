@@ -12,7 +12,6 @@ from stem_edge.commands.options.answers import (
     add_sampling,
     as_object,
     check_grammar,
-    dim,
     sampling_params,
     taken,
     write_text,
@@ -115,10 +114,6 @@ def _prompt(args: argparse.Namespace) -> str:
 
 
 def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, quiet: bool) -> None:
-    if not quiet and params.temperature is None:
-        own = model.bundle.manifest.sampling is not None
-        why = "the model's own; or --greedy" if own else "the model says nothing; or -t 0.7"
-        print(dim(f"choosing tokens: {taken(model.chosen(params))} ({why})"), file=sys.stderr)
     try:
         for chunk in model.generate(prompt, params):
             write_text(chunk.text)
@@ -127,7 +122,7 @@ def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, qu
             sys.stdout.write("\n")
             sys.stdout.flush()
             if not quiet:
-                print(model.stats.line(), file=sys.stderr)
+                print(f"{model.stats.line()}; {taken(model.chosen(params))}", file=sys.stderr)
 
 
 def _print_json(
