@@ -87,6 +87,7 @@ def export_bundle(
     calibration: str | Path | None = None,
     calibration_tokens: int | None = None,
     max_kl: float | None = None,
+    accept_far: bool = False,
     frequent: float | None = None,
     add: bool = False,
     force: bool = False,
@@ -140,7 +141,8 @@ def export_bundle(
     max_kl: fail, and leave `out` as it was, if the mean divergence from the checkpoint on the last 256
         tokens of the calibration text is greater, in nats, for the decoding graph or the prefill graph;
         types are chosen to stay below it unless `quality`, `size` or `backbone` says others. That takes
-        up to three exports.
+        up to three exports. Default: 0.5; types that were not chosen are then tried again with 8 bits.
+    accept_far: keep a bundle that is far from its checkpoint, by more than 0.5 nats, too.
     frequent: share of the records that mixed tables keep at 8 bits: those that the calibration text
         uses most. Default: a twentieth.
     add: put the backbone into the existing bundle `out`, beside that of the other engine or in
@@ -155,7 +157,7 @@ def export_bundle(
     With onnx only: quality, size, head, bits, block_size, asymmetric, quantizer, prefill_graph.
 
     An export that was killed continues where it stopped when it is started again. Raises
-    CheckpointError, ExportError, with engine "gguf" BackendError if ggml is not installed, with add
+    CheckpointError, ExportError (FarError for what is too far from the checkpoint), with engine "gguf" BackendError if ggml is not installed, with add
     BundleError; `out` is then unchanged.
     """
     given = dict(locals())

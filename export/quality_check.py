@@ -23,12 +23,13 @@ from stem_edge.bundle.manifest import (
     encode_manifest,
 )
 from stem_edge.bundle.prefill_check import mean_divergence
-from stem_edge.errors import ExportError
+from stem_edge.errors import ExportError, FarError
 from stem_edge.export.backbone.forms import FORMS
 from stem_edge.export.backbone.onnx import PREFILL_STEP, planned_format
 from stem_edge.export.job.files import write_file
 from stem_edge.export.job.job import Job
 from stem_edge.export.job.journal import Journal
+from stem_edge.export.job.options import FAR
 from stem_edge.export.quantization.error_meter import errors
 from stem_edge.files import disk
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
@@ -40,8 +41,8 @@ from stem_edge.numerics.quantize import F32
 DIGITS = 3
 
 
-class TooFarError(ExportError):
-    """Bundle that diverges from its checkpoint more than max_kl allows."""
+class TooFarError(FarError):
+    """Bundle that diverges from its checkpoint more than the bound of its options."""
 
     def __init__(self, message: str, nats: float, format: BackboneFormat | GgufFormat) -> None:
         super().__init__(message)
@@ -56,7 +57,7 @@ def accept(
     A prefill graph that is less exact than the decoding graph is dropped, unless it was asked for.
     peaks: as Form.steps takes them; ids: tokens to compare on; expected: their logits [T, V], None
         to see only that the bundle computes some.
-    Raises TooFarError for a bundle that diverges from its checkpoint more than max_kl allows.
+    Raises TooFarError for a bundle that diverges from its checkpoint more than the options' bound.
     """
     options, format, notes = job.options, job.format, job.source.notes
     computed = _logits(job, _manifest(job, journal, format), ids, pack=expected is not None)
@@ -91,12 +92,18 @@ def accept(
 
 
 def _check_divergence(job: Job, found: float, tokens: int) -> None:
-    limit = job.options.max_kl
-    if limit is not None and found > limit:
+    options = job.options
+    if found > options.bound:
+        allowed = (
+            f"at most {FAR:g} is the same model"
+            if options.max_kl is None
+            else f"max_kl allows {options.bound:g}"
+        )
+        keep = "give accept_far" if options.max_kl is None else "raise max_kl"
         raise TooFarError(
             f"{job.source.path}: the exported model's mean divergence from the checkpoint is "
-            f"{found:g} nats over {tokens} tokens, max_kl allows {limit:g}; take more bits "
-            f"{FORMS[job.options.runs_on].better}, or raise max_kl; nothing was exported",
+            f"{found:g} nats over {tokens} tokens, {allowed}; take more bits "
+            f"{FORMS[options.runs_on].better}, or {keep}; nothing was exported",
             found,
             job.format,
         )
@@ -180,6 +187,7 @@ def _manifest(
         stored=tables.stored if tables else None,
         rare_tables=tables.rare_tables if tables else None,
         indexed=tables is not None and tables.indexed,
+        sampling=job.source.sampling or (base.sampling if base else None),
         files=files,
         reports=(base.reports if base else {}) | {engine: replace(report, **measured)},
     )

@@ -1,6 +1,6 @@
-"""Worker process that exports a checkpoint which a load was given.
+"""Worker process that exports a checkpoint which a load was given, or fetches it from a hub.
 
-Not a command for users: stem_edge.runtime.first_load.made starts it, and explains why. If the export
+Not a command for users: stem_edge.runtime.first_load.making starts it, and explains why. If that
 is refused, the last line on stdout is "ErrorClass: message". A bar goes to stderr. At the end of stdin
 it ends, because then the process that waits for it was killed.
 """
@@ -15,6 +15,7 @@ import warnings
 from typing import cast
 
 from stem_edge.errors import StemEdgeError
+from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.exporter import export_bundle
 from stem_edge.export.job.options import ExportEngine
 from stem_edge.progress import tell
@@ -24,7 +25,10 @@ INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run with the arguments CHECKPOINT OUT ENGINE SHOW, which is empty for no bar."""
+    """Run with the arguments CHECKPOINT OUT ENGINE SHOW, which is empty for no bar.
+
+    If OUT is empty, fetch the checkpoint, and print its path.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):  # as it is read, whatever the user's encoding
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     checkpoint, out, engine, show = sys.argv[1:]
@@ -32,6 +36,9 @@ def main() -> int:
     warnings.showwarning = lambda message, *_, **__: tell(f"note: {message}", bool(show))
     try:
         threading.Thread(target=_end_with_parent, daemon=True).start()
+        if not out:
+            print(checkpoint_folder(checkpoint, bool(show)))
+            return 0
         export_bundle(checkpoint, out, engine=kind, force=True, progress=bool(show))
     except StemEdgeError as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())}")

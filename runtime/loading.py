@@ -66,8 +66,9 @@ def load(
     The first sentence of each keyword, and its default, are also the help of the commands (commands/options/described.py).
 
     path: its folder, or its name on a model hub: hf:org/name, or hf:org/name@revision with a branch, a tag or
-        a commit. It is fetched into the hub's own cache, hashed, and loaded from there. Of a checkpoint (FILE.gguf
-        or a folder), a bundle is made once, in the user's cache folder.
+        a commit. It is fetched into the hub's own cache, hashed, and loaded from there. Of a checkpoint (FILE.gguf,
+        hf:org/name:FILE.gguf, or a folder), a bundle is made once, in the user's cache folder. Where no file has
+        this path, it may be a name that `stem-edge list` shows.
     memory: limit on the anonymous memory and swap of this process, in bytes or like 600MB; mapped weights do
         not count. The row cache gets what everything else leaves. Default: half of what the machine and its
         cgroups leave free, with a row cache of up to 256 MiB.

@@ -17,6 +17,10 @@ class ExportError(StemEdgeError):
     """An export cannot be written: its target exists, the disk is full, an option does not fit."""
 
 
+class FarError(ExportError):
+    """An export diverges from its checkpoint more than it may; nothing was exported."""
+
+
 class BundleError(StemEdgeError):
     """A bundle is missing, damaged, incomplete or of a format this version cannot read."""
 

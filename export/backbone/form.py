@@ -25,6 +25,7 @@ class Form(ABC):
 
     exact: str  # options that quantize nothing
     better: str  # what comes closer to the checkpoint, in words
+    nearer: str  # the one option that does most for that
     after_tables = False  # whether its steps run after the steps of the tables
 
     def library(self) -> Ggml | None:

@@ -50,6 +50,7 @@ class GgufForm(Form):
     """One GGUF file, which ggml runs."""
 
     exact = "--backbone f32 --tables fp32"
+    nearer = "--backbone q6_k"
     better = "(--backbone q6_k, --tables int8), a text that weights channels (--calibration FILE)"
     after_tables = True  # because the file holds a hash of them
 

@@ -58,6 +58,7 @@ class OnnxForm(Form):
     """Weights and graphs, which onnxruntime runs."""
 
     exact = "--backbone fp32 --tables fp32"
+    nearer = "--quality near-lossless"
     better = "(--quality near-lossless, --tables int8)"
 
     def check(self, source: Checkpoint) -> None:

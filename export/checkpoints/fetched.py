@@ -97,8 +97,8 @@ def needed(listing: Iterable[str], snapshot: Snapshot) -> list[str]:
     chosen = _last_state(files) if patterns is None else _matching(files, patterns)
     if not chosen and (ggufs := _ggufs(files)):
         raise CheckpointError(
-            f"{snapshot.name}: has GGUF files, {one_line(', '.join(ggufs), 400)}; name one: "
-            f"{snapshot.name}:{one_line(ggufs[0])}"
+            f"{snapshot.name}: has GGUF files, {one_line(', '.join(ggufs), 400)}; give one of them, "
+            f"like {PREFIX}{snapshot.name.repository}:{one_line(ggufs[0])}"
         )
     if not chosen:
         found = ", ".join(sorted(files)[:8])

@@ -18,7 +18,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 import weakref
@@ -28,22 +27,24 @@ import msgspec
 
 from stem_edge import __version__
 from stem_edge.bundle.manifest import BACKBONES, MANIFEST, digest
+from stem_edge.bundle.on_hub import NoBundleError
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import ExportError, InputError, OutOfMemoryError
+from stem_edge.errors import ExportError, InputError
 from stem_edge.files import disk
 from stem_edge.files.checkpoint_files import SUFFIX, file_states, is_checkpoint
 from stem_edge.files.lock import lock
 from stem_edge.files.trees import make_folders
 from stem_edge.files.whole_file import write_whole
 from stem_edge.graph.formats import EngineName
+from stem_edge.hub import PREFIX
+from stem_edge.hub.kept import MADE
+from stem_edge.hub.names import shown_name
 from stem_edge.progress import tell
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
-from stem_edge.runtime.first_load.trial import refusal
+from stem_edge.runtime.first_load.making import fetched, make
 from stem_edge.shown import printable
-from stem_edge.system.child import REFUSED, SIGKILL, module_command, signal_name
 from stem_edge.system.user_folder import cache_folder
 
-MADE = "made"
 RECORD, IN_USE, MAKING = "made.json", "in_use", "making"
 LOCK = ".lock"  # of an export
 WORKER = "stem_edge.export.worker"
@@ -80,11 +81,27 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def open_made(path: str | Path, options: LoadOptions) -> Bundle:
     """Open the bundle of a checkpoint, which is made first if it is not there; or any other bundle.
 
-    Raises CheckpointError, ExportError, and what opening a bundle raises.
+    One on a hub is fetched. Raises CheckpointError, ExportError, and what opening a bundle raises.
     """
-    if not is_checkpoint(checkpoint := Path(path)):
-        return options.open(path)
-    return _open(checkpoint, options)
+    if is_checkpoint(checkpoint := Path(path)):
+        return _open(checkpoint, options)
+    name = str(path)
+    if name.startswith(PREFIX) and name.endswith(SUFFIX):
+        return _open(Path(fetched(name, options.progress)), options)
+    try:
+        return _kept(options.open(path))
+    except NoBundleError as error:
+        return _open(Path(fetched(str(error.found), options.progress)), options)
+
+
+def _kept(bundle: Bundle) -> Bundle:
+    """Return a bundle, which nobody removes while it is used if its short name led to one that was made."""
+    made = Made(bundle.path.parent)
+    if (record := made.read()) is not None:
+        weakref.finalize(bundle, disk.close, made.take(record.source))
+        with contextlib.suppress(OSError):
+            os.utime(made.root / RECORD)
+    return bundle
 
 
 def _open(path: Path, options: LoadOptions) -> Bundle:
@@ -121,7 +138,8 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
 
 def name_of(source: Source) -> str:
     """Return the name of a bundle's folder, by which a server calls the model."""
-    name = Path(source.path).name.removesuffix(SUFFIX)
+    path = Path(source.path)
+    name = shown_name(path).rpartition("/")[2].removesuffix(SUFFIX)
     return MADE if name in ("", RECORD, IN_USE, MAKING) else name
 
 
@@ -211,11 +229,10 @@ class Made:
             "stem-edge cache lists and removes it",
             show,
         )
-        visible = sys.stderr.isatty() if show is None else show
         try:
             if self.read() is None:  # otherwise the old bundle keeps its record until then
                 self._write(Record(source))
-            _export(source, bundle, visible)
+            make(source.path, bundle, source.engine, show)
             self._write(Record(source, self._manifest(source)))
         except OSError as error:
             reason = error.strerror or str(error)
@@ -263,36 +280,3 @@ def _is_at(descriptor: int, path: Path) -> bool:
     with contextlib.suppress(OSError):
         return os.path.samestat(os.fstat(descriptor), path.stat())
     return False
-
-
-def _export(source: Source, bundle: Path, visible: bool) -> None:
-    """Export in another process. Raises what it raised, and ExportError."""
-    option = BACKBONES[source.engine].option
-    command = module_command(WORKER, source.path, str(bundle), option, "bar" if visible else "")
-    pipe = subprocess.PIPE  # stdin ends with this process, and the worker with it
-    try:  # in a session of its own, so that Ctrl-C leaves no traceback of its imports
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
-    except OSError as error:
-        raise ExportError(
-            f"{source.path}: cannot start {command[0]} to make its bundle ({error.strerror}); free some memory and try again"
-        ) from error
-    with process:
-        try:
-            said = b"" if process.stdout is None else process.stdout.read()
-            status = process.wait()
-        except BaseException:  # the next one goes on from what is written
-            process.terminate()
-            raise
-    if status == -SIGKILL:
-        raise OutOfMemoryError(
-            f"{source.path}: the process that makes its bundle was killed, as a system does that has no "
-            "memory left; free some and try again, which goes on from there"
-        )
-    if status == REFUSED:
-        raise refusal(said)
-    if status:
-        how = signal_name(status) if status < 0 else f"exit status {status}"
-        raise ExportError(
-            f"{source.path}: the process that makes its bundle ended ({how}); try again, which goes on from "
-            f"there, or see what it says: stem-edge export {source.path} OUT"
-        )

@@ -8,7 +8,17 @@ from stem_edge.bundle.fetched import Expected, fetch_checked
 from stem_edge.bundle.manifest import MANIFEST, TABLES, is_shard, open_manifest
 from stem_edge.errors import BundleError, InputError
 from stem_edge.hub.fetch import fetch, keep_ref, open_snapshot, remove
-from stem_edge.hub.names import name_of, parsed_name
+from stem_edge.hub.names import HubName, name_of, parsed_name
+
+
+class NoBundleError(BundleError):
+    """A model on a hub is no bundle."""
+
+    def __init__(self, found: HubName, asked: HubName) -> None:
+        super().__init__(
+            f"{asked}: not a bundle, it has no {MANIFEST}; make one with: stem-edge export {asked} OUT"
+        )
+        self.found = found  # with its commit
 
 
 def fetched_folder(path: str, *, tables_later: bool, progress: bool | None) -> Path:
@@ -20,9 +30,7 @@ def fetched_folder(path: str, *, tables_later: bool, progress: bool | None) -> P
     snapshot = open_snapshot(name, progress)
     if snapshot.lacking([MANIFEST]):
         if MANIFEST not in snapshot.listing:
-            raise BundleError(
-                f"{name}: not a bundle, it has no {MANIFEST}; make one with: stem-edge export {name} OUT"
-            )
+            raise NoBundleError(snapshot.name, name)
         fetch(snapshot, [MANIFEST])
     try:
         manifest = open_manifest(snapshot.folder)

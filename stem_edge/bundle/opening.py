@@ -5,6 +5,7 @@ Of a bundle on a hub, what is needed is fetched first. Checksums of a folder are
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,8 @@ def open_bundle(
     """Open a bundle: check its manifest, and that every file is there in its exact size.
 
     path: its folder, or its name on a model hub, hf:org/name or hf:org/name@revision, from where it
-        is fetched into the hub's cache, unless it is there. What was fetched is hashed.
+        is fetched into the hub's cache, unless it is there. What was fetched is hashed. Or the short
+        name of a bundle that is kept, as `stem-edge list` shows it.
     tables: URL of its table store, as fsspec takes it, if the folder lacks the shards, which are not
         fetched then.
     tables_later: leave the shards of a bundle from a hub there; Bundle.tables names them.
@@ -101,9 +103,18 @@ def _is_missing(path: Path) -> bool:
 def bundle_folder(
     path: str | Path, *, tables_later: bool = False, progress: bool | None = None
 ) -> Path:
-    """Return the folder of a bundle; one on a hub is fetched, as open_bundle says."""
-    if not str(path).startswith(PREFIX):
-        return Path(path)
+    """Return the folder of a bundle; one on a hub is fetched, as open_bundle says.
+
+    Where no file has this path, it may be the short name of a bundle that is kept (stem_edge.hub.kept).
+    """
+    if not (name := str(path)).startswith(PREFIX):
+        if os.sep in name or "/" in name or os.path.lexists(path):
+            return Path(path)
+        from stem_edge.hub.kept import named  # for such names alone
+
+        if (kept := named(name)) is None or not kept.place.startswith(PREFIX):
+            return Path(path) if kept is None else kept.folder
+        path = kept.place
     from stem_edge.bundle.on_hub import fetched_folder  # for names on a hub alone
 
     return fetched_folder(str(path), tables_later=tables_later, progress=progress)

@@ -15,7 +15,7 @@ from typing import Protocol, TextIO, cast
 
 import stem_edge
 from stem_edge.commands.options.arguments import Parser, with_options
-from stem_edge.errors import StemEdgeError
+from stem_edge.errors import FarError, StemEdgeError
 
 
 class Command(Protocol):
@@ -36,6 +36,7 @@ COMMANDS = {
     "export": ("bundles", "turn a trained checkpoint into a bundle"),
     "generate": ("running", "continue a text with a bundle"),
     "chat": ("running", "talk with a bundle, or send it a message a line"),
+    "run": ("running", "the same as chat"),
     "serve": (
         "running",
         "serve a bundle to programs by OpenAI's interface, and to people by a page",
@@ -54,8 +55,12 @@ COMMANDS = {
     "lm-eval": ("measuring", "run EleutherAI's lm-evaluation-harness on a bundle"),
     "push": ("bundles", "push a bundle to a model hub, with a model card"),
     "prepare": ("bundles", "make later loads faster: rearrange a backbone for this processor"),
+    "pull": ("bundles", "fetch a model from a hub, or make a bundle of a checkpoint, and keep it"),
+    "list": ("bundles", "list the models that are kept, by the names that commands take"),
+    "rm": ("bundles", "remove a model that is kept"),
     "cache": ("bundles", "list or remove what is kept for faster loads"),
 }
+ALIASES = {"run": "chat"}
 # Command -> extra of the package that it needs.
 EXTRAS = {"lm-eval": "lm-eval", "serve": "server"}
 
@@ -73,6 +78,7 @@ first steps:
 
 MORE_MEMORY = "free some, or raise the limit of this process (ulimit -v)"
 EXIT_ERROR = 1
+EXIT_FAR = 3  # an export is farther from its checkpoint than it may be
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
@@ -97,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StemEdgeError as error:
         message = " ".join(str(error).split())
         print(f"stem-edge: {with_options(parser, message)}", file=sys.stderr)
-        return EXIT_ERROR
+        return EXIT_FAR if isinstance(error, FarError) else EXIT_ERROR
     except OSError as error:
         # Say nothing about a broken pipe, because `| head` ends that way.
         if not isinstance(error, BrokenPipeError):
@@ -180,7 +186,7 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _import(name: str) -> Command:
-    module = f"stem_edge.commands.{COMMANDS[name][0]}.{name.replace('-', '_')}"
+    module = f"stem_edge.commands.{COMMANDS[name][0]}.{ALIASES.get(name, name).replace('-', '_')}"
     try:
         return cast(Command, import_module(module))
     except ImportError as error:

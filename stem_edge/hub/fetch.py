@@ -103,7 +103,7 @@ def pinned(path: str | Path, progress: bool | None = None) -> str:
         return str(path)
     snapshot = open_snapshot(name, progress)
     # Later it cannot be seen whether all files came, so keep an older commit until some are there.
-    if snapshot.ref and (snapshot.folder.is_dir() or _kept_commit(snapshot.ref) is None):
+    if snapshot.ref and (snapshot.folder.is_dir() or kept_commit(snapshot.ref) is None):
         keep_ref(snapshot)
     return str(snapshot.name)
 
@@ -139,7 +139,7 @@ def _resolve(name: HubName, progress: bool | None) -> HubName:
                 name.repository, revision=name.revision, timeout=ANSWER_SECONDS
             )
     except UnreachableError as error:
-        commit = _kept_commit(_ref(name))
+        commit = kept_commit(_ref(name))
         if commit is None:
             raise
         said = str(error).removeprefix(f"{name}: ").partition(";")[0]
@@ -153,8 +153,11 @@ def _resolve(name: HubName, progress: bool | None) -> HubName:
     return name.at(info.sha)
 
 
-def _kept_commit(ref: Path) -> str | None:
-    """Return the commit that a revision was when the hub was last asked, if it is in the cache."""
+def kept_commit(ref: Path) -> str | None:
+    """Return the commit that a revision was when the hub was last asked, if it is in the cache.
+
+    ref: the file in the hub's cache that says so.
+    """
     with suppress(OSError, UnicodeError):
         commit = ref.read_text("ascii").strip()
         if COMMIT.fullmatch(commit) and (ref.parents[1] / SNAPSHOTS / commit).is_dir():

@@ -163,12 +163,14 @@ def test_an_export_that_ruins_the_model_is_refused_or_told(
     command = ["export", str(CHECKPOINT), str(tmp_path / "out"), "--tables", "int4"]
     command += ["--bits", "ple_context=4,ple_gate=4,ple_out=4"]
     command += ["--calibration", text, "--quantizer", "rtn", "--backbone", "int4"]
-    assert main([*command, "--max-kl", "0.1"]) != 0
+    assert main([*command, "--max-kl", "0.1"]) == 3
     assert re.search("divergence from .* is [.0-9]+ nats .* allows 0.1", capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert "far from the checkpoint" in printed
+    assert main(command) == 3
+    assert "at most 0.5 is the same model; take more bits" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*command, "--accept-far"]) == 0
+    assert capsys.readouterr().out.startswith("far from the checkpoint")
 
 
 @needs_ggml

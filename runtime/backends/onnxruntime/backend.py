@@ -6,24 +6,25 @@ ids, slots and lengths, a few bytes a token, and returns the logits of the token
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection
 
 import numpy as np
 
 from stem_edge.config import ModelConfig
+from stem_edge.graph import names as io
 from stem_edge.graph.kv import CACHES, KvType
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import (
+    Graphs,
     LaterSessions,
     Loaded,
     Ropes,
+    Sessions,
     open_sessions,
     slots_in_arrays,
 )
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.rows.slots import Slots
 
@@ -31,30 +32,46 @@ from stem_edge.runtime.rows.slots import Slots
 class OrtBackend:
     """The graphs for the CPU, by their names. Raises BackendError, OutOfMemoryError.
 
-    kv: type of keys and values in the graphs. later: further graphs, opened when one is first needed.
+    kv: type of keys and values in the graphs. apart: graphs of steps of several tokens. They are opened
+    when one is first needed, and so are those that only prompts need. opened: called once graphs are open.
     """
 
     def __init__(
         self,
         config: ModelConfig,
-        graphs: Mapping[str, Path | GraphSource],
+        graphs: Graphs,
         slots: Slots | None,
         threads: int,
         kv: KvType = "fp32",
-        later: Mapping[str, Path | GraphSource] | None = None,
+        apart: Graphs | None = None,
+        opened: Callable[[], None] = lambda: None,
     ) -> None:
         memory, dtype = DeviceMemory(CPU), np.dtype(np.float32)
+
+        # Otherwise, onnxruntime adds biases within products, and joins factors, which rounds otherwise.
+        as_built = not config.biases and config.streams == 1
+
+        def opener(chosen: Graphs) -> Sessions:
+            sessions = open_sessions(
+                chosen, threads, [CPU], whole_steps=bool(config.ranges), as_built=as_built
+            )
+            opened()
+            return sessions
+
+        prompts = {name: graphs[name] for name in graphs if name in only_prompts(graphs)}
+        later = {name: {name: graph} for name, graph in (apart or {}).items()}
+        later |= {io.PREFILL: prompts} if prompts else {}
         self.loaded = Loaded(
             config,
             slots=slots_in_arrays(slots),
-            sessions=open_sessions(graphs, threads, [CPU], whole_steps=bool(config.ranges)),
+            sessions=opener({n: graph for n, graph in graphs.items() if n not in prompts}),
             memory=memory,
             kv=CACHES[kv],
             dtype=dtype,
             on_cpu=True,
             windowed=True,
             ropes=Ropes(config, memory, dtype),
-            later=LaterSessions(later or {}, threads, whole_steps=bool(config.ranges)),
+            later=LaterSessions(later, opener),
         )
 
     def open_context(self, length: int) -> BackendContext:
@@ -73,3 +90,10 @@ class OrtBackend:
     def close(self) -> None:
         """Release the sessions."""
         self.loaded.close()
+
+
+def only_prompts(graphs: Collection[str]) -> set[str]:
+    """Return the graphs without which tokens can be decoded."""
+    if io.STEP in graphs:
+        return {io.PREFILL, io.REST, io.HEAD}
+    return set() if {io.EARLY, io.LATE}.isdisjoint(graphs) else {io.PREFILL}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
@@ -27,7 +26,7 @@ class OrtBatch(BackendBatch):
 
     def __init__(self, loaded: Loaded, size: int, length: int) -> None:
         self._size, self._kv = size, KvArrays(loaded, size, length)
-        self._graphs = BoundGraphs(loaded, length, without=(io.PREFILL,))
+        self._graphs = BoundGraphs(loaded, length)
         self._windows: list[KvWindow] = []  # of each sequence
         self._filled: list[int] = []  # tokens of each sequence
         self._bound = (0, 0)  # first and number of the sequences with bound arrays

@@ -6,7 +6,7 @@ a step are bound again when these change, which they seldom do while decoding.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -41,19 +41,16 @@ class BoundShape(NamedTuple):
 
 
 class BoundGraphs:
-    """Runs steps of up to `length` tokens of context. Raises OutOfMemoryError.
+    """Runs steps of up to `length` tokens of context. Raises OutOfMemoryError."""
 
-    without: names of graphs that are not wanted.
-    """
-
-    def __init__(self, loaded: Loaded, length: int, *, without: Collection[str] = ()) -> None:
+    def __init__(self, loaded: Loaded, length: int) -> None:
         self._loaded, self._memory, self._dtype = loaded, loaded.memory, loaded.dtype
         self._width, self._vocab_size = loaded.config.hidden_width, loaded.config.vocab_size
         self._values = dict[str, ort.OrtValue]()  # bound in all graphs that have them
         self.graphs = {
             name: BoundSession(session, in_place=loaded.on_cpu)
             for name, session in loaded.sessions.items()
-            if name not in {io.COPY, io.ASSISTANT, *without}
+            if name not in (io.COPY, io.ASSISTANT)
         }
         self.bind(loaded.slots)
         self.ropes = loaded.ropes.upto(length)
@@ -67,7 +64,6 @@ class BoundGraphs:
         }
         self._outputs = outputs(self.graphs, loaded)
         self._output = next(iter(self._outputs.values()))
-        self._has_windows = any(io.POSITIONS in graph.inputs for graph in self.graphs.values())
         self.shape = BoundShape()
         self._begins: list[int] = []  # positions of the step
         # Of the latest tokens with logits, and the position of the first.
@@ -82,18 +78,28 @@ class BoundGraphs:
 
     def _later(self, name: str) -> bool:
         """Tell whether there is a graph, which is opened when it is first needed."""
-        if name not in self.graphs and (session := self._loaded.later.find(name)) is not None:
-            graph = BoundSession(session, in_place=self._loaded.on_cpu)
-            graph.bind(self._values)
-            self.graphs[name] = graph
-            self._outputs[name] = HeadOutput(name, self.graphs, self._loaded)
+        if name not in self.graphs and (sessions := self._loaded.later.find(name)):
+            for one, session in sessions.items():
+                self.graphs[one] = BoundSession(session, in_place=self._loaded.on_cpu)
+                self.graphs[one].bind(self._values)
+            last = io.HEAD if name == io.PREFILL else name
+            self._outputs[last] = HeadOutput(last, self.graphs, self._loaded)
         return name in self.graphs
+
+    def _prompts(self) -> bool:
+        """Tell whether there is a graph for prompts; without it, those that decode take them."""
+        try:
+            return self._later(io.PREFILL)
+        except BackendError:
+            return False
 
     def rest(self) -> None:
         """Free what steps have taken; graphs that were opened later have logits of their own."""
         for name in self.graphs.keys() - self._loaded.sessions.keys():
-            del self.graphs[name], self._outputs[name]
-        if self.shape.tokens > 1:
+            del self.graphs[name]
+        for name in self._outputs.keys() - self.graphs.keys():
+            del self._outputs[name]
+        if self.shape.tokens > 1 or self.shape.prefill:
             self.allocate(BoundShape(1, 1))
 
     def begin(
@@ -110,8 +116,9 @@ class BoundGraphs:
         positions [B]: of each sequence's first token in the step. dropped [B]: of the first tokens
         of its text, how many have left the windows. prefill, apart: by these graphs, if there are some.
         """
-        (sequences, count), prefill = token_ids.shape, prefill and io.PREFILL in self.graphs
-        apart = apart and count > 1 and self._later(io.apart_step(count))
+        (sequences, count), prefill = token_ids.shape, prefill and self._prompts()
+        apart = apart and count > 1 and self._stream is None  # which follows single steps alone
+        apart = apart and self._later(io.apart_step(count))
         shape = BoundShape(sequences, count, prefill, apart)
         if shape != self.shape:
             self.allocate(shape)
@@ -209,6 +216,7 @@ class BoundGraphs:
             self._slot_ids = np.zeros((sequences, rows), np.int64)
             self._row_shares = np.zeros((sequences, tokens + 1, rows), np.float32)
             self._feed({io.SLOT_IDS: self._slot_ids, io.ROW_SHARES: self._row_shares})
+        self._has_windows = any(io.POSITIONS in graph.inputs for graph in self.graphs.values())
         self._lengths = {prefix: Lengths(shape.sequences) for prefix in ("", io.WINDOW)}
         for prefix, lengths in self._lengths.items():
             self._feed(lengths.inputs(prefix))

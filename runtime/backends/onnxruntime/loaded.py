@@ -6,24 +6,25 @@ context has come, and the system provides their pages then; a device gets all of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BackendError
+from stem_edge.errors import BackendError, OutOfMemoryError
 from stem_edge.graph import names as io
 from stem_edge.graph.kv import Cache
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
@@ -31,6 +32,9 @@ from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
 
+# By the names of the graphs.
+Graphs: TypeAlias = Mapping[str, Path | GraphSource]
+Sessions: TypeAlias = dict[str, ort.InferenceSession]
 CANNOT_READ = "onnxruntime cannot read these slots; make them with this loader's make_slots"
 ROPE_BLOCK = 1024  # positions that are computed at once
 PACKED_NBYTES = 16 << 20  # larger matrices are few
@@ -96,33 +100,44 @@ def padded_ropes(config: ModelConfig, positions: int, start: int = 0) -> dict[st
     return tables
 
 
+class NotOpened(RuntimeWarning):
+    """A graph that only saves time cannot be opened."""
+
+
 class LaterSessions:
-    """Sessions on the CPU that are opened when they are first needed, by the names of their graphs."""
+    """Sessions of graphs that only save time, opened when one of a group is first needed.
+
+    groups: graphs that are opened together, by a name for all of them. opener: opens them.
+    """
 
     def __init__(
         self,
-        graphs: Mapping[str, Path | GraphSource],
-        threads: int = 1,
-        *,
-        whole_steps: bool = False,
+        groups: Mapping[str, Graphs] | None = None,
+        opener: Callable[[Graphs], Sessions] = dict,
     ) -> None:
-        self._graphs, self._threads, self._whole_steps = graphs, threads, whole_steps
-        self._open = dict[str, ort.InferenceSession]()
+        self._groups, self._opener = dict(groups or {}), opener
+        self._open, self._failed = dict[str, Sessions](), dict[str, str]()
 
-    def find(self, name: str) -> ort.InferenceSession | None:
-        """Return a session, None if there is no such graph. Raises BackendError, OutOfMemoryError."""
-        if name not in self._open and name in self._graphs:
-            graph = {name: self._graphs[name]}
-            self._open |= open_sessions(graph, self._threads, [CPU], whole_steps=self._whole_steps)
-        return self._open.get(name)
+    def find(self, name: str) -> Sessions:
+        """Return the sessions of a group, none if there is no such group.
+
+        Raises BackendError; opening is tried once, and a failure is warned of then.
+        """
+        if name in self._failed:
+            raise BackendError(self._failed[name])
+        if name not in self._open and name in self._groups:
+            try:
+                self._open[name] = self._opener(self._groups[name])
+            except (BackendError, OutOfMemoryError) as error:
+                self._failed[name] = str(error)
+                warnings.warn(NotOpened(f"{error}; answers take longer without it"), stacklevel=2)
+                raise BackendError(str(error)) from error
+        return self._open.get(name, {})
 
     def clear(self) -> None:
         """Release them; none is opened any more."""
-        self._graphs = {}
+        self._groups.clear()
         self._open.clear()
-
-
-NO_MORE = LaterSessions({})
 
 
 @dataclass(frozen=True)
@@ -130,7 +145,7 @@ class Loaded:
     """What contexts and batches of a backbone run over, and share."""
 
     config: ModelConfig
-    sessions: dict[str, ort.InferenceSession]  # by the names of their graphs
+    sessions: Sessions
     slots: Mapping[
         str, ort.OrtValue
     ]  # of the row cache, by the inputs of the graphs; empty if dense
@@ -140,7 +155,7 @@ class Loaded:
     on_cpu: bool  # whether the provider reads host memory in place
     windowed: bool  # whether layers with a window keep only that: the graphs for the CPU do
     ropes: Ropes
-    later: LaterSessions = NO_MORE
+    later: LaterSessions = field(default_factory=LaterSessions)
     stream: WeightStream | None = None  # of weights that exceed the memory
 
     def close(self) -> None:
@@ -155,21 +170,24 @@ class Loaded:
 
 
 def open_sessions(
-    graphs: Mapping[str, Path | GraphSource],
+    graphs: Graphs,
     threads: int,
     providers: Sequence[Provider],
     *,
     whole_steps: bool = False,
-) -> dict[str, ort.InferenceSession]:
+    as_built: bool = False,
+) -> Sessions:
     """Open the graphs of a backbone; see open_session. Raises BackendError, OutOfMemoryError."""
     # Each matrix is packed, also to compare it with a prepared one. Pages of a freed block for the next
     # one save a third of the time; none of them is kept afterwards.
     give_back_freed_blocks(PACKED_NBYTES)
-    sessions: dict[str, ort.InferenceSession] = {}
+    sessions = Sessions()
     try:
         for name, graph in graphs.items():
             if name != io.ROWS:  # belongs to the slots, which run it
-                sessions[name] = open_session(graph, threads, providers, whole_steps=whole_steps)
+                sessions[name] = open_session(
+                    graph, threads, providers, whole_steps=whole_steps, as_built=as_built
+                )
     finally:
         give_back_freed_blocks()
         return_freed_memory()

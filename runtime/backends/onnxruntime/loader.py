@@ -20,7 +20,6 @@ from stem_edge.runtime.backends.engine import EngineLoader
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
-from stem_edge.runtime.backends.onnxruntime.loaded import NO_MORE
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import may_be_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, cpu_graphs
@@ -154,14 +153,15 @@ class OrtLoader:
         for name, graph in graphs.items():
             if isinstance(graph, GraphSource):
                 graphs[name] = graph._replace(packed=self._options.pack)
-        further = {} if self._prepared is None else self._prepared.apart_steps
-        backend = OrtBackend(config, graphs, slots, self._options.cpus, kv, further)
-        if self._prepared is not None:
-            self._prepared.give_back_read_pages()
+        if (prepared := self._prepared) is None:
+            backend = OrtBackend(config, graphs, slots, self._options.cpus, kv)
+        else:
+            more = prepared.apart_steps, prepared.give_back_read_pages
+            backend = OrtBackend(config, graphs, slots, self._options.cpus, kv, *more)
             files = [one for n, one in graphs.items() if n != io.PREFILL and isinstance(one, Path)]
             if (stream := self._stream(files)) is not None:
-                # It follows the graphs of single steps alone. Costs are others then, so `auto` guesses nothing.
-                backend.loaded = replace(backend.loaded, stream=stream, later=NO_MORE)
+                # Costs of steps are others then, so `auto` guesses nothing.
+                backend.loaded = replace(backend.loaded, stream=stream)
                 stream.close_with(backend.loaded)
                 self._streams = True
                 if (assistant := self._assistant) is None:

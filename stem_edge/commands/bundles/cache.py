@@ -37,12 +37,13 @@ from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.ggml import check as ggml_check
 from stem_edge.graph.kv import KV_TYPES, OnnxCaches
+from stem_edge.hub.kept import MADE
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
 from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import GRAPHS, builders
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
-from stem_edge.runtime.first_load.made import KEY, MADE, RECORD, Made
+from stem_edge.runtime.first_load.made import KEY, RECORD, Made
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     folder = cache_folder(args.cache_dir)
     found = list(entries(folder))
     chosen = _chosen(found, args.remove)
-    removed = [entry for entry in chosen if _remove(entry)]
+    removed = remove_entries(chosen)
     if args.json:
         listed = [
             msgspec.to_builtins(entry, enc_hook=str) | {"removed": entry in removed}
@@ -129,10 +130,19 @@ def _chosen(found: list[Entry], remove: str | None) -> list[Entry]:
     chosen = [e for e in found if e.path.name in named or e.of in named]
     if not chosen:
         raise InputError(f"no entry is called {remove!r}; stem-edge cache lists them")
-    made = tuple(str(entry.path.resolve()) + os.sep for entry in chosen)
-    return chosen + [
-        e for e in found if e.of.startswith(made)
-    ]  # what was made for the bundle in it
+    made = [e for entry in chosen for e in belonging(found, entry.path) if e != entry]
+    return chosen + made  # what was made for the bundle in it
+
+
+def belonging(found: list[Entry], folder: Path) -> list[Entry]:
+    """Return the entries that are in a folder, or were made for what is in it."""
+    within = f"{folder.resolve()}{os.sep}"
+    return [e for e in found if f"{e.path.resolve()}{os.sep}" == within or e.of.startswith(within)]
+
+
+def remove_entries(chosen: list[Entry]) -> list[Entry]:
+    """Delete entries; return those that no process uses. Raises StemEdgeError."""
+    return [entry for entry in chosen if _remove(entry)]
 
 
 def _remove(entry: Entry) -> bool:

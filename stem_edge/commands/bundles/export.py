@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +19,14 @@ from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.commands.options.arguments import BACKBONE_FOR, add_ray, own_command
 from stem_edge.commands.options.described import add_described
 from stem_edge.errors import ExportError
+from stem_edge.export.backbone.forms import FORMS
 from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.exporter import export_bundle, export_with
 from stem_edge.export.job.options import (
     BACKBONES,
     CHOSEN,
+    FAR,
+    NEAR,
     ONNX_ONLY,
     QUANTIZERS,
     ExportOptions,
@@ -35,7 +40,11 @@ from stem_edge.tables.token_counts import read_counts
 from stem_edge.units import format_size
 
 LLAMA = "llama.cpp"
-LOW_AGREEMENT = 0.8  # share of same best tokens; a model below it writes noticeably other texts
+VERDICTS = (
+    (NEAR, "near", "its texts are about as good"),
+    (FAR, "fairly near", "its texts are worse, but of the same kind"),
+    (math.inf, "far from", "its texts are those of another, worse model"),
+)
 FEW_TOKENS = 1000  # of a calibration text; fewer do not say which channels and tokens matter
 DESCRIPTION = """\
 Turn a trained checkpoint into a bundle, the folder that the other commands take.
@@ -133,6 +142,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "frequent": {"type": float, "metavar": "SHARE"},
     "group_size": {"type": int, "metavar": "N"},
     "max_kl": {"type": float, "metavar": "NATS"},
+    "accept_far": {"action": "store_true"},
     "threads": {"type": int, "metavar": "N"},
     "force": {"action": "store_true"},
 }
@@ -151,7 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tables = parser.add_argument_group("tables")
     _add(tables, "tables", "frequent", "group_size")
     tables.add_argument("--tables-only", action="store_true", help=ROWS_HELP)
-    _add(parser, "max_kl", "threads", "force")
+    _add(parser, "max_kl", "accept_far", "threads", "force")
     shards = (
         "write the tables on all machines of a cluster, which share the disk of CHECKPOINT and OUT"
     )
@@ -182,24 +192,28 @@ def run(args: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
         raise
-    print(bundle_table(bundle))
+    print("\n".join(_verdict(args, bundle, options)), end="\n\n")
+    print(bundle_table(bundle), end="\n\n")
     second = options.runs_on != bundle.manifest.engines[0]
     engine = f" --engine {options.runs_on}" if second else ""
-    print("\n" + "\n".join(_verdict(bundle, options)))
     print(f"try it: {own_command()} generate {args.out}{engine} 'Once upon a time'")
     return 0
 
 
-def _verdict(bundle: Bundle, options: ExportOptions) -> list[str]:
+def _verdict(args: argparse.Namespace, bundle: Bundle, options: ExportOptions) -> list[str]:
     """Say how near the bundle is to its checkpoint, and what would bring it nearer."""
     report = bundle.manifest.reports[options.runs_on]
     same, tokens = report.agreement or 0.0, len(report.probe_tokens)
     if not tokens:
         return ["kept as stored: nothing was calibrated or compared (stem-edge eval compares)"]
-    found = f"the checkpoint: the same best token at {same:.1%} of {tokens} positions"
-    lines = [f"near {found}"]
-    if same < LOW_AGREEMENT:
-        lines = [f"far from {found}; more bits (--quality, --tables) or a --calibration text help"]
+    nats = max(report.divergence, report.prefill_divergence or 0.0)
+    word, means = next((word, means) for most, word, means in VERDICTS if nats <= most)
+    lines = [
+        f"{word} the checkpoint: {means} ({nats:g} nats, the same best token at {same:.1%} of {tokens} positions)"
+    ]
+    if nats > NEAR:
+        again = shlex.join([str(args.checkpoint), str(args.out)])
+        lines += [f"nearer: {own_command()} export {again} {FORMS[options.runs_on].nearer} --force"]
     counts = read_counts(bundle.path / TOKEN_COUNTS, bundle.manifest.model.vocab_size)
     if options.calibration and counts is not None and (used := int(counts.sum())) < FEW_TOKENS:
         lines += [f"the calibration text has {used} tokens; it takes some thousands to be of use"]

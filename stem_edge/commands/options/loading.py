@@ -20,7 +20,8 @@ from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
 from stem_edge.runtime.rows.shards import READ_MODES
 
 BUNDLE_HELP = (
-    "folder that stem-edge export wrote, hf:org/name, or a checkpoint (FILE.gguf or a folder)"
+    "folder that stem-edge export wrote, hf:org/name, a name that stem-edge list shows, or a checkpoint "
+    "(FILE.gguf, hf:org/name:FILE.gguf, or a folder)"
 )
 
 

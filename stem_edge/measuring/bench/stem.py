@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import stem_edge
+from stem_edge.graph.names import PREFILL
 from stem_edge.measuring.bench.together import FollowedText, Guessed, Together
 from stem_edge.measuring.bench.worker import MeasuredEngine
 from stem_edge.numerics.quantize import F32
@@ -25,6 +26,9 @@ class StemEdge(MeasuredEngine):
         self._model = stem_edge.load(bundle, context_length=context, threads=threads, **options)
         self._engine, self._length, self._options = self._model.engine, context, options
         self._context = self._engine.open_context(1)
+        # What the first prompt opens counts as loading, so that prompts are timed alone.
+        if (loaded := getattr(self._engine.backend, "loaded", None)) is not None:
+            loaded.later.find(PREFILL)
 
     def clear(self) -> None:
         self._context = self._engine.open_context(self._length)
@@ -92,6 +96,7 @@ class Following(SamplingParams):
     when a token is taken, with it and the one that the model would have taken.
     """
 
+    temperature: float | None = 0.0  # so that nothing of the model's own changes what is measured
     text: tuple[int, ...] = ()
     chosen: Callable[[int, int], None] = lambda token, own: None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,24 @@ def test_types_are_chosen_for_one_target(options: dict[str, Any], target: Target
     assert ExportOptions(**options).target == target
 
 
+def test_usual_types_that_are_far_are_tried_with_8_bits() -> None:
+    closer = ExportOptions().closer(0.6)
+    assert closer is not None and closer.quality == "near-lossless"
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [
+        ({}, 0.5),
+        ({"accept_far": True}, math.inf),
+        ({"max_kl": 0.1}, 0.1),
+        ({"max_kl": 2.0, "accept_far": True}, 2.0),
+    ],
+)
+def test_the_farthest_that_is_kept(options: dict[str, Any], bound: float) -> None:
+    assert ExportOptions(**options).bound == bound
+
+
 @pytest.mark.parametrize(
     ("options", "nats", "aim"),
     [
@@ -111,7 +130,8 @@ def test_types_are_chosen_for_one_target(options: dict[str, Any], target: Target
         ({"max_kl": 0.04, "quality": "small"}, 0.05, None),
         ({"max_kl": 0.04, "size": "2MB"}, 0.05, None),
         ({"max_kl": 0.04, "backbone": "int8"}, 0.05, None),
-        ({}, 0.05, None),
+        ({"backbone": "int8"}, 0.6, None),
+        ({"quality": "small"}, 0.6, None),
     ],
 )
 def test_types_closer_to_the_limit(options: dict[str, Any], nats: float, aim: float | None) -> None:

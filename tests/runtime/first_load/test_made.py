@@ -36,9 +36,10 @@ from stem_edge.errors import (
 from stem_edge.export import worker
 from stem_edge.files import disk
 from stem_edge.files.lock import lock
+from stem_edge.hub.kept import MADE
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.first_load import made
-from stem_edge.runtime.first_load.made import MADE, MAKING, Made, Record, Source, name_of
+from stem_edge.runtime.first_load import made, making
+from stem_edge.runtime.first_load.made import MAKING, Made, Record, Source, name_of
 from stem_edge.runtime.loading import open_or_make
 from stem_edge.system.child import module_command
 
@@ -59,13 +60,13 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Engines of the exports so far, each of which gives the demo."""
     done: list[str] = []
 
-    def export(source: Source, bundle: Path, visible: bool) -> None:
+    def export(checkpoint: str, bundle: Path, engine: str, show: bool | None) -> None:
         shutil.copytree(DEMO, bundle, dirs_exist_ok=True)
         with (bundle / MANIFEST).open("a", encoding="ascii") as manifest:
             manifest.write(" " * len(done))  # another bundle
-        done.append(source.engine)
+        done.append(engine)
 
-    monkeypatch.setattr(made, "_export", export)
+    monkeypatch.setattr(made, "make", export)
     return done
 
 
@@ -186,20 +187,20 @@ def test_each_engine_has_its_own(tmp_path: Path, exports: list[str]) -> None:
 def test_an_interrupted_one_is_made_again(
     left: bool, tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut(source: Source, bundle: Path, visible: bool) -> None:
+    def cut(checkpoint: str, bundle: Path, engine: str, show: bool | None) -> None:
         bundle.with_name(".stem-edge-m.lock").touch()
         (work := bundle.with_name(".stem-edge-m")).mkdir()
         if left:
             (work / "export.journal").touch()
         raise KeyboardInterrupt
 
-    path, export = one_file(tmp_path), made._export
-    monkeypatch.setattr(made, "_export", cut)
-    with pytest.raises(KeyboardInterrupt):
-        opened(path)
+    path = one_file(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "make", cut)
+        with pytest.raises(KeyboardInterrupt):
+            opened(path)
     found = [(entry.of, entry.stale) for entry in entries(cache) if entry.kind == MADE]
     assert found == [(str(path), "was not finished")] * left
-    monkeypatch.setattr(made, "_export", export)
     assert opened(path).is_dir() and len(exports) == 1
 
 
@@ -224,7 +225,7 @@ def test_one_without_its_record_is_of_no_earlier_checkpoint(
 def test_a_bundle_keeps_its_record_if_the_next_export_fails(
     tmp_path: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(source: Source, bundle: Path, visible: bool) -> None:
+    def refuses(*_: object) -> None:
         raise CheckpointError("damaged; copy it again")
 
     path = one_file(tmp_path)
@@ -232,7 +233,7 @@ def test_a_bundle_keeps_its_record_if_the_next_export_fails(
     path.rename(earlier := tmp_path / "earlier")
     path.write_bytes(b"other")
     with monkeypatch.context() as patch:
-        patch.setattr(made, "_export", refuses)
+        patch.setattr(made, "make", refuses)
         refused(lambda: opened(path), CheckpointError, "damaged")
     (entry,) = (entry for entry in entries(cache) if entry.kind == MADE)
     assert (entry.of, entry.stale) == (str(path), "its checkpoint is gone or has changed")
@@ -286,7 +287,7 @@ def test_what_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     commands = {name: [sys.executable, "-c", code] for name, code in codes.items()}
     commands["no process"] = [str(tmp_path / "gone")]
     if case in commands:
-        monkeypatch.setattr(made, "module_command", lambda *given: commands[case])
+        monkeypatch.setattr(making, "module_command", lambda *given: commands[case])
     error, said = REFUSED[case]
     refused(lambda: opened(path, cache_dir=folder), error, path, said, kept=[path])
     assert not [*folder.glob(f"{MADE}/*")]
@@ -391,16 +392,15 @@ def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
         patch.setattr(made, "lock", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Made(tmp_path)._locked(MAKING)
-    monkeypatch.setattr(made, "module_command", lambda *_: [sys.executable, "-c", "pass"])
+    monkeypatch.setattr(making, "module_command", lambda *_: [sys.executable, "-c", "pass"])
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
-    source = Source(str(path), {}, "onnxruntime")
     with pytest.raises(KeyboardInterrupt):
-        made._export(source, tmp_path / "bundle", False)
+        making.make(str(path), tmp_path / "bundle", "onnxruntime", False)
 
 
 def test_the_worker_ends_with_the_process_that_waits(tmp_path: Path) -> None:
     path = small_model(tmp_path)
-    command = module_command(made.WORKER, str(path), str(tmp_path / "out"), "onnx", "")
+    command = module_command(making.WORKER, str(path), str(tmp_path / "out"), "onnx", "")
     ended = subprocess.run(command, input=b"", capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (130, b"")
 

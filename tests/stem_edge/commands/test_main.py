@@ -248,19 +248,22 @@ def test_export_prints_the_new_bundle(
     text, err = capsys.readouterr()
     assert "int4 in groups of 32" in text
     assert "logit difference" in text
-    assert "the checkpoint: the same best token at " in text
+    assert text.startswith("near the checkpoint: its texts are about as good (")
     assert err == ""  # no progress bar without a terminal
 
 
 def test_export_says_what_would_help(
     tiny_checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stem_edge.commands.bundles.export.LOW_AGREEMENT", 1.1)
+    bounds = [(-1, "near", ""), (0, "fairly near", ""), (10, "far from", "other texts")]
+    monkeypatch.setattr("stem_edge.commands.bundles.export.VERDICTS", bounds)
+    monkeypatch.setattr("stem_edge.commands.bundles.export.NEAR", 0.0)
     (tmp_path / "few.txt").write_text("few")
     given = ["--calibration", str(tmp_path / "few.txt"), "--engine", "onnxruntime"]
     assert main(["export", str(tiny_checkpoint), str(tmp_path / "out"), *given]) == 0
     out = capsys.readouterr().out
-    assert "far from the checkpoint: the same best token at " in out
+    assert out.startswith("far from the checkpoint: other texts (")
+    assert f"{tmp_path / 'out'} --quality near-lossless --force" in out.splitlines()[1]
     assert "the calibration text has 3 tokens; it takes some thousands" in out
 
 

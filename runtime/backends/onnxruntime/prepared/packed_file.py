@@ -7,6 +7,7 @@ raises ValueError.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ FIXED64 = 1  # wire type of protobuf that the encoder lacks
 # Fields of onnx.proto.
 GRAPH, INITIALIZER, NAME, EXTERNAL_DATA, KEY, VALUE = 7, 5, 8, 13, 1, 2
 NODE, INPUT = 1, 1
+PLACE = re.compile(rb"\|(\d+);\d+;\d+")
 
 
 class PackedForm(NamedTuple):
@@ -49,6 +51,11 @@ def places_in_use(graph: Path) -> Iterator[tuple[int, int]]:
         for name in (name for node in _values(message, NODE) for name in _values(node, INPUT)):
             if (form := forms.pop(name.decode(), None)) is not None:
                 yield from ((offset, nbytes) for offset, nbytes, _ in form.places)
+
+
+def plain_nbytes(graph: Path) -> int:
+    """Return the bytes before the first packed piece in the file of weights of a saved graph; 0 without one."""
+    return min((int(place[1]) for place in PLACE.finditer(graph.read_bytes())), default=0)
 
 
 def _packed_form(text: str) -> PackedForm:

@@ -12,12 +12,14 @@ import contextlib
 import ctypes
 import hashlib
 import mmap
+import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
+import numpy as np
 import onnxruntime as ort
 
 from stem_edge.bundle.opening import Bundle
@@ -29,13 +31,15 @@ from stem_edge.graph.names import apart_step
 from stem_edge.runtime.backends.interface import SIZES, StepCosts
 from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import kept_graphs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER, is_large
+from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import plain_nbytes
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, joined_graphs
 from stem_edge.system.memory import PROC
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 
-FORMAT = 9
+FORMAT = 10
 RECORD = "prepared.json"
 MAX_RECORD_NBYTES = 1 << 20
+OF_FILE = np.uint64(61)  # bit of a page in /proc/self/pagemap, below those for swap and memory
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -79,8 +83,14 @@ class Prepacked(NamedTuple):
         return {n: self.folder / file for n, file in files.items() if file in self.record.files}
 
     def give_back_read_pages(self) -> None:
-        """Give back mapped pages once sessions are open: plain scales were read for the last time."""
-        give_back_mapped([self.folder.resolve() / name for name in self.record.files])
+        """Give back pages of plain matrices once sessions are open: they were read for the last time."""
+        graphs = {
+            self.folder.resolve() / file for file in self.record.files if file.endswith(".onnx")
+        }
+        files = {graph: graph.with_name(f"{graph.name}.data") for graph in graphs}
+        give_back_mapped(
+            {f: plain_nbytes(g) for g, f in files.items() if f.name in self.record.files}
+        )
 
 
 class PreparedPlace(NamedTuple):
@@ -155,15 +165,29 @@ def prepared_file(graph: str) -> str:
     return f"{graph}.onnx"
 
 
-def give_back_mapped(files: Collection[Path]) -> None:
-    """Give back pages of mapped files, unless they were written to; those that are used come back."""
+def give_back_mapped(files: Mapping[Path, int]) -> None:
+    """Give back the mapped pages of files, of each up to a place, unless they were written to.
+
+    Those that are used come back.
+    """
     if sys.platform != "linux":
         return
-    advise, names, span, name = ctypes.CDLL(None).madvise, {str(file) for file in files}, "", ""
-    with contextlib.suppress(OSError), (PROC / "self" / "smaps").open(errors="replace") as lines:
-        for words in (line.rstrip("\n").split(maxsplit=5) for line in lines):
-            if not words[0].endswith(":"):
-                span, name = words[0], words[-1]
-            elif words[:2] == ["Anonymous:", "0"] and name in names:
-                start, stop = (int(address, 16) for address in span.split("-"))
-                advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
+    advise, proc = ctypes.CDLL(None).madvise, PROC / "self"
+    places = {str(file): nbytes for file, nbytes in files.items()}
+    with contextlib.suppress(OSError), (proc / "pagemap").open("rb", buffering=0) as pages:
+        for line in (proc / "maps").read_text(errors="replace").splitlines():
+            *words, name = line.split(maxsplit=5)
+            if len(words) == 5 and (place := places.get(name)) is not None:
+                start, stop = (int(address, 16) for address in words[0].split("-"))
+                stop = min(stop, start + place - int(words[2], 16))
+                if start < stop and not _written(pages.fileno(), start, stop):
+                    nbytes = ctypes.c_size_t(stop - start)
+                    advise(ctypes.c_void_p(start), nbytes, mmap.MADV_DONTNEED)
+
+
+def _written(pagemap: int, start: int, stop: int) -> bool:
+    """Tell whether pages of a mapped file were written to, and so are in memory or swap alone."""
+    first, count = start // mmap.PAGESIZE, -(-(stop - start) // mmap.PAGESIZE)
+    entries = np.frombuffer(os.pread(pagemap, 8 * count, 8 * first), np.uint64)
+    kinds = entries >> OF_FILE  # odd: pages of the file; 0: none yet; 2, 4: in swap or memory alone
+    return bool(((kinds > 0) & (kinds % 2 == 0)).any())

@@ -51,12 +51,14 @@ def open_session(
     *,
     save_to: Path | None = None,
     whole_steps: bool = False,
+    as_built: bool = False,
 ) -> ort.InferenceSession:
     """Load a graph. Without the CPU among the providers, every operator must run on one of them.
 
     save_to: also write the graph there as packed for this processor, with its weights in a file of
     the same name and .data; loaded from there, they stay in the file.
     whole_steps: keep inputs of products exact that are multiples of a step, as models with ranges have.
+    as_built: do not optimize a prepared graph: passes over thousands of nodes, which find only constants.
 
     Raises BackendError, MissingOperatorsError, DeviceLostError, OutOfMemoryError.
     """
@@ -64,7 +66,8 @@ def open_session(
     settings = (STRICT if strict else {}) | (_saving(save_to) if save_to is not None else {})
     settings |= WHOLE_STEPS if whole_steps else {}
     try:
-        session = new_session(graph, threads, providers, settings, save_to=save_to)
+        plain = as_built and isinstance(graph, Path)
+        session = new_session(graph, threads, providers, settings, save_to=save_to, as_built=plain)
     except Exception as error:  # because onnxruntime's exceptions share no base class
         check_device(error, f"to load {graph}")
         if strict and REFUSED in str(error):
@@ -99,6 +102,7 @@ def new_session(
     settings: Mapping[str, str] | None = None,
     *,
     save_to: Path | None = None,
+    as_built: bool = False,
 ) -> ort.InferenceSession:
     """Open a session over a file, a GraphSource, or the bytes of a graph without weight files.
 
@@ -113,6 +117,8 @@ def new_session(
         graph = graph.data
     source = graph if isinstance(graph, bytes) else str(graph)
     options = _options(threads, chosen)
+    if as_built:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
     plugged = [provider for provider in providers if provider.devices]

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from every_kind import GEMMA_3N, checkpoint_of
 
 import stem_edge
 from stem_edge.bundle import prefill_check
@@ -92,9 +93,9 @@ def test_the_same_logits_from_its_files(
 ) -> None:
     with stem_edge.load(bundle, prepare=False, prefill_graph=prefill) as model:
         expected = model.logits(IDS)
-    seen, given_back = sources(monkeypatch), list[tuple[int, set[Path]]]()
+    seen, given_back = sources(monkeypatch), list[tuple[int, dict[Path, int]]]()
     monkeypatch.setattr(
-        module, "give_back_mapped", lambda files: given_back.append((len(seen), set(files)))
+        module, "give_back_mapped", lambda files: given_back.append((len(seen), files))
     )
     with stem_edge.load(bundle, cache_dir=made, prefill_graph=prefill) as model:
         assert np.array_equal(model.logits(IDS), expected)
@@ -104,7 +105,25 @@ def test_the_same_logits_from_its_files(
     assert not (folder / "head.onnx.data").exists()  # because its weights are in that of the step
     record = read_prepared(folder)
     assert record is not None
-    assert given_back == [(len(seen), {folder.resolve() / name for name in record.files})]
+    names = {name for name in record.files if name.endswith(".data")}
+    files = {folder.resolve() / name: record.files[name][0] for name in names}
+    assert [count for count, _ in given_back] == ([2, 4] if prefill else [2])
+    for _, places in given_back:
+        assert places.keys() == files.keys() and all(0 < places[f] < files[f] for f in files)
+
+
+@pytest.mark.parametrize(("name", "backbone"), [("biases", "int4"), (GEMMA_3N, "fp32")])
+def test_the_same_logits_where_onnxruntime_joins_nodes(
+    name: str, backbone: str, tmp_path: Path
+) -> None:
+    checkpoint, out = checkpoint_of(name, tmp_path / "checkpoint"), tmp_path / "bundle"
+    options: dict[str, Any] = {"backbone": backbone, "prefill_graph": False}
+    stem_edge.export_bundle(checkpoint, out, **options)
+    found = list[Any]()
+    for prepare in (True, False):
+        with stem_edge.load(out, prepare=prepare, threads=1, trial=False) as model:
+            found.append(model.logits([7 * n % 50 for n in range(20)]))
+    assert np.array_equal(*found)
 
 
 def test_weights_that_stay_in_the_bundle_give_the_same_logits(
@@ -192,7 +211,8 @@ def test_the_measured_graph_takes_prompts(
     record = json.loads((folder / RECORD).read_bytes())
     (folder / RECORD).write_text(json.dumps(record | {"prefill": faster}))
     seen = sources(monkeypatch)
-    with stem_edge.load(bundle, cache_dir=own):
+    with stem_edge.load(bundle, cache_dir=own) as model:
+        model.logits(IDS)
         assert ("prefill.onnx" in {one.name for one in seen}) == faster
 
 

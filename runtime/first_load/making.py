@@ -1,0 +1,59 @@
+"""The process that makes a bundle of a checkpoint, or fetches one: its memory does not count for the model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from stem_edge.bundle.manifest import BACKBONES
+from stem_edge.errors import ExportError, OutOfMemoryError
+from stem_edge.graph.formats import EngineName
+from stem_edge.runtime.first_load.trial import refusal
+from stem_edge.system.child import REFUSED, SIGKILL, module_command, signal_name
+
+WORKER = "stem_edge.export.worker"
+
+
+def make(checkpoint: str, bundle: Path, engine: EngineName, show: bool | None) -> None:
+    """Export a checkpoint. Raises what the export raised, and ExportError."""
+    _run(checkpoint, str(bundle), BACKBONES[engine].option, show)
+
+
+def fetched(name: str, show: bool | None) -> str:
+    """Return the path of a checkpoint on a hub, of which what is needed is fetched. Raises HubError, ExportError."""
+    return _run(name, "", "", show).removesuffix("\n")
+
+
+def _run(checkpoint: str, bundle: str, engine: str, show: bool | None) -> str:
+    """Return what the worker prints; its progress goes to stderr."""
+    visible = sys.stderr.isatty() if show is None else show
+    command = module_command(WORKER, checkpoint, bundle, engine, "bar" if visible else "")
+    pipe = subprocess.PIPE  # stdin ends with this process, and the worker with it
+    try:  # in a session of its own, so that Ctrl-C leaves no traceback of its imports
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+    except OSError as error:
+        raise ExportError(
+            f"{checkpoint}: cannot start {command[0]} to make its bundle ({error.strerror}); free some memory and try again"
+        ) from error
+    with process:
+        try:
+            said = b"" if process.stdout is None else process.stdout.read()
+            status = process.wait()
+        except BaseException:  # the next one goes on from what is written
+            process.terminate()
+            raise
+    if status == -SIGKILL:
+        raise OutOfMemoryError(
+            f"{checkpoint}: the process that makes its bundle was killed, as a system does that has no "
+            "memory left; free some and try again, which goes on from there"
+        )
+    if status == REFUSED:
+        raise refusal(said)
+    if status:
+        how = signal_name(status) if status < 0 else f"exit status {status}"
+        raise ExportError(
+            f"{checkpoint}: the process that makes its bundle ended ({how}); try again, which goes on from "
+            f"there, or see what it says: stem-edge export {checkpoint} OUT"
+        )
+    return said.decode()

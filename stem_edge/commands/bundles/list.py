@@ -1,0 +1,53 @@
+"""The command `stem-edge list`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import suppress
+from typing import Any
+
+from stem_edge.bundle.manifest import open_manifest
+from stem_edge.commands.options.arguments import own_command
+from stem_edge.errors import BundleError
+from stem_edge.hub.kept import Kept, kept_bundles
+from stem_edge.units import format_size
+
+DESCRIPTION = """\
+List the models that this machine keeps: bundles that were made of checkpoints, and those that were
+fetched from a hub. Every command that takes a bundle takes their names."""
+
+EPILOG = """\
+examples:
+  stem-edge list
+  stem-edge run NAME
+  stem-edge rm NAME"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the models as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    models = [line for kept in kept_bundles() if (line := _described(kept)) is not None]
+    if args.json:
+        print(json.dumps(models, indent=1))
+        return 0
+    widest = max((len(model["name"]) for model in models), default=0)
+    for model in models:
+        print(f"{model['name']:{widest}}  {format_size(model['nbytes']):>9}  {model['place']}")
+    if not models:
+        print(f"no models are kept; fetch one with: {own_command()} pull hf:org/name")
+    return 0
+
+
+def _described(kept: Kept) -> dict[str, Any] | None:
+    """Return what to say of a bundle; None if it cannot be read, as what other programs keep."""
+    with suppress(BundleError):
+        files = open_manifest(kept.folder).files.values()
+        return {
+            "name": kept.name,
+            "nbytes": sum(file.nbytes for file in files),
+            "place": kept.place,
+        }
+    return None

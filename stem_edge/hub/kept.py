@@ -1,0 +1,63 @@
+"""Bundles that this machine keeps, and the short names that find them.
+
+These are bundles made of checkpoints, which lie in the user's cache folder, and those fetched from a hub, which lie in
+the hub's own. Nothing is written down: a name is that of the folder, or the one on the hub without its organization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+from stem_edge.errors import InputError
+from stem_edge.files.hub_links import SNAPSHOTS
+from stem_edge.files.strict_json import one_line
+from stem_edge.hub.fetch import MAIN, cache, kept_commit
+from stem_edge.hub.names import REPOSITORIES, name_of
+from stem_edge.system.user_folder import cache_folder
+
+MADE = "made"  # folder of bundles that were made of checkpoints, in the user's cache folder
+MARK = "manifest.json"
+
+
+class Kept(NamedTuple):
+    """A bundle on this machine."""
+
+    name: str
+    place: str  # path of its folder, or its name on the hub with the commit
+    folder: Path
+
+
+def kept_bundles() -> Iterator[Kept]:
+    """Yield what looks like a bundle in either cache; in the hub's, other programs keep files, too."""
+    with suppress(InputError):  # a user without a home
+        for mark in sorted((cache_folder(None) / MADE).glob(f"*/*/{MARK}")):
+            yield Kept(mark.parent.name, str(mark.parent), mark.parent)
+    for repository in sorted(cache().glob(f"{REPOSITORIES}*")):
+        commit = kept_commit(repository / "refs" / MAIN) or "*"
+        for mark in sorted((repository / SNAPSHOTS).glob(f"{commit}/{MARK}")):
+            if (name := name_of(mark.parent)) is not None:
+                yield Kept(name.repository.rpartition("/")[2], str(name), mark.parent)
+
+
+def named(name: str) -> Kept | None:
+    """Return the bundle of this name; None if none is kept.
+
+    Raises InputError if several have it, and if it is nearly that of one.
+    """
+    bundles = [*kept_bundles()]
+    found = [bundle for bundle in bundles if bundle.name == name]
+    if len(found) > 1:
+        places = ", ".join(bundle.place for bundle in found)
+        raise InputError(f"{len(found)} kept models are called {name}; give one as {places}")
+    names = [bundle.name for bundle in bundles]
+    near = [n for n in names if name and n.startswith(name)] or get_close_matches(name, names, 1)
+    if near and not found:
+        raise InputError(
+            f"{one_line(name)}: no such folder or model; did you mean {near[0]}? else give one that "
+            "stem-edge list shows"
+        )
+    return found[0] if found else None

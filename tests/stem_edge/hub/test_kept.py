@@ -1,0 +1,157 @@
+"""Models that are kept: found by short names, pulled, listed and removed."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contract import refused
+from hub_server import Blob, HubServer, Model, cache_of
+from installed import DEMO
+
+import stem_edge
+from stem_edge.bundle.opening import open_bundle
+from stem_edge.commands.main import main
+from stem_edge.errors import BundleError, CheckpointError, InputError, StemEdgeError
+from stem_edge.hub.kept import MADE, kept_bundles, named
+from stem_edge.runtime.first_load import made
+
+Capture = pytest.CaptureFixture[str]
+NAME = "acme/model"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the user, in which exports put the demo's bundle."""
+
+    def make(checkpoint: str, bundle: Path, *_: object) -> None:
+        shutil.copytree(DEMO, bundle)
+
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    monkeypatch.setattr(made, "make", make)
+    return tmp_path / "cache" / "stem-edge"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (path := tmp_path / "Small.Q4_0.gguf").write_bytes(b"GGUF")
+    return path
+
+
+def listed(capsys: Capture) -> list[str]:
+    capsys.readouterr()
+    assert main(["list", "--json"]) == 0
+    return [model["name"] for model in json.loads(capsys.readouterr().out)]
+
+
+def test_a_made_bundle_has_the_name_of_its_checkpoint(
+    hub: HubServer, cache: Path, file: Path, capsys: Capture
+) -> None:
+    assert main(["pull", str(file)]) == 0
+    assert "run Small.Q4_0\n" in capsys.readouterr().out
+    assert listed(capsys) == ["Small.Q4_0"]
+    file.unlink()  # the bundle does without
+    with stem_edge.load("Small.Q4_0") as model:
+        assert model.generate_text("The", max_new_tokens=1)
+        assert main(["rm", "Small.Q4_0"]) == 1
+        assert "a process uses it" in capsys.readouterr().err
+    assert open_bundle("Small.Q4_0").path.parent.parent == cache / MADE
+    del model
+    gc.collect()
+    assert main(["rm", "Small.Q4_0"]) == 0
+    assert listed(capsys) == [] and not list((cache / MADE).iterdir())
+
+
+def test_a_bundle_on_a_hub_has_its_name_there(hub: HubServer, cache: Path, capsys: Capture) -> None:
+    commit = hub.add(NAME, DEMO)
+    assert main(["pull", f"hf:{NAME}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "model"
+    hub.requests.clear()
+    assert open_bundle("model").path == cache_of(NAME) / "snapshots" / commit
+    assert hub.requests == []  # because it is known by its commit
+    wrong = cache_of(NAME) / "snapshots" / commit / "tokenizer.json"
+    blob = wrong.resolve()
+    blob.write_bytes(b" " * blob.stat().st_size)
+    refused(lambda: open_bundle("model"), BundleError, "tokenizer.json", "sha256")
+    assert listed(capsys) == ["model"]
+    assert main(["rm", "model"]) == 0
+    assert listed(capsys) == [] and not list(cache_of(NAME).glob("snapshots/*"))
+
+
+def test_the_last_state_of_a_model_is_meant(hub: HubServer, cache: Path, tmp_path: Path) -> None:
+    shutil.copytree(DEMO, bundle := tmp_path / "bundle")
+    for text in ("one", "two"):
+        (bundle / "README.md").write_text(text)
+        commit = hub.add(NAME, bundle)
+        open_bundle(f"hf:{NAME}")
+        assert [kept.place for kept in kept_bundles()] == [f"hf:{NAME}@{commit}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("model", {"config.json": b"{}", "model.safetensors": b"0"}),
+        ("model.Q8_0", {"model.Q8_0.gguf": b"GGUF", "model.Q4_0.gguf": b"GGUF"}),
+    ],
+)
+def test_a_checkpoint_on_a_hub_becomes_a_bundle(
+    name: str, files: dict[str, bytes], hub: HubServer, cache: Path, capfd: Capture
+) -> None:
+    hub.models[NAME] = Model()
+    hub.models[NAME].commit({file: Blob(data) for file, data in files.items()})
+    asked = f"hf:{NAME}" + (":model.Q8_0.gguf" if name != "model" else "")
+    for _ in range(2):
+        assert main(["pull", asked, "--json"]) == 0
+        assert json.loads(capfd.readouterr().out)["name"] == name
+    assert len(list((cache / MADE).iterdir())) == 1
+
+
+CASES: list[tuple[str, Callable[[], object], type[StemEdgeError], str]] = [
+    ("nearly a name", lambda: named("Smal.Q4_0"), InputError, "did you mean Small.Q4_0?"),
+    ("how a name begins", lambda: named("Sm"), InputError, "did you mean Small.Q4_0?"),
+    ("no name", lambda: open_bundle("other"), BundleError, "other"),
+    ("two of a name", lambda: named("twice"), InputError, "2 kept models are called twice"),
+    ("no such file", lambda: stem_edge.load("hf:acme/ggufs:c.gguf"), CheckpointError, "found a.gguf"),
+    ("which file", lambda: stem_edge.load("hf:acme/ggufs"), CheckpointError, "one of them, like hf:acme/ggufs:a.gguf"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_what_is_refused(
+    call: Callable[[], object], error: type[StemEdgeError], words: str, hub: HubServer, cache: Path
+) -> None:
+    for key, name in (("0" * 12, "Small.Q4_0"), ("1" * 12, "twice"), ("2" * 12, "twice")):
+        shutil.copytree(DEMO, cache / MADE / key / name)
+    hub.models["acme/ggufs"] = Model()
+    hub.models["acme/ggufs"].commit({"a.gguf": Blob(b"GGUF"), "b.gguf": Blob(b"GGUF")})
+    refused(call, error, words)
+
+
+def test_a_file_or_folder_comes_before_a_name(
+    hub: HubServer, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    shutil.copytree(DEMO, cache / MADE / ("0" * 12) / "here")
+    shutil.copytree(DEMO, tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
+    assert open_bundle("here").path == Path("here")
+    assert main(["rm", "nothing"]) == 1
+    assert "no kept model is called 'nothing'" in capsys.readouterr().err
+
+
+def test_what_other_programs_keep_is_not_listed(
+    hub: HubServer, cache: Path, capsys: Capture
+) -> None:
+    hub.models[NAME] = Model()
+    commit = hub.models[NAME].commit({})
+    (folder := cache_of(NAME) / "snapshots" / commit).mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    assert listed(capsys) == []
+    assert main(["list"]) == 0
+    assert "no models are kept" in capsys.readouterr().out
