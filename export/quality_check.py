@@ -187,6 +187,7 @@ def _manifest(
         stored=tables.stored if tables else None,
         rare_tables=tables.rare_tables if tables else None,
         indexed=tables is not None and tables.indexed,
+        sampling=job.source.sampling or (base.sampling if base else None),
         files=files,
         reports=(base.reports if base else {}) | {engine: replace(report, **measured)},
     )

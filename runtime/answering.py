@@ -129,7 +129,7 @@ class Answering(ModelText):
         Options are the fields of SamplingParams: max_new_tokens, temperature (0 is greedy), top_k,
         top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, stop, seed,
         logprobs, skip_special_tokens, and grammar, schema or regex: which texts the answer may be.
-        top_k, top_p and min_p without a temperature sample at temperature 1.
+        What is not given of temperature, top_k, top_p, min_p and repetition_penalty is the model's own.
 
         stem_ids: for each token of the prompt, the rows that it looks up: a token id, or several ids
         for the mean of their rows. By default, each token looks up its own. Rows looked up by given
@@ -138,7 +138,7 @@ class Answering(ModelText):
         Raises InputError at once for a bad option or prompt, RowReadError while iterating when
         flash fails.
         """
-        params = params_of(params, options)
+        params = self.chosen(params_of(params, options))
         ids = self._prompt_ids(prompt)
         lookups, eos_ids = self._open_edits.lookups(ids, stem_ids), self.config.eos_ids
         length = self._prompts.length(ids, params)

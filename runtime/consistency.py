@@ -212,7 +212,11 @@ def _run(path: Path, asked: Asked, options: dict[str, Any]) -> list[Ids]:
 def _answers(model: Model, prompts: Sequence[Ids], new: int) -> list[Ids]:
     """Return the greedy answers to prompts, one after the other."""
     return [
-        [token for chunk in model.generate(ids, max_new_tokens=new) for token in chunk.token_ids]
+        [
+            token
+            for chunk in model.generate(ids, max_new_tokens=new, temperature=0)
+            for token in chunk.token_ids
+        ]
         for ids in prompts
     ]
 
@@ -251,7 +255,9 @@ def _guessed(model: Model, prompts: Sequence[Ids], expected: Sequence[Ids]) -> l
 def _in_batches(model: Model, prompts: Sequence[Ids], expected: Sequence[Ids]) -> list[Ids]:
     found: list[Ids] = [[] for _ in prompts]
     new = max(map(len, expected))
-    for number, chunk in model.generate_many(prompts, exact=True, max_new_tokens=new):
+    for number, chunk in model.generate_many(
+        prompts, exact=True, max_new_tokens=new, temperature=0
+    ):
         if chunk.error is not None:
             raise chunk.error
         found[number] += chunk.token_ids

@@ -126,6 +126,7 @@ class Model(Answering):
     def _request(self, ids: list[int], params: SamplingParams, lookups: Lookups) -> Request:
         from stem_edge.runtime.batching.request import Request
 
+        params = self.chosen(params)
         length, eos_ids = self._prompts.length(ids, params), self.config.eos_ids
         return Request(
             ids, params, lookups, length, self._text, eos_ids, constraint=self._constraint(params)

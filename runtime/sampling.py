@@ -38,7 +38,7 @@ class Sampler:
     """
 
     def __init__(self, params: SamplingParams, prompt: int = 0) -> None:
-        self._params, self._changes = params, _changes(params, prompt)
+        self._params, self._changes = params.resolved(), _changes(params, prompt)
 
     @cached_property
     def _generator(self) -> np.random.Generator:
@@ -77,13 +77,12 @@ def sampler_of(params: SamplingParams, prompt: int = 0) -> Sampler:
 def _changes(params: SamplingParams, prompt: int) -> list[Change]:
     """Return what changes logits before a token is chosen."""
     found, biases = list[Change](), params.logit_bias
+    penalty = params.repetition_penalty or 1.0  # it is never 0
     presence, frequency = params.presence_penalty, params.frequency_penalty
-    if params.repetition_penalty != 1:
+    if penalty != 1:
         from stem_edge.numerics.logits import apply_repetition_penalty
 
-        found.append(
-            lambda logits, seen: apply_repetition_penalty(logits, seen, params.repetition_penalty)
-        )
+        found.append(lambda logits, seen: apply_repetition_penalty(logits, seen, penalty))
     if presence or frequency:
         from stem_edge.numerics.logits import apply_penalties
 
@@ -109,15 +108,18 @@ def needed_logits(params: SamplingParams) -> int:
     """
     if _changes(params, 0) or params.logprobs is not None:
         return 0
+    params = params.resolved()
+    top_k = params.top_k or 0
     if params.temperature == 0:
         return 1
-    return params.top_k if params.top_k <= MOST_NEEDED else 0
+    return top_k if top_k <= MOST_NEEDED else 0
 
 
 def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np.float64]]:
     """Ids that survive top_k, top_p and min_p, and their probabilities.
 
     The filters apply in this order, each to what the previous one kept, at the given temperature.
+    params: with a temperature.
     Ids ascend, so that filters that keep everything change no choice.
     """
     from stem_edge.numerics.logits import nucleus, top_ids, weights_of  # greedy answers need none
@@ -129,8 +131,9 @@ def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np
     else:
         ids = np.arange(len(logits))
         weights = weights_of(logits, peak, temperature)
-    if params.top_p < 1:
-        kept = nucleus(weights, params.top_p)
+    top_p = params.top_p or 1.0  # it is never 0
+    if top_p < 1:
+        kept = nucleus(weights, top_p)
         ids, weights = ids[kept], weights[kept]
     if params.min_p:
         kept = weights >= params.min_p  # the greatest weight is 1

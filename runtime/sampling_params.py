@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
+from stem_edge import sampling
 from stem_edge.errors import InputError, UnknownOptionError
 from stem_edge.shown import shown
 
@@ -16,21 +17,16 @@ else:
     Grammar = object  # so that others can read the types of the fields without the grammars
 
 MAX_STOPS, MAX_STOP_CHARS = 64, 1024
-# Integer ends mean whole numbers only. Temperature and penalty have ends because float32 cannot
-# divide by what is beyond.
+# Integer ends mean whole numbers only.
 RANGES: dict[str, tuple[float, float]] = {
     "max_new_tokens": (1, 2**31 - 1),
-    "temperature": (0.0, 1e6),
-    "top_k": (0, 2**31 - 1),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 1e3),
+    **sampling.RANGES,
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
     "seed": (0, 2**64 - 1),
     "logprobs": (0, 1024),
 }
-OPTIONAL = ("seed", "logprobs")
+OPTIONAL = ("seed", "logprobs", *sampling.RANGES)
 MOST_BIAS = 100.0  # more than the logits of any two tokens differ
 
 
@@ -41,11 +37,11 @@ class SamplingOptions(TypedDict, total=False):
     """
 
     max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float]
@@ -64,13 +60,15 @@ class SamplingParams:
     """Options for choosing tokens and for stopping. Raises InputError for values out of range.
 
     max_new_tokens: stop after this many tokens. Default: 128.
-    temperature: 0 takes the most probable token, 1 samples as trained. Default: 0, but 1 with `top_k`,
-        `top_p` or `min_p`.
-    top_k: choose among this many most probable tokens. Default: 0, all.
-    top_p: choose among the most probable tokens that add up to this probability. Default: 1, all.
-    min_p: choose among tokens at least this share as probable as the best. Default: 0, all.
+    temperature: 0 takes the most probable token, 1 samples as trained. With 0, the model's own values are
+        left out. Default: the model's own, else 0, but 1 with `top_k`, `top_p` or `min_p`.
+    top_k: choose among this many most probable tokens. Default: the model's own, else 0, all.
+    top_p: choose among the most probable tokens that add up to this probability. Default: the model's
+        own, else 1, all.
+    min_p: choose among tokens at least this share as probable as the best. Default: the model's own, else
+        0, all.
     repetition_penalty: above 1, tokens seen before are less probable. It divides positive logits and
-        multiplies others. Default: 1.
+        multiplies others. Default: the model's own, else 1.
     presence_penalty: above 0, tokens that the answer has are less probable; below, more. It is taken
         off their logits, once; those of the prompt do not count. Default: 0.
     frequency_penalty: like `presence_penalty`, for each time that the answer has the token. Default: 0.
@@ -85,10 +83,10 @@ class SamplingParams:
 
     max_new_tokens: int = 128
     temperature: float | None = None
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
@@ -100,9 +98,6 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature is None:
-            filtered = (self.top_k, self.top_p, self.min_p) != (0, 1.0, 0.0)
-            object.__setattr__(self, "temperature", 1.0 if filtered else 0.0)
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name, (least, most) in RANGES.items():
@@ -113,6 +108,17 @@ class SamplingParams:
         if self.top_p == 0:
             raise _refused("top_p", self.top_p, "a number above 0, up to 1.0")
         self._check_others()
+
+    def resolved(
+        self, own: sampling.Sampling | None = None, otherwise: sampling.Sampling | None = None
+    ) -> Self:
+        """Return these with a value for all that is None; see stem_edge.sampling.resolved."""
+        given = {name: getattr(self, name) for name in sampling.RANGES}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) == len(sampling.RANGES):
+            return self
+        values: dict[str, Any] = sampling.resolved(given, own, otherwise)
+        return replace(self, **values)
 
     def _check_others(self) -> None:
         """Raise InputError for a value that is no number and not what its type says."""

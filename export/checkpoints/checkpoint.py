@@ -18,6 +18,7 @@ from stem_edge.export.tensor_files.json import one_line
 from stem_edge.numerics.arithmetic import READ_ROWS
 from stem_edge.numerics.matrix import IndexedMatrix, Matrix
 from stem_edge.numerics.quantize import F32
+from stem_edge.sampling import Sampling
 
 LAYER = re.compile(r"(?<=^layers\.)\d{1,9}|(?<=^table of layer )\d{1,9}")
 MOST_SHOWN = 6  # kinds of tensors in a message
@@ -56,6 +57,7 @@ class Checkpoint:
     tokenizer: TokenizerSource
     notes: tuple[str, ...] = ()  # for the user, a sentence each
     index: npt.NDArray[np.int32] | None = None  # token -> record [V], where tokens share records
+    sampling: Sampling | None = None  # as the model's makers say
     # Trainer's name of a module -> this project's name of its matrix; needed for LoRA adapters.
     names: Mapping[str, str] = field(default_factory=dict)
 

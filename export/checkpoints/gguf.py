@@ -31,6 +31,7 @@ from stem_edge.export.checkpoints.checkpoint import (
 from stem_edge.export.checkpoints.gguf_gemma import Gemma3Keys, Gemma3nKeys, Gemma4Keys
 from stem_edge.export.checkpoints.gguf_keys import Keys, Qwen2Keys, Qwen3Keys, Tensors
 from stem_edge.export.checkpoints.head_padding import head_rows
+from stem_edge.export.checkpoints.hugging_face.generation_config import of_gguf
 from stem_edge.export.checkpoints.hugging_face.names import module_names
 from stem_edge.export.tensor_files.gguf import GgufFile, Value, open_gguf
 from stem_edge.export.tensor_files.json import convert_options, one_line
@@ -46,7 +47,8 @@ K = TypeVar("K", bound=Keys)
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Open a GGUF file, and the others of a split one. Raises CheckpointError."""
-    architecture, keys, left = open_model(path, KEYS)
+    file = open_gguf(path)
+    architecture, keys, left = open_model(file, KEYS)
     try:
         config = keys.config(left)
         backbone = {
@@ -68,17 +70,18 @@ def read_checkpoint(path: Path) -> Checkpoint:
         tables=tables,
         tokenizer=TokenizerSource("gguf", path, add_bos=None),
         index=index,
+        sampling=of_gguf(path, file.keys),
         names=module_names(backbone, keys.modules),
     )
     return check_shapes(checkpoint)
 
 
-def open_model(path: Path, kinds: Mapping[str, type[K]]) -> tuple[str, K, Tensors]:
-    """Open the model of a file: its architecture, its keys, and its tensors. Raises CheckpointError.
+def open_model(file: GgufFile, kinds: Mapping[str, type[K]]) -> tuple[str, K, Tensors]:
+    """Return the model of a file: its architecture, its keys, and its tensors. Raises CheckpointError.
 
     kinds: what the keys of each architecture mean.
     """
-    file = open_gguf(path)
+    path = file.path
     found, kind = file.keys.get("general.architecture"), file.keys.get("general.type", "model")
     if kind != "model":
         raise CheckpointError(

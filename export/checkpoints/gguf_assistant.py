@@ -20,6 +20,7 @@ from stem_edge.export.checkpoints.assistant import (
 )
 from stem_edge.export.checkpoints.gguf import ADVICE, open_model
 from stem_edge.export.checkpoints.gguf_gemma import Gemma4Keys
+from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.gguf_tensor import GgufTensor
 from stem_edge.export.tensor_files.json import one_line
 from stem_edge.ggml.gguf_schema import gguf_name
@@ -52,7 +53,7 @@ class Gemma4AssistantKeys(Gemma4Keys, kw_only=True):
 
 def read_file(path: Path, dim: int) -> AssistantCheckpoint:
     """Open an assistant in a GGUF file. dim: of the model that it drafts for. Raises CheckpointError."""
-    _, keys, left = open_model(path, {ARCHITECTURE: Gemma4AssistantKeys})
+    _, keys, left = open_model(open_gguf(path), {ARCHITECTURE: Gemma4AssistantKeys})
     try:
         config = with_lenders(keys.config(left))
     except (ValueError, ArithmeticError) as error:

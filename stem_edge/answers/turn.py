@@ -13,6 +13,7 @@ from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.sampling import CONVERSATION
 from stem_edge.text.messages import checked_messages, checked_tools
 from stem_edge.text.thoughts import LAST_TOKENS, Thoughts
 from stem_edge.text.tool_calls.family import Family
@@ -138,13 +139,13 @@ def joined(messages: Sequence[Mapping[str, Any]]) -> str:
 T = TypeVar("T")
 
 
-def params_of(names: Mapping[str, str], **fields: Any) -> SamplingParams:
-    """Return the sampling params. Raises RefusalError.
+def params_of(model: Model, names: Mapping[str, str], **fields: Any) -> SamplingParams:
+    """Return the sampling params, with what is not given as the model has it. Raises RefusalError.
 
     names: field of SamplingParams -> its name in the interface, where they differ.
     """
     try:
-        return SamplingParams(**fields)
+        return model.chosen(SamplingParams(**fields), CONVERSATION)
     except InputError as error:
         name, _, rest = str(error).partition(" ")
         name = names.get(name, name)

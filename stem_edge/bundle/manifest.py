@@ -43,6 +43,7 @@ from stem_edge.graph.formats import (
     GgufFormat,
 )
 from stem_edge.limits import MAX_VOCAB
+from stem_edge.sampling import Sampling
 from stem_edge.system.user_folder import KEY_CHARS
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import INDEX, RARE_RECORDS, RECORDS, TableFormat
@@ -158,6 +159,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     stored: RecordLayout | None = msgspec.field(name="tables")
     rare_tables: RecordLayout | None = None  # of rare tokens, if they are stored in fewer bits
     indexed: bool = False  # if an index says which record a token has
+    sampling: Sampling | None = None  # as the model's makers say
     files: dict[str, FileEntry]  # path with forward slashes -> entry
     reports: dict[EngineName, QualityReport]  # of each backbone
 

@@ -158,7 +158,7 @@ def _outcome(model: Model, codec: TextCodec, prompt: str, top: int) -> tuple[Out
     found: F64 = log_softmax(last)[0]
     best = np.argsort(-found, kind="stable")[:top].tolist()
     tokens = [NextToken(each, text_of_token(codec, each), math.exp(found[each])) for each in best]
-    text = model.generate_text(ids, max_new_tokens=CONTINUED)
+    text = model.generate_text(ids, max_new_tokens=CONTINUED, temperature=0)
     return Outcome(prompt, tuple(tokens), text), found
 
 

@@ -154,6 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             "memory_limit": 600_000_000,
             "build_info": "stem-edge test",
             "slots": 4,
+            "sampling": {"temperature": 0.7, "top_p": 0.95, "top_k": 0, "min_p": 0},
         }
 
     def _may(self) -> bool:

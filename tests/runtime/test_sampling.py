@@ -76,7 +76,7 @@ def oracle(logits: F32, order: I64, params: SamplingParams) -> tuple[I64, F64]:
     weights = np.exp((wide - wide[0]) / params.temperature)
     if params.top_k:
         weights = weights[: params.top_k]
-    if params.top_p < 1:
+    if params.top_p is not None and params.top_p < 1:
         reached = np.cumsum(weights) / weights.sum()
         weights = weights[: int((reached < params.top_p).sum()) + 1]
     weights = weights[weights / weights[0] >= params.min_p]
@@ -122,16 +122,16 @@ def test_candidates_against_the_oracle(kind: str, temperature: float) -> None:
     logits = logits_of_kind(kind)
     order = np.argsort(-logits, kind="stable")
     for options in FILTERS:
-        params = SamplingParams(temperature=temperature, **options)
+        params = SamplingParams(temperature=temperature, **options).resolved()
         ids, probabilities = candidates(logits.copy(), params)
         expected_ids, expected = oracle(logits, order, params)
         # Rounding decides which token is the first to reach top_p.
         rounding = abs(len(ids) - len(expected))
-        assert rounding <= (params.top_p < 1), options
+        assert rounding <= ((params.top_p or 1) < 1), options
         found, wanted = np.zeros((2, len(logits)))
         found[ids], wanted[expected_ids] = probabilities, expected
         # Neighbours at the edge of top_p may differ, because exp is computed in float32.
-        tolerance = 1e-6 + (2 * float(expected.min()) if params.top_p < 1 else 0)
+        tolerance = 1e-6 + (2 * float(expected.min()) if (params.top_p or 1) < 1 else 0)
         assert np.abs(found - wanted).max() <= tolerance, options
         assert probabilities.sum() == pytest.approx(1)
 
@@ -149,7 +149,7 @@ def test_a_temperature_next_to_zero_is_greedy(options: dict[str, Any]) -> None:
 )
 def test_tokens_are_drawn_with_their_probabilities(options: dict[str, Any]) -> None:
     logits = np.array([0.3, 2, -1, 1.4, 1, 0, 1.9, -0.5], np.float32)
-    params, draws = SamplingParams(temperature=0.9, seed=11, **options), 4000
+    params, draws = SamplingParams(temperature=0.9, seed=11, **options).resolved(), 4000
     ids, probabilities = oracle(logits, np.argsort(-logits, kind="stable"), params)
     counts = np.bincount(sample(logits, params, draws), minlength=len(logits))
     assert counts[ids].sum() == draws

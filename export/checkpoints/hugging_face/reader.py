@@ -32,6 +32,7 @@ from stem_edge.export.checkpoints.hugging_face.config import (
 from stem_edge.export.checkpoints.hugging_face.gemma3 import Gemma3
 from stem_edge.export.checkpoints.hugging_face.gemma3n import Gemma3n
 from stem_edge.export.checkpoints.hugging_face.gemma4 import Gemma4
+from stem_edge.export.checkpoints.hugging_face.generation_config import of_folder
 from stem_edge.export.checkpoints.hugging_face.names import module_names, tensor_name
 from stem_edge.export.checkpoints.hugging_face.packed import Files, PackedFiles
 from stem_edge.export.checkpoints.hugging_face.stem_schema import MODEL_TYPE, Stem
@@ -83,6 +84,7 @@ def read_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         tokenizer=TokenizerSource("json", path / TOKENIZER, add_bos=None),
         notes=notes,
         index=index,
+        sampling=of_folder(path),
         names=module_names(backbone, decoder.names()),
     )
     check_shapes(checkpoint)

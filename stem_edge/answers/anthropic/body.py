@@ -115,7 +115,7 @@ class Body(Conversation, kw_only=True):
     max_tokens: COUNT
     stream: bool = False
     stop_sequences: list[str] = []
-    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 1.0
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
     output_config: OutputConfig | None = None

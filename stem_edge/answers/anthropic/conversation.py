@@ -23,6 +23,7 @@ from stem_edge.answers.anthropic.body import (
 from stem_edge.answers.refusals import RefusalError
 from stem_edge.answers.turn import ToolChoice, Turn, grammar_of, params_of
 from stem_edge.runtime.grammars.grammar import Grammar
+from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 
 CHOICES: dict[str, ToolChoice] = {
@@ -53,17 +54,18 @@ def turn_of(asked: Conversation, params: SamplingParams) -> Turn:
     )
 
 
-def sampling_of(body: Body, most: int) -> SamplingParams:
+def sampling_of(model: Model, body: Body) -> SamplingParams:
     """Return how the answer's tokens are chosen, and how many at most. Raises RefusalError."""
     if body.mcp_servers:
         raise RefusalError("mcp_servers is not supported: give tools that the client runs")
     form = body.output_config.format if body.output_config is not None else None
     return params_of(
+        model,
         NAMES,
-        max_new_tokens=min(body.max_tokens, most),
+        max_new_tokens=min(body.max_tokens, model.plan.context_length),
         temperature=body.temperature,
-        top_k=body.top_k or 0,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=body.top_k,
+        top_p=body.top_p,
         stop=body.stop_sequences,
         grammar=None if form is None else grammar_of(FORMAT, Grammar.of_schema, form.schema),
     )

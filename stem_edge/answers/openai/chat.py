@@ -53,7 +53,7 @@ class ChatBody(Options, kw_only=True):
         choice, tool = self._choice()
         return Turn(
             messages=[_message(message) for message in self.messages],
-            params=self.params(self._most(model), self._logprobs()),
+            params=self.params(model, self._most(model), self._logprobs()),
             grammar_field=self.grammar_field,
             tools=self.tools or (),
             tool_choice=choice,

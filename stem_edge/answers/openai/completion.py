@@ -53,7 +53,7 @@ class CompletionBody(Options, kw_only=True):
         if most < 0:
             raise RefusalError(f"max_tokens is {most}; expected at least 0", "max_tokens")
         held = model.plan.context_length
-        params = self.params(min(max(most, 1), held), self._top())
+        params = self.params(model, min(max(most, 1), held), self._top())
         return params if most else None
 
     def _top(self) -> int | None:

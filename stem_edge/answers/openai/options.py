@@ -10,6 +10,7 @@ import msgspec
 from stem_edge.answers.refusals import RefusalError
 from stem_edge.answers.turn import grammar_of, params_of
 from stem_edge.runtime.grammars.grammar import Grammar
+from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 
 MOST_DIGITS = 10  # of a token id; Python reads no numbers that are much longer
@@ -82,14 +83,14 @@ class Options(msgspec.Struct):
             raise RefusalError("stream_options is for streams; set stream, too", "stream_options")
         return bool(self.stream_options.include_usage)
 
-    def params(self, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
-        """Return what to sample by. Raises RefusalError that names the field."""
+    def params(self, model: Model, max_new_tokens: int, logprobs: int | None) -> SamplingParams:
+        """Return what to sample by, where nothing is given the model's own. Raises RefusalError that names the field."""
         for name, right in OTHER_NAMES.items():
             if getattr(self, name) is not None:
                 raise RefusalError(f"{name} is no field of this interface; give {right}", name)
         penalty = self.repetition_penalty
         fields = {
-            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "temperature": self.temperature,
             "top_p": self.top_p and max(self.top_p, SMALLEST_TOP_P),
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
@@ -105,7 +106,7 @@ class Options(msgspec.Struct):
         if self.top_p == 0:
             fields["top_p"] = SMALLEST_TOP_P
         given = {name: value for name, value in fields.items() if value is not None}
-        return params_of(API_NAMES, max_new_tokens=max_new_tokens, **given)
+        return params_of(model, API_NAMES, max_new_tokens=max_new_tokens, **given)
 
     @property
     def grammar_field(self) -> str:

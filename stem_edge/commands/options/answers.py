@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stem_edge import sampling
 from stem_edge.commands.options.arguments import Rare, read_text
 from stem_edge.commands.options.described import add_described, option_of
 from stem_edge.errors import InputError
@@ -43,6 +44,8 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
     settings["stop"] = {"action": "append", "metavar": "TEXT", "default": []}
     settings["stop"]["help"] = "end before this text; may be repeated"
     add_described(group, SamplingParams, settings)
+    greedy = "take the most probable token each time, whatever the model's own values are"
+    group.add_argument("--greedy", action="store_true", help=greedy)
     bias = (
         "add B, from -100 (never) to 100, to the logits of the token with this id; may be repeated"
     )
@@ -68,6 +71,10 @@ def sampling_options(args: argparse.Namespace) -> SamplingOptions:
     """Values of the options of add_sampling, as keywords of generate. Raises InputError."""
     options: SamplingOptions = {"stop": args.stop, "logit_bias": dict(args.logit_bias)}
     options.update({name: getattr(args, name) for name in RANGES})  # type: ignore[typeddict-item]
+    if args.greedy:
+        if args.temperature:
+            raise InputError("--greedy is a temperature of 0; leave --temperature out")
+        options["temperature"] = 0
     options["regex"] = args.regex
     for path, name, make in (
         (args.schema, "schema", Grammar.of_schema),
@@ -78,6 +85,15 @@ def sampling_options(args: argparse.Namespace) -> SamplingOptions:
             with _file_named(path):
                 options["grammar"] = make(text)
     return options
+
+
+def taken(params: SamplingParams) -> str:
+    """Say how tokens are chosen. params: as Model.chosen returns."""
+    values = {name: getattr(params, name) for name in sampling.RANGES}
+    if not values["temperature"]:
+        del values["temperature"], values["top_k"], values["top_p"], values["min_p"]
+    told = [f"{n} {value:g}" for n, value in values.items() if value != sampling.NEUTRAL.get(n)]
+    return ", ".join(told if params.temperature else ["greedy", *told])
 
 
 def check_grammar(model: Model, params: SamplingParams, args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from stem_edge.commands.options.answers import (
     as_object,
     check_grammar,
     sampling_params,
+    taken,
     write_text,
 )
 from stem_edge.commands.options.arguments import read_text
@@ -121,7 +122,7 @@ def _stream(model: Model, prompt: str | list[int], params: SamplingParams, *, qu
             sys.stdout.write("\n")
             sys.stdout.flush()
             if not quiet:
-                print(model.stats.line(), file=sys.stderr)
+                print(f"{model.stats.line()}; {taken(model.chosen(params))}", file=sys.stderr)
 
 
 def _print_json(

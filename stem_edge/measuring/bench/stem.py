@@ -96,6 +96,7 @@ class Following(SamplingParams):
     when a token is taken, with it and the one that the model would have taken.
     """
 
+    temperature: float | None = 0.0  # so that nothing of the model's own changes what is measured
     text: tuple[int, ...] = ()
     chosen: Callable[[int, int], None] = lambda token, own: None
 

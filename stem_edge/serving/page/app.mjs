@@ -123,7 +123,7 @@ $("#skip").addEventListener("click", (event) => {
   composer.focus();
 });
 $("#settings").addEventListener("click", async () => {
-  const changed = await askedSettings(settings, chat.conversation.system, chat.hasTemplate);
+  const changed = await askedSettings(settings, chat.conversation.system, chat.hasTemplate, chat.usual);
   if (!changed) return;
   settings = changed;
   writeSettings(settings);

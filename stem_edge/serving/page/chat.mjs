@@ -20,6 +20,11 @@ export class Chat extends EventTarget {
     this.begin();
   }
 
+  /** How the server samples where nothing is set, by name. */
+  get usual() {
+    return this.#status.props?.sampling ?? {};
+  }
+
   get hasTemplate() {
     return this.#status.props?.has_chat_template !== false;
   }

@@ -17,7 +17,7 @@ from stem_edge.serving.service import service_of
 async def messages(request: Request) -> Response:
     """Answer a conversation."""
     service, body = service_of(request), await read(request, Body)
-    params = sampling_of(body, service.model.plan.context_length)
+    params = sampling_of(service.model, body)
     answers = await service.begin(turn_of(body, params))
     message = AnswerMessage(service.name)
     return await respond_growing(request, answers, message, stream=body.stream)

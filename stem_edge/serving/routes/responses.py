@@ -40,10 +40,11 @@ def _turn(service: Service, body: Body) -> Turn:
     choice, name = choice_of(body)
     held = service.model.plan.context_length
     params = params_of(
+        service.model,
         NAMES,
         max_new_tokens=min(body.max_output_tokens or held, held),
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        temperature=body.temperature,
+        top_p=body.top_p,
         grammar=format_of(body),
     )
     return Turn(

@@ -12,6 +12,8 @@ from starlette.routing import Route
 
 import stem_edge
 from stem_edge.answers.refusals import NotFoundError
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.sampling import CONVERSATION, RANGES
 from stem_edge.serving.budget import memory_limit
 from stem_edge.serving.compute import UNUSABLE
 from stem_edge.serving.service import Service, service_of
@@ -40,6 +42,7 @@ async def props(request: Request) -> Response:
     """Return properties of the model and of the server."""
     service = service_of(request)
     model = service.model
+    usual = model.chosen(SamplingParams(), CONVERSATION)
     return JSONResponse(
         {
             "model": service.name,
@@ -50,6 +53,7 @@ async def props(request: Request) -> Response:
             "memory_limit": memory_limit(model),
             "build_info": stem_edge.__version__,
             "slots": service.compute.places,
+            "sampling": {name: getattr(usual, name) for name in RANGES},
         }
     )
 

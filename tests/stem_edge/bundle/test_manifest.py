@@ -97,6 +97,7 @@ GOLDEN: dict[str, Any] = {
             "worst_logit_difference": 0.125,
         }
     },
+    "sampling": None,
     "tables": {
         "group_size": 16, "layers": [1], "parts": [[16]], "records": 10, "row_type": "int8",
         "scale_type": "fp32",
@@ -167,6 +168,10 @@ def test_missing_fields(bundle: Path, where: str) -> None:
         ("model head_dim", 3, "head_dim 3 is odd"),
         ("backbone weights", "int3", "Invalid enum value 'int3' - at `$.backbone.weights`"),
         ("tables row_type", "bf16", "Invalid enum value 'bf16' - at `$.tables.row_type`"),
+        ("sampling", {"temperature": -1}, "temperature is -1.0; expected 0.0 to"),
+        ("sampling", {"top_p": 0}, "top_p is 0.0; expected"),
+        ("sampling", {"top_k": "all"}, "Expected `int | null`, got `str` - at `$.sampling.top_k`"),
+        ("sampling", {"typical_p": 1}, "unknown field `typical_p`"),
         ("tables group_size", 24, "group_size 24 must be a power of two"),
         (f"files {BACKBONE_GRAPH} sha256", 5, "Expected `str`, got `int`"),
         # Tables of another model.

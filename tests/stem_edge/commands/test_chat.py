@@ -51,7 +51,8 @@ def piped(monkeypatch: pytest.MonkeyPatch, text: str | bytes, *arguments: str | 
     """Run the command on a text in stdin."""
     data = text if isinstance(text, bytes) else text.encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
-    return main(["chat", *map(str, arguments)])
+    chosen = [] if "-t" in arguments else ["--greedy"]
+    return main(["chat", *map(str, arguments), *chosen])
 
 
 def test_a_line_is_a_message_and_stdout_has_the_answers_alone(
@@ -131,7 +132,7 @@ def test_commands(
         "no message of the user yet",
         "loaded 3 messages",
         "the last, by assistant:  P",
-        "the same answer again; give --temperature",
+        "the same answer again; /set temperature 0.7",
         f"saved 3 messages as {talk}",
         f"{note}: not a saved conversation",
         "no file; give its name",
@@ -195,7 +196,9 @@ def test_without_stdin_and_with_a_closed_pipe(bundle: Path) -> None:
 def test_a_conversation_at_a_terminal(bundle: Path) -> None:
     options = ["-n", "200", "-t", "9", "--seed", "1", "--no-overlap"]
     with Terminal([sys.executable, "-c", SLOWLY, "chat", str(bundle), *options]) as terminal:
-        assert "A context of 256 tokens. /help lists commands; Ctrl-D ends." in terminal.until("> ")
+        assert "A context of 256 tokens; temperature 9, top_p 0.95. /help lists" in terminal.until(
+            "> "
+        )
         terminal.press(f"{FRANCE}\n")
         terminal.until(f"{FRANCE}\r\n")
         assert len(terminal.until(" ")) < 200
@@ -293,3 +296,31 @@ def test_thoughts_are_folded(
     out, err = capsys.readouterr()
     assert out == "in Europe.\n"
     assert re.fullmatch(r"(\rthinking: \d+ tokens)+\n", err)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/set temperature 0.5", "temperature 0.5"),
+        ("/set --top-k 40", "top_k 40"),
+        ("/set max_new_tokens 2", "max_new_tokens 2"),
+        ("/set", "max_new_tokens 1024, temperature 0"),
+        ("/set temp 1", "no option is called 'temp'; did you mean"),
+        ("/set top_k 0.5", "top-k is '0.5'; expected a number, like /set --top-k 1"),
+        ("/set temperature", "temperature is ''; expected a number"),
+        ("/set temperature -1", "temperature is -1.0; expected"),
+        ("/sett", "there is no command '/sett'; try /set"),
+        ("/by", "there is no command '/by'; try /bye"),
+    ],
+)
+def test_set(
+    line: str, said: str, bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped(monkeypatch, line, bundle, "--verbose")
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["/exit", "/quit", "/bye"])
+def test_the_end(end: str, bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert piped(monkeypatch, f"{end}\n{FRANCE}", bundle) == 0
+    assert capsys.readouterr().out == ""

@@ -5,15 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 
-from stem_edge.commands.options.answers import add_sampling, check_grammar, sampling_params
+from stem_edge.commands.options.answers import (
+    add_sampling,
+    check_grammar,
+    sampling_params,
+    taken,
+)
 from stem_edge.commands.options.arguments import Parser, with_options
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.commands.running.chat.input import Typed, TypedLines
 from stem_edge.commands.running.chat.session import Session
-from stem_edge.commands.running.chat.typed_commands import EXIT, obey
+from stem_edge.commands.running.chat.typed_commands import ENDS, obey
 from stem_edge.errors import DeviceLostError, InputError, StemEdgeError
 from stem_edge.runtime import load
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.sampling import CONVERSATION
 
 MAX_NEW_TOKENS = 1024
 
@@ -54,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     system = [{"role": "system", "content": args.system}] if args.system else []
     with load(args.bundle, **loading_options(args)) as model:
         check_grammar(model, params, args)
+        params = model.chosen(params, CONVERSATION)
         thinking = {} if args.thinking is None else {"enable_thinking": args.thinking}
         with model.conversation(system, template_arguments=thinking) as conversation:
             figures = args.verbose or (interactive and not args.quiet and not args.json)
@@ -61,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
                 model, conversation, params, interactive, args.json, figures, _explain
             )
             if interactive:
-                session.note(_welcome(model))
+                session.note(_welcome(model, params))
             _converse(session, TypedLines(interactive))
         return 1 if session.failed and not interactive else 0
 
@@ -73,8 +81,9 @@ def _explain(message: str) -> str:
     return with_options(parser, " ".join(message.split()))
 
 
-def _welcome(model: Model) -> str:
-    lines = [f"A context of {model.plan.context_length} tokens. /help lists commands; Ctrl-D ends."]
+def _welcome(model: Model, params: SamplingParams) -> str:
+    context = f"A context of {model.plan.context_length} tokens; {taken(params)}."
+    lines = [f"{context} /help lists commands; Ctrl-D ends."]
     if not model.has_chat_template:
         lines.append("This model has no chat template: it continues the texts as they are.")
     return "\n".join(lines)
@@ -86,7 +95,7 @@ def _converse(session: Session, typed: TypedLines) -> None:
         try:
             line = typed.read()
             interrupted = False
-            if line is None or (line.is_command and line.text.split()[0] == EXIT):
+            if line is None or (line.is_command and line.text.split()[0] in ENDS):
                 return
             take(session, line)
         except InputError as error:  # of a message that is too long

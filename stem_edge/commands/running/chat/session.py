@@ -41,7 +41,9 @@ class Session:
         before = self.conversation.messages[-1:]
         self._print(self.conversation.retry(self.params))
         if self.conversation.messages[-1:] == before:
-            self.note("the same answer again; give --temperature, and no --seed, to get others")
+            self.note(
+                "the same answer again; /set temperature 0.7, and give no --seed, to get others"
+            )
 
     def fail(self, error: StemEdgeError) -> None:
         """Print an error after which the conversation goes on."""

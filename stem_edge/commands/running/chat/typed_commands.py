@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stem_edge.commands.running.chat.session import Session
 from stem_edge.errors import InputError
 from stem_edge.runtime.prefixes.file import check_conversation
+from stem_edge.runtime.sampling_params import RANGES
 from stem_edge.shown import printable, shown
 from stem_edge.text_table import cut, fill, shown_lines
 
 EXIT = "/exit"
+ENDS = (EXIT, "/quit", "/bye")
 
 # Command as typed -> help.
 HELP = {
     "/undo": "take the last message and its answer back",
     "/retry": "answer the last message again",
     "/new": "forget all messages but the system message",
+    "/set NAME VALUE": "change temperature, top_p, seed and so on; without, show all",
     "/system TEXT": "set the system message; without TEXT, remove it",
     "/save FILE": "save the conversation",
     "/load FILE": "go on with a saved conversation",
     "/stats": "all figures of the last answer",
     "/help": "show this",
-    EXIT: "end, as Ctrl-D does",
+    EXIT: "end, as Ctrl-D, /quit and /bye do",
 }
+MOST_DIGITS = 30  # of a value for /set
 KEYS = '''\
 A message ends with its line, unless that ends with \\. Lines between two lines of """ are one
 message. A message that begins with / needs a space before it.
@@ -40,7 +46,7 @@ def obey(session: Session, line: str) -> None:
 
 
 def _unknown(name: str) -> InputError:
-    near = difflib.get_close_matches(name, [*COMMANDS, EXIT], 1)
+    near = difflib.get_close_matches(name, [*COMMANDS, *ENDS], 1)
     hint = f"try {near[0]}" if near else "/help lists all"
     return InputError(
         f"there is no command {shown(name)}; {hint}, or put a space before / to send a message"
@@ -66,6 +72,35 @@ def _system(session: Session, text: str) -> None:
     old = 1 if messages and messages[0]["role"] == "system" else 0
     messages[:old] = [{"role": "system", "content": text}] if text else []
     session.note("the system message is set" if text else "there is no system message now")
+
+
+def _set(session: Session, text: str) -> None:
+    name, _, value = text.partition(" ")
+    field = name.lstrip("-").replace("-", "_")
+    if text and field not in RANGES:
+        near = [n for n in RANGES if n.startswith(field)] or difflib.get_close_matches(
+            field, RANGES, 1
+        )
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InputError(
+            f"no option is called {shown(name)}; {hint}expected one of {', '.join(RANGES)}"
+        )
+    if text:
+        changed: dict[str, Any] = {field: _number(field, value.strip())}
+        session.params = replace(session.params, **changed)
+    values = {name: getattr(session.params, name) for name in RANGES}
+    session.note(", ".join(f"{n} {value:g}" for n, value in values.items() if value is not None))
+
+
+def _number(field: str, text: str) -> float:
+    """Parse a value of SamplingParams. Raises InputError."""
+    kind = int if isinstance(RANGES[field][1], int) else float
+    try:
+        return kind(text[:MOST_DIGITS])
+    except ValueError:
+        raise InputError(
+            f"{field} is {shown(text)}; expected a number, like /set {field} 1"
+        ) from None
 
 
 def _save(session: Session, name: str) -> None:
@@ -101,6 +136,7 @@ COMMANDS = {
     "/undo": _undo,
     "/retry": _retry,
     "/new": _new,
+    "/set": _set,
     "/system": _system,
     "/save": _save,
     "/load": _load,

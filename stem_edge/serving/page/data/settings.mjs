@@ -1,4 +1,4 @@
-/** What a user sets for answers; kept in the browser. A field left empty is the server's to decide. */
+/** What a user sets for answers; kept in the browser. A field left empty is as the model has it. */
 
 const KEY = "stem-edge.settings";
 

@@ -14,17 +14,17 @@ export function askedText(title, label, value, type = "text") {
   return asked({ title, action: "Save", fields: [h("label", { for: "asked" }, label), input], read: () => input.value });
 }
 
-/** Ask for the settings; return them changed. system: the prompt of the conversation. */
-export function askedSettings(settings, system, hasTemplate) {
+/** Ask for the settings; return them changed. system: the prompt of the conversation. usual: what the server takes. */
+export function askedSettings(settings, system, hasTemplate, usual) {
   const prompt = h("textarea", { id: "system", rows: 4, disabled: !hasTemplate, "aria-describedby": "system-hint" });
   prompt.value = system;
   const stop = h("textarea", { id: "stop", rows: 2, "aria-describedby": "stop-hint" });
   stop.value = settings.stop;
-  const numbers = NUMBERS.map((field) => numberField(field, settings.numbers[field.name]));
+  const numbers = NUMBERS.map((field) => numberField(field, settings.numbers[field.name], usual[field.name]));
   const fields = [
     field("system", "System prompt", prompt, hasTemplate
       ? "For this conversation, and for those that begin after it." : "This model has no chat template, so it has no system prompt."),
-    h("fieldset", {}, h("legend", {}, "Sampling"), h("p", { class: "quiet" }, "A field left empty is the server's to decide."),
+    h("fieldset", {}, h("legend", {}, "Sampling"), h("p", { class: "quiet" }, "A field left empty is as the model has it, shown in grey."),
       h("div", { class: "numbers" }, ...numbers.map(({ element }) => element))),
     field("stop", "Stop texts", stop, "One a line; the answer ends before any of them."),
   ];
@@ -33,8 +33,8 @@ export function askedSettings(settings, system, hasTemplate) {
   return asked({ title: "Settings", action: "Save", fields, read });
 }
 
-function numberField({ name, label, hint, ...limits }, value) {
-  const input = h("input", { type: "number", id: name, inputmode: "decimal", value, ...limits,
+function numberField({ name, label, hint, ...limits }, value, usual = "") {
+  const input = h("input", { type: "number", id: name, inputmode: "decimal", value, placeholder: String(usual), ...limits,
     "aria-describedby": `${name}-hint` });
   const read = () => (input.value === "" ? [] : [[name, input.valueAsNumber]]);
   return { element: field(name, label, input, hint), read };

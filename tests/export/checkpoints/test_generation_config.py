@@ -1,0 +1,118 @@
+"""How a model's makers want tokens chosen: read from checkpoints, kept in bundles, the default of every door."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract import refused
+from installed import DATA, DEMO
+from msgspec.structs import replace
+
+import stem_edge
+from stem_edge.answers.openai.chat import ChatBody
+from stem_edge.bundle.manifest import open_manifest
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.hugging_face.generation_config import of_folder, of_gguf
+from stem_edge.runtime.sampling_params import SamplingParams
+from stem_edge.sampling import CONVERSATION, Sampling, resolved
+
+OWN = Sampling(temperature=1.0, top_p=0.9, top_k=64)
+NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, None),
+        ({"bos_token_id": 2, "max_length": 20}, None),
+        ({"do_sample": True}, Sampling(temperature=1.0)),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.95}, Sampling(0.6, None, 0.95)),
+        ({"temperature": 1.0, "top_k": 64, "top_p": 0.95}, Sampling(1.0, 64, 0.95)),
+        ({"top_k": 20}, Sampling(1.0, 20)),
+        ({"do_sample": False, "temperature": 0.6, "top_k": 5}, Sampling(0.0)),
+        ({"repetition_penalty": 1.1}, Sampling(repetition_penalty=1.1)),
+        ({"repetition_penalty": 1.0}, None),
+    ],
+)
+def test_generation_config(said: dict[str, Any], expected: Sampling | None, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    assert of_folder(tmp_path) == expected
+
+
+def test_without_generation_config_nothing_is_said(tmp_path: Path) -> None:
+    assert of_folder(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "said", [{"temperature": -1}, {"top_p": 0, "temperature": 1}, {"top_k": 0.5}, {"top_k": "all"}]
+)
+def test_values_that_cannot_be(said: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        of_folder(tmp_path)
+
+
+def test_keys_of_gguf_files() -> None:
+    said = {"temp": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "penalty_repeat": 1.2}
+    keys = {f"general.sampling.{name}": value for name, value in said.items()}
+    assert of_gguf(Path("m.gguf"), keys) == Sampling(0.5, 40, 0.9, 0.05, 1.2)
+    assert of_gguf(Path("m.gguf"), {"general.name": "m"}) is None
+    refused(
+        lambda: of_gguf(Path("m.gguf"), {"general.sampling.temp": -1.0}), CheckpointError, "m.gguf"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "otherwise", "expected"),
+    [
+        ({}, None, None, {}),
+        ({}, OWN, None, {"temperature": 1.0, "top_p": 0.9, "top_k": 64}),
+        ({"top_k": 5}, OWN, CONVERSATION, {"temperature": 1.0, "top_p": 0.9, "top_k": 5}),
+        ({"temperature": 0}, OWN, CONVERSATION, {}),
+        ({}, None, CONVERSATION, {"temperature": 0.7, "top_p": 0.95}),
+        ({}, Sampling(top_k=9), CONVERSATION, {"temperature": 0.7, "top_p": 0.95, "top_k": 9}),
+        ({"top_p": 0.5}, None, None, {"temperature": 1.0, "top_p": 0.5}),
+        ({}, Sampling(repetition_penalty=1.3), None, {"repetition_penalty": 1.3}),
+    ],
+)
+def test_what_is_given_comes_before_the_models_own(
+    given: dict[str, float],
+    own: Sampling | None,
+    otherwise: Sampling | None,
+    expected: dict[str, float],
+) -> None:
+    assert resolved(given, own, otherwise) == NEUTRAL | expected
+
+
+def values(params: SamplingParams) -> tuple[float | None, float | None, int | None]:
+    return params.temperature, params.top_p, params.top_k
+
+
+def test_every_door_takes_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = ChatBody(messages=[{"role": "user", "content": "Hello"}])
+    with stem_edge.load(DEMO, warm_start=False) as model:
+        assert values(model.chosen(SamplingParams())) == (0.0, 1.0, 0)
+        assert values(body.turn(model).params) == (0.7, 0.95, 0)
+        manifest = replace(model.bundle.manifest, sampling=OWN)
+        monkeypatch.setattr(model, "bundle", replace(model.bundle, manifest=manifest))
+        for params in (model.chosen(SamplingParams()), body.turn(model).params):
+            assert values(params) == (1.0, 0.9, 64)
+        texts = {model.generate_text("The", max_new_tokens=12) for _ in range(8)}
+        assert len(texts) > 1
+        assert (
+            len({model.generate_text("The", max_new_tokens=12, temperature=0) for _ in range(2)})
+            == 1
+        )
+
+
+def test_an_export_keeps_what_the_makers_say(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "conformance" / "gemma3n-text", source := tmp_path / "checkpoint")
+    (source / "generation_config.json").write_text(
+        '{"do_sample": true, "temperature": 0.6, "top_k": 64}'
+    )
+    stem_edge.export_bundle(source, tmp_path / "out", backbone="fp32", tables="fp32")
+    assert open_manifest(tmp_path / "out").sampling == Sampling(0.6, 64)
