@@ -139,12 +139,16 @@ class GenerationStats:
             host += f"{self.network_bytes / 1e6:.2f} MB in {self.network_reads} reads from the network, "
         if self.uploaded_bytes:
             uploaded = f"{self.uploaded_bytes / 1e6:.2f} MB to the device, "
+        # The first token is counted with the prompt.
+        speed = f" at {self.decode_tokens_per_second:.1f}/s" if self.new_tokens > 1 else ""
+        rows = (
+            f"; rows {self.hit_rate:.0%} hits, {host}{self.flash_bytes / 1e6:.2f} MB read from flash, "
+            f"{uploaded}{self.stall_seconds * 1000:.0f} ms stalled"
+        )
         return (
             f"{engine}prompt {self.prompt_tokens} tokens{cached} at {self.prefill_tokens_per_second:.0f}/s, "
-            f"new {self.new_tokens} at {self.decode_tokens_per_second:.1f}/s{guessed}{batch}, "
-            f"first after {self.first_token_seconds * 1000:.0f} ms; "
-            f"rows {self.hit_rate:.0%} hits, {host}{self.flash_bytes / 1e6:.2f} MB read from flash, "
-            f"{uploaded}{self.stall_seconds * 1000:.0f} ms stalled{refused}"
+            f"new {self.new_tokens}{speed}{guessed}{batch}, first after {self.first_token_seconds * 1000:.0f} ms"
+            f"{rows if self.row_hits + self.row_misses else ''}{refused}"
         )
 
 

@@ -74,7 +74,7 @@ first steps:
   stem-edge export runs/0000100000 model
   stem-edge generate model "Once upon a time"
 
-`stem-edge COMMAND --help` explains a command and its options."""
+`stem-edge COMMAND --help` explains a command and its usual options, --help-all all of them."""
 
 MORE_MEMORY = "free some, or raise the limit of this process (ulimit -v)"
 EXIT_ERROR = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stem_edge import sampling
-from stem_edge.commands.options.arguments import read_text
+from stem_edge.commands.options.arguments import Rare, read_text
 from stem_edge.commands.options.described import add_described, option_of
 from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunk
@@ -25,6 +25,7 @@ from stem_edge.text_table import shown_lines
 
 MAX_DIGITS = 1000  # a limit, because the time of int() grows faster than the text
 
+USUAL = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 SHORT = {"max_new_tokens": "-n", "temperature": "-t"}
 
 
@@ -35,6 +36,7 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
             "flags": (*filter(None, [SHORT.get(name)]), option_of(name)),
             "type": whole_number if isinstance(most, int) else float,
             "metavar": "N" if isinstance(most, int) else "X",
+            "rare": name not in USUAL,
         }
         for name, (_, most) in RANGES.items()
     }
@@ -48,7 +50,7 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         "add B, from -100 (never) to 100, to the logits of the token with this id; may be repeated"
     )
     group.add_argument(
-        "--logit-bias", action="append", type=_bias, metavar="ID=B", default=[], help=bias
+        "--logit-bias", action="append", type=_bias, metavar="ID=B", default=[], help=Rare(bias)
     )
     form = group.add_mutually_exclusive_group()
     schema = "answer with JSON that this file, a JSON Schema, allows"

@@ -8,7 +8,8 @@ import shlex
 import shutil
 import sys
 import textwrap
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,15 +43,62 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return "\n".join(indent + part for line in lines for part in _wrapped(line, width))
 
 
+class Rare(str):
+    """Help of an option that --help leaves out, and --help-all shows."""
+
+    __slots__ = ()
+
+
 class Parser(argparse.ArgumentParser):
     """Argument parser with errors of one line, like the commands' own errors."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog=prog, formatter_class=Help, **options)
+        self._all = self.add_argument("--help-all", action=_HelpAll, help=argparse.SUPPRESS)
+
+    def format_usage(self) -> str:
+        """Return the usage, without rare options."""
+        with self._usual():
+            return super().format_usage()
+
+    def format_help(self) -> str:
+        """Return the help, without rare options."""
+        with self._usual():
+            return super().format_help()
+
+    def format_all(self) -> str:
+        """Return the help of all options."""
+        return super().format_help()
+
+    @contextmanager
+    def _usual(self) -> Iterator[None]:
+        """Hide rare options, if there are some, and show the option that shows them."""
+        rare = {action: action.help for action in self._actions if isinstance(action.help, Rare)}
+        if rare:
+            self._all.help = f"show {len(rare)} rarer options, too, and exit"
+        for action in rare:
+            action.help = argparse.SUPPRESS
+        try:
+            yield
+        finally:
+            for action, said in rare.items():
+                action.help = said
 
     def error(self, message: str) -> NoReturn:
         """Print the message and end the process with status 2."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help of all options, and ends."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        text = parser.format_all() if isinstance(parser, Parser) else parser.format_help()
+        print(text, end="")
+        parser.exit()
 
 
 def _wrapped(line: str, width: int) -> list[str]:

@@ -96,15 +96,20 @@ PROMPT_CACHE: dict[str, dict[str, Any]] = {
         "--prompt-cache after BUNDLE and PROMPT, because a word behind it is taken for DIR",
     }
 }
+USUAL = (
+    *("memory", "threads", "context_length", "sequences"),
+    *("engine", "kv", "providers", "speculate"),
+)
 DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")
 
 
 def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
-    """Declare options that are keywords of load: these, or all; loading_options reads them."""
+    """Declare options that are keywords of load: these, or all, of which --help shows USUAL."""
     defaults = {field.name: field.default for field in fields(LoadOptions)}
     known = LOADING | PROMPT_CACHE
     known["engine"] = known["engine"] | {"choices": engine_names()}
-    chosen = {name: known[name] for name in names or LOADING}
+    rare = () if names else LOADING.keys() - USUAL
+    chosen = {name: known[name] | {"rare": name in rare} for name in names or LOADING}
     add_described(group, load, chosen, defaults)
 
 

@@ -324,3 +324,48 @@ def test_set(
 def test_the_end(end: str, bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert piped(monkeypatch, f"{end}\n{FRANCE}", bundle) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_the_last_message_is_edited(
+    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused leaves the conversation as it was, so that /retry answers PERU."""
+    typed = (
+        f"/edit {PERU}\n{FRANCE}\n/edit {PERU}\n/edit\n/edit {FRANCE * 60}\n/retry\n/undo\n/undo"
+    )
+    assert piped(monkeypatch, typed, bundle, "-n", "2", "--greedy") == 1
+    out, err = capsys.readouterr()
+    assert [line[:2] for line in out.splitlines()] == [" P", " L", " L"]
+    lines = iter(err.splitlines())
+    for part in [
+        "no message of the user yet",
+        "no message; give the new one",
+        "the context holds 256",
+        "the same answer again",
+        f"taken back: {PERU}",
+        "no message of the user yet",
+    ]:
+        assert any(part in line for line in lines), part
+
+
+def test_another_conversation_is_not_replaced(
+    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    talk = tmp_path / "talk"
+    saving = f"/save {talk}\n/undo\n/save {talk}"
+    assert piped(monkeypatch, f"{FRANCE}\n{saving}", bundle, "-n", "2") == 0
+    before = talk.read_bytes()
+    assert piped(monkeypatch, f"{PERU}\n/save {talk}", bundle, "-n", "2") == 1
+    assert f"'{talk}' has another conversation; choose another name" in capsys.readouterr().err
+    assert talk.read_bytes() == before
+    assert piped(monkeypatch, f"/load {talk}\n{PERU}\n/save {talk}", bundle, "-n", "2") == 0
+    assert talk.read_bytes() != before
+
+
+def test_the_help_fits_a_screen(
+    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped(monkeypatch, "/help", bundle)
+    lines = capsys.readouterr().err.splitlines()
+    assert "/edit TEXT" in "\n".join(lines)
+    assert len(lines) < 24 and max(map(len, lines)) <= 100

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from stem_edge.commands.options.answers import as_object, dim, write_text
 from stem_edge.errors import StemEdgeError
@@ -31,6 +32,7 @@ class Session:
     figures: bool
     explain: Callable[[str], str]
     failed: bool = False  # whether a message or a command was refused
+    files: set[Path] = field(default_factory=set)  # that have this conversation, of before or now
 
     def send(self, text: str) -> None:
         """Print the answer to a message."""

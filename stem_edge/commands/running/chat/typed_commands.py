@@ -21,6 +21,7 @@ ENDS = (EXIT, "/quit", "/bye")
 HELP = {
     "/undo": "take the last message and its answer back",
     "/retry": "answer the last message again",
+    "/edit TEXT": "put this in place of the last message, and answer it",
     "/new": "forget all messages but the system message",
     "/set NAME VALUE": "change temperature, top_p, seed and so on; without, show all",
     "/system TEXT": "set the system message; without TEXT, remove it",
@@ -59,6 +60,20 @@ def _undo(session: Session, _: str) -> None:
 
 def _retry(session: Session, _: str) -> None:
     session.retry()
+
+
+def _edit(session: Session, text: str) -> None:
+    if not text:
+        raise InputError("no message; give the new one after the command, like /edit Hello")
+    messages = session.conversation.messages
+    before = [*messages]
+    session.conversation.undo()
+    left = len(messages)
+    try:
+        session.send(text)
+    finally:
+        if len(messages) == left:  # refused, or stopped before an answer
+            messages[:] = before
 
 
 def _new(session: Session, _: str) -> None:
@@ -107,13 +122,19 @@ def _save(session: Session, name: str) -> None:
     path = _path(name)
     if path.exists():
         check_conversation(path)  # because another file must not be replaced
+        if path.resolve() not in session.files:
+            raise InputError(
+                f"{shown(name)} has another conversation; choose another name, or /load that first"
+            )
     session.model.save_conversation(path, session.conversation)
+    session.files.add(path.resolve())
     session.note(f"saved {len(session.conversation.messages)} messages as {printable(name)}")
 
 
 def _load(session: Session, name: str) -> None:
-    messages = session.conversation.messages
-    messages[:] = session.model.load_conversation(_path(name)).messages
+    messages, path = session.conversation.messages, _path(name)
+    messages[:] = session.model.load_conversation(path).messages
+    session.files.add(path.resolve())
     session.note(f"loaded {len(messages)} messages")
     for last in messages[-1:]:
         session.note(f"the last, by {last['role']}: {shown_lines(last['content'])}")
@@ -135,6 +156,7 @@ def _help(session: Session, _: str) -> None:
 COMMANDS = {
     "/undo": _undo,
     "/retry": _retry,
+    "/edit": _edit,
     "/new": _new,
     "/set": _set,
     "/system": _system,
