@@ -100,7 +100,7 @@ def test_however_rows_come(options: dict[str, Any], stem: Tried, engine: EngineN
 def test_generation_looks_up_what_the_edits_say(any_model: Tried, engine: EngineName) -> None:
     oracle = any_model.oracle
     # Letters that random models like to write: an edit everywhere must meet generated tokens.
-    with stem_edge.load(any_model.path, engine=engine, slots=4) as model:
+    with stem_edge.load(any_model.path, engine=engine, slots=7) as model:
         ids = model.tokenize(PROMPT)
         plain = list(tokens(model.generate(ids, max_new_tokens=8)))
         assert plain == oracle.greedy(ids, [], 8)
@@ -131,7 +131,7 @@ def test_rows_of_other_values(any_model: Tried, engine: EngineName) -> None:
         token: (scale * rng.normal(size=(len(layers), width))).astype(np.float32)
         for token in (ord("c"), 256)
     }
-    with stem_edge.load(any_model.path, engine=engine, slots=4) as model:
+    with stem_edge.load(any_model.path, engine=engine, slots=7) as model:
         ids = model.tokenize(PROMPT)
         rows = oracle.own(ids)
         for at, token in enumerate(ids):
@@ -204,7 +204,7 @@ def stem_rows(oracle: Oracle, stem_ids: Sequence[int | Sequence[int]]) -> Rows:
 
 def test_stem_ids_can_be_given(any_model: Tried, engine: EngineName) -> None:
     oracle, rng = any_model.oracle, np.random.default_rng(5)
-    with stem_edge.load(any_model.path, engine=engine, slots=4) as model:
+    with stem_edge.load(any_model.path, engine=engine, slots=7) as model:
         ids = model.tokenize(PROMPT)
         others: Any = rng.integers(0, 260, len(ids))
         expected = oracle.logits(ids, stem_rows(oracle, others.tolist()))
