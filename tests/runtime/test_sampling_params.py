@@ -50,7 +50,7 @@ def test_the_ends_of_the_ranges_are_accepted() -> None:
 def test_what_chooses_among_tokens_turns_sampling_on(
     options: dict[str, Any], expected: float
 ) -> None:
-    assert SamplingParams(**options).temperature == expected
+    assert SamplingParams(**options).resolved().temperature == expected
 
 
 OPTIONS: list[tuple[Any, Grammar | None]] = [
