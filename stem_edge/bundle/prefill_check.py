@@ -16,10 +16,9 @@ from stem_edge.numerics.quantize import F32
 from stem_edge.units import format_size
 
 PROBE_TOKENS = 48
-# From so many tokens on, the prefill graph is the faster one: from 13 with SmolLM2-135M; from 8 with 1B, but
-# below 16 it saves less than a tenth of the second that opening it takes (docs/measuring.md). It is
-# chosen by the whole prompt and not by the chunk, so that the chunk size changes no token.
-PREFILL_FROM = 16
+# From so many tokens on, the prefill graph is the faster one: from 13 with SmolLM2-135M; from 8 with 1B
+# (docs/measuring.md). It is chosen by the whole prompt and not by the chunk, so that the chunk size changes no token.
+PREFILL_FROM = 8
 # Correct kernels of other processors differ by rounding: their divergence was 0.98 to 1.01 times
 # the reported one, with wrong kernels 1.3 to 75 times. NEGLIGIBLE nats change no text.
 MOST_TIMES, NEGLIGIBLE = 1.25, 0.001
