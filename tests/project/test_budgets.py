@@ -158,7 +158,7 @@ class Budget(NamedTuple):
 BUDGETS = {
     "package, lines": Budget(package_lines, 65_873, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 6_821, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 64_269, 48_000),
+    "tests, lines": Budget(lambda: lines_in("tests"), 64_274, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_215, 4_800),
     "files in a room": Budget(fullest_room, 15, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
