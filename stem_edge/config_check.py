@@ -22,6 +22,9 @@ from stem_edge.limits import (
     MAX_CONTEXT,
     MAX_FACTOR,
     MAX_KINDS,
+    MAX_LAYERS,
+    MAX_ORDER,
+    MAX_RECORDS,
     MAX_ROW_WINDOW,
     MAX_SOFTCAP,
     MAX_STREAMS,
@@ -107,7 +110,9 @@ def _check_rows(config: Description) -> None:
             f"{config.vocab_size} for hash-moe, 0 for others"
         )
     ple = config.stem_ffn == "ple"
-    if not 0 <= config.row_rank <= config.d_ff or (config.row_rank and (hashed or ple)):
+    ngrams = config.stem_ffn == "ngrams"
+    widest = MAX_WIDTH if ngrams else config.d_ff
+    if not 0 <= config.row_rank <= widest or (config.row_rank and (hashed or ple)):
         raise ValueError(
             f"row_rank is {config.row_rank} in a {config.stem_ffn} model; expected 0 to "
             f"{config.d_ff}, and 0 for hash-moe and ple"
@@ -118,12 +123,15 @@ def _check_rows(config: Description) -> None:
             f"{config.stem_ffn} model; expected a width of 1 to {MAX_WIDTH} for ple, 0 and 0 for "
             "others"
         )
+    _check_ngrams(config)
     if config.row_window and not (
-        1 < config.row_window <= MAX_ROW_WINDOW and config.stem_layers and not (hashed or ple)
+        1 < config.row_window <= MAX_ROW_WINDOW
+        and config.stem_layers
+        and not (hashed or ple or ngrams)
     ):
         raise ValueError(
             f"row_window is {config.row_window} in a {config.stem_ffn} model with {len(config.stem_layers)} "
-            f"STEM layers; expected 2 to {MAX_ROW_WINDOW}, and 0 for hash-moe, ple and dense models"
+            f"STEM layers; expected 2 to {MAX_ROW_WINDOW}, and 0 for hash-moe, ple, ngrams and dense models"
         )
     if config.row_window and config.borrowed_kv_layers:
         raise ValueError("row_window in a model whose last layers borrow keys and values")
@@ -133,6 +141,31 @@ def _check_rows(config: Description) -> None:
         )
     if not 0 <= config.ple_records <= config.vocab_size:
         raise ValueError(f"ple_records is {config.ple_records} of {config.vocab_size} tokens")
+
+
+def _check_ngrams(config: Description) -> None:
+    order, sizes, end = config.ngram_order, config.ngram_sizes, config.ngram_end
+    if config.stem_ffn != "ngrams":
+        if order or sizes or end is not None:
+            raise ValueError(f"ngram_order {order} in a {config.stem_ffn} model; expected 0")
+        return
+    if not 2 <= order <= MAX_ORDER or not sizes or len(sizes) % (order - 1):
+        raise ValueError(
+            f"ngram_order is {order} with {len(sizes)} ngram_sizes; expected 2 to {MAX_ORDER} and as "
+            "many sizes for each of 2 to ngram_order ids"
+        )
+    if min(sizes) < 1 or sum(sizes) > MAX_RECORDS or len(sizes) > MAX_LAYERS:
+        raise ValueError(
+            f"{len(sizes)} ngram_sizes of {sum(sizes)} rows; expected at most {MAX_LAYERS} of "
+            f"{MAX_RECORDS}, each at least 1"
+        )
+    if not 0 <= (end or 0) < config.vocab_size:
+        raise ValueError(f"ngram_end is {end}; expected 0 to {config.vocab_size - 1}")
+    if config.stem_layers != (0,) or not config.row_rank or config.streams > 1:
+        raise ValueError(
+            f"stem_layers {config.stem_layers}, row_rank {config.row_rank} and {config.streams} "
+            "streams in an ngrams model; expected (0,), the values of a row, and 1 stream"
+        )
 
 
 def _check_extras(config: Description) -> None:

@@ -79,7 +79,17 @@ def row_of(layer: LayerGraph) -> str:
         means = graph.add("MatMul", [io.ROW_SHARES, row], name + ".means")
         bounds = [graph.sizes([number]) for number in (0, -1, 1)]  # all tokens but the last
         row = graph.add("Slice", [means, *bounds], name + ".mean")
+    if layer.config.ngram_order:  # those of a token side by side
+        row = graph.reshape(row, [0, 0, layer.config.lookups * layout.row_width], name + ".joined")
     return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
+
+
+def with_ngrams(layer: LayerGraph, x: str) -> str:
+    """Emit the mean [B, T, dim] of x and what each of the tokens' rows of n-grams gives."""
+    graph, at = layer.graph, layer.at + "ngrams"
+    total = graph.add("Add", [x, row_of(layer)], at + ".sum")
+    share = graph.float(1 / (1 + layer.config.lookups))
+    return graph.add("Mul", [total, share], at)
 
 
 def rows_layout(layer: LayerGraph) -> RecordLayout:

@@ -9,7 +9,7 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.attention import attention
-from stem_edge.graph.ffn import ffn
+from stem_edge.graph.ffn import ffn, with_ngrams
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvFormat
 from stem_edge.graph.layer import LayerGraph
@@ -56,6 +56,8 @@ def layers_in_order(
     residual, delta = start.hidden, ""
     for number in layers:
         layer = LayerGraph(config, layout, products, number, cache, *inputs)
+        if layer.kind == "ngrams":
+            residual = with_ngrams(layer, residual)
         residual, delta = _layer(layer, residual, delta)
         if number in context:
             residual = graph.add("Add", [residual, delta], layer.at + "ffn.sum")
@@ -116,7 +118,8 @@ def _declare_layers(
     stem = set(layers) & set(config.stem_layers)
     if stem:
         rows = "R" if config.row_window else "T"
-        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, rows])
+        each = [config.lookups] if config.ngram_order else []
+        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, rows, *each])
         if config.row_window:
             graph.input(io.ROW_SHARES, np.float32, [graph.sequences, "T+1", rows])
     if stem and layout and layout.quantized and config.stem_ffn != "hash-moe":

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from stem_edge.errors import InputError
-from stem_edge.ngrams.hashing import NgramHash
 from stem_edge.ngrams.primes import is_prime
 from stem_edge.ngrams.schemes import keyed_tables
+from stem_edge.numerics.ngram_hash import NgramHash
 
 QWEN = {
     "model_type": "qwen4_exp",
