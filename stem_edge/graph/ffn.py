@@ -84,14 +84,6 @@ def row_of(layer: LayerGraph) -> str:
     return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
 
 
-def with_ngrams(layer: LayerGraph, x: str) -> str:
-    """Emit the mean [B, T, dim] of x and what each of the tokens' rows of n-grams gives."""
-    graph, at = layer.graph, layer.at + "ngrams"
-    total = graph.add("Add", [x, row_of(layer)], at + ".sum")
-    share = graph.float(1 / (1 + layer.config.lookups))
-    return graph.add("Mul", [total, share], at)
-
-
 def rows_layout(layer: LayerGraph) -> RecordLayout:
     if layer.layout is None:
         raise ValueError(f"layer {layer.number} takes rows, but there is no layout of rows")

@@ -9,7 +9,7 @@ import numpy as np
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.attention import attention
-from stem_edge.graph.ffn import ffn, with_ngrams
+from stem_edge.graph.ffn import ffn
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.kv import KvFormat
 from stem_edge.graph.layer import LayerGraph
@@ -57,6 +57,8 @@ def layers_in_order(
     for number in layers:
         layer = LayerGraph(config, layout, products, number, cache, *inputs)
         if layer.kind == "ngrams":
+            from stem_edge.graph.special.ngrams import with_ngrams  # for such models alone
+
             residual = with_ngrams(layer, residual)
         residual, delta = _layer(layer, residual, delta)
         if number in context:
