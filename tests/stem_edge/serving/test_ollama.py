@@ -60,7 +60,7 @@ def test_a_raw_prompt_is_continued(client: TestClient, model: Model) -> None:
     whole = client.post("/api/generate", json=asked | {"stream": False}).json()
     assert whole["response"] == model.generate_text("The capital of France is", max_new_tokens=64)
     assert whole["prompt_eval_count"] == len(model.tokenize("The capital of France is"))
-    told = lines(client.post("/api/generate", json=asked))  # type: ignore[arg-type]
+    told = lines(client.post("/api/generate", json=asked))
     assert whole["response"] == "".join(each["response"] for each in told)
 
 
