@@ -20,6 +20,7 @@ from stem_edge.answers.turn import Turn, grammar_of, params_of
 from stem_edge.runtime.batching.request import Request
 from stem_edge.runtime.grammars.grammar import Grammar
 from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.text.messages import FIELDS
 from stem_edge.text.tool_calls.pieces import CallEnd
 
@@ -74,6 +75,14 @@ class Body(msgspec.Struct, kw_only=True):
         messages = [_message(each) for each in self.messages or ()]
         for role, text in (("system", self.system), ("user", self.prompt)):
             messages += [{"role": role, "content": text}] if text else []
+        params, tools = self.params(model), self.tools or ()
+        thinking = {} if self.think is None else {"enable_thinking": bool(self.think)}
+        if not (self.messages or self.prompt):
+            return None
+        return Turn(messages, params, "format", tools, template_arguments=thinking)
+
+    def params(self, model: Model) -> SamplingParams:
+        """Return what to sample by, where nothing is given the model's own. Raises RefusalError."""
         _check(self)
         options = msgspec.structs.asdict(self.options or Options())
         given = {name: value for name, value in options.items() if value is not None}
@@ -84,11 +93,7 @@ class Body(msgspec.Struct, kw_only=True):
         if self.format:
             schema = {"type": "object"} if self.format == "json" else self.format
             given["grammar"] = grammar_of("format", Grammar.of_schema, schema)
-        params, tools = params_of(model, NAMES, **given), self.tools or ()
-        thinking = {} if self.think is None else {"enable_thinking": bool(self.think)}
-        if not (self.messages or self.prompt):
-            return None
-        return Turn(messages, params, "format", tools, template_arguments=thinking)
+        return params_of(model, NAMES, **given)
 
 
 def _check(given: Body | Mapping[str, Any]) -> None:
