@@ -6,7 +6,8 @@ The table is that of Qwen3.8-Flash-Next, 16 rows of 160 bfloat16 values a token,
 made-up values; it is written to the folder if nothing is there. IDS is a file of little-endian int32 ids
 of real text. A pretended backbone takes the time of a token at these rates (tokens/s) and needs the rows
 before its second layer. Each round runs another piece of the text: first with the table cold (no page
-of it in the page cache; Linux), then again with what it needs in memory. Ratios of speeds are medians.
+of it in the page cache; Linux), then again with what it needs in memory. Ratios of speeds are medians;
+bytes are those of the cold runs, as they are asked for and as the disk gives them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CHUNK = 512  # tokens of a prompt that are computed together
 
 def make(root: Path, nbytes: int) -> None:
     """Write a table of about so many bytes, the same made-up pages again and again."""
-    base = nbytes // (16 * 330)
+    base = nbytes // (16 * 345)
     (keyed,) = keyed_tables(QWEN | {"ngram_vocab_size_base": base})
     shape = NgramTable(name="layer.1", layer=1, hash=keyed.hash, width=keyed.width, stored="bf16")
     grid = ShardGrid(root / shape.name, shape.format.stored, min(shape.pages, SHARD_PAGES))
@@ -60,6 +61,12 @@ def make(root: Path, nbytes: int) -> None:
             file.write(grid.index_bytes(shard))
     (grid.root / "zarr.json").write_bytes(encode_metadata(array_metadata(grid)))
     (root / "zarr.json").write_bytes(encode_metadata(group_metadata(NgramFormat(tables=(shape,)))))
+
+
+def from_disk() -> int:
+    """Bytes that the system has read from disks for this process (Linux)."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"])
 
 
 def decode(rows: NgramRows, text: I64, start: int, rate: float) -> float:
@@ -107,21 +114,26 @@ def main() -> None:
     if not args.folder.exists():
         make(args.folder, parse_size(args.size))
     ids, files = np.fromfile(args.ids, "<i4").astype(np.int64), files_in(args.folder)
-    lines = [("", "tokens", "tok/s", "cold, s", "in memory, s", "speed, cold / in memory")]
+    head = ("", "tokens", "tok/s", "cold, s", "in memory, s", "speed, cold / in memory")
+    lines: list[tuple[str, ...]] = [(*head, "pages a token, KiB", "from disk, KiB")]
     with stem_edge.open_rows(args.folder) as rows:
         for run, tokens, rate in zip(
             (decode, prompt), args.tokens, (args.decode, args.prompt), strict=True
         ):
-            pairs = list[tuple[float, float]]()
+            pairs, cost = list[tuple[float, float]](), list[tuple[int, int]]()
             for turn in range(args.rounds):
                 start = (turn + 1) * 4096
                 text = ids[: start + tokens]
                 drop_pages(files)
-                pairs.append((run(rows, text, start, rate), run(rows, text, start, rate)))
+                before = rows.counters().bytes_read, from_disk()
+                cold = run(rows, text, start, rate)
+                cost.append((rows.counters().bytes_read - before[0], from_disk() - before[1]))
+                pairs.append((cold, run(rows, text, start, rate)))
             cold, warm = (median(one) for one in zip(*pairs, strict=True))
             ratio = median(warm / cold for cold, warm in pairs)
-            name, told = run.__name__, (f"{cold:.3f}", f"{warm:.3f}", f"{ratio:.3f}")
-            lines.append((name, str(tokens), f"{rate:g}", *told))
+            name, times = run.__name__, (f"{cold:.3f}", f"{warm:.3f}", f"{ratio:.3f}")
+            read = (f"{median(some) / tokens / 1024:.1f}" for some in zip(*cost, strict=True))
+            lines.append((name, str(tokens), f"{rate:g}", *times, *read))
     print("\n".join(table(lines)))
 
 

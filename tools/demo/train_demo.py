@@ -131,6 +131,7 @@ def text_config(vocab_size: int, options: argparse.Namespace) -> DemoConfig:
         n_heads=heads,
         n_kv_heads=heads // 2,
         stem_layers=tuple(range(1, options.layers, 2)),
+        stem_window_size=options.stem_window,
     )
 
 
@@ -197,6 +198,8 @@ def parse_options() -> argparse.Namespace:
         metavar="RANKS",
         help="ranks of the BPE, including bytes (default 4096)",
     )
+    window = "rows are means over so many last tokens of a document (default: of one)"
+    add("--stem-window", type=int, default=0, metavar="TOKENS", help=window)
     given = parser.parse_args()
     if fault := usage_error(given):
         parser.error(fault)
