@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+from range_server import serving
 
 import stem_edge
 from stem_edge.files.trees import make_folders
@@ -63,10 +65,12 @@ def make(root: Path, nbytes: int) -> None:
     (root / "zarr.json").write_bytes(encode_metadata(group_metadata(NgramFormat(tables=(shape,)))))
 
 
-def from_disk() -> int:
-    """Bytes that the system has read from disks for this process (Linux)."""
+def read_so_far(rows: NgramRows) -> tuple[float, float, float]:
+    """Return KiB of pages, KiB that the disk gave this process (Linux), and requests to a server."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["read_bytes"])
+    count = rows.counters()
+    nbytes = count.bytes_read + count.network_bytes
+    return nbytes / 1024, int(fields["read_bytes"]) / 1024, count.network_reads
 
 
 def decode(rows: NgramRows, text: I64, start: int, rate: float) -> float:
@@ -109,30 +113,37 @@ def main() -> None:
         default=[128, 2048],
         help="of a decode and a prompt (128 2048)",
     )
+    add("--latency", type=float, metavar="MS", help="read from a server here that answers so late")
     add("--rounds", type=int, default=3, help="(3)")
     args = parser.parse_args()
     if not args.folder.exists():
         make(args.folder, parse_size(args.size))
     ids, files = np.fromfile(args.ids, "<i4").astype(np.int64), files_in(args.folder)
     head = ("", "tokens", "tok/s", "cold, s", "in memory, s", "speed, cold / in memory")
-    lines: list[tuple[str, ...]] = [(*head, "pages a token, KiB", "from disk, KiB")]
-    with stem_edge.open_rows(args.folder) as rows:
+    lines: list[tuple[str, ...]] = [(*head, "pages a token, KiB", "from disk, KiB", "requests")]
+    with ExitStack() as opened:
+        url = None
+        if args.latency is not None:
+            url = opened.enter_context(serving(args.folder, args.latency / 1000)).url
+        rows = opened.enter_context(stem_edge.open_rows(args.folder, url=url))
         for run, tokens, rate in zip(
             (decode, prompt), args.tokens, (args.decode, args.prompt), strict=True
         ):
-            pairs, cost = list[tuple[float, float]](), list[tuple[int, int]]()
+            pairs, costs = list[tuple[float, float]](), list[tuple[float, ...]]()
             for turn in range(args.rounds):
                 start = (turn + 1) * 4096
                 text = ids[: start + tokens]
                 drop_pages(files)
-                before = rows.counters().bytes_read, from_disk()
+                before = read_so_far(rows)
                 cold = run(rows, text, start, rate)
-                cost.append((rows.counters().bytes_read - before[0], from_disk() - before[1]))
+                costs.append(
+                    tuple(now - then for now, then in zip(read_so_far(rows), before, strict=True))
+                )
                 pairs.append((cold, run(rows, text, start, rate)))
             cold, warm = (median(one) for one in zip(*pairs, strict=True))
             ratio = median(warm / cold for cold, warm in pairs)
             name, times = run.__name__, (f"{cold:.3f}", f"{warm:.3f}", f"{ratio:.3f}")
-            read = (f"{median(some) / tokens / 1024:.1f}" for some in zip(*cost, strict=True))
+            read = (f"{median(some) / tokens:.1f}" for some in zip(*costs, strict=True))
             lines.append((name, str(tokens), f"{rate:g}", *times, *read))
     print("\n".join(table(lines)))
 
