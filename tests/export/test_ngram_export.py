@@ -49,9 +49,9 @@ def test_rows_of_another_machine(tmp_path: Path) -> None:
         shutil.rmtree(table / "c")
     with serving(out) as server, stem_edge.open_rows(out) as expected:
         with stem_edge.open_rows(here, url=server.url) as rows:
-            for table in range(2):
+            for number in range(2):
                 assert np.array_equal(
-                    rows.rows(TEXT, table=table), expected.rows(TEXT, table=table)
+                    rows.rows(TEXT, table=number), expected.rows(TEXT, table=number)
                 )
             assert rows.counters().network_reads == len(server.requests)
         server.fault = lambda number, path: "wrong"
