@@ -15,9 +15,9 @@ from stem_edge.graph.device.rows import Activations, DeviceRows
 from stem_edge.graph.encoder import encode
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, format_of
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, new_session
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 

@@ -16,13 +16,10 @@ from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import Lengths
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
-    GraphSource,
-    format_of,
-    graph_source,
-)
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
+    GraphSource,
     onnxruntime_errors,
 )
 

@@ -23,9 +23,8 @@ from stem_edge.graph.kv import Cache
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
-from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 

@@ -25,9 +25,8 @@ from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.numerics.quantize import F32, dequantize_blocks
 from stem_edge.numerics.quantizing import quantize_asymmetric
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, new_session
 
 K, T = 128, 9
 RNG = np.random.default_rng(0)

@@ -22,9 +22,12 @@ from stem_edge.graph.ir import Graph
 from stem_edge.graph.special.steps import SteppedProducts
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.matrix import whole
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.providers.session import WHOLE_STEPS, new_session
+from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    WHOLE_STEPS,
+    GraphSource,
+    new_session,
+)
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300, "vocab_size_per_layer_input": 300, "head_dim": 16, "global_head_dim": 32,

@@ -26,10 +26,10 @@ from stem_edge.runtime.backends.onnxruntime.context import KvArrays, OrtContext
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.loaded import CANNOT_READ, Loaded, Ropes, open_sessions
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceArray, DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
+    GraphSource,
     onnxruntime_errors,
 )
 from stem_edge.runtime.backends.plain_batch import PlainBatch

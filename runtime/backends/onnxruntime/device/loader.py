@@ -38,9 +38,9 @@ from stem_edge.runtime.backends.onnxruntime.device.portable import PortableBacke
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, format_of, sources
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of, sources
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
-from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.prefetch import ANY_NUMBER

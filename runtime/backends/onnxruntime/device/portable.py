@@ -21,9 +21,8 @@ from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendBatch, BackendContext, Resumes, check_logits
 from stem_edge.runtime.backends.onnxruntime.loaded import CANNOT_READ, open_sessions, padded_ropes
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
-from stem_edge.runtime.backends.onnxruntime.providers.session import onnxruntime_errors
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, onnxruntime_errors
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import own_pages, return_freed_memory

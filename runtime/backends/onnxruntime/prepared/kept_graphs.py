@@ -15,7 +15,8 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.files import disk
 from stem_edge.files.whole_file import write_whole
 from stem_edge.graph.kv import KvType
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, joined_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.system.user_folder import cpu_digest
 
 FORMAT, GRAPHS = 1, "graphs"  # folder in the user's cache folder

@@ -33,16 +33,16 @@ from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
-from stem_edge.graph.pairs import PAIR
+from stem_edge.graph.special.pairs import PAIR
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import MOST, SIZES
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import MATRIX
 from stem_edge.runtime.backends.onnxruntime.prepared.journal import PIECE_NBYTES, PackingJournal
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import PackedForm, packed_forms
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
+    GraphSource,
     open_session,
     products_saturate,
 )

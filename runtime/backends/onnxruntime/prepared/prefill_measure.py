@@ -17,7 +17,7 @@ from stem_edge.numerics.reference import ngrams_of
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import LOGITS_AT_ONCE
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.runtime.rows.records import records_of
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store

@@ -46,11 +46,8 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     marks,
     prepared_file,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
-    GraphSource,
-    graph_source,
-    joined_parts,
-)
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source, joined_parts
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.runtime.backends.step_measure import Probe, measure_steps
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory

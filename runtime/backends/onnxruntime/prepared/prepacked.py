@@ -32,7 +32,8 @@ from stem_edge.runtime.backends.interface import SIZES, StepCosts
 from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import kept_graphs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER, is_large
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import plain_nbytes
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, joined_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_graphs
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 from stem_edge.system.memory import PROC
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from stem_edge.errors import BackendError
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import Graph
 from stem_edge.runtime.backends.interface import DAMAGED, check_device, reason
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU_NAME, Provider, ort
 
 LOG_FATAL_ONLY = 4
@@ -42,6 +41,19 @@ REFUSED = "fallback to CPU EP has been explicitly disabled"
 STRICT = {"session.disable_cpu_ep_fallback": "1"}
 # Without ARM's own kernels, which round inputs of 4-bit products by the row: steps would not stay whole.
 WHOLE_STEPS = {"mlas.disable_kleidiai": "1"}
+
+
+class GraphSource(NamedTuple):
+    """A graph as an ONNX file in memory, and the folder of the weight files that it names."""
+
+    name: str
+    data: bytes
+    folder: Path
+    bundle: Path | None = None  # for messages, if the weight files lie elsewhere, in a hub's cache
+    packed: bool = True  # whether a session copies weights into memory in its own order
+
+    def __str__(self) -> str:
+        return f"{self.bundle or self.folder} ({self.name})"
 
 
 def open_session(

@@ -15,15 +15,17 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.graph.apart import apart
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import HEAD, STEP, apart_step
-from stem_edge.graph.pairs import PAIR
+from stem_edge.graph.special.pairs import PAIR
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import ONE_BY_ONE
+from stem_edge.runtime.backends.onnxruntime.providers import graphs as graphs_module
 from stem_edge.runtime.backends.onnxruntime.providers import pairs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
+    PAIRED_BITS,
     joined_graphs,
     joined_parts,
     sources,
@@ -81,7 +83,7 @@ def opened(bundle: Bundle, kv: KvType, whole: bool = False) -> tuple[OrtBackend,
     products = {
         node.outputs[0]
         for node in step.nodes
-        if node.op in ONE_BY_ONE and not (whole and node.attributes.get("bits") == pairs.BITS)
+        if node.op in ONE_BY_ONE and not (whole and node.attributes.get("bits") == PAIRED_BITS)
     }
     later = sources(bundle, {apart_step(size): apart(step, size, products) for size in SIZES})
     graphs = joined_graphs(bundle, prefill=False, kv=kv)
@@ -127,12 +129,12 @@ def test_products_in_pairs(
     ids = np.random.default_rng(0).integers(0, bundle.manifest.model.vocab_size, LENGTH)
     plain, _ = run(*opened(bundle, kv), ids, STEPS)
     really = pairs.rounds_alone
-    monkeypatch.setattr(pairs, "LAYER_NBYTES", 0)
+    monkeypatch.setattr(graphs_module, "LAYER_NBYTES", 0)
     monkeypatch.setattr(pairs, "rounds_alone", lambda *_: True)
     backend, slots = opened(bundle, kv, whole=True)
     step = joined_parts(bundle, prefill=False, kv=kv)[STEP]
     doubled = [node for node in step.nodes if node.outputs[0].endswith(PAIR)]
-    products = [node for node in step.nodes if node.attributes.get("bits") == pairs.BITS]
+    products = [node for node in step.nodes if node.attributes.get("bits") == PAIRED_BITS]
     assert {id(node) for node in products if node.op == "MatMulNBits"} <= {*map(id, doubled)}
     alone, cache = run(backend, slots, ids, [1] * len(plain))
     # Other kernels round otherwise, which moves some activations and cached values by a whole step.
@@ -157,11 +159,11 @@ def test_small_layers_are_not_paired(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     nbytes = sum(
         step.tensors[node.inputs[1]].nbytes
         for node in step.nodes
-        if node.op == "MatMulNBits" and node.size("bits") == pairs.BITS
+        if node.op == "MatMulNBits" and node.size("bits") == PAIRED_BITS
     )
     layers = bundle.manifest.model.n_layers
     for least, paired in ((nbytes // layers, True), (nbytes // layers + 1, False)):
-        monkeypatch.setattr(pairs, "LAYER_NBYTES", least)
+        monkeypatch.setattr(graphs_module, "LAYER_NBYTES", least)
         graphs = joined_parts(bundle, prefill=True)
         for name in (STEP, HEAD):
             ends = [node.outputs[0].endswith(PAIR) for node in graphs[name].nodes]

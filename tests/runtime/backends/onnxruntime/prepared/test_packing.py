@@ -33,9 +33,9 @@ from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
 from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.providers import session
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, graph_source
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
 from stem_edge.system.child import Ended
 
 IDS = [256, *b"twelve tokens or so"]

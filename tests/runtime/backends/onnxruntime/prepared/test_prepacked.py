@@ -40,8 +40,7 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     prepared_folder,
     read_prepared,
 )
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
-from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
+from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
 from stem_edge.system.child import Ended
 
 IDS = [256, *b"twelve tokens or so"]

@@ -27,12 +27,12 @@ from stem_edge.errors import (
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import CONTRIB, Graph
 from stem_edge.runtime.backends.onnxruntime.providers import start as provider_start
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource
 from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN, Wanted, short_name
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.resolve import has_own_memory, resolve
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     REFUSED,
+    GraphSource,
     open_session,
     products_saturate,
 )
