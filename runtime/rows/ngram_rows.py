@@ -23,8 +23,8 @@ from stem_edge.ngrams.store import open_ngrams
 from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.runtime.rows.emulated_flash import open_flash
 from stem_edge.runtime.rows.records import RowCounters
-from stem_edge.runtime.rows.shards import FlashName, ReadMode, ShardFiles
-from stem_edge.runtime.rows.store import RowStore
+from stem_edge.runtime.rows.shards import FlashName, ReadMode
+from stem_edge.runtime.rows.store import RowStore, open_shards
 
 # Pages that are read together: 8 MB of memory, and more than keeps a drive busy.
 PAGES_AT_ONCE = 2048
@@ -37,7 +37,12 @@ class NgramRows:
     """
 
     def __init__(
-        self, path: str | Path, *, reads: ReadMode = "pread", flash: FlashName | None = None
+        self,
+        path: str | Path,
+        *,
+        url: str | None = None,
+        reads: ReadMode = "pread",
+        flash: FlashName | None = None,
     ) -> None:
         store = open_ngrams(Path(path))
         self.tables = store.format.tables
@@ -45,7 +50,7 @@ class NgramRows:
         device = open_flash(flash)
         with ExitStack() as opened:
             for pages in store.tables:
-                shards = ShardFiles(pages.grids, reads)
+                shards = open_shards(pages, reads, url)
                 self._stores.append(opened.enter_context(RowStore(pages, shards, device)))
             opened.pop_all()
 
@@ -119,7 +124,11 @@ def _gathered(table: NgramTable, store: RowStore, keys: I64) -> Iterator[tuple[I
 
 
 def open_rows(
-    path: str | Path, *, reads: ReadMode = "pread", flash: FlashName | None = None
+    path: str | Path,
+    *,
+    url: str | None = None,
+    reads: ReadMode = "pread",
+    flash: FlashName | None = None,
 ) -> NgramRows:
     """Open tables of n-grams that `stem-edge export --tables-only` wrote. Raises BundleError.
 
@@ -127,7 +136,8 @@ def open_rows(
             rows.prefetch(ids)
             vectors = rows.rows(ids)  # float32 [T, heads * width]
 
-    reads: "pread", or "mmap", which a truncated file can kill. flash: name of a device whose speed
+    url: where the shards are, if the folder has descriptions alone, for fsspec; nothing is prefetched
+        then. reads: "pread", or "mmap", which a truncated file can kill. flash: name of a device whose speed
         is emulated, as `load` takes it.
     """
-    return NgramRows(path, reads=reads, flash=flash)
+    return NgramRows(path, url=url, reads=reads, flash=flash)

@@ -213,10 +213,11 @@ def open_store(
             f"{root}: its records are {tables.format}, expected {format} as in the manifest; the "
             "files are of different bundles: export again"
         )
-    return RowStore(tables, _open_shards(tables, reads, url), flash, prompt_rows)
+    return RowStore(tables, open_shards(tables, reads, url), flash, prompt_rows)
 
 
-def _open_shards(tables: TableStore, reads: ReadMode, url: str | None) -> Shards:
+def open_shards(tables: TableStore, reads: ReadMode, url: str | None) -> Shards:
+    """Open shards in the store's folder, or below a url. Raises BundleError, InputError."""
     if url is None:
         return ShardFiles(tables.grids, reads)
     from stem_edge.runtime.rows.remote import RemoteShards  # for tables elsewhere alone

@@ -88,7 +88,9 @@ class NgramTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @cached_property
     def page_nbytes(self) -> int:
-        """Bytes of a page without its checksum."""
+        """Bytes of a page without its checksum, with which it fills one of a drive where rows are small."""
+        if self.row_nbytes <= PAGE_NBYTES - CRC_NBYTES:
+            return PAGE_NBYTES - CRC_NBYTES
         return -(-self.rows_per_page * self.row_nbytes // WORD_NBYTES) * WORD_NBYTES
 
     @cached_property

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 from ngram_folders import MODELS, TOKENS, deepseek, longcat, qwen
+from range_server import serving
 
 import stem_edge
 from stem_edge.commands.main import main
@@ -37,6 +39,24 @@ def test_rows_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
             assert np.array_equal(np.concatenate(pieces), expected)
         assert rows.rows([], TEXT).shape == (0, rows.tables[0].width * rows.tables[0].hash.heads)
         assert rows.counters().bytes_read > 0
+
+
+def test_rows_of_another_machine(tmp_path: Path) -> None:
+    out = export_rows(deepseek(tmp_path / "model").folder, tmp_path / "rows")
+    here = tmp_path / "descriptions"
+    shutil.copytree(out, here)
+    for table in here.glob("layer.*"):
+        shutil.rmtree(table / "c")
+    with serving(out) as server, stem_edge.open_rows(out) as expected:
+        with stem_edge.open_rows(here, url=server.url) as rows:
+            for number in range(2):
+                assert np.array_equal(
+                    rows.rows(TEXT, table=number), expected.rows(TEXT, table=number)
+                )
+            assert rows.counters().network_reads == len(server.requests)
+        server.fault = lambda number, path: "wrong"
+        with stem_edge.open_rows(here, url=server.url) as rows, pytest.raises(RowReadError):
+            rows.rows(TEXT)
 
 
 @pytest.mark.parametrize(("tables", "most"), [("int8", 0.006), ("int4", 0.1)])

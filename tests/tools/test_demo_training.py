@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 from demo_corpus import read_corpus, split
-from demo_model import DemoConfig, DemoModel
+from demo_model import DemoConfig, DemoModel, shares_of_last
 from demo_training import Budget, shares_done, train
 from train_demo import RECIPE, TEXT_RECIPE, main, parse_options
 
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.export.checkpoints.readers import read_checkpoint as read_any_checkpoint
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
-from stem_edge.numerics.reference import forward
+from stem_edge.numerics.reference import forward, trailing_means, window_starts
 
 pytestmark = pytest.mark.slow
 
@@ -67,18 +67,30 @@ def test_a_model_of_texts_is_written_with_its_held_out_perplexity(
     assert heldout.strip() not in (out / "train.txt").read_text()
 
 
-def test_both_layouts_hold_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_means_of_rows_stay_in_their_documents() -> None:
+    ids, end = [5, 3, 9, 9, 2, 3, 9, 4], 9
+    rows = np.random.default_rng(0).standard_normal((len(ids), 4), np.float32)
+    shares = shares_of_last(torch.tensor([ids]), 3, end)[0].numpy()
+    expected = trailing_means(rows, window_starts(ids, 3, [end]))
+    assert np.abs(shares @ rows - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_both_layouts_hold_the_same_model(
+    window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("train_demo.TEXT_RECIPE", replace(TEXT_RECIPE, batch_tokens=512))
     text = tmp_path / "text.txt"
     text.write_text(prose(range(60)))
     logits = []
     for layout in ("lingua", "safetensors"):
         command(monkeypatch, tmp_path / layout, "--text", text, *TINY, "--steps", 2)
-        sys.argv += ["--format", layout]
+        sys.argv += ["--format", layout, "--stem-window", str(window), "--fp32"]
         main()
         if layout == "safetensors":
             (tmp_path / layout / "checkpoint" / "tokenizer.model").unlink()  # not needed
         found = read_any_checkpoint(tmp_path / layout / "checkpoint")
+        assert found.config.row_window == window
         tokens = convert_tokenizer(found.tokenizer.kind, found.tokenizer.path, add_bos=True)
         assert (tokens.bos_id, tokens.eos_ids) == (300, (301,))
         logits.append(forward(found.config, found.backbone, found.rows, [5, 70, 5, 260]))

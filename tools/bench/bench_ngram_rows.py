@@ -6,17 +6,20 @@ The table is that of Qwen3.8-Flash-Next, 16 rows of 160 bfloat16 values a token,
 made-up values; it is written to the folder if nothing is there. IDS is a file of little-endian int32 ids
 of real text. A pretended backbone takes the time of a token at these rates (tokens/s) and needs the rows
 before its second layer. Each round runs another piece of the text: first with the table cold (no page
-of it in the page cache; Linux), then again with what it needs in memory. Ratios of speeds are medians.
+of it in the page cache; Linux), then again with what it needs in memory. Ratios of speeds are medians;
+bytes are those of the cold runs, as they are asked for and as the disk gives them.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+from range_server import serving
 
 import stem_edge
 from stem_edge.files.trees import make_folders
@@ -42,7 +45,7 @@ CHUNK = 512  # tokens of a prompt that are computed together
 
 def make(root: Path, nbytes: int) -> None:
     """Write a table of about so many bytes, the same made-up pages again and again."""
-    base = nbytes // (16 * 330)
+    base = nbytes // (16 * 345)
     (keyed,) = keyed_tables(QWEN | {"ngram_vocab_size_base": base})
     shape = NgramTable(name="layer.1", layer=1, hash=keyed.hash, width=keyed.width, stored="bf16")
     grid = ShardGrid(root / shape.name, shape.format.stored, min(shape.pages, SHARD_PAGES))
@@ -60,6 +63,14 @@ def make(root: Path, nbytes: int) -> None:
             file.write(grid.index_bytes(shard))
     (grid.root / "zarr.json").write_bytes(encode_metadata(array_metadata(grid)))
     (root / "zarr.json").write_bytes(encode_metadata(group_metadata(NgramFormat(tables=(shape,)))))
+
+
+def read_so_far(rows: NgramRows) -> tuple[float, float, float]:
+    """Return KiB of pages, KiB that the disk gave this process (Linux), and requests to a server."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    count = rows.counters()
+    nbytes = count.bytes_read + count.network_bytes
+    return nbytes / 1024, int(fields["read_bytes"]) / 1024, count.network_reads
 
 
 def decode(rows: NgramRows, text: I64, start: int, rate: float) -> float:
@@ -102,26 +113,38 @@ def main() -> None:
         default=[128, 2048],
         help="of a decode and a prompt (128 2048)",
     )
+    add("--latency", type=float, metavar="MS", help="read from a server here that answers so late")
     add("--rounds", type=int, default=3, help="(3)")
     args = parser.parse_args()
     if not args.folder.exists():
         make(args.folder, parse_size(args.size))
     ids, files = np.fromfile(args.ids, "<i4").astype(np.int64), files_in(args.folder)
-    lines = [("", "tokens", "tok/s", "cold, s", "in memory, s", "speed, cold / in memory")]
-    with stem_edge.open_rows(args.folder) as rows:
+    head = ("", "tokens", "tok/s", "cold, s", "in memory, s", "speed, cold / in memory")
+    lines: list[tuple[str, ...]] = [(*head, "pages a token, KiB", "from disk, KiB", "requests")]
+    with ExitStack() as opened:
+        url = None
+        if args.latency is not None:
+            url = opened.enter_context(serving(args.folder, args.latency / 1000)).url
+        rows = opened.enter_context(stem_edge.open_rows(args.folder, url=url))
         for run, tokens, rate in zip(
             (decode, prompt), args.tokens, (args.decode, args.prompt), strict=True
         ):
-            pairs = list[tuple[float, float]]()
+            pairs, costs = list[tuple[float, float]](), list[tuple[float, ...]]()
             for turn in range(args.rounds):
                 start = (turn + 1) * 4096
                 text = ids[: start + tokens]
                 drop_pages(files)
-                pairs.append((run(rows, text, start, rate), run(rows, text, start, rate)))
+                before = read_so_far(rows)
+                cold = run(rows, text, start, rate)
+                costs.append(
+                    tuple(now - then for now, then in zip(read_so_far(rows), before, strict=True))
+                )
+                pairs.append((cold, run(rows, text, start, rate)))
             cold, warm = (median(one) for one in zip(*pairs, strict=True))
             ratio = median(warm / cold for cold, warm in pairs)
-            name, told = run.__name__, (f"{cold:.3f}", f"{warm:.3f}", f"{ratio:.3f}")
-            lines.append((name, str(tokens), f"{rate:g}", *told))
+            name, times = run.__name__, (f"{cold:.3f}", f"{warm:.3f}", f"{ratio:.3f}")
+            read = (f"{median(some) / tokens:.1f}" for some in zip(*costs, strict=True))
+            lines.append((name, str(tokens), f"{rate:g}", *times, *read))
     print("\n".join(table(lines)))
 
 

@@ -71,6 +71,7 @@ def model_config(config: DemoConfig) -> ModelConfig:
         head_dim=config.dim // config.n_heads,
         d_ff=config.stem_embedding_dim,
         stem_layers=config.stem_layers,
+        row_window=config.stem_window_size,
         norm_eps=config.norm_eps,
         rope_theta=config.rope_theta,
         max_context=config.max_seqlen,

@@ -1,7 +1,8 @@
 """The demo's STEM language model in torch, with the names of the public STEM trainer.
 
 Shapes: B sequences of T tokens; D = dim; H query heads share K key/value heads of h values; F =
-d_ff; V = vocabulary. A STEM layer multiplies its gate by row U[token] of its table, not by w3(x).
+d_ff; V = vocabulary. A STEM layer multiplies its gate by row U[token] of its table, not by w3(x), or
+by the mean of the rows of a document's last tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from demo_tokenizer import SPECIAL_COUNT
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -33,6 +35,12 @@ class DemoConfig:
     norm_eps: float = 1e-5
     window: int = 0  # tokens that attention sees in these layers; elsewhere it sees all
     window_layers: tuple[int, ...] = ()
+    stem_window_size: int = 0  # last tokens whose rows a STEM layer takes the mean of; 0: one
+
+    @property
+    def end(self) -> int:
+        """Token that ends a document, as the tokenizer has it: the second special one."""
+        return self.vocab_size - SPECIAL_COUNT + 1
 
     @property
     def stem_embedding_dim(self) -> int:
@@ -119,9 +127,14 @@ class DemoModel(nn.Module):
         turns = self.turns[: tokens.shape[1]] if positions is None else self.turns[positions]
         tables = dict(zip(self.config.stem_layers, self.stem_embeddings, strict=True))
         window = seen_in_window(tokens.shape[1], self.config.window) if self.config.window else None
+        length = self.config.stem_window_size
+        shares = shares_of_last(tokens, length, self.config.end) if length else None
         for i, layer in enumerate(self.layers):
             seen = window if i in self.config.window_layers else None
-            x = layer(x, turns, tables[i](tokens) if i in tables else None, seen)
+            up = tables[i](tokens) if i in tables else None
+            if up is not None and shares is not None:
+                up = shares @ up
+            x = layer(x, turns, up, seen)
         logits: Tensor = self.output(self.norm(x))
         return logits
 
@@ -148,6 +161,15 @@ def seen_in_window(length: int, window: int) -> Tensor:
     """Whether attention sees a token [T, T]: itself and up to window - 1 before it."""
     back = torch.arange(length)[:, None] - torch.arange(length)
     return (back >= 0) & (back < window)
+
+
+def shares_of_last(tokens: Tensor, window: int, end: int) -> Tensor:
+    """Share [B, T, T] of each token's row in the means of the last `window` tokens of a document."""
+    ended = (tokens == end).long().cumsum(1)
+    document = ended - (tokens == end).long()  # because its end belongs to a document
+    seen = document[:, :, None] == document[:, None, :]
+    counted = (seen & seen_in_window(tokens.shape[1], window)).float()
+    return counted / counted.sum(-1, keepdim=True)
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import json
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,8 @@ def train_on_texts(options: argparse.Namespace) -> dict[str, Any]:
         )
     write_texts(options.out, "\n\n".join(corpus.training), "\n\n".join(corpus.heldout))
     model = DemoModel(text_config(tokenizer.vocab_size, options))
-    training = train_and_save(model, tokenizer, documents, TEXT_RECIPE, options)
+    recipe = replace(TEXT_RECIPE, is_fast=not options.fp32)
+    training = train_and_save(model, tokenizer, documents, recipe, options)
     heldout = rows(tokenizer.documents(corpus.heldout), TEXT_RECIPE.row_tokens)
     tables = sum(table.numel() for table in model.tables())
     return {
@@ -131,6 +133,7 @@ def text_config(vocab_size: int, options: argparse.Namespace) -> DemoConfig:
         n_heads=heads,
         n_kv_heads=heads // 2,
         stem_layers=tuple(range(1, options.layers, 2)),
+        stem_window_size=options.stem_window,
     )
 
 
@@ -197,6 +200,10 @@ def parse_options() -> argparse.Namespace:
         metavar="RANKS",
         help="ranks of the BPE, including bytes (default 4096)",
     )
+    window = "rows are means over so many last tokens of a document (default: of one)"
+    add("--stem-window", type=int, default=0, metavar="TOKENS", help=window)
+    exact = "train in float32: faster on processors without bfloat16"
+    add("--fp32", action="store_true", help=exact)
     given = parser.parse_args()
     if fault := usage_error(given):
         parser.error(fault)

@@ -10,8 +10,10 @@ import pytest
 
 from stem_edge.errors import InputError
 from stem_edge.ngrams.primes import is_prime
+from stem_edge.ngrams.rows import NgramTable, Stored
 from stem_edge.ngrams.schemes import keyed_tables
 from stem_edge.numerics.ngram_hash import NgramHash
+from stem_edge.tables.shards import CRC_NBYTES
 
 QWEN = {
     "model_type": "qwen4_exp",
@@ -167,3 +169,16 @@ def test_qwen_keys_are_those_of_transformers() -> None:
         module.ngram_embedding.forward = lambda ids, found=found: (found.append(ids), ids)[1]
         module(torch.tensor(text[None]), None)
         assert table.hash.keys(text).tolist() == found[0][0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("width", "stored", "rows", "stride"),
+    [(160, "bf16", 12, 4096), (256, "fp8", 15, 4096), (2046, "bf16", 1, 4096), (2048, "bf16", 1, 4100)],
+)  # fmt: skip
+def test_pages_are_those_of_drives_where_rows_are_small(
+    width: int, stored: Stored, rows: int, stride: int
+) -> None:
+    (keyed,) = keyed_tables(QWEN)
+    block = 32 if stored == "fp8" else 0
+    table = NgramTable(name="a", layer=1, hash=keyed.hash, width=width, stored=stored, block=block)
+    assert (table.rows_per_page, table.page_nbytes + CRC_NBYTES) == (rows, stride)
