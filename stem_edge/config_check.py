@@ -22,6 +22,9 @@ from stem_edge.limits import (
     MAX_CONTEXT,
     MAX_FACTOR,
     MAX_KINDS,
+    MAX_LAYERS,
+    MAX_ORDER,
+    MAX_RECORDS,
     MAX_ROW_WINDOW,
     MAX_SOFTCAP,
     MAX_STREAMS,
@@ -121,9 +124,7 @@ def _check_rows(config: Description) -> None:
             "others"
         )
     if ngrams:
-        from stem_edge.ngram_check import check_ngrams  # for such models alone
-
-        check_ngrams(config)
+        _check_ngrams(config)
     elif config.ngram_order or config.ngram_sizes or config.ngram_end is not None:
         raise ValueError(f"n-grams in a {config.stem_ffn} model; expected ngrams as stem_ffn")
     if config.row_window and not (
@@ -143,6 +144,27 @@ def _check_rows(config: Description) -> None:
         )
     if not 0 <= config.ple_records <= config.vocab_size:
         raise ValueError(f"ple_records is {config.ple_records} of {config.vocab_size} tokens")
+
+
+def _check_ngrams(config: Description) -> None:
+    order, sizes, end = config.ngram_order, config.ngram_sizes, config.ngram_end
+    if not 2 <= order <= MAX_ORDER or not sizes or len(sizes) % (order - 1):
+        raise ValueError(
+            f"ngram_order is {order} with {len(sizes)} ngram_sizes; expected 2 to {MAX_ORDER} and as "
+            "many sizes for each of 2 to ngram_order ids"
+        )
+    if min(sizes) < 1 or sum(sizes) > MAX_RECORDS or len(sizes) > MAX_LAYERS:
+        raise ValueError(
+            f"{len(sizes)} ngram_sizes of {sum(sizes)} rows; expected at most {MAX_LAYERS} of "
+            f"{MAX_RECORDS}, each at least 1"
+        )
+    if not 0 <= (end or 0) < config.vocab_size:
+        raise ValueError(f"ngram_end is {end}; expected 0 to {config.vocab_size - 1}")
+    if config.stem_layers != (0,) or not config.row_rank or config.streams > 1:
+        raise ValueError(
+            f"stem_layers {config.stem_layers}, row_rank {config.row_rank} and {config.streams} "
+            "streams in an ngrams model; expected (0,), the values of a row, and 1 stream"
+        )
 
 
 def _check_extras(config: Description) -> None:
