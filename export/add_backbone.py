@@ -89,7 +89,7 @@ def _check_rows(base: Bundle, source: Checkpoint) -> None:
     store = open_table_store(base.file(TABLES))
     count = min(TOKENS, max(2, VALUES // config.record_values))
     with open_tables(base.path) as tables:
-        for token in np.unique(np.linspace(0, config.vocab_size - 1, count).astype(int)).tolist():
+        for token in np.unique(np.linspace(0, config.table_ids - 1, count).astype(int)).tolist():
             record = token if store.index is None else int(store.index[token])
             layout = store.grids[record >= store.grids[0].layout.records].layout
             rows = [source.rows[layer].rows(token, token + 1) for layer in layout.layers]

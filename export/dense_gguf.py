@@ -19,6 +19,7 @@ from stem_edge.export.backbone.gguf_tokenizer import differences, tokenizer_meta
 from stem_edge.export.backbone.gguf_writer import MAGIC
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.sources import Sources, check_apart
+from stem_edge.export.job.job import begin_layers
 from stem_edge.export.job.options import UNWEIGHTED, ExportOptions
 from stem_edge.export.job.publish import (
     Working,
@@ -88,8 +89,9 @@ def export_dense_gguf(
         check_free(out, gguf_footprint(config, GgufFormat(weights=backbone), None).backbone_nbytes)
         values = tokenizer_metadata(converted, config.vocab_size)
         ids = read_token_ids(calibration, converted, config.vocab_size)
-        with Progress(4 * config.backbone_parameters, "exporting", progress) as bar:
-            importance = importance_by_text(source, ids, options, bar.describe)
+        with Progress(0, "exporting", progress) as bar:
+            importance = importance_by_text(source, ids, options, bar)
+            begin_layers(bar, "writing weights", config)
             write_dense(
                 part,
                 ggml,

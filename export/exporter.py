@@ -26,11 +26,20 @@ from stem_edge.errors import ExportError
 from stem_edge.export.add_backbone import add_assistant, check_base, keep_files, open_base
 from stem_edge.export.backbone.assistant import AssistantPart, assistant_part
 from stem_edge.export.backbone.forms import FORMS
+from stem_edge.export.backbone.onnx import PREFILL_STEP
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.job.files import write_file
-from stem_edge.export.job.job import Advance, Job, Tell, WriteStep, check_kinds, make_job, subject
+from stem_edge.export.job.job import (
+    Advance,
+    Job,
+    WriteStep,
+    begin_layers,
+    check_kinds,
+    make_job,
+    subject,
+)
 from stem_edge.export.job.journal import Journal
 from stem_edge.export.job.options import ExportEngine, ExportOptions
 from stem_edge.export.job.publish import LOCK, check_free, publish
@@ -59,9 +68,10 @@ from stem_edge.progress import Progress, tell
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.tables.token_counts import encode_counts
 
-KEPT_NBYTES = (
-    4 << 20
-)  # of freed pieces of matrices, by each thread; with less, an export takes longer
+# Of freed pieces of matrices, by each thread; with less, an export takes longer.
+KEPT_NBYTES = 4 << 20
+# Steps that walk through the layers -> what they do, for the bar.
+LAYERED = {"backbone": "writing weights", PREFILL_STEP: "writing weights for prompts"}
 
 
 def export_bundle(
@@ -138,7 +148,7 @@ def export_bundle(
         the quantized matrices by their size; it also balances the channels of the prefill graph.
         Default: a mixed text of 50 kB, which warms nothing.
     calibration_tokens: how many of its tokens, at most, guide the quantizer. Default: 16384.
-    max_kl: fail, and leave `out` as it was, if the mean divergence from the checkpoint on the last 256
+    max_kl: fail, and leave `out` as it was, if the mean divergence from the checkpoint on the last 512
         tokens of the calibration text is greater, in nats, for the decoding graph or the prefill graph;
         types are chosen to stay below it unless `quality`, `size` or `backbone` says others. That takes
         up to three exports. Default: 0.5; types that were not chosen are then tried again with 8 bits.
@@ -237,10 +247,10 @@ def _export(
         kept = footprint.tables_nbytes if base is not None else 0
         work.needed_nbytes = max(0, footprint.flash_nbytes - kept - done)
         check_free(out, work.needed_nbytes)
-        with Progress(job.total, "exporting", options.progress) as bar:
-            bar.advance(journal.progress)
+        with Progress(0, "exporting", options.progress) as bar:
             if elsewhere is not None and job.tables is not None:
                 shards = _shards(job, job.tables, journal, used)
+                bar.begin("writing tables elsewhere", 4 * job.source.config.table_parameters)
                 try:
                     write_elsewhere(elsewhere, shards, journal, bar)
                 except Exception:  # of machines, which can be repaired
@@ -264,12 +274,16 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     ids, expected = judged_ids(job.text_ids, job.source.config.max_context), None
     peaks: dict[str, F32] = {}
     if job.options.judged:
-        bar.describe("computing with the checkpoint")
+        bar.begin("computing with the checkpoint")
         expected, peaks = observe(job.source, ids, FORMS[job.options.runs_on].texts_of_peaks(job))
-    bar.describe("exporting")
-    for name, write in _steps(job, peaks, journal, bar.describe):
+    config = job.source.config
+    for name, write in _steps(job, peaks, journal, bar):
+        if name == "tables":
+            bar.begin("writing tables", 4 * config.table_parameters)
+        elif name in LAYERED:
+            begin_layers(bar, LAYERED[name], config)
         journal.run(name, write, bar.advance)
-    bar.describe("trying it" if expected is None else "comparing with the checkpoint")
+    bar.begin("trying it" if expected is None else "comparing with the checkpoint")
     return_freed_memory()  # of the pieces, before the engine takes as much
     manifest = accept(job, journal, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
@@ -295,7 +309,7 @@ def _shards(
 
 
 def _steps(
-    job: Job, peaks: dict[str, F32], journal: Journal, tell: Tell
+    job: Job, peaks: dict[str, F32], journal: Journal, bar: Progress
 ) -> Iterator[tuple[str, WriteStep]]:
     """Yield the name and function of each step. peaks: as Form.steps takes them."""
     if job.base is not None:
@@ -304,7 +318,7 @@ def _steps(
     else:
         yield "tokenizer", partial(_write_tokenizer, job)
     form = FORMS[job.options.runs_on]
-    steps = form.steps(job, peaks, journal.files, tell)
+    steps = form.steps(job, peaks, journal.files, bar)
     if not form.after_tables:
         yield from steps
     if job.base is None and job.tables is not None:

@@ -6,6 +6,8 @@ expected logits from the checkpoint.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from stem_edge.bundle.manifest import (
     QualityReport,
     encode_manifest,
 )
-from stem_edge.bundle.prefill_check import mean_divergence
+from stem_edge.bundle.prefill_check import PROBE_TOKENS, mean_divergence
 from stem_edge.errors import ExportError, FarError
 from stem_edge.export.backbone.forms import FORMS
 from stem_edge.export.backbone.onnx import PREFILL_STEP, planned_format
@@ -35,7 +37,7 @@ from stem_edge.files import disk
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.numerics.distributions import divergence
-from stem_edge.numerics.quantize import F32
+from stem_edge.numerics.quantize import F32, F64
 
 # Few digits, so that reports agree across processors, which differ in the last ones of a sum.
 DIGITS = 3
@@ -62,20 +64,23 @@ def accept(
     options, format, notes = job.options, job.format, job.source.notes
     computed = _logits(job, _manifest(job, journal, format), ids, pack=expected is not None)
     if expected is None:
+        deque(computed, maxlen=0)
         return _manifest(job, journal, format, notes=notes)
-    decode, prefill, apart = _compare(expected, computed), None, None
+    decode, first = _compare(expected, computed)
+    prefill, apart = None, None
     greatest = decode["divergence"]
     if options.prefill:
         with_prefill = planned_format(job, peaks)
         by_prefill = _logits(job, _manifest(job, journal, with_prefill), ids)
-        prefill = _compare(expected, by_prefill)["divergence"]
+        found_prefill, first_prefill = _compare(expected, by_prefill)
+        prefill = found_prefill["divergence"]
         if prefill > greatest and not options.prefill_graph:
             found = f"{prefill:g} nats, that of the decoding graph {greatest:g}"
             notes += (f"no prefill graph: its divergence from the checkpoint was {found}",)
             journal.forget(PREFILL_STEP)
             prefill = None
         else:
-            format, apart = with_prefill, _rounded(mean_divergence(computed, by_prefill))
+            format, apart = with_prefill, _rounded(mean_divergence(first, first_prefill))
             greatest = max(greatest, prefill)
     _check_divergence(job, greatest, len(ids))
     return _manifest(
@@ -109,9 +114,10 @@ def _check_divergence(job: Job, found: float, tokens: int) -> None:
         )
 
 
-def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) -> F32:
-    """Compute logits [T, V] with the bundle. Raises ExportError if they are not finite.
+def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) -> Iterator[F32]:
+    """Yield the bundle's logits in pieces [n, V]. Raises ExportError if they are not finite.
 
+    Each piece overwrites the one before, because those of all tokens can take as much as the model.
     pack: as load takes it; not worth its time and memory for a single token, as more slots are not.
     """
     path, engine = job.folder / MANIFEST, job.options.runs_on
@@ -131,26 +137,35 @@ def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) 
             warm_start=False,
             trial=False,  # not needed, since the exporter itself wrote the bundle
         ) as model:
-            found = model.logits(ids)
+            for found in model.logits_chunks(ids):
+                if not np.isfinite(found).all():
+                    raise ExportError(
+                        f"{job.folder}: the exported model computes NaN or infinite logits; export "
+                        f"with {FORMS[engine].exact} to see whether quantization is the cause"
+                    )
+                yield found
     finally:
         disk.remove(path)
-    if not np.isfinite(found).all():
-        raise ExportError(
-            f"{job.folder}: the exported model computes NaN or infinite logits; "
-            f"export with {FORMS[engine].exact} to see whether quantization is the cause"
-        )
-    return found
 
 
-def _compare(expected: F32, found: F32) -> dict[str, float]:
-    """Compare logits [T, V] with the checkpoint's, as fields of the quality report."""
-    divergences = divergence(expected, found)
-    return {
-        "worst_logit_difference": _rounded(np.abs(found - expected).max()),
+def _compare(expected: F32, pieces: Iterator[F32]) -> tuple[dict[str, float], F32]:
+    """Compare logits with the checkpoint's [T, V]: fields of the quality report, and the first logits."""
+    each, worst, same, first, at = list[F64](), 0.0, 0, list[F32](), 0
+    for found in pieces:
+        right = expected[at : at + len(found)]
+        each.append(divergence(right, found))
+        worst = max(worst, float(np.abs(found - right).max()))
+        same += int((found.argmax(axis=1) == right.argmax(axis=1)).sum())
+        first.append(found[: max(0, PROBE_TOKENS - at)].copy())
+        at += len(found)
+    divergences = np.concatenate(each)
+    fields = {
+        "worst_logit_difference": _rounded(worst),
         "divergence": _rounded(divergences.mean()),
         "divergence_99": _rounded(np.percentile(divergences, 99)),
-        "agreement": _rounded((found.argmax(axis=1) == expected.argmax(axis=1)).mean()),
+        "agreement": _rounded(same / at),
     }
+    return fields, np.concatenate(first)
 
 
 def _rounded(value: float | np.floating[Any]) -> float:

@@ -110,7 +110,6 @@ def write_elsewhere(
     """Have shards written by other processes, and record each as it is done."""
     if not shards.names:  # an earlier run had all of them written
         return
-    bar.describe("exporting tables elsewhere")
     with closing(elsewhere(shards)) as done:
         for step in done:
             journal.record(step)

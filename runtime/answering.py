@@ -47,14 +47,14 @@ class Answering(ModelText):
         on_close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(bundle, text)
-        self.plan = plan
+        self.plan: MemoryPlan = plan  # what it takes, and the context that fits
         # Figures of the latest generate or logits; calls at the same time count each other's rows.
-        self.stats = GenerationStats.planned(plan)
+        self.stats: GenerationStats = GenerationStats.planned(plan)
         self.engine = engine  # for callers that measure, or feed tokens themselves
         self._prefixes, self._on_close, self._closed = prefixes, on_close, False
         self._open_edits = OpenEdits(engine, text, bundle.manifest.model)
         self._prompts = Prompts(text, bundle.manifest.model, plan.context_length)
-        self.stepping = stepping
+        self.stepping = stepping  # whether a step may take several tokens, and who guesses them
 
     @contextmanager
     def edited(self, *edits: Edit | str | Path) -> Iterator[Self]:

@@ -189,8 +189,9 @@ def _ways(bundle: Bundle, own: EngineWays, cache_dir: str | Path | None) -> Ways
     ways |= {name: plain | options for name, options in own.ways(bundle, cache_dir).items()}
     if tables is None:
         return ways
-    fewest, several = own.few_slots
-    several = min(several, tables.records)
+    model, (fewest, several) = bundle.manifest.model, own.few_slots
+    fewest = fewest * model.lookups + max(0, model.row_window - 1)
+    several = min(max(fewest, several), tables.records)
     ways |= {
         "fewest slots": plain | {"slots": min(fewest, tables.records)},
         f"{several} slots, overlapped": plain | {"slots": several, "overlap": True},

@@ -213,7 +213,8 @@ class Engine:
         looked_up = self.rows.keys.of(tokens, own)
         starts = self.starts(len(tokens), every=every)
         starts = [0, *(at - computed for at in starts if at > computed)]
-        left, wanted, later = (ids[computed:] for ids in (tokens, looked_up, own))
+        new = looked_up if looked_up.ndim == 1 else looked_up[:, -self.rows.keys.each :]
+        left, wanted, later = (ids[computed:] for ids in (tokens, looked_up, new))
         steps = [
             Step(left[at:end], wanted[at:end], every * (end - at), later[end : end + AHEAD_TOKENS])
             for at, end in pairwise([*starts, len(left)])

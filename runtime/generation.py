@@ -30,12 +30,12 @@ class Chunk:
     among the ids, but its text is left out.
     """
 
-    text: str
-    token_ids: list[int]
+    text: str  # may end within a word, never within a character
+    token_ids: list[int]  # new since the chunk before
     logprobs: list[TokenLogprobs] | None  # one per token, if requested
     # On the last chunk: "stop", "length" when room ran out, or "error", only in generate_many.
     finish_reason: FinishReason | None
-    error: StemEdgeError | None = None
+    error: StemEdgeError | None = None  # that ended it, with the reason "error"
     stop: str | None = None  # the stop text that ended it
     thoughts: str = ""  # before the answer; only conversations tell them from its text
 

@@ -254,6 +254,10 @@ def _assemble(
 
 
 def _keys(config: ModelConfig) -> RowKeys:
+    if config.ngram_order:
+        from stem_edge.runtime.lookups.ngrams import NgramKeys  # for such models alone
+
+        return NgramKeys(config)
     if not config.row_window:
         return RowKeys()
     from stem_edge.runtime.lookups.windows import WindowKeys  # for such models alone

@@ -48,6 +48,8 @@ class ModelConfig(Description, frozen=True):
             shapes["down"] = (self.dim, own.d_ff)
         if self.row_rank and any("row" in parts for parts in terms.values()):
             shapes["project"] = (self.d_ff, self.row_rank)
+        if self.ffn_kind(layer) == "ngrams":
+            shapes["project"] = (self.dim, self.lookups * self.row_rank)
         if any("mix" in parts for parts in terms.values()):
             shapes["mix"] = (1,)
         if self.ffn_kind(layer) == "ple":
@@ -117,6 +119,9 @@ class ModelConfig(Description, frozen=True):
             stem_ffn="stem",
             row_rank=0,
             row_window=0,
+            ngram_order=0,
+            ngram_sizes=(),
+            ngram_end=None,
             n_experts=0,
             ple_width=0,
             ple_records=0,
@@ -125,8 +130,13 @@ class ModelConfig(Description, frozen=True):
 
     @property
     def records(self) -> int:
-        """Records in the table store: one per token, or one per expert."""
-        return self.n_experts or self.ple_records or self.vocab_size
+        """Records in the table store: one per token, per expert or per row of n-grams."""
+        return self.n_experts or self.ple_records or self.table_ids
+
+    @property
+    def table_ids(self) -> int:
+        """Ids that rows are looked up by: those of tokens, or of rows of n-grams."""
+        return sum(self.ngram_sizes) or self.vocab_size
 
     @property
     def record_values(self) -> int:
@@ -145,6 +155,6 @@ class ModelConfig(Description, frozen=True):
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that a token uses: backbone (with one row of its embedding) and a record."""
+        """Parameters that a token uses: backbone (with one row of its embedding) and its records."""
         embedding = 0 if self.tied_head else (self.vocab_size - 1) * self.dim
-        return self.backbone_parameters - embedding + self.record_values
+        return self.backbone_parameters - embedding + self.lookups * self.record_values

@@ -107,7 +107,9 @@ def _check_rows(config: Description) -> None:
             f"{config.vocab_size} for hash-moe, 0 for others"
         )
     ple = config.stem_ffn == "ple"
-    if not 0 <= config.row_rank <= config.d_ff or (config.row_rank and (hashed or ple)):
+    ngrams = config.stem_ffn == "ngrams"
+    widest = MAX_WIDTH if ngrams else config.d_ff
+    if not 0 <= config.row_rank <= widest or (config.row_rank and (hashed or ple)):
         raise ValueError(
             f"row_rank is {config.row_rank} in a {config.stem_ffn} model; expected 0 to "
             f"{config.d_ff}, and 0 for hash-moe and ple"
@@ -118,12 +120,20 @@ def _check_rows(config: Description) -> None:
             f"{config.stem_ffn} model; expected a width of 1 to {MAX_WIDTH} for ple, 0 and 0 for "
             "others"
         )
+    if ngrams:
+        from stem_edge.ngram_check import check_ngrams  # for such models alone
+
+        check_ngrams(config)
+    elif config.ngram_order or config.ngram_sizes or config.ngram_end is not None:
+        raise ValueError(f"n-grams in a {config.stem_ffn} model; expected ngrams as stem_ffn")
     if config.row_window and not (
-        1 < config.row_window <= MAX_ROW_WINDOW and config.stem_layers and not (hashed or ple)
+        1 < config.row_window <= MAX_ROW_WINDOW
+        and config.stem_layers
+        and not (hashed or ple or ngrams)
     ):
         raise ValueError(
             f"row_window is {config.row_window} in a {config.stem_ffn} model with {len(config.stem_layers)} "
-            f"STEM layers; expected 2 to {MAX_ROW_WINDOW}, and 0 for hash-moe, ple and dense models"
+            f"STEM layers; expected 2 to {MAX_ROW_WINDOW}, and 0 for hash-moe, ple, ngrams and dense models"
         )
     if config.row_window and config.borrowed_kv_layers:
         raise ValueError("row_window in a model whose last layers borrow keys and values")

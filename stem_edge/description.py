@@ -32,6 +32,11 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     row_window: int = (
         0  # a row is the mean of those of so many last tokens of a document; 0: its own
     )
+    # n-grams beside the input embedding (LongCat, arXiv 2601.21204): they have 2 to so many ids, and
+    # as many tables of each length, with so many rows. An id ends a document.
+    ngram_order: int = 0
+    ngram_sizes: tuple[int, ...] = ()
+    ngram_end: int | None = None
     n_experts: int = 0  # hash-moe: records, each shared by many tokens
     tied_head: bool = False
     rope_interleaved: bool = True  # pairs (0,1), (2,3)... as in the STEM trainer; False: halves
@@ -121,12 +126,18 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         unusual = self.layer_kinds or self.borrowed_kv_layers or self.ple_width
         unusual = unusual or self.v_norm or self.layer_scale or self.activation != "silu"
         unusual = unusual or self.streams > 1 or self.laurel_rank or bool(self.ranges)
+        unusual = unusual or self.ngram_order
         return not unusual and scales == (1.0, 0.0)
 
     @property
     def hidden_width(self) -> int:
         """Values of a token's hidden states between layers: dim values of each stream."""
         return self.streams * self.dim
+
+    @property
+    def lookups(self) -> int:
+        """Rows that a token looks up, beside those of tokens before it."""
+        return len(self.ngram_sizes) or 1
 
     @property
     def own_kv_layers(self) -> int:

@@ -10,11 +10,12 @@ from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.job import Format, Job, Tell, WriteStep
+from stem_edge.export.job.job import Format, Job, WriteStep
 from stem_edge.export.job.options import Stored
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.quantize import F32
+from stem_edge.progress import Progress
 from stem_edge.tables.store import TableFormat
 
 Written: TypeAlias = Callable[[], Mapping[str, FileEntry]]  # the files of earlier steps
@@ -52,7 +53,7 @@ class Form(ABC):
 
     @abstractmethod
     def steps(
-        self, job: Job, peaks: dict[str, F32], written: Written, tell: Tell
+        self, job: Job, peaks: dict[str, F32], written: Written, bar: Progress
     ) -> list[tuple[str, WriteStep]]:
         """Return the name and function of each step.
 

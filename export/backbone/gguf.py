@@ -16,7 +16,7 @@ from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
 from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.job import Advance, Format, Job, Tell, WriteStep
+from stem_edge.export.job.job import Advance, Format, Job, WriteStep, begin_layers, layers_nbytes
 from stem_edge.export.job.options import ExportOptions, Stored
 from stem_edge.export.job.stored_types import in_gguf
 from stem_edge.export.quantization.calibration import sequences
@@ -30,6 +30,7 @@ from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufFormat, GgufType, OwnTypes
 from stem_edge.hub.names import shown_name
 from stem_edge.numerics.quantize import F32, I64
+from stem_edge.progress import Progress
 from stem_edge.tables.store import TableFormat
 
 # Values of general.file_type: llama.cpp's numbers of its mixtures.
@@ -78,20 +79,20 @@ class GgufForm(Form):
         return in_gguf(config, types)
 
     def steps(
-        self, job: Job, peaks: dict[str, F32], written: Written, tell: Tell
+        self, job: Job, peaks: dict[str, F32], written: Written, bar: Progress
     ) -> list[tuple[str, WriteStep]]:
-        return [("backbone", partial(_write_backbone, job, written, tell))]
+        return [("backbone", partial(_write_backbone, job, written, bar))]
 
 
 def _write_backbone(
-    job: Job, written: Written, tell: Tell, meter: ErrorMeter, advance: Advance
+    job: Job, written: Written, bar: Progress, meter: ErrorMeter, advance: Advance
 ) -> dict[Path, FileEntry]:
     """Write backbone.gguf; written: returns the files of earlier steps, as the table store's."""
     if job.ggml is None:
         raise ValueError("an export for ggml needs the library")
     source, config = job.source, job.source.config
     weights = cast(GgufFormat, job.format).weights
-    importance = importance_by_text(source, job.text_ids, job.options, tell)
+    importance = importance_by_text(source, job.text_ids, job.options, bar)
     types = gguf_schema.tensor_types(config, weights)
     tensors = [
         TensorSource(
@@ -108,6 +109,7 @@ def _write_backbone(
         values[gguf_schema.TABLES_KEY] = tables_hash(written())
     values |= tokenizer_metadata(job.converted, config.vocab_size)
     threads, path = job.options.cpus, job.folder / GGUF
+    begin_layers(bar, "writing weights", config)  # anew, after the text
     return {path: write_gguf(path, job.ggml, values, tensors, threads, meter, advance)}
 
 
@@ -123,12 +125,12 @@ def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, Ggu
 
 
 def importance_by_text(
-    source: Checkpoint, text_ids: I64, options: ExportOptions, tell: Tell
+    source: Checkpoint, text_ids: I64, options: ExportOptions, bar: Progress
 ) -> dict[str, F32]:
     """Return importance_vectors of a calibration text; none if the types ignore them."""
     if not options.format.importance:
         return {}
     ids = sequences(text_ids, options.text_tokens, source.config.max_context)
-    vectors = importance_vectors(source, ids, tell)
-    tell("exporting")
-    return vectors
+    begin_layers(bar, "running the text", source.config)
+    part = layers_nbytes(source.config) / source.config.n_layers
+    return importance_vectors(source, ids, lambda: bar.advance(part))

@@ -46,7 +46,7 @@ def write_gguf(
     """Write a whole file; return its size and checksum.
 
     metadata: keys -> values in their order, general.architecture first.
-    advance: gets the bytes of values that were read, as float32.
+    advance: gets the bytes of values of layers that were read, as float32.
 
     Raises CheckpointError for values that are not finite, ExportError for those out of range.
     """
@@ -65,7 +65,7 @@ def _pieces(tensor: TensorSource, ggml: Ggml, weights: MatrixPool) -> Iterator[U
     """Yield the tensor as bytes [n], in order."""
     if len(tensor.matrix.shape) == 1:
         values = check_finite(tensor.name, 0, whole(tensor.matrix))
-        weights.progress(values.nbytes)
+        weights.count(tensor.name, values.nbytes)
         yield values.astype("<f4").view(np.uint8)
         return
     if isinstance(tensor.matrix, Coded) and tensor.matrix.type == tensor.type:
@@ -81,7 +81,7 @@ def _kept(name: str, matrix: Coded, weights: MatrixPool) -> Iterator[U8]:
     def read(span: RowSpan) -> U8:
         codes = matrix.codes(*span[1:])
         values = check_finite(name, span[1], decoded(codes, matrix.type))
-        weights.progress(values.nbytes)
+        weights.count(name, values.nbytes)
         return codes.reshape(-1)
 
     return weights.in_order(read, spans(all_rows([matrix])))

@@ -17,7 +17,7 @@ from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile, wor
 from stem_edge.export.backbone.whole import whole
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.files import BundleFile, write_file
-from stem_edge.export.job.job import Advance, Format, Job, Tell, WriteStep
+from stem_edge.export.job.job import Advance, Format, Job, WriteStep
 from stem_edge.export.job.options import Stored
 from stem_edge.export.job.stored_types import in_blocks
 from stem_edge.export.quantization.calibration import sequences
@@ -32,6 +32,7 @@ from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
+from stem_edge.progress import Progress
 from stem_edge.tables.store import TableFormat
 
 PREFILL_STEP = "prefill"
@@ -78,16 +79,16 @@ class OnnxForm(Form):
         return sequences(job.text_ids, tokens, job.source.config.max_context)
 
     def steps(
-        self, job: Job, peaks: dict[str, F32], written: Written, tell: Tell
+        self, job: Job, peaks: dict[str, F32], written: Written, bar: Progress
     ) -> list[tuple[str, WriteStep]]:
-        return OnnxBackbone(job, peaks, tell).steps()
+        return OnnxBackbone(job, peaks).steps()
 
 
 class OnnxBackbone:
     """Writer of one export's backbone. peaks: as Form.steps takes them."""
 
-    def __init__(self, job: Job, peaks: dict[str, F32], tell: Tell) -> None:
-        self._job, self._peaks, self._tell = job, peaks, tell
+    def __init__(self, job: Job, peaks: dict[str, F32]) -> None:
+        self._job, self._peaks = job, peaks
         self._format = planned_format(job, peaks)
         self._config, self._options = job.source.config, job.options
         self._tensors = PaddedTensors(self._config, job.source.backbone)
@@ -125,4 +126,4 @@ class OnnxBackbone:
             return Quantizer(self._format)
         ids = sequences(self._job.text_ids, self._options.text_tokens, self._config.max_context)
         states = HiddenStates(self._job.source, ids)
-        return Calibrated(states, self._config, self._format, self._tell)
+        return Calibrated(states, self._config, self._format)

@@ -208,7 +208,7 @@ class WeightFile:
         if not isinstance(matrix, Scaled):
             raise TypeError(f"{item.name} has no codes")
         codes, scales = matrix.codes(start, stop), matrix.scales(start, stop)
-        self._weights.progress(4 * codes.size)
+        self._weights.count(item.name, 4 * codes.size)
         check_finite(item.name, start, scales)
         width = codes.shape[1]
         if item.step:

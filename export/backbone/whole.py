@@ -38,13 +38,13 @@ def whole(config: ModelConfig, layout: RecordLayout | None, format: BackboneForm
         later, graph.nodes = graph.nodes, []
         embedding(products, config, io.HIDDEN)
         graph.nodes += later
-    _separate(graph, layout)
+    _separate(graph, layout, config.lookups)
     used = {name for node in graph.nodes for name in node.inputs}
     graph.inputs = {name: value for name, value in graph.inputs.items() if name in used}
     return graph
 
 
-def _separate(graph: Graph, layout: RecordLayout | None) -> None:
+def _separate(graph: Graph, layout: RecordLayout | None, lookups: int) -> None:
     """Make rows inputs instead of slots, caches values instead of memory, and norms plain."""
     nodes, graph.nodes = graph.nodes, []
     # Value gathered from slots -> the input that replaces it; cache -> itself after its update.
@@ -57,7 +57,8 @@ def _separate(graph: Graph, layout: RecordLayout | None) -> None:
             plain_norm(graph, x, weight, node.outputs[0], node.real("epsilon"))
         elif layout is not None and source.startswith(io.ROW_CODES) and io.SLOT_IDS in node.inputs:
             name = io.row_name(int(source.removeprefix(io.ROW_CODES)))
-            other[node.outputs[0]] = graph.input(name, np.float32, [1, "T", layout.row_width])
+            width = layout.row_width * lookups
+            other[node.outputs[0]] = graph.input(name, np.float32, [1, "T", width])
         elif source in other and node.op == "Cast":
             other[node.outputs[0]] = other[source]
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from stem_edge import __version__
 from stem_edge.bundle.expected import kinds_of
 from stem_edge.bundle.manifest import FileEntry, encode_manifest
 from stem_edge.bundle.opening import Bundle
+from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from stem_edge.export.backbone.assistant import AssistantPart
 
 Advance = Callable[[int], object]
-Tell = Callable[[str], object]
 Format = BackboneFormat | GgufFormat
 # A step: writes some whole files and returns their entries; gives what quantization costs to the
 # meter, and source bytes read, counted as float32, to the progress bar.
@@ -66,18 +67,16 @@ class Job:
         """Layout of rows in their slots; None for a dense model."""
         return self.tables.format.tables if self.tables else None
 
-    @property
-    def total(self) -> int:
-        """Source bytes to be read, as float32; the prefill graph reads the layers once more."""
-        config = self.source.config
-        parameters = config.backbone_parameters
-        if self.base is None:
-            parameters += config.table_parameters
-        if self.options.prefill:
-            shapes = config.backbone_shapes().items()
-            layers = [s for name, s in shapes if name.startswith("layers.") and len(s) == 2]
-            parameters += sum(rows * width for rows, width in layers)
-        return 4 * parameters
+
+def layers_nbytes(config: ModelConfig) -> int:
+    """Return the bytes of all layers' tensors in the backbone, as float32."""
+    shapes = config.backbone_shapes().items()
+    return 4 * sum(math.prod(shape) for name, shape in shapes if name.startswith("layers."))
+
+
+def begin_layers(bar: Progress, what: str, config: ModelConfig) -> None:
+    """Begin to show a walk through the tensors of all layers."""
+    bar.begin(what, layers_nbytes(config), layers=config.n_layers)
 
 
 def make_job(
@@ -113,11 +112,10 @@ def chosen_format(
         return format
     format = stored_once(source.config, format)
     if target is not None:
-        parameters = 4 * source.config.backbone_parameters
-        with Progress(parameters, "choosing types", options.progress) as bar:
-            part = parameters // source.config.n_layers
+        layers = source.config.n_layers
+        with Progress(layers, "choosing types", options.progress, layers=layers) as bar:
             format = choose_types(
-                source, layout, format, options.fixed, target, text_ids, lambda: bar.advance(part)
+                source, layout, format, options.fixed, target, text_ids, lambda: bar.advance(1)
             )
     return stored_once(source.config, format)
 

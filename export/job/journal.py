@@ -91,7 +91,9 @@ class Journal:
 
     def run(self, name: str, write: WriteStep, progress: Advance) -> None:
         """Run a step and record it, unless an earlier run has finished it."""
-        if name not in self.steps:
+        if name in self.steps:
+            progress(self.steps[name].progress)
+        else:
             self.record(run_step(self.folder, name, write, progress))
 
     def record(self, step: JournalStep) -> None:

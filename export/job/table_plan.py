@@ -60,6 +60,11 @@ def plan_tables(
         raise ExportError(f"{source.path}: a dense model has no tables; leave out --tables mixed")
     if not config.stem_layers:
         return None
+    if config.ngram_order and tables == "mixed":
+        raise ExportError(
+            f"{source.path}: no text says how often rows of n-grams are used; choose tables fp32, "
+            "fp16, int8 or int4"
+        )
     row_type: RowType = "int8" if tables == "mixed" else tables
     if config.stem_ffn == "hash-moe" and form_of(row_type) == "fp16":
         raise ExportError(
@@ -73,7 +78,7 @@ def plan_tables(
         if tables == "mixed":
             return _mixed(source, layout, frequent, counts)
         indexed = source.index is not None
-        format = TableFormat(tokens=config.vocab_size, stored=layout, indexed=indexed)
+        format = TableFormat(tokens=config.table_ids, stored=layout, indexed=indexed)
         return TablePlan(format, index=source.index, prompt_rows=config.prompt_rows)
     except ValueError as error:
         raise ExportError(f"{source.path}: cannot store its tables as {tables}: {error}") from error

@@ -20,7 +20,7 @@ from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.numerics.quantize import F32, I64
 
 SHIPPED = Path(__file__).with_name("calibration.txt")  # used when the user gives no text
-JUDGED_TOKENS = 256  # of a text, its last, which the result is compared on
+JUDGED_TOKENS = 512  # of a text, its last, which the result is compared on
 READ_CHARS = 1 << 20
 SEQUENCE_TOKENS = 512  # as in typical use; not more, to keep the memory of attention small
 

@@ -34,7 +34,7 @@ def next_states(
         at = f"layers.{layer}."
         _check_tensors(source, ["embedding", *(at + n for n in source.config.layer_shapes(layer))])
         if layer in source.config.stem_layers:
-            check_finite(f"table of layer {layer}", 0, pick(source.rows[layer], tokens.ids))
+            check_finite(f"table of layer {layer}", 0, pick(source.rows[layer], tokens.row_ids))
         raise CheckpointError(
             f"{source.path}: layer {layer} computes NaN or infinite values from finite weights, which "
             f"are {TOO_LARGE}"

@@ -78,7 +78,7 @@ def damped(squares: F32) -> F32:
 def importance_vectors(
     source: Checkpoint,
     sequences: Sequence[Sequence[int]],
-    tell: Callable[[str], object] = lambda what: None,
+    layer_done: Callable[[], object] = lambda: None,
 ) -> dict[str, F32]:
     """Return matrix of the backbone -> importance of its input channels [width], float32, positive.
 
@@ -93,8 +93,8 @@ def importance_vectors(
 
     states = HiddenStates(source, sequences)
     while states.layer < config.n_layers:
-        tell(f"running the text through layer {states.layer}")
         states.advance(see)
+        layer_done()
     states.observe_head(see)
     positions = np.float32(sum(map(len, sequences)))
     return {name: damped(sums[seen] / positions) for name, seen in _inputs(config).items()}

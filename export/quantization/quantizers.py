@@ -110,16 +110,10 @@ class Quantizer:
 class Calibrated(Quantizer):
     """Quantizer of 4 bits by GPTQ. With 8 bits, rounding costs little."""
 
-    def __init__(
-        self,
-        states: HiddenStates,
-        config: ModelConfig,
-        format: BackboneFormat,
-        tell: Callable[[str], object] = lambda what: None,
-    ) -> None:
+    def __init__(self, states: HiddenStates, config: ModelConfig, format: BackboneFormat) -> None:
         super().__init__(format)
         self.keeps_blocks = False
-        self._states, self._config, self._tell = states, config, tell
+        self._states, self._config = states, config
         self._moments: dict[str, F32] = {}  # input -> sum of x x^T [K, K]
         self._inputs: dict[str, Inputs] = {}
 
@@ -149,7 +143,6 @@ class Calibrated(Quantizer):
         """Run the text through all layers up to this one, and keep what its products see."""
         while self._states.layer <= layer:
             here = self._states.layer
-            self._tell(f"running the text through layer {here}")
             self._moments, self._inputs = {}, {}
             see = self._see if here == layer else _ignore
             if here == self._config.n_layers:

@@ -14,6 +14,8 @@ from stem_edge.numerics.quantize import F32
 
 PIECE_VALUES = 1 << 21  # of a piece, one in each thread: 8 MiB of float32
 
+OF_LAYERS = ("layers.", "blk.")  # begin the names of their tensors, here and in ggml
+
 RowSpan: TypeAlias = tuple[Matrix, int, int]  # start..stop of a matrix
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,7 +54,13 @@ class MatrixPool(FileThreads):
 
     def __init__(self, threads: int, meter: ErrorMeter, progress: Callable[[int], object]) -> None:
         super().__init__(threads)
-        self.meter, self.progress = meter, progress
+        self.meter, self._progress = meter, progress
+
+    def count(self, name: str, nbytes: int) -> None:
+        """Tell the progress of values that were read, but for those outside of layers: the vocabulary's
+        take another time for a byte."""
+        if name.startswith(OF_LAYERS):
+            self._progress(nbytes)
 
     def stream(self, name: str, parts: Sequence[RowSpan], work: Callable[[F32], R]) -> Iterator[R]:
         """Yield work(rows [n, K]) in order. Raises CheckpointError for values that are not finite."""
@@ -60,7 +68,7 @@ class MatrixPool(FileThreads):
         def read(span: RowSpan) -> R:
             matrix, start, stop = span
             values = check_finite(name, start, matrix.rows(start, stop))
-            self.progress(values.nbytes)
+            self.count(name, values.nbytes)
             return work(values)
 
         return self.in_order(read, spans(parts))

@@ -125,23 +125,23 @@ class DevicePlan:
 class MemoryPlan:
     """Planned bytes in the memory of this process, and the numbers that they follow from."""
 
-    engine: str
-    context_length: int
-    chunk_tokens: int
+    engine: str  # that runs the backbone
+    context_length: int  # tokens of prompt and answer together
+    chunk_tokens: int  # most tokens of a prompt in a step
     logit_tokens: int  # most tokens of a step that gives the logits of each
-    slots: int
+    slots: int  # records that the row cache holds
     process: int  # taken before loading
     weights: int  # matrices that the engine copies into its own memory, and its bookkeeping
     kv_cache: int  # of full contexts; the system provides its pages as they fill
-    activations: int
+    activations: int  # of a chunk
     reads: int  # records on their way from flash
     row_cache: int  # with slots on a device: their bookkeeping and the host tier
     host_slots: int = 0  # records of the host tier
-    provider: str = "cpu"
-    variant: Variant | None = None
-    device: DevicePlan | None = None
+    provider: str = "cpu"  # onnxruntime's execution provider
+    variant: Variant | None = None  # of the graphs; None: the CPU's
+    device: DevicePlan | None = None  # of its memory
     prefill: bool = False  # the graph for prompts is loaded, too
-    prefill_refused: str = ""
+    prefill_refused: str = ""  # why it is not, if something bars it
     kv: KvType = "fp32"  # type of keys and values
     sequences: int = 1  # that the KV cache has room for
     preparing: Preparing | None = None  # by the first load; None: it is done, or not wanted

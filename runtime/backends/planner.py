@@ -73,7 +73,8 @@ class Planner:
         self.needs, self._process, self._sequences = needs, process, sequences
         self._tables = needs.footprint.table_format
         self.records = self._tables.tables.records if self._tables else 0
-        # Tokens before a step whose rows it needs, too.
+        # Rows of each token, and of tokens before a step that it needs, too.
+        self._each = needs.footprint.model.lookups
         self._before = max(0, needs.footprint.model.row_window - 1)
 
     def least(self, limit: int, slots: int | None = None, host_slots: int = 0) -> MemoryPlan:
@@ -81,17 +82,21 @@ class Planner:
 
         It exceeds the limit if nothing fits. Raises InputError for an impossible number of slots.
         """
-        fewest = max(LEAST_CHUNK + self._before, self._sequences * (1 + self._before))
+        fewest = max(self._rows(LEAST_CHUNK), self._sequences * self._rows(1))
         fewest = min(fewest, self.records)
         if slots is not None and self._tables and not fewest <= slots <= self.records:
             raise InputError(f"slots is {slots}; expected {fewest} to {self.records}")
         chunk = CHUNK_TOKENS
         while chunk // 2 >= max(SMALLEST_CHUNK, self._sequences):
-            wanted = slots or max(fewest, SLOTS_PER_CHUNK_TOKEN * chunk)
+            wanted = slots or max(fewest, SLOTS_PER_CHUNK_TOKEN * self._each * chunk)
             if not self.refusal(self.plan(chunk, wanted, host_slots), limit):
                 break
             chunk //= 2
-        return self.plan(chunk, slots or max(fewest, chunk + self._before), host_slots)
+        return self.plan(chunk, slots or max(fewest, self._rows(chunk)), host_slots)
+
+    def _rows(self, tokens: int) -> int:
+        """Most rows that a step of so many tokens looks up."""
+        return tokens * self._each + self._before
 
     def filled(self, least: MemoryPlan, limit: int, *, capped: bool = False) -> MemoryPlan:
         """Return the plan with as many slots as fit; `capped`: in a cache of the default size."""
@@ -124,7 +129,8 @@ class Planner:
         needs, host, tables = self.needs, self.needs.host, self._tables
         slots = min(slots, self.records)
         # All rows of a chunk must be resident at once.
-        chunk = min(chunk, slots - self._before) if slots < self.records else chunk
+        fitting = (slots - self._before) // self._each
+        chunk = min(chunk, fitting) if slots < self.records else chunk
         known = RECORD_NBYTES * self.records
         cached = slots * host.slot + known + (tables.index_nbytes if tables else 0)
         if host_slots:
@@ -141,7 +147,7 @@ class Planner:
             weights=host.weights,
             kv_cache=self._sequences * host.kv_cache,
             activations=self._activations(host, chunk),
-            reads=2 * min(chunk + self._before, self.records) * read,
+            reads=2 * min(self._rows(chunk), self.records) * read,
             row_cache=cached,
             host_slots=host_slots,
             provider=needs.provider,

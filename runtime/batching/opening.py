@@ -44,8 +44,9 @@ def open_scheduler(
     footprint = footprint_of(bundle.manifest, ENGINES[plan.engine].backbone)
     if plan.variant is not None:
         footprint = footprint.without_windows()
-    if before := engine.rows.keys.before:  # all rows of a step must be in slots at once
-        sequences = max(1, min(sequences, plan.slots // (1 + before)))
+    keys = engine.rows.keys
+    if (rows := keys.each + keys.others) > 1:  # all of a step must be in slots at once
+        sequences = max(1, min(sequences, plan.slots // rows))
     exact = stepping.exact if exact is None else exact
     batches = not exact or stepping.same_in_batches
     if plan.device is not None:

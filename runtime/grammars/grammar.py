@@ -23,8 +23,8 @@ class Grammar:
     Raises InputError for an empty or too large one.
     """
 
-    kind: Literal["json_schema", "regex", "lark", "gbnf"]
-    text: str
+    kind: Literal["json_schema", "regex", "lark", "gbnf"]  # language of the text
+    text: str  # at most MAX_CHARS
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not 0 < len(self.text) <= MAX_CHARS:

@@ -19,6 +19,7 @@ class WindowKeys(RowKeys):
 
     def __init__(self, window: int, ends: Sequence[int]) -> None:
         self._window, self._ends, self.before = window, ends, window - 1
+        self.others = self.before
         self.most = max(ADDED_AT_ONCE - self.before, ADDED_AT_ONCE // 2)
 
     def of(self, token_ids: I64, row_ids: I64, first: int = 0) -> I64:

@@ -1,6 +1,6 @@
 """Rows of n-grams for a server of a large backbone: from ids to gathered vectors.
 
-    ids -> keys (ngrams/hashing.py) -> pages of the table store -> rows -> float32 [T, heads * width]
+    ids -> keys (numerics/ngram_hash.py) -> pages of the table store -> rows -> float32 [T, heads * width]
 
 Which rows a step needs is known from ids alone, so `prefetch` asks the system for them as soon as the
 ids are known, and `rows` finds them in memory. Nothing is kept here: what is used often stays in the

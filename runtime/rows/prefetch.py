@@ -155,7 +155,8 @@ class Prefetcher(Rows):
         # With a slot for every record, any tokens fit.
         everything = self.store.layout.records + self.made
         most, keys = self.cache.slots, self.keys
-        return min(keys.most, most - keys.before if most < everything else ANY_NUMBER)
+        fitting = (most - keys.others) // keys.each
+        return min(keys.most, fitting if most < everything else ANY_NUMBER)
 
     @property
     def made(self) -> int:
@@ -173,6 +174,11 @@ class Prefetcher(Rows):
 
     def make(self, lookups: Sequence[RowLookup]) -> I64:
         """Make row ids as Rows.make does, and free the records released since the last call."""
+        if lookups and not self.keys.made:
+            raise InputError(
+                "rows of this model belong to n-grams, and edits say which rows tokens look up; load it "
+                "without edits"
+            )
         if (edited := self.edited) is None:
             if not lookups:
                 return np.zeros(0, np.int64)
@@ -228,7 +234,8 @@ class Prefetcher(Rows):
         wanted = looked_up[looked_up != EMPTY]
         whole = whole if self._splits else None
         # Of a window, only the last row is new: the others were counted at earlier steps.
-        self.cache.use(looked_up if looked_up.ndim == 1 else looked_up[:, -1], whole)
+        new = looked_up if looked_up.ndim == 1 else looked_up[:, -self.keys.each :].ravel()
+        self.cache.use(new, whole)
         self._install_pending(wanted)
         missing = self._missing(wanted, whole)
         if len(missing.numbers):

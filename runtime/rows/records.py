@@ -85,7 +85,10 @@ class Traffic:
 class RowKeys:
     """Which rows tokens look up, by the text so far; in this base class, each its own."""
 
-    before = 0  # tokens before a step whose rows it needs, too
+    before = 0  # tokens before a step that it needs to know
+    each = 1  # rows that a token looks up, as the last of its keys
+    others = 0  # rows of tokens before a step that it needs, too
+    made = True  # whether tokens may look up rows that edits make
     most = sys.maxsize  # tokens of a step
 
     def of(self, token_ids: I64, row_ids: I64, first: int = 0) -> I64:

@@ -86,7 +86,7 @@ def known_counts(bundle: Bundle, index: I32 | None, cache_dir: str | Path | None
     counts = read_counts(path, model.records)
     if counts is None and path.exists():
         warnings.warn(f"{path}: damaged token counts; counting anew", RuntimeWarning, stacklevel=2)
-    if counts is None and TOKEN_COUNTS in bundle.manifest.files:
+    if counts is None and not model.ngram_order and TOKEN_COUNTS in bundle.manifest.files:
         tokens = read_counts(bundle.file(TOKEN_COUNTS), model.vocab_size)
         counts = None if tokens is None else counts_of_records(tokens, index, model.records)
     return counts

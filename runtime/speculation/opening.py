@@ -36,7 +36,8 @@ def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | N
     context = engine.backend.open_context(before + most)
     ids = np.arange(before + most, dtype=np.int64) % vocab_size
     # Fetched once, because the row cache counts how often each is used.
-    slots = np.resize(engine.rows.fetch(engine.rows.keys.of(ids, ids)[:most]), before + most)
+    slots = engine.rows.fetch(engine.rows.keys.of(ids, ids)[:most])
+    slots = slots[np.arange(before + most) % len(slots)]
     probe = Probe(engine.backend, context, ids, slots, before)
     probe.step(0, before, 1)
     return measure_steps(probe)

@@ -96,7 +96,7 @@ class Chat:
                 if token in text:
                     raise InputError(
                         f"{printable(where)} names the special token {token!a}, which could end its "
-                        "turn; remove it, or give special_tokens_in_text=True"
+                        "turn; remove it"
                     )
 
     def close(self) -> None:

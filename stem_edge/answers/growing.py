@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from stem_edge.answers.events import AnswerEvent, End, Text, Thought
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.batching.request import Request
@@ -101,3 +103,11 @@ class Growing(ABC):
     @abstractmethod
     def _end(self, end: End, request: Request) -> list[Told]:
         """Make `whole`, and return the last events."""
+
+
+def call_input(text: str) -> dict[str, Any]:
+    """Return the arguments of a call, which may not be JSON if no grammar led the model."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {"INVALID_JSON": text}

@@ -136,6 +136,11 @@ def anthropic_error(error: StemEdgeError) -> dict[str, Any]:
     return {"type": "error", "error": body}
 
 
+def ollama_error(error: StemEdgeError) -> dict[str, Any]:
+    """Return the body of an error in Ollama's form, which a line of a stream has, too."""
+    return {"error": str(error)}
+
+
 def decoded(body: bytes, kind: type[T]) -> T:
     """Return JSON as a struct. Raises RefusalError that names the field at fault."""
     try:

@@ -35,19 +35,15 @@ class BatchKeywords(LoadKeywords, SamplingOptions, total=False):
 
 @dataclass(frozen=True)
 class Batch:
-    """Outcome of a batch. results, errors: lines of the output, and how many of them are errors.
+    """Outcome of a batch."""
 
-    answered, failed: rows of this run; tokens: of their answers; seconds: time without loading.
-    first_error: text of this run's first error, with its line.
-    """
-
-    results: int
-    errors: int
-    answered: int
-    failed: int
-    tokens: int
-    seconds: float
-    first_error: str | None = None
+    results: int  # lines of the output
+    errors: int  # of them
+    answered: int  # rows of this run
+    failed: int  # of them
+    tokens: int  # of the answers of this run
+    seconds: float  # without loading
+    first_error: str | None = None  # text of this run's first error, with its line
 
 
 def batch(
@@ -67,15 +63,15 @@ def batch(
         fields of SamplingParams as they please; or requests in the form of OpenAI's batches, with
         custom_id, method, url and body. Or a parquet file.
     output: gets {"id", "text", "finish_reason", "usage"} of each plain row, OpenAI's form of others,
-    and an object with "error" where a row cannot be answered. It is the only state: a row is done
-    if its id is in it. So an interrupted batch goes on when it is called again, and each row has
-    one line at the end.
+        and an object with "error" where a row cannot be answered. It is the only state: a row is done
+        if its id is in it. So an interrupted batch goes on when it is called again, and each row has
+        one line at the end.
     model: a loaded one, or a bundle to load: its folder, or its name on a hub (one commit is taken).
     column: of the prompts in a parquet file; its column "id" has their ids.
     retry_errors: answer rows whose results are errors again.
     name: of the model in results of OpenAI's form; default: the bundle's folder, or name on a hub.
     answers: computes instead of a model here, such as the result of stem_edge.cluster.batches.ray_answers; it
-    takes name and options when it is made.
+        takes name and options when it is made.
     options: fields of SamplingParams, of plain rows that do not have their own; and, for a path,
         keywords of stem_edge.load. sequences: most answers that are computed together; default 8, if
         memory allows. seed: by which each sampled row without a seed has its own; default 0, so

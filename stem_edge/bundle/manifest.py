@@ -223,7 +223,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.stored is None:
             return None
         return TableFormat(
-            tokens=self.model.vocab_size,
+            tokens=self.model.table_ids,
             stored=self.stored,
             rare_tables=self.rare_tables,
             indexed=self.indexed,

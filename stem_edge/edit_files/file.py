@@ -63,8 +63,10 @@ Change: TypeAlias = Replacement | NewRows
 class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Edit of a bundle's knowledge, made by stem_edge.make_edit or stem_edge.make_row_edit."""
 
-    made_for: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]  # tables_id
-    change: Change
+    made_for: Annotated[
+        str, msgspec.Meta(pattern="^[0-9a-f]{64}$")
+    ]  # hash of the tables, see tables_id
+    change: Change  # of lookups, or new values of rows
     layers: Indices  # STEM layers that it applies to, ascending
     # "positions": where the source occurs in the prompt. "everywhere": at each of its tokens.
     scope: Scope = "positions"

@@ -134,6 +134,11 @@ def _packed(
 def _layout(bundle: Bundle) -> RecordLayout:
     if bundle.manifest.tables is None:
         raise InputError(f"{bundle.path}: a dense model has no rows that could be edited")
+    if bundle.manifest.model.ngram_order:
+        raise InputError(
+            f"{bundle.path}: the rows of this model belong to n-grams, and edits change those of "
+            "tokens; give the bundle of a model with a row for each token"
+        )
     return bundle.manifest.tables
 
 

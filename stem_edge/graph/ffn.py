@@ -79,6 +79,8 @@ def row_of(layer: LayerGraph) -> str:
         means = graph.add("MatMul", [io.ROW_SHARES, row], name + ".means")
         bounds = [graph.sizes([number]) for number in (0, -1, 1)]  # all tokens but the last
         row = graph.add("Slice", [means, *bounds], name + ".mean")
+    if layer.config.ngram_order:  # those of a token side by side
+        row = graph.reshape(row, [0, 0, layer.config.lookups * layout.row_width], name + ".joined")
     return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
 
 

@@ -32,7 +32,7 @@ own (graph.apart).
 | embedded | float32 [B, T, hidden_width] | rest with per-layer embeddings, and assistant: the output of embed |
 | state | float32 [1, 1, dim] | assistant only: norm.out of the token before the last one chosen, or new_state |
 | wanted | int64 [n] | rest and head: positions in `hidden` whose logits are requested |
-| slot_ids | int64 [B, T] | row cache slots that hold the tokens' rows; [B, T + window - 1] where rows are means |
+| slot_ids | int64 [B, T] | row cache slots that hold the tokens' rows; [B, T + window - 1] where rows are means, [B, T, lookups] of n-grams |
 | row_shares | float32 [B, T + 1, T + window - 1] | with such means: what each of these rows is worth to a token; zeros for one more, because kernels round a single one otherwise |
 | seqlens_k | int32 [B] | tokens in the context after this call, minus one |
 | total_length | int32 scalar | tokens in the longest context after this call |

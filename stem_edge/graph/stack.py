@@ -56,6 +56,10 @@ def layers_in_order(
     residual, delta = start.hidden, ""
     for number in layers:
         layer = LayerGraph(config, layout, products, number, cache, *inputs)
+        if layer.kind == "ngrams":
+            from stem_edge.graph.special.ngrams import with_ngrams  # for such models alone
+
+            residual = with_ngrams(layer, residual)
         residual, delta = _layer(layer, residual, delta)
         if number in context:
             residual = graph.add("Add", [residual, delta], layer.at + "ffn.sum")
@@ -116,7 +120,8 @@ def _declare_layers(
     stem = set(layers) & set(config.stem_layers)
     if stem:
         rows = "R" if config.row_window else "T"
-        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, rows])
+        each = [config.lookups] if config.ngram_order else []
+        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, rows, *each])
         if config.row_window:
             graph.input(io.ROW_SHARES, np.float32, [graph.sequences, "T+1", rows])
     if stem and layout and layout.quantized and config.stem_ffn != "hash-moe":

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import msgspec
 import numpy as np
 
-from stem_edge.ngrams.hashing import NgramHash
+from stem_edge.numerics.ngram_hash import NgramHash
 from stem_edge.numerics.quantize import F32, U8
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import CRC_NBYTES

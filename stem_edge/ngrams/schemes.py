@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from stem_edge.ngrams.hashing import NgramHash
 from stem_edge.ngrams.primes import primes_after
+from stem_edge.numerics.ngram_hash import NgramHash, input_hash
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Few = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -143,18 +143,7 @@ class LongCatConfig(msgspec.Struct):
         orders = _orders(self.emb_neighbor_num, self.emb_split_num)
         base = self.ngram_vocab_size_ratio * self.vocab_size
         sizes = tuple(int(base + 2 * head + 1) for head in range(len(orders)))
-        keys = NgramHash(
-            vocab_size=self.vocab_size,
-            orders=orders,
-            sizes=sizes,
-            mixing="sum",
-            multipliers=tuple(
-                tuple(pow(self.vocab_size, at, size) for at in range(order))
-                for order, size in zip(orders, sizes, strict=True)
-            ),
-            filler=0,
-            end=self.eos_token_id,
-        )
+        keys = input_hash(self.vocab_size, self.emb_neighbor_num, sizes, self.eos_token_id)
         return [KeyedTable("input", None, keys, self.hidden_size // len(orders))]
 
 

@@ -1,4 +1,4 @@
-"""A server for programs and people: OpenAI's and Anthropic's interfaces, and a chat page.
+"""A server for programs and people: OpenAI's, Anthropic's and Ollama's interfaces, and a chat page.
 
 | file | has |
 |---|---|

@@ -19,6 +19,7 @@ from stem_edge.answers.refusals import (
     RefusalError,
     anthropic_error,
     decoded,
+    ollama_error,
     openai_error,
     public,
     status_of,
@@ -29,7 +30,8 @@ from stem_edge.serving.reply import TurnAnswers
 from stem_edge.serving.streams import ClientLeftError, EventStream, event, until_disconnected
 
 T = TypeVar("T")
-MESSAGES = "/v1/messages"  # and below: Anthropic's interface
+# Where a path begins so -> the form of its errors: Anthropic's interface, and Ollama's.
+FORMS = {"/v1/messages": anthropic_error, "/api": ollama_error}
 CLIENT_LEFT = 499  # nginx's status; only a log sees it
 
 
@@ -96,8 +98,8 @@ async def respond_growing(
 
 def error_response(path: str, error: StemEdgeError) -> Response:
     """Return the response for an error of a request of a path (without a mount's)."""
-    anthropic = path == MESSAGES or path.startswith(f"{MESSAGES}/")
-    form = anthropic_error if anthropic else openai_error
+    own = (form for begin, form in FORMS.items() if f"{path}/".startswith(f"{begin}/"))
+    form = next(own, openai_error)
     headers = {}
     if isinstance(error, RefusalError) and error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)

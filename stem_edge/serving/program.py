@@ -23,6 +23,7 @@ from stem_edge.serving.routes import (
     chat,
     completions,
     messages,
+    ollama,
     pages,
     responses,
     state,
@@ -43,6 +44,7 @@ ROUTES = (
     *completions.ROUTES,
     *responses.ROUTES,
     *messages.ROUTES,
+    *ollama.ROUTES,
     *pages.ROUTES,
 )
 

@@ -20,7 +20,6 @@ T = TypeVar("T")
 KEEP_ALIVE_SECONDS = 15.0  # proxies close connections on which nothing comes, often after a minute
 COMMENT = b":\n\n"  # which clients skip
 HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # nginx would hold events back
 }
@@ -37,10 +36,11 @@ def event(data: object, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """A response of server-sent events, ended as soon as its client leaves.
+    """A response of events, server-sent or other ones, ended as soon as its client leaves.
 
     events: `event`s, made as they come. held: what they come from, such as Answers; left when the
-    response ends, however that comes. told: makes the event that tells an error to the client.
+    response ends, however that comes. told: makes the event that tells an error to the client. alive:
+    what keeps the connection while nothing else comes. kind: of the content.
     """
 
     def __init__(
@@ -48,10 +48,12 @@ class EventStream(Response):
         events: AsyncGenerator[bytes],
         held: AbstractContextManager[object],
         told: Callable[[StemEdgeError], bytes],
+        alive: bytes = COMMENT,
+        kind: str = "text/event-stream; charset=utf-8",
     ) -> None:
-        super().__init__(headers=HEADERS)
+        super().__init__(headers=HEADERS | {"content-type": kind})
         del self.headers["content-length"]  # which Response knows as 0
-        self._events, self._held, self._told = events, held, told
+        self._events, self._held, self._told, self._alive = events, held, told, alive
         self._last = 0.0  # when something was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +94,7 @@ class EventStream(Response):
             await asyncio.sleep(max(0.0, self._last + KEEP_ALIVE_SECONDS - _now()))
             if _now() - self._last >= KEEP_ALIVE_SECONDS:
                 self._last = _now()
-                await send(_body(COMMENT))
+                await send(_body(self._alive))
 
 
 def _now() -> float:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from api_reference import PAGE, Reference
 from hub_server import HubServer
 from installed import ROOT, needs_ggml
 from options_table import TABLES, table, with_table
 
+import stem_edge
 from stem_edge.commands.options.described import keywords
 from stem_edge.commands.options.loading import LOADING, PROMPT_CACHE
 from stem_edge.export import export_bundle
@@ -155,3 +157,25 @@ def test_each_option_is_described(function: Callable[..., object], options: type
         "aim",
     }  # an export's own
     assert own <= keywords(function).keys()
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference()
+
+
+def test_the_reference_is_current_and_has_each_public_name(reference: Reference) -> None:
+    text = PAGE.read_text("utf-8")
+    assert reference.page() == text, "write it: python tools/api_reference.py"
+    described = set(re.findall(r"^### (\w+)$|^\| `(\w+Error)` ", text, re.MULTILINE))
+    assert set(stem_edge.__all__) <= {name for pair in described for name in pair}
+
+
+def test_the_reference_says_what_each_public_field_is(reference: Reference) -> None:
+    fields = {
+        f"{one.name}.{name}": text
+        for one in reference.classes
+        for name, (_, text) in reference.fields(one).items()
+    }
+    assert len(fields) > 50
+    assert [name for name, text in fields.items() if not text] == []

@@ -6,9 +6,12 @@ with a default:
 | key | default | meaning |
 |---|---|---|
 | stem_layers | [] | numbers of the layers that take rows |
-| stem_ffn | "stem" | kind of their FFN: stem, stem-plus, stem-mix, stem-gate or hash-moe |
+| stem_ffn | "stem" | kind of their FFN: stem, stem-plus, stem-mix, stem-gate, hash-moe or ngrams |
 | stem_rank | 0 | columns of low-rank tables; 0: they have intermediate_size |
 | stem_window | 0 | a row is the mean of those of so many last tokens of a document; 0: its own |
+| ngram_order | 0 | ngrams: the most ids of an n-gram |
+| ngram_rows | [] | ngrams: rows of each table, as many tables for each of 2 to ngram_order ids |
+| ngram_end | null | ngrams: id that ends a document, to which n-grams keep; null: none does |
 | num_experts | 0 | hash-moe: experts in each layer |
 | biases | [] | modules with a bias: q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head |
 | qk_norm_eps | null | epsilon of the norms of each head of q and k before RoPE; null: no norms |
@@ -23,6 +26,8 @@ Tensors have the names of Llama (names.py), without those that a layer replaces,
 |---|---|---|
 | model.layers.N.mlp.stem_table.weight | [vocab, intermediate or rank] | STEM layers, not hash-moe |
 | model.layers.N.mlp.stem_project.weight | [intermediate, rank] | the same, if stem_rank > 0 |
+| model.ngram_embeddings.embedders.I.weight | [rows, rank] | ngrams: table I |
+| model.ngram_embeddings.post_projs.I.weight | [hidden, rank] | the same |
 | model.layers.N.mlp.stem_mix.weight | [1] | stem-mix: the share of rows is its logistic function |
 | model.layers.N.mlp.experts.{gate,up}_proj.weight | [experts, intermediate, hidden] | hash-moe |
 | model.layers.N.mlp.experts.down_proj.weight | [experts, hidden, intermediate] | hash-moe |
@@ -32,6 +37,7 @@ Tensors have the names of Llama (names.py), without those that a layer replaces,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,13 +49,14 @@ from stem_edge.export.checkpoints.checkpoint import SourceMatrix
 from stem_edge.export.checkpoints.hugging_face.config import FULL, SLIDING, Windowed
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.checkpoints.hugging_face.packed import Files, Stored
-from stem_edge.export.tensor_files.stored_tensor import INTEGERS, StoredTensor
+from stem_edge.export.tensor_files.stored_tensor import INTEGERS, StoredTensor, joined
 from stem_edge.layers import BIASED
 from stem_edge.numerics.matrix import Matrix, whole
 from stem_edge.numerics.quantize import F32
 
 MODEL_TYPE = "stem"
 EXPERT_OF_TOKEN = "model.expert_of_token"
+NGRAM_PROJECT = "layers.0.project"  # post_projs of all tables, side by side
 EXPERT_MATRICES = ("gate", "up", "down")
 # Hugging Face's name of a module with a bias -> this project's name of its matrix.
 BIAS_NAMES = {tensor_name(f"layers.0.{n}").split(".")[-2]: n for n in BIASED if n != "head"}
@@ -63,6 +70,9 @@ class Stem(Windowed, kw_only=True):
     stem_ffn: str = "stem"
     stem_rank: int = 0
     stem_window: int = 0
+    ngram_order: int = 0
+    ngram_rows: tuple[int, ...] = ()
+    ngram_end: int | None = None
     num_experts: int = 0
     biases: tuple[str, ...] = ()
     qk_norm_eps: float | None = None
@@ -79,6 +89,9 @@ class Stem(Windowed, kw_only=True):
             "stem_ffn": self.stem_ffn,
             "row_rank": self.stem_rank,
             "row_window": self.stem_window,
+            "ngram_order": self.ngram_order,
+            "ngram_sizes": self.ngram_rows,
+            "ngram_end": self.ngram_end,
             "n_experts": self.num_experts,
             "biases": tuple(BIAS_NAMES[name] for name in self.biases),
             "qk_norm_eps": self.qk_norm_eps,
@@ -86,6 +99,14 @@ class Stem(Windowed, kw_only=True):
             "rope_interleaved": self.rope_interleave,
             "logit_softcap": self.final_logit_softcapping or 0.0,
         }
+
+    def backbone(self, config: ModelConfig, files: Files) -> dict[str, SourceMatrix]:
+        if not config.ngram_order:
+            return super().backbone(config, files)
+        parts = _ngrams(files, "post_projs", [(config.dim, config.row_rank)] * config.lookups)
+        matrices: dict[str, SourceMatrix] = {NGRAM_PROJECT: joined(parts, axis=1)}
+        names = [name for name in config.backbone_shapes() if name not in matrices]
+        return {name: files.take(self.tensor(name)) for name in names} | matrices
 
     def tables(self, config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
         return read_tables(config, files)
@@ -126,6 +147,9 @@ class _Stacked:
 
 def read_tables(config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
     """Take the table of each STEM layer out of `files`."""
+    if config.ngram_order:
+        shapes = [(rows, config.row_rank) for rows in config.ngram_sizes]
+        return {0: joined(_ngrams(files, "embedders", shapes), axis=0)}
     read = _read_experts if config.stem_ffn == "hash-moe" else _read_rows
     return {layer: read(config, files, layer) for layer in config.stem_layers}
 
@@ -157,6 +181,11 @@ def expert_name(layer: int, matrix: str, expert: int | None = None) -> str:
 
 def _read_rows(config: ModelConfig, files: Files, layer: int) -> SourceMatrix:
     return _shaped(files.take(table_name(layer)), (config.vocab_size, *config.row_parts()[0]))
+
+
+def _ngrams(files: Files, part: str, shapes: Sequence[tuple[int, ...]]) -> list[StoredTensor]:
+    names = [f"model.ngram_embeddings.{part}.{number}.weight" for number in range(len(shapes))]
+    return [_shaped(files.take(name), shape) for name, shape in zip(names, shapes, strict=True)]
 
 
 def _read_experts(config: ModelConfig, files: Files, layer: int) -> SourceMatrix:

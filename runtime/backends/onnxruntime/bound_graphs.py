@@ -207,6 +207,8 @@ class BoundGraphs:
     def _feed_step(self, shape: BoundShape) -> None:
         arrays = np.zeros((3, shape.sequences, shape.tokens), np.int64)
         self._token_ids, self._slot_ids, self._positions = arrays
+        if self._loaded.config.ngram_order:
+            self._slot_ids = np.zeros((*arrays.shape[1:], self._loaded.config.lookups), np.int64)
         self._range = np.arange(shape.tokens)
         self._feed({io.TOKEN_IDS: self._token_ids, io.SLOT_IDS: self._slot_ids})
         self._feed({io.POSITIONS: self._positions})

@@ -109,6 +109,8 @@ def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -
     values = hidden * config.hidden_width + 2 * heads + wide * max(one.d_ff for one in layers)
     if config.row_window:  # rows before their mean, and their shares in it
         values += max(one.d_ff for one in layers) + CHUNK_TOKENS + config.row_window
+    if config.ngram_order:  # rows as they are gathered, side by side, and what they give
+        values += 2 * config.lookups * config.row_rank + config.dim
     contexts = CONTEXT_ARRAYS * len(layers) * config.ple_width
     return values + contexts + config.n_heads * scored
 

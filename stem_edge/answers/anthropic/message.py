@@ -5,10 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-import msgspec
-
 from stem_edge.answers.events import AnswerEvent, End
-from stem_edge.answers.growing import Growing, Told
+from stem_edge.answers.growing import Growing, Told, call_input
 from stem_edge.answers.refusals import anthropic_error
 from stem_edge.errors import StemEdgeError
 from stem_edge.runtime.batching.request import Request
@@ -62,7 +60,7 @@ class AnswerMessage(Growing):
 
     def _stopped(self, part: Told, text: str) -> list[Told]:
         _, field = DELTAS[self._kind]
-        part |= {"input": _input(text)} if self._kind == "call" else {field: text}
+        part |= {"input": call_input(text)} if self._kind == "call" else {field: text}
         return [self._of_block("stop")]
 
     def _end(self, end: End, request: Request) -> list[Told]:
@@ -82,14 +80,6 @@ class AnswerMessage(Growing):
 
     def _of_block(self, kind: str, **told: Any) -> Told:
         return {"type": f"content_block_{kind}", "index": self._index, **told}
-
-
-def _input(text: str) -> dict[str, Any]:
-    """Return the arguments of a call, which may not be JSON if no grammar led the model."""
-    try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {"INVALID_JSON": text}
 
 
 def usage_of(request: Request) -> dict[str, int]:

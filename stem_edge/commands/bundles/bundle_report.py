@@ -64,7 +64,7 @@ def _architecture(manifest: Manifest) -> Rows:
     yield "", _attention_details(model)
     if model.streams > 1:
         yield "AltUp", f"{model.streams} hidden states a token, of which a layer computes one"
-    with_rows = "layers with rows" if model.ple_width else "STEM layers"
+    with_rows = "layers with rows" if model.ple_width or model.ngram_order else "STEM layers"
     yield with_rows, f"{len(model.stem_layers)} of {model.n_layers}: {layers}"
     if model.stem_layers:
         yield "  their FFN", _ffn(model)
@@ -103,6 +103,9 @@ def _ffn(model: ModelConfig) -> str:
         sparse = sum(layer.sparsity > 0 for layer in model.layers)
         gates = f", sparse gates in {sparse} layers" if sparse else ""
         return f"dense, then per-layer embeddings of {model.ple_width} values{gates}"
+    if model.ngram_order:
+        size, most = model.row_rank, model.ngram_order
+        return f"dense; a token takes {model.lookups} rows of {size} values, by its last 2 to {most} ids"
     if model.n_experts:
         return f"{model.stem_ffn}, {model.n_experts} experts, one a token"
     means = f", means of the rows of {model.row_window} tokens" if model.row_window else ""

@@ -160,7 +160,11 @@ def _figures(one: Fit) -> list[str]:
                 f"{format_size(found.network_per_token)} on average, {one.network}",
             ),
         ]
-    rows.append(("decoding, at most", f"{format_rate(found.decode_tokens_per_second)} tokens/s"))
+    rows += [
+        ("decoding, at most", f"{format_rate(found.decode_tokens_per_second)} tokens/s, {text}"),
+        ("  at its beginning", f"{format_rate(_speed(one, 0))} tokens/s"),
+        ("  context full", f"{format_rate(_speed(one, plan.context_length))} tokens/s"),
+    ]
     if one.tables:
         stall = f"{found.stall_per_token * 1e3:.3g} ms a token, {_flash(one)}"
         rows.append(("  waiting for rows", stall))
@@ -168,6 +172,12 @@ def _figures(one: Fit) -> list[str]:
     if plan.preparing is not None:
         rows.append(("preparing, at first", str(plan.preparing)))
     return table(rows, "l")
+
+
+def _speed(one: Fit, tokens: int) -> float:
+    """Return the most tokens a second after a text of so many."""
+    reads = one.prediction.weights_per_token + one.footprint.kv_read_nbytes(tokens)
+    return 1 / (reads / one.bandwidth.rate + one.prediction.stall_per_token)
 
 
 def _flash(one: Fit) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from stem_edge import sampling
 from stem_edge.commands.options.arguments import Rare, read_text
-from stem_edge.commands.options.described import add_described, option_of
+from stem_edge.commands.options.described import add_described, keywords, option_of
 from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
@@ -29,8 +29,11 @@ USUAL = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 SHORT = {"max_new_tokens": "-n", "temperature": "-t"}
 
 
-def add_sampling(group: argparse._ArgumentGroup) -> None:
-    """Declare the fields of SamplingParams; sampling_params reads them."""
+def add_sampling(group: argparse._ArgumentGroup, others: Mapping[str, str] | None = None) -> None:
+    """Declare the fields of SamplingParams; sampling_params reads them.
+
+    others: defaults that this command has instead, in words, by field.
+    """
     settings: dict[str, dict[str, Any]] = {
         name: {
             "flags": (*filter(None, [SHORT.get(name)]), option_of(name)),
@@ -43,6 +46,10 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
     settings["logprobs"]["help"] = "with JSON: print log probabilities of the N best"
     settings["stop"] = {"action": "append", "metavar": "TEXT", "default": []}
     settings["stop"]["help"] = "end before this text; may be repeated"
+    said = keywords(SamplingParams)
+    for name, default in (others or {}).items():
+        if name in said:  # docstrings are not there with python -OO
+            settings[name]["help"] = said[name]._replace(default=default).help()
     add_described(group, SamplingParams, settings)
     greedy = "take the most probable token each time, whatever the model's own values are"
     group.add_argument("--greedy", action="store_true", help=greedy)

@@ -12,7 +12,7 @@ from stem_edge.batches.batch import Batch, BatchKeywords, batch, split
 from stem_edge.cluster.batches import ray_answers
 from stem_edge.commands.options.answers import add_sampling, sampling_options
 from stem_edge.commands.options.arguments import add_ray
-from stem_edge.commands.options.loading import add_loading, loading_options
+from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
 from stem_edge.hub.fetch import pinned
 from stem_edge.units import format_rate
 
@@ -28,11 +28,11 @@ twice."""
 
 EPILOG = """\
 examples:
-  stem-edge batch prompts.jsonl results.jsonl --bundle model
-  stem-edge batch prompts.jsonl results.jsonl --bundle model -n 64 --stop "."
-  stem-edge batch requests.jsonl results.jsonl --bundle chat_model --sequences 16
-  stem-edge batch prompts.parquet results.jsonl --bundle model --column text
-  stem-edge batch prompts.jsonl results.jsonl --bundle model --retry-errors
+  stem-edge batch model prompts.jsonl results.jsonl
+  stem-edge batch model prompts.jsonl results.jsonl -n 64 --stop "."
+  stem-edge batch chat_model requests.jsonl results.jsonl --sequences 16
+  stem-edge batch model prompts.parquet results.jsonl --column text
+  stem-edge batch model prompts.jsonl results.jsonl --retry-errors
 
 A row of IN is one of
 
@@ -52,9 +52,9 @@ It ends with status 0 if all rows of OUT are answers, and with 1 if some are err
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add("input", metavar="IN", help="JSON lines or parquet; - for lines of stdin")
     add("output", metavar="OUT", help="file that results are appended to, as JSON lines")
-    add("--bundle", required=True, help="folder that stem-edge export wrote, or hf:org/name")
     add("--column", metavar="NAME", help="column of a parquet file that has the prompts")
     retry = "drop the errors that OUT has, and answer their rows again"
     add("--retry-errors", action="store_true", help=retry)

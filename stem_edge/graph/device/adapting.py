@@ -79,6 +79,8 @@ def obstacle_of_layers(config: ModelConfig) -> str:
     """Return why only the CPU can run a model's layers; empty if accelerators can, too."""
     if config.row_window:
         return "means of the rows of several tokens run on the CPU only"
+    if config.ngram_order:
+        return "rows of n-grams run on the CPU only"
     return (
         "matrices whose inputs round to the steps of a training run on the CPU only"
         if config.ranges

@@ -125,6 +125,11 @@ def _layers(bundle: Bundle, wanted: Sequence[int] | None) -> list[int]:
             f"{bundle.path}: the rows of this model are {model.n_experts} experts, which are "
             "matrices, not directions; give the bundle of a model with a row for each token"
         )
+    if model.ngram_order:
+        raise InputError(
+            f"{bundle.path}: the rows of this model belong to n-grams; give the bundle of a model with "
+            "a row for each token"
+        )
     if wanted is None:
         return list(model.stem_layers)
     if not wanted:

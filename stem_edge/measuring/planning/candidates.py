@@ -108,5 +108,5 @@ def _tables(config: ModelConfig, rows: RowType) -> TableFormat | None:
         return None
     group = 32 if rows == "int4" else 128
     layout = make_layout(config.records, config.stem_layers, config.row_parts(), rows, group)
-    indexed = config.stem_ffn == "hash-moe" or config.records < config.vocab_size
-    return TableFormat(tokens=config.vocab_size, stored=layout, indexed=indexed)
+    indexed = config.stem_ffn == "hash-moe" or config.records < config.table_ids
+    return TableFormat(tokens=config.table_ids, stored=layout, indexed=indexed)

@@ -143,7 +143,7 @@ def _hits(
     config, warm = footprint.model, None
     if footprint.tables is None:
         return lambda slots: 1.0, "a dense model reads no rows"
-    if bundle is not None and TOKEN_COUNTS in bundle.manifest.files:
+    if bundle is not None and not config.ngram_order and TOKEN_COUNTS in bundle.manifest.files:
         counted = read_counts(bundle.file(TOKEN_COUNTS), config.vocab_size)
         if counted is not None:
             warm = counts_of_records(counted, token_index(bundle), config.records)

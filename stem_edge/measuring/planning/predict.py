@@ -111,7 +111,7 @@ def predict(
     if room is None or anonymous + mapped + for_prompts <= room:
         mapped += for_prompts  # otherwise the pages that decoding reads push these out
     record = 0 if stored is None else stored.mean_record_nbytes + CRC_NBYTES
-    missed = 1 - usage.hit_rate
+    missed = (1 - usage.hit_rate) * model.lookups
     kv_per_token = footprint.kv_read_nbytes(usage.prompt_tokens + usage.new_tokens // 2)
     step = (footprint.step_nbytes + kv_per_token) / bandwidth
     early = step * model.stem_layers[0] / model.n_layers if model.stem_layers else 0.0
@@ -152,15 +152,16 @@ def expect_run(
     ids = np.asarray(workload.prompt + workload.following, np.int64)
     hits, filled, curve = 1.0, plan.slots, {}
     if bundle.manifest.tables is not None:
-        records, prompt = bundle.manifest.model.records, len(workload.prompt)
+        model = bundle.manifest.model
+        records, each = model.records, model.lookups
         simulated = partial(
             simulate,
             record_ids(bundle, ids),
             records,
             counts=warm_counts(bundle, options),
-            prompt=prompt,
-            chunk=plan.chunk_tokens,
-            splits=0 < bundle.manifest.model.prompt_rows < len(bundle.manifest.model.stem_layers),
+            prompt=len(workload.prompt) * each,
+            chunk=plan.chunk_tokens * each,
+            splits=0 < model.prompt_rows < len(model.stem_layers),
         )
         if not options.resident:
             hits, filled = simulated(plan.slots)

@@ -13,6 +13,7 @@ from stem_edge.answers.openai.responses_answer import AnswerItems
 from stem_edge.answers.openai.responses_body import Body, check_supported
 from stem_edge.answers.openai.responses_input import choice_of, format_of, messages_of, tools_of
 from stem_edge.answers.turn import Turn, params_of
+from stem_edge.runtime.model import Model
 from stem_edge.serving.http import json_response, read, respond_growing
 from stem_edge.serving.service import Service, service_of
 
@@ -22,7 +23,7 @@ NAMES = {"max_new_tokens": "max_output_tokens"}
 async def responses(request: Request) -> Response:
     """Answer a conversation."""
     service, body = service_of(request), await read(request, Body)
-    turn = _turn(service, body)
+    turn = turn_of(service.model, body)
     answers = await service.begin(turn)
     items = AnswerItems(_echo(service, body, turn))
     return await respond_growing(request, answers, items, stream=bool(body.stream))
@@ -31,16 +32,17 @@ async def responses(request: Request) -> Response:
 async def input_tokens(request: Request) -> Response:
     """Return the number of tokens that a conversation has."""
     service, body = service_of(request), await read(request, Body)
-    count = await service.count_tokens(_turn(service, body))
+    count = await service.count_tokens(turn_of(service.model, body))
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
-def _turn(service: Service, body: Body) -> Turn:
+def turn_of(model: Model, body: Body) -> Turn:
+    """Return the conversation to answer. Raises RefusalError, InputError."""
     check_supported(body)
     choice, name = choice_of(body)
-    held = service.model.plan.context_length
+    held = model.plan.context_length
     params = params_of(
-        service.model,
+        model,
         NAMES,
         max_new_tokens=min(body.max_output_tokens or held, held),
         temperature=body.temperature,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,22 @@ from installed import DATA, DEMO
 from msgspec.structs import replace
 
 import stem_edge
+from stem_edge.answers import ollama
+from stem_edge.answers.anthropic import body as anthropic_body
+from stem_edge.answers.anthropic.conversation import sampling_of
+from stem_edge.answers.openai import responses_body
 from stem_edge.answers.openai.chat import ChatBody
+from stem_edge.answers.openai.completion import CompletionBody
+from stem_edge.batches.rows import InputRow
+from stem_edge.batches.settings import Settings
+from stem_edge.batches.tasks import Tasks
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hugging_face.generation_config import of_folder, of_gguf
+from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.sampling import CONVERSATION, Sampling, resolved
+from stem_edge.serving.routes.responses import turn_of
 
 OWN = Sampling(temperature=1.0, top_p=0.9, top_k=64)
 NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -88,19 +99,55 @@ def test_what_is_given_comes_before_the_models_own(
     assert resolved(given, own, otherwise) == NEUTRAL | expected
 
 
-def values(params: SamplingParams) -> tuple[float | None, float | None, int | None]:
+def values(params: SamplingParams | None) -> tuple[float | None, float | None, int | None]:
+    assert params is not None
     return params.temperature, params.top_p, params.top_k
 
 
-def test_every_door_takes_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = ChatBody(messages=[{"role": "user", "content": "Hello"}])
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+SAID = [anthropic_body.Message("user", "Hello")]
+
+
+def row(**given: object) -> Callable[[Model], SamplingParams]:
+    """Return how a batch chooses tokens for a row."""
+    line = InputRow(None, 1, json.dumps(given).encode())
+    return lambda model: Tasks(model, Settings()).task(line).requests[0]._params
+
+
+# Where requests come in -> how their tokens are chosen; conversations first.
+CONVERSATIONS: dict[str, Callable[[Model], SamplingParams | None]] = {
+    "chat completions": lambda model: ChatBody(messages=HELLO).turn(model).params,
+    "completions": lambda model: CompletionBody(prompt="Hello").sampling(model),
+    "responses": lambda model: turn_of(model, responses_body.Body("Hello")).params,
+    "messages": lambda model: sampling_of(model, anthropic_body.Body(messages=SAID, max_tokens=9)),
+    "Ollama's chat": lambda model: ollama.Body(messages=HELLO).params(model),
+    "a row of OpenAI's": row(
+        custom_id="a", method="POST", url="/v1/chat/completions", body={"messages": HELLO}
+    ),
+}
+TEXTS: dict[str, Callable[[Model], SamplingParams | None]] = {
+    "generate": lambda model: model.chosen(SamplingParams()),
+    "a request of a scheduler": lambda model: model.request("Hello")._params,
+    "a row": row(prompt="Hello"),
+    "a row with messages": row(messages=HELLO),
+}
+
+
+@pytest.mark.parametrize("door", [*CONVERSATIONS, *TEXTS])
+def test_what_is_not_said_is_the_models_own(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (CONVERSATIONS | TEXTS)[door]
     with stem_edge.load(DEMO, warm_start=False) as model:
-        assert values(model.chosen(SamplingParams())) == (0.0, 1.0, 0)
-        assert values(body.turn(model).params) == (0.7, 0.95, 0)
+        usual = (0.7, 0.95, 0) if door in CONVERSATIONS else (0.0, 1.0, 0)
+        assert values(found(model)) == usual
         manifest = replace(model.bundle.manifest, sampling=OWN)
         monkeypatch.setattr(model, "bundle", replace(model.bundle, manifest=manifest))
-        for params in (model.chosen(SamplingParams()), body.turn(model).params):
-            assert values(params) == (1.0, 0.9, 64)
+        assert values(found(model)) == (1.0, 0.9, 64)
+
+
+def test_generate_samples_by_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with stem_edge.load(DEMO, warm_start=False) as model:
+        manifest = replace(model.bundle.manifest, sampling=OWN)
+        monkeypatch.setattr(model, "bundle", replace(model.bundle, manifest=manifest))
         texts = {model.generate_text("The", max_new_tokens=12) for _ in range(8)}
         assert len(texts) > 1
         assert (

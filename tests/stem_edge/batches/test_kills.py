@@ -52,7 +52,7 @@ def run(source: Path, output: Path, kill_at: int | None = None) -> int:
 
 
 def _command(source: Path, output: Path) -> list[str]:
-    options = ["batch", source, output, "--bundle", DEMO, "-q"]
+    options = ["batch", DEMO, source, output, "-q"]
     return [sys.executable, "-c", PROGRAM, *map(str, options)]
 
 

@@ -84,7 +84,7 @@ def test_results_are_those_of_one_machine(
 ) -> None:
     nodes.set(count)
     out, given = tmp_path / "out.jsonl", write_rows(tmp_path / "in.jsonl")
-    arguments = ["batch", str(given), str(out), "--bundle", str(DEMO), "-n", "8"]
+    arguments = ["batch", str(DEMO), str(given), str(out), "-n", "8"]
     assert main([*arguments, f"--ray={nodes.address}"]) == 0
     assert results(out) == expected
 

@@ -35,6 +35,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "fields"),
     [
         ("", {}),
+        ("--greedy", {"temperature": 0}),
+        ("--greedy -t 0", {"temperature": 0}),
         ("--presence-penalty 0.5 --frequency-penalty -2", {"presence_penalty": 0.5, "frequency_penalty": -2}),
         ("--logit-bias 3=-100 --logit-bias 4=1.5", {"logit_bias": {3: -100.0, 4: 1.5}}),
         ("--schema schema", {"grammar": Grammar("json_schema", '{"type":"null"}')}),
@@ -51,6 +53,7 @@ def test_options(words: str, fields: Any) -> None:
     ("words", "said"),
     [
         ("--presence-penalty 3", "presence_penalty is 3.0"),
+        ("--greedy -t 0.5", "--greedy is a temperature of 0; leave --temperature out"),
         ("--logit-bias 3", "expected a token id and a number like 42=-100, found '3'"),
         ("--logit-bias a=3", "expected a token id"),
         ("--logit-bias 3=nan", "logit_bias is"),

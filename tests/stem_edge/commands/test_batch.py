@@ -21,7 +21,7 @@ Capture = pytest.CaptureFixture[str]
 def test_it_answers_once_and_tells_of_errors(capsys: Capture, tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "The capital of France is"}\n{"prompt": "a", "top_p": 7}\n')
-    command = ["batch", str(source), str(output), "--bundle", str(DEMO), "-n", "3"]
+    command = ["batch", str(DEMO), str(source), str(output), "-n", "3"]
     assert main([*command, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["answered"], found["failed"], found["tokens"]) == (1, 1, 3)
@@ -47,7 +47,7 @@ def test_it_answers_once_and_tells_of_errors(capsys: Capture, tmp_path: Path) ->
 def test_rows_of_stdin(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "a"}')))
     output = tmp_path / "out.jsonl"
-    assert main(["batch", "-", str(output), "--bundle", str(DEMO), "-n", "1", "-q"]) == 0
+    assert main(["batch", str(DEMO), "-", str(output), "-n", "1", "-q"]) == 0
     assert json.loads(output.read_text())["id"] == 1
 
 
@@ -63,7 +63,7 @@ def test_all_machines_get_one_commit(
         return lambda rows: iter(())
 
     monkeypatch.setattr(batch, "ray_answers", answers)
-    command = ["batch", str(tmp_path / "in"), str(tmp_path / "out"), "--bundle", "hf:acme/model"]
+    command = ["batch", "hf:acme/model", str(tmp_path / "in"), str(tmp_path / "out")]
     assert main([*command, "--ray", "-n", "3", "--name", "b", "-q"]) == 0
     assert made[0] == f"hf:acme/model@{commit}"
     assert (made[2].options["max_new_tokens"], made[2].name) == (3, "b")
@@ -75,5 +75,5 @@ def test_an_interrupt_says_how_to_go_on(capsys: Capture, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(batch, "batch", interrupted)
-    assert main(["batch", "in", "out", "--bundle", str(DEMO)]) == 130
+    assert main(["batch", str(DEMO), "in", "out"]) == 130
     assert "interrupted; out has what is complete" in capsys.readouterr().err

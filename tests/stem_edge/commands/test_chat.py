@@ -305,9 +305,11 @@ def test_thoughts_are_folded(
         ("/set --top-k 40", "top_k 40"),
         ("/set max_new_tokens 2", "max_new_tokens 2"),
         ("/set", "max_new_tokens 1024, temperature 0"),
+        ("/set top_p 0.5", "greedy, so top_p changes nothing until /set temperature 0.7"),
+        (f"/set seed {'1' * 31}", "expected a number of at most 30 characters"),
         ("/set temp 1", "no option is called 'temp'; did you mean"),
-        ("/set top_k 0.5", "top-k is '0.5'; expected a number, like /set --top-k 1"),
-        ("/set temperature", "temperature is ''; expected a number"),
+        ("/set top_k 0.5", "top-k is '0.5'; expected a number of at most 30 characters, like /set"),
+        ("/set temperature", "temperature is ''; expected a number of"),
         ("/set temperature -1", "temperature is -1.0; expected"),
         ("/sett", "there is no command '/sett'; try /set"),
         ("/by", "there is no command '/by'; try /bye"),
@@ -318,6 +320,15 @@ def test_set(
 ) -> None:
     piped(monkeypatch, line, bundle, "--verbose")
     assert said in capsys.readouterr().err
+
+
+def test_the_help_has_the_defaults_of_a_chat(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["chat", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for default in ("stop after this many tokens (default: 1024)", "(default: the model's own, else 0.7)",
+                    "(default: the model's own, else 0.95)"):  # fmt: skip
+        assert default in told
 
 
 @pytest.mark.parametrize("end", ["/exit", "/quit", "/bye"])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from stem_edge.errors import InputError
-from stem_edge.ngrams.hashing import NgramHash
 from stem_edge.ngrams.primes import is_prime
 from stem_edge.ngrams.rows import NgramTable, Stored
 from stem_edge.ngrams.schemes import keyed_tables
+from stem_edge.numerics.ngram_hash import NgramHash
 from stem_edge.tables.shards import CRC_NBYTES
 
 QWEN = {
@@ -63,6 +63,19 @@ def test_longcat() -> None:
     keys = table.hash
     assert (table.layer, table.width) == (None, 256)
     assert (keys.sizes[0], keys.sizes[-1], keys.rows * 256) == (10223617, 10223639, 31_406_985_216)
+    starts = np.concatenate([[0], np.cumsum(keys.sizes)[:-1]])
+    found = keys.keys([11, 523, 9001, 44]) - starts
+    assert found[[0, 1, 3, 3, 3], [0, 0, 0, 4, 11]].tolist() == [
+        11,
+        1442315,
+        4063161,
+        1919723,
+        8640817,
+    ]
+    ended = (
+        keys.keys([11, 2, 44, 523]) - starts
+    )  # id 2 sees what is before it, and later ones do not
+    assert ended[[1, 1, 2, 3], [0, 11, 0, 11]].tolist() == [1441794, 1441794, 44, 5767691]
 
 
 def direct(keys: NgramHash, text: list[int], classes: list[int] | None = None) -> list[list[int]]:

@@ -179,6 +179,42 @@ def test_settings_reach_the_request(page: Page) -> None:
     assert "top_p" not in asked
 
 
+def test_empty_settings_show_what_the_model_takes(page: Page) -> None:
+    page.one("#model")
+    until(lambda: page.text("#model"), "the model's name")
+    page.click("#settings")
+    names = ("temperature", "top_p", "top_k", "min_p", "seed")
+    shown = [page.one(f"dialog #{name}").get_attribute("placeholder") for name in names]
+    assert shown == ["0.7", "0.95", "0", "0", ""]
+    assert [page.one(f"dialog #{name}").get_attribute("value") for name in names] == [""] * 5
+    page.click("dialog .buttons button")
+
+
+@pytest.mark.parametrize("height", [860, 500])
+def test_only_the_fields_of_a_dialog_scroll(page: Page, height: int) -> None:
+    page.open(height=height)
+    page.click("#settings")
+    sizes = (
+        "const e = document.querySelector(arguments[0]); return [e.scrollHeight, e.clientHeight]"
+    )
+    whole, seen = page.run(sizes, "dialog")
+    assert whole == seen
+    fields, seen = page.run(sizes, "dialog .fields")
+    assert fields > seen
+    page.click("dialog .buttons button")
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_messages_and_composer_have_one_edge(page: Page, width: int) -> None:
+    page.open(width=width)
+    page.chat.answers = [LONG * 3]
+    page.send("long")
+    bar = "const e = document.querySelector('#thread'); return e.offsetWidth - e.clientWidth"
+    assert page.run(bar) > 0
+    left = "return document.querySelector(arguments[0]).getBoundingClientRect().left"
+    assert page.run(left, ".messages") == page.run(left, "#composer")
+
+
 def test_files_of_text_go_before_the_message_and_others_are_refused(
     page: Page, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from stem_edge.files import disk
 from stem_edge.files.whole_file import write_whole
 from stem_edge.graph.kv import KvType
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import GraphSource, joined_graphs
+from stem_edge.system.user_folder import cpu_digest
 
 FORMAT, GRAPHS = 1, "graphs"  # folder in the user's cache folder
 MAX_NBYTES = 64 << 20
@@ -36,7 +37,8 @@ def kept_graphs(
     except OSError:  # it is reported where it is read
         return joined_graphs(bundle, prefill=prefill, kv=kv)
     # The name as it was given, too, because sources have it: it may be a link, or begin where we are.
-    described = digest(manifest, str(bundle.path), str(bundle.path.resolve()), prefill, kv)
+    places = str(bundle.path), str(bundle.path.resolve())
+    described = digest(manifest, *places, prefill, kv, cpu_digest())
     path = root / GRAPHS / f"{builders()}-{described}"
     with contextlib.suppress(OSError, ValueError):  # msgspec raises ValueError
         data = disk.read_file(path, MAX_NBYTES)

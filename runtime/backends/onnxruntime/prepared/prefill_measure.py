@@ -12,7 +12,8 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import mean_divergence, probe_tokens
 from stem_edge.errors import RowReadError
 from stem_edge.graph.names import EMBED, STEP
-from stem_edge.numerics.quantize import F32, I64, U8
+from stem_edge.numerics.quantize import F32, I32, I64, U8
+from stem_edge.numerics.reference import ngrams_of
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import LOGITS_AT_ONCE
@@ -40,8 +41,8 @@ def prefill_divergence(bundle: Bundle, graphs: Mapping[str, GraphSource]) -> flo
     if manifest.tables is not None:
         if (rows := _rows(bundle, ids)) is None:
             return None
-        slots = ArraySlots(manifest.tables, len(ids))
-        slots.write(np.arange(len(ids)), rows)
+        slots = ArraySlots(manifest.tables, len(rows))
+        slots.write(np.arange(len(rows)), rows)
     logits = []
     for prefill in (False, True):
         used = {n: graph for n, graph in graphs.items() if n == EMBED or (n == STEP) != prefill}
@@ -54,6 +55,8 @@ def prefill_divergence(bundle: Bundle, graphs: Mapping[str, GraphSource]) -> flo
 
 def _rows(bundle: Bundle, ids: I64) -> U8 | None:
     root, url, format = bundle.file(TABLES), bundle.tables, bundle.manifest.table_format
+    if bundle.manifest.model.ngram_order:
+        ids = ngrams_of(bundle.manifest.model, ids.tolist()).ravel()
     passes = (RowReadError,) if url is None else ()
     if format is not None:
         with contextlib.suppress(*passes), open_store(root, format, url=url) as store:
@@ -63,7 +66,9 @@ def _rows(bundle: Bundle, ids: I64) -> U8 | None:
 
 def _logits(backend: OrtBackend, ids: I64, *, prefill: bool) -> F32:
     config, context = backend.loaded.config, backend.open_context(len(ids))
-    slots = np.arange(len(ids), dtype=np.int32)
+    slots: I32 = np.arange(len(ids) * config.lookups, dtype=np.int32)
+    if config.ngram_order:
+        slots = slots.reshape(len(ids), -1)
     if window := config.row_window:
         slots = last_rows(ids, slots, 0, window, config.eos_ids)
     logits = np.empty((len(ids), backend.loaded.config.vocab_size), np.float32)

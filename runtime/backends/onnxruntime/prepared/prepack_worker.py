@@ -138,7 +138,9 @@ class _Prompt:
         length = min(DEEP + max(SIZES), config.max_context)
         slots = ArraySlots(layout, placeholders(layout)) if layout is not None else None
         self._ids = np.arange(length) % config.vocab_size
-        self._slots = placeholder_rows(slots, length)
+        self._slots = placeholder_rows(slots, length * config.lookups)
+        if config.ngram_order:
+            self._slots = self._slots.reshape(length, -1)
         if window := config.row_window:
             self._slots = last_rows(self._ids, self._slots, 0, window, config.eos_ids)
         graphs = prepared.graph_sources(bundle, prefill=self.has_prefill, kv=kv)

@@ -83,7 +83,7 @@ def make(
     target = prepared_folder(root, bundle, ort.__version__, kv)
     folder = begin(root, target.name, needs.disk)
     try:
-        with Progress(needs.disk, "preparing", progress) as bar:
+        with Progress(needs.disk, "preparing for this processor, once", progress) as bar:
             ended = _run_worker(bundle, folder, threads, kv, bar)
         if ended.status:
             reason = _reason(ended)

@@ -59,7 +59,8 @@ def joined_parts(bundle: Bundle, *, prefill: bool, kv: KvType = "fp32") -> dict[
         return _separate(bundle, prefill=prefill, kv=kv)
     without = (io.EARLY, io.LATE, *(() if prefill else (io.REST, io.HEAD)))
     others = _separate(bundle, prefill=prefill, without=without, kv=kv)
-    return {io.STEP: _with_states(bundle, joined(*described, kv=kv)), **others}
+    step = {io.STEP: _with_states(bundle, joined(*described, kv=kv))}
+    return _in_pairs(bundle, step) | others
 
 
 def _separate(
@@ -67,9 +68,19 @@ def _separate(
 ) -> dict[str, Graph]:
     described = bundle.manifest.model, bundle.manifest.tables, format_of(bundle)
     graphs = decoding(*described, kv=kv).graphs
-    graphs |= prompts(*described, kv=kv).graphs if prefill else {}
     _with_states(bundle, graphs[io.HEAD])
+    graphs = _in_pairs(bundle, graphs)
+    graphs |= prompts(*described, kv=kv).graphs if prefill else {}
     return {name: graph for name, graph in graphs.items() if name not in without}
+
+
+def _in_pairs(bundle: Bundle, graphs: dict[str, Graph]) -> dict[str, Graph]:
+    """Return the graphs that decode; with 4 bits, a single token's products may need two rows."""
+    if not format_of(bundle).has("int4"):
+        return graphs
+    from stem_edge.runtime.backends.onnxruntime.providers.pairs import paired
+
+    return paired(graphs, bundle.manifest.model.n_layers)
 
 
 def _with_states(bundle: Bundle, graph: Graph) -> Graph:

@@ -23,6 +23,11 @@ from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.sampling import CONVERSATION
 
 MAX_NEW_TOKENS = 1024
+DEFAULTS = {
+    "max_new_tokens": str(MAX_NEW_TOKENS),
+    "temperature": f"the model's own, else {CONVERSATION.temperature}",
+    "top_p": f"the model's own, else {CONVERSATION.top_p}",
+}
 
 DESCRIPTION = """\
 Talk with a model. Each message goes into the bundle's chat template, together with all that was
@@ -48,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     amount.add_argument("-q", "--quiet", action="store_true", help=quiet)
     verbose = "print these lines to stderr without a terminal, too"
     amount.add_argument("--verbose", action="store_true", help=verbose)
-    add_sampling(parser.add_argument_group("choosing tokens"))
+    add_sampling(parser.add_argument_group("choosing tokens"), DEFAULTS)
     loading = parser.add_argument_group("how to load")
     add_loading(loading)
     add_loading(loading, "prompt_cache")

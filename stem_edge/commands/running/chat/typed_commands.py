@@ -11,6 +11,7 @@ from stem_edge.commands.running.chat.session import Session
 from stem_edge.errors import InputError
 from stem_edge.runtime.prefixes.file import check_conversation
 from stem_edge.runtime.sampling_params import RANGES
+from stem_edge.sampling import FILTERS
 from stem_edge.shown import printable, shown
 from stem_edge.text_table import cut, fill, shown_lines
 
@@ -103,6 +104,8 @@ def _set(session: Session, text: str) -> None:
     if text:
         changed: dict[str, Any] = {field: _number(field, value.strip())}
         session.params = replace(session.params, **changed)
+        if field in FILTERS and not session.params.temperature:
+            session.note(f"greedy, so {field} changes nothing until /set temperature 0.7")
     values = {name: getattr(session.params, name) for name in RANGES}
     session.note(", ".join(f"{n} {value:g}" for n, value in values.items() if value is not None))
 
@@ -111,10 +114,12 @@ def _number(field: str, text: str) -> float:
     """Parse a value of SamplingParams. Raises InputError."""
     kind = int if isinstance(RANGES[field][1], int) else float
     try:
-        return kind(text[:MOST_DIGITS])
+        if len(text) > MOST_DIGITS:
+            raise ValueError
+        return kind(text)
     except ValueError:
         raise InputError(
-            f"{field} is {shown(text)}; expected a number, like /set {field} 1"
+            f"{field} is {shown(text)}; expected a number of at most {MOST_DIGITS} characters, like /set {field} 1"
         ) from None
 
 

@@ -14,13 +14,15 @@ import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.graph.apart import apart
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import STEP, apart_step
+from stem_edge.graph.names import HEAD, STEP, apart_step
+from stem_edge.graph.pairs import PAIR
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import ONE_BY_ONE
+from stem_edge.runtime.backends.onnxruntime.providers import pairs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
     joined_graphs,
     joined_parts,
@@ -47,20 +49,40 @@ CASES: list[tuple[str, str, KvType]] = [
     (GEMMA_3N, "fp32", "fp32"),
     (GEMMA_3N, "fp32", "int8"),
 ]
+PAIRED: list[tuple[str, KvType]] = [
+    ("stem", "fp32"),
+    ("window", "int8"),
+    ("stem-mix", "fp32"),
+    ("means of rows", "fp32"),
+    ("all at once", "fp32"),
+    ("low rank, gate", "fp32"),
+    (GEMMA_4, "fp32"),
+    (GEMMA_4, "int8"),
+    (GEMMA_3N, "fp32"),
+]
 
 
 def export(name: str, folder: Path, backbone: str) -> Bundle:
     checkpoint = checkpoint_of(name, folder / "checkpoint", max_context=LENGTH)
     options: dict[str, Any] = {"backbone": backbone, "prefill_graph": False}
+    if name == GEMMA_3N and backbone == "int4":
+        options["bits"] = {"laurel_out": 32}  # it has rows of 8 values here
     return stem_edge.export_bundle(checkpoint, folder / "bundle", **options)
 
 
-def opened(bundle: Bundle, kv: KvType) -> tuple[OrtBackend, Any]:
-    """Return a backend with graphs for steps of several tokens, and the slots of 300 tokens."""
+def opened(bundle: Bundle, kv: KvType, whole: bool = False) -> tuple[OrtBackend, Any]:
+    """Return a backend with graphs for steps of several tokens, and the slots of 300 tokens.
+
+    whole: with the products of 4 bits of all tokens at once in these steps.
+    """
     config, layout = bundle.manifest.model, bundle.manifest.tables
     slots = ArraySlots(layout, min(5, layout.records)) if layout is not None else None
     step = joined_parts(bundle, prefill=False, kv=kv)[STEP]
-    products = {node.outputs[0] for node in step.nodes if node.op in ONE_BY_ONE}
+    products = {
+        node.outputs[0]
+        for node in step.nodes
+        if node.op in ONE_BY_ONE and not (whole and node.attributes.get("bits") == pairs.BITS)
+    }
     later = sources(bundle, {apart_step(size): apart(step, size, products) for size in SIZES})
     graphs = joined_graphs(bundle, prefill=False, kv=kv)
     rows = placeholder_rows(slots, LENGTH)
@@ -94,6 +116,56 @@ def test_the_bits_of_steps_of_one(name: str, backbone: str, kv: KvType, tmp_path
     expected, alone = run(backend, slots, ids, [1] * len(found))
     assert np.array_equal(found, expected)
     assert all(map(np.array_equal, cache, alone))
+
+
+@pytest.mark.parametrize(("name", "kv"), PAIRED)
+def test_products_in_pairs(
+    monkeypatch: pytest.MonkeyPatch, name: str, kv: KvType, tmp_path: Path
+) -> None:
+    """Products of 4 bits of a token alone have two rows, and the bits of those of several tokens."""
+    bundle = export(name, tmp_path, "int4")
+    ids = np.random.default_rng(0).integers(0, bundle.manifest.model.vocab_size, LENGTH)
+    plain, _ = run(*opened(bundle, kv), ids, STEPS)
+    really = pairs.rounds_alone
+    monkeypatch.setattr(pairs, "LAYER_NBYTES", 0)
+    monkeypatch.setattr(pairs, "rounds_alone", lambda *_: True)
+    backend, slots = opened(bundle, kv, whole=True)
+    step = joined_parts(bundle, prefill=False, kv=kv)[STEP]
+    doubled = [node for node in step.nodes if node.outputs[0].endswith(PAIR)]
+    products = [node for node in step.nodes if node.attributes.get("bits") == pairs.BITS]
+    assert {id(node) for node in products if node.op == "MatMulNBits"} <= {*map(id, doubled)}
+    alone, cache = run(backend, slots, ids, [1] * len(plain))
+    # Other kernels round otherwise, which moves some activations and cached values by a whole step.
+    assert np.sqrt(np.mean((alone - plain) ** 2)) < 0.01 * plain.std()
+    if all(really(node.size("block_size"), len(node.inputs) > 3) for node in products):
+        found, together = run(backend, slots, ids, STEPS)
+        assert np.array_equal(found, alone)
+        assert all(map(np.array_equal, cache, together))
+
+
+@pytest.mark.parametrize(("block", "asymmetric"), [(32, True), (64, True), (64, False)])
+def test_the_same_matrix_decides_the_same(block: int, asymmetric: bool) -> None:
+    assert pairs.rounds_alone(block, asymmetric) == pairs.rounds_alone.__wrapped__(
+        block, asymmetric
+    )
+
+
+def test_small_layers_are_not_paired(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bundle = export("stem", tmp_path, "int4")
+    monkeypatch.setattr(pairs, "rounds_alone", lambda *_: True)
+    step = joined_parts(bundle, prefill=False)[STEP]
+    nbytes = sum(
+        step.tensors[node.inputs[1]].nbytes
+        for node in step.nodes
+        if node.op == "MatMulNBits" and node.size("bits") == pairs.BITS
+    )
+    layers = bundle.manifest.model.n_layers
+    for least, paired in ((nbytes // layers, True), (nbytes // layers + 1, False)):
+        monkeypatch.setattr(pairs, "LAYER_NBYTES", least)
+        graphs = joined_parts(bundle, prefill=True)
+        for name in (STEP, HEAD):
+            ends = [node.outputs[0].endswith(PAIR) for node in graphs[name].nodes]
+            assert any(ends) == paired
 
 
 def test_rest_frees_what_these_steps_have_taken(tmp_path: Path) -> None:

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.errors import InputError
-from stem_edge.limits import MAX_RECORDS, MAX_VOCAB
+from stem_edge.limits import MAX_ORDER, MAX_RECORDS, MAX_VOCAB
 from stem_edge.numerics.quantize import I32, I64
 
-MAX_ORDER = 16
 MAX_MIXED = 1 << 63  # products, and their sums, are int64
 
 
@@ -142,3 +141,24 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 f"ids from {numbers.min()} to {numbers.max()}; expected 0 to {self.vocab_size - 1}"
             )
         return numbers
+
+
+def input_hash(vocab_size: int, order: int, sizes: Sequence[int], end: int | None) -> NgramHash:
+    """Return the keys of n-grams beside the input embedding, as LongCat has them.
+
+    Tables of the same length of n-grams are next to each other, and those of the shortest are first.
+    """
+    each = len(sizes) // (order - 1)
+    orders = tuple(length for length in range(2, order + 1) for _ in range(each))
+    return NgramHash(
+        vocab_size=vocab_size,
+        orders=orders,
+        sizes=tuple(sizes),
+        mixing="sum",
+        multipliers=tuple(
+            tuple(pow(vocab_size, at, size) for at in range(length))
+            for length, size in zip(orders, sizes, strict=True)
+        ),
+        filler=0,
+        end=end,
+    )

@@ -1,0 +1,14 @@
+"""Rows of n-grams beside the input embedding as graph nodes."""
+
+from __future__ import annotations
+
+from stem_edge.graph.ffn import row_of
+from stem_edge.graph.layer import LayerGraph
+
+
+def with_ngrams(layer: LayerGraph, x: str) -> str:
+    """Emit the mean [B, T, dim] of x and what each of the tokens' rows of n-grams gives."""
+    graph, at = layer.graph, layer.at + "ngrams"
+    total = graph.add("Add", [x, row_of(layer)], at + ".sum")
+    share = graph.float(1 / (1 + layer.config.lookups))
+    return graph.add("Mul", [total, share], at)

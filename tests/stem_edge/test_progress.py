@@ -1,0 +1,39 @@
+"""Bars of progress."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from stem_edge.progress import Progress
+
+
+def test_parts_have_bars_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(0, "exporting", True) as bar:
+        bar.begin("writing weights", 4000, layers=30)
+        bar.begin("writing tables", 4000)
+        bar.begin("comparing")
+    told = capsys.readouterr().err
+    assert "writing weights:   0%" in told
+    assert "0 of 30 layers, ? left" in told
+    assert "writing tables:   0%" in told
+    assert told.index("exporting") < told.index("writing weights") < told.index("comparing")
+
+
+def test_bytes_are_shown_as_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(0, "exporting", True) as bar:
+        bar.begin("writing weights", 3000, layers=30)
+        time.sleep(0.15)  # as often as a bar is drawn
+        bar.advance(1500)
+    assert re.search(
+        r"writing weights:  50%.* 15 of 30 layers, 00:0\d left", capsys.readouterr().err
+    )
+
+
+def test_nothing_is_shown_where_nobody_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(100, "exporting", False) as bar:
+        bar.advance(50)
+        bar.begin("writing weights", 3000, layers=30)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,223 @@
+"""Models whose tokens look up rows of n-grams: logits and answers, in every way of computing them.
+
+What they should be is computed here from LongCat's formulas (arXiv 2601.21204), with whole numbers of Python;
+the layers after the input embedding are those of torch_model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from architectures import SIZES
+from conformance import stepwise
+from exact_models import TOLERANCE, export_exact, off
+from guessing import ToldSpeculation
+from stem_format import save_stem
+from torch import Tensor
+from torch_model import random_tables, random_tensors, torch_logits
+
+import stem_edge
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError, ExportError, InputError
+from stem_edge.export.checkpoints.hugging_face.names import tensor_name
+from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
+from stem_edge.numerics.distributions import divergence
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime import Model
+from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
+
+NEW, CLOSE, END = 12, 1e-3, 7
+NGRAMS: dict[str, Any] = {
+    "stem_ffn": "ngrams",
+    "stem_layers": (0,),
+    "row_rank": 16,
+    "ngram_order": 4,
+    "ngram_sizes": (101, 103, 105, 107, 109, 211),
+    "ngram_end": END,
+    "max_context": 512,
+}
+
+
+class Made(NamedTuple):
+    """A model in torch, its bundle, and texts with ends of documents."""
+
+    path: Path
+    checkpoint: Path
+    config: ModelConfig
+    tensors: dict[str, Tensor]
+    tables: list[Tensor]
+    texts: list[list[int]]
+
+    def logits(self, ids: Sequence[int]) -> F32:
+        config, count = self.config, len(self.tables)
+        x = self.tensors["embedding"][list(ids)]
+        projects = self.tensors["layers.0.project"].chunk(count, dim=1)
+        for number, (table, project) in enumerate(zip(self.tables, projects, strict=True)):
+            order = 2 + number // (count // (config.ngram_order - 1))
+            rows = [row_of(ids[: at + 1], order, len(table)) for at in range(len(ids))]
+            x = x + table[rows] @ project.T
+        tensors = self.tensors | {"embedding": x / (1 + count)}
+        found: F32 = torch_logits(config.dense_twin(), tensors, {}, [*range(len(ids))]).numpy()
+        return found
+
+    def check(self, text: Sequence[int], answer: Sequence[int]) -> None:
+        """Check that each token of an answer is the best one."""
+        logits = self.logits([*text, *answer])
+        for place, token in enumerate(answer, len(text) - 1):
+            assert logits[place].max() - logits[place, token] < CLOSE, place
+
+
+def row_of(ids: Sequence[int], order: int, size: int) -> int:
+    """Row of a table that the last of some ids looks up: ids before an end, or the text, are 0."""
+    total = ids[-1]
+    for distance in range(1, order):
+        seen = ids[-1 - distance :]
+        known = len(seen) > distance and END not in seen[:-1]
+        total += (seen[0] if known else 0) * pow(SIZES["vocab_size"], distance)
+    return total % size
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("ngrams")
+    config = ModelConfig(**(SIZES | NGRAMS))
+    tensors, _ = random_tensors(config, 0)
+    tables = list(random_tables(config, 0)[0].split(list(config.ngram_sizes)))
+    stored = {tensor_name(name): tensor for name, tensor in tensors.items()}
+    projects = stored.pop("model.layers.0.mlp.stem_project.weight").chunk(len(tables), dim=1)
+    for number, both in enumerate(zip(tables, projects, strict=True)):
+        for part, tensor in zip(("embedders", "post_projs"), both, strict=True):
+            stored[f"model.ngram_embeddings.{part}.{number}.weight"] = tensor
+    save_stem(folder / "checkpoint", config, stored, convert_tokenizer("bytes", None, add_bos=True))
+    path = export_exact(folder / "checkpoint", folder / "bundle", ggml=False)
+    long = np.random.default_rng(1).integers(0, 250, 250).tolist()
+    ids = long[:40]
+    for at in (13, 26, 27):
+        ids[at] = END
+    texts = [ids, [7], [*ids, END], [*long, *ids[:30]]]
+    return Made(path, folder / "checkpoint", config, tensors, tables, texts)
+
+
+def at_once(model: Model, ids: list[int]) -> F32:
+    return model.logits(ids)
+
+
+@pytest.mark.parametrize(
+    ("way", "slots"), [(at_once, None), (at_once, 24), (stepwise, None), (stepwise, 24)]
+)
+def test_logits(made: Made, way: Any, slots: int | None) -> None:
+    """With 24 slots, steps have 4 tokens at most."""
+    with stem_edge.load(made.path, slots=slots) as model:
+        assert slots is None or model.engine.chunk_tokens == 4
+        for ids in made.texts:
+            assert off(way(model, ids), made.logits(ids)) < TOLERANCE
+
+
+Answers = dict[int, list[int]]
+
+
+def in_turn(model: Model, texts: list[list[int]]) -> Answers:
+    return {n: tokens(model.generate(text, max_new_tokens=NEW)) for n, text in enumerate(texts)}
+
+
+def with_guesses(model: Model, texts: list[list[int]]) -> Answers:
+    """Every third guess is wrong."""
+    answers = in_turn(model, texts)
+    for number, text in enumerate(texts):
+        model.speculate(ToldSpeculation([*text, *answers[number]], 3))
+        answers[number] = tokens(model.generate(text, max_new_tokens=NEW))
+        assert model.stats.drafted_tokens > 0 or len(answers[number]) < 3
+    return answers
+
+
+def together(model: Model, texts: list[list[int]]) -> Answers:
+    answers: Answers = {}
+    for number, chunk in model.generate_many(texts, sequences=3, max_new_tokens=NEW):
+        assert chunk.error is None
+        answers.setdefault(number, []).extend(chunk.token_ids)
+    return answers
+
+
+def after_kept(model: Model, texts: list[list[int]]) -> Answers:
+    answers: Answers = {}
+    for number, text in enumerate(texts):
+        tokens(model.generate([*text[:-3], 1, 2, 3], max_new_tokens=NEW))
+        answers[number] = tokens(model.generate(text, max_new_tokens=NEW))
+    assert model.stats.cached_tokens > 100  # of the last one
+    return answers
+
+
+def tokens(chunks: Any) -> list[int]:
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+@pytest.mark.parametrize("way", [in_turn, with_guesses, together, after_kept])
+def test_answers(made: Made, way: Callable[[Model, list[list[int]]], Answers]) -> None:
+    with stem_edge.load(made.path, slots=60) as model:
+        for number, answer in way(model, made.texts).items():
+            made.check(made.texts[number], answer)
+
+
+def test_a_prompt_kept_in_a_file(made: Made, tmp_path: Path) -> None:
+    for cached in (False, True):
+        with stem_edge.load(made.path, prompt_cache=tmp_path / "prompts") as model:
+            text = made.texts[-1]
+            made.check(text, tokens(model.generate(text, max_new_tokens=NEW)))
+            assert (model.stats.cached_tokens > 0) == cached
+
+
+def test_quantized(made: Made, tmp_path: Path) -> None:
+    """Prompts have a graph of their own, and the backbone is packed for this processor."""
+    options: Any = {"backbone": "int8", "tables": "int8", "block_size": 16, "prefill_graph": True}
+    stem_edge.export_bundle(made.checkpoint, tmp_path / "bundle", **options)
+    prepared = make(stem_edge.open_bundle(tmp_path / "bundle"), tmp_path / "cache", 1)
+    assert prepared.record.prefill is not None
+    ids = made.texts[0]
+    with stem_edge.load(tmp_path / "bundle", cache_dir=tmp_path / "cache") as model:
+        assert divergence(made.logits(ids), model.logits(ids)).mean() < 0.02
+        assert model.stats.row_hits + model.stats.row_misses == len(ids) * len(made.tables)
+        assert in_turn(model, made.texts) == with_guesses(model, made.texts)
+
+
+def test_few_slots(made: Made) -> None:
+    """A step of 4 tokens looks up 6 rows for each."""
+    with pytest.raises(InputError, match="slots is 23; expected 24 to 736"):
+        stem_edge.load(made.path, slots=23)
+    with stem_edge.load(made.path, slots=24) as model:
+        for number, answer in together(model, made.texts).items():
+            made.check(made.texts[number], answer)
+
+
+def test_what_cannot_run_them_says_so(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="rows of n-grams run on the CPU only"):
+        stem_edge.load(made.path, providers="cpu", device_memory="4GB")
+    with pytest.raises(ExportError, match="has rows of n-grams, which run on onnxruntime only"):
+        stem_edge.export_bundle(made.checkpoint, tmp_path / "ggml", engine="gguf")
+    with pytest.raises(ExportError, match="choose tables fp32, fp16, int8 or int4"):
+        stem_edge.export_bundle(made.checkpoint, tmp_path / "mixed", tables="mixed")
+    with (
+        stem_edge.load(made.path) as model,
+        pytest.raises(InputError, match="rows of this model belong to n-grams"),
+    ):
+        model.logits([1, 2], stem_ids=[1, 3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ngram_order": 1}, "ngram_order is 1 with 6 ngram_sizes; expected 2 to 16"),
+        ({"ngram_sizes": (5, 7)}, "as many sizes for each of 2 to ngram_order ids"),
+        ({"ngram_sizes": (5, 7, 0)}, "3 ngram_sizes of 12 rows; expected at most 256"),
+        ({"ngram_end": 260}, "ngram_end is 260; expected 0 to 259"),
+        ({"stem_layers": (1,)}, r"stem_layers \(1,\), row_rank 16 and 1 streams"),
+        ({"row_rank": 0}, "row_rank 0"),
+        ({"stem_ffn": "stem"}, "n-grams in a stem model; expected ngrams as stem_ffn"),
+    ],
+)
+def test_impossible_numbers(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ModelConfig(**(SIZES | NGRAMS | changes))
