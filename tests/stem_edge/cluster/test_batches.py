@@ -123,8 +123,8 @@ def lines(path: Path) -> int:
 def test_a_command_that_is_killed_twice_goes_on(nodes: Nodes, tmp_path: Path, count: int) -> None:
     nodes.set(count)
     given, out, here = write_rows(tmp_path / "in", MANY), tmp_path / "out", tmp_path / "here"
-    options = ["--bundle", str(DEMO), "-n", "2", "-q"]
-    command = [sys.executable, "-m", "stem_edge", "batch", str(given), str(out), *options]
+    options = ["-n", "2", "-q"]
+    command = [sys.executable, "-m", "stem_edge", "batch", str(DEMO), str(given), str(out), *options]
     for killed in (True, True, False):
         before = lines(out)
         process = subprocess.Popen([*command, f"--ray={nodes.address}"])
