@@ -124,7 +124,16 @@ def test_a_command_that_is_killed_twice_goes_on(nodes: Nodes, tmp_path: Path, co
     nodes.set(count)
     given, out, here = write_rows(tmp_path / "in", MANY), tmp_path / "out", tmp_path / "here"
     options = ["-n", "2", "-q"]
-    command = [sys.executable, "-m", "stem_edge", "batch", str(DEMO), str(given), str(out), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "stem_edge",
+        "batch",
+        str(DEMO),
+        str(given),
+        str(out),
+        *options,
+    ]
     for killed in (True, True, False):
         before = lines(out)
         process = subprocess.Popen([*command, f"--ray={nodes.address}"])
