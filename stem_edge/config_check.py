@@ -115,7 +115,7 @@ def _check_rows(config: Description) -> None:
     if not 0 <= config.row_rank <= widest or (config.row_rank and (hashed or ple)):
         raise ValueError(
             f"row_rank is {config.row_rank} in a {config.stem_ffn} model; expected 0 to "
-            f"{config.d_ff}, and 0 for hash-moe and ple"
+            f"{widest}, and 0 for hash-moe and ple"
         )
     if ple != (0 < config.ple_width <= MAX_WIDTH) or not ple >= (config.ple_records > 0):
         raise ValueError(

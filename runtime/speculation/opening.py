@@ -36,7 +36,7 @@ def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | N
     context = engine.backend.open_context(before + most)
     ids = np.arange(before + most, dtype=np.int64) % vocab_size
     # Fetched once, because the row cache counts how often each is used.
-    slots = engine.rows.fetch(engine.rows.keys.of(ids, ids)[:most])
+    slots = engine.rows.fetch(engine.rows.keys.of(ids, ids)[: min(most, engine.chunk_tokens)])
     slots = slots[np.arange(before + most) % len(slots)]
     probe = Probe(engine.backend, context, ids, slots, before)
     probe.step(0, before, 1)

@@ -63,7 +63,7 @@ class Body(msgspec.Struct, kw_only=True):
     stream: bool | None = True
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: Options | None = None
-    think: bool | str | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
     images: Any = None
     suffix: Any = None
     template: Any = None
@@ -79,6 +79,8 @@ class Body(msgspec.Struct, kw_only=True):
         thinking = {} if self.think is None else {"enable_thinking": bool(self.think)}
         if not (self.messages or self.prompt):
             return None
+        if self.raw and (self.messages or self.system):
+            raise RefusalError("raw takes prompt alone, without messages and system", "raw")
         return Turn(messages, params, "format", tools, template_arguments=thinking)
 
     def params(self, model: Model) -> SamplingParams:

@@ -120,6 +120,8 @@ class _Rows:
         scalar = graph.add("Squeeze", [length], f"{name}.scalar")
         zero, one = (graph.constant(f"int64.{n}", np.array(n, np.int64)) for n in (0, 1))
         upwards = graph.add("Range", [zero, scalar, one], f"{name}.range")
-        graph.add("Mod", [upwards, count], name)
+        graph.add(
+            "Mod", [upwards, graph.add("Max", [count, graph.sizes([1])], f"{name}.some")], name
+        )
         self._single.add(name)
         return name

@@ -129,6 +129,7 @@ def test_the_model_is_listed_and_shown(chat_url: str, chat_bundle: Path) -> None
         ("generate", {"prompt": "a", "suffix": "b"}, 400, "suffix is not supported"),
         ("generate", {"prompt": "a", "context": [1]}, 400, "/api/chat"),
         ("generate", {"prompt": "a", "template": "b"}, 400, "raw"),
+        ("generate", {"raw": True, "messages": [{"role": "user"}]}, 400, "raw takes prompt alone"),
         ("embed", {"input": "a"}, 404, "there is no /api/embed"),
         ("tags", {}, 405, "no method POST"),
     ],

@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 import msgspec
+import onnxruntime as ort
 
 from stem_edge import __file__ as package
 from stem_edge import __version__
@@ -25,7 +26,7 @@ CHECKSUM_NBYTES = 4
 # Code that graphs follow from, in the package; none of these files is there in a frozen program.
 BUILDERS = (
     *("*.py", "bundle/*.py", "graph/**/*.py", "numerics/*.py", "tables/*.py"),
-    "runtime/backends/onnxruntime/providers/graphs.py",
+    *(f"runtime/backends/onnxruntime/providers/{name}.py" for name in ("graphs", "pairs")),
 )
 
 
@@ -39,7 +40,8 @@ def kept_graphs(
         return joined_graphs(bundle, prefill=prefill, kv=kv)
     # The name as it was given, too, because sources have it: it may be a link, or begin where we are.
     places = str(bundle.path), str(bundle.path.resolve())
-    described = digest(manifest, *places, prefill, kv, cpu_digest())
+    # Graphs follow from kernels, too: which products take a token alone with two rows.
+    described = digest(manifest, *places, prefill, kv, ort.__version__, cpu_digest())
     path = root / GRAPHS / f"{builders()}-{described}"
     with contextlib.suppress(OSError, ValueError):  # msgspec raises ValueError
         data = disk.read_file(path, MAX_NBYTES)

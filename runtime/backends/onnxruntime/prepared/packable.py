@@ -101,6 +101,7 @@ def largest_product(config: ModelConfig) -> int:
     """Return the values of the largest matrix that is multiplied at once."""
     wide = [one.d_ff for one in config.layers]
     wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
+    wide.append(config.lookups * config.row_rank if config.ngram_order else 0)
     return max(config.dim * max(wide), min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))
 
 

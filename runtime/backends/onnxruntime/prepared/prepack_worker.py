@@ -23,6 +23,7 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.graph.apart import apart
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import EMBED, PREFILL, STEP, apart_step
+from stem_edge.graph.special.pairs import PAIR
 from stem_edge.runtime.backends.interface import (
     BEFORE,
     DEEP,
@@ -71,7 +72,8 @@ def make(bundle: Bundle, folder: Path, threads: int, kv: KvType) -> None:
         # onnxruntime would give a token those of the one before as they were before rounding to float16.
         if STEP in graphs and kv != "fp16":
             products = packer.rounding_together(graphs[STEP])
-            for size in SIZES:
+            # Pairs that round together all the same have no bits for graphs that cut them up.
+            for size in () if any(name.endswith(PAIR) for name in products) else SIZES:
                 graph = apart(graphs[STEP], size, products)
                 packer.pack(prepared_file(apart_step(size)), graph)
     except OtherProductsError:

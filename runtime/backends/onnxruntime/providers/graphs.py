@@ -77,7 +77,7 @@ def _in_pairs(bundle: Bundle, graphs: dict[str, Graph]) -> dict[str, Graph]:
         return graphs
     from stem_edge.runtime.backends.onnxruntime.providers.pairs import paired
 
-    return paired(graphs, products)
+    return paired(graphs, products, bool(bundle.manifest.model.ranges))
 
 
 def _with_states(bundle: Bundle, graph: Graph) -> Graph:

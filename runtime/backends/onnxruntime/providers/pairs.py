@@ -14,15 +14,20 @@ from stem_edge.graph.special.pairs import in_pairs
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import MOST, SIZES
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.providers.session import new_session
+from stem_edge.runtime.backends.onnxruntime.providers.session import WHOLE_STEPS, new_session
 
 TRIED_BLOCKS = 16  # of the matrix that is tried
 TRIED_ROWS = 64
 
 
-def paired(graphs: Mapping[str, Graph], products: Iterable[Node]) -> dict[str, Graph]:
-    """Return graphs in which those of these products that round a token alone otherwise have two rows."""
-    chosen = {node.outputs[0] for node in products if rounds_alone(*_kind(node))}
+def paired(
+    graphs: Mapping[str, Graph], products: Iterable[Node], whole_steps: bool
+) -> dict[str, Graph]:
+    """Return graphs in which those of these products that round a token alone otherwise have two rows.
+
+    whole_steps: as in open_session.
+    """
+    chosen = {node.outputs[0] for node in products if rounds_alone(*_kind(node), whole_steps)}
     return {name: in_pairs(graph, chosen) for name, graph in graphs.items()}
 
 
@@ -31,12 +36,12 @@ def _kind(node: Node) -> tuple[int, bool]:
 
 
 @cache
-def rounds_alone(block: int, asymmetric: bool) -> bool:
+def rounds_alone(block: int, asymmetric: bool, whole_steps: bool = False) -> bool:
     """Return whether a token has other bits alone than twice, and those of twice in steps of SIZES.
 
     block: values that share a scale. asymmetric: with zero points.
     """
-    session, width = _product(block, asymmetric), TRIED_BLOCKS * block
+    session, width = _product(block, asymmetric, whole_steps), TRIED_BLOCKS * block
     x = np.random.default_rng(0).standard_normal((MOST, width), np.float32)
 
     def products(rows: F32) -> F32:
@@ -48,7 +53,7 @@ def rounds_alone(block: int, asymmetric: bool) -> bool:
     return alike and not np.array_equal(alone, twice)
 
 
-def _product(block: int, asymmetric: bool) -> ort.InferenceSession:
+def _product(block: int, asymmetric: bool, whole_steps: bool) -> ort.InferenceSession:
     """Open a product with a matrix of noise [TRIED_ROWS, TRIED_BLOCKS * block]."""
     rng, shape, width = np.random.default_rng(1), (TRIED_ROWS, TRIED_BLOCKS), TRIED_BLOCKS * block
     codes = rng.integers(0, 256, (*shape, block // 2), np.uint8)
@@ -60,4 +65,4 @@ def _product(block: int, asymmetric: bool) -> ort.InferenceSession:
     sizes = {"K": width, "N": TRIED_ROWS, "bits": 4, "block_size": block, "accuracy_level": 4}
     product = graph.node("MatMulNBits", inputs, ["y"], CONTRIB, **sizes)
     graph.output(product, np.float32, ["T", TRIED_ROWS])
-    return new_session(encode(graph), 1, [CPU])
+    return new_session(encode(graph), 1, [CPU], WHOLE_STEPS if whole_steps else {})
