@@ -66,7 +66,9 @@ def models(draw: st.DrawFn) -> ModelConfig:
     vocab_size = draw(chosen(32, VOCABULARY, 9, 300))
     d_ff, dim = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from(WIDTHS))
     ffn = draw(st.sampled_from([kind for kind in FFN_TERMS if kind not in ("dense", "ple")]))
-    hashed = ffn == "hash-moe"
+    hashed, grams = ffn == "hash-moe", ffn == "ngrams"
+    order = draw(chosen(2, 3, 16)) if grams else 0
+    tables = st.lists(chosen(8, 1, 97), min_size=order - 1, max_size=order - 1)
     tied, biases = draw(st.booleans()), draw(st.sets(st.sampled_from(BIASED), max_size=3))
     some_layers = st.sets(st.integers(0, layers - 1)).map(lambda found: tuple(sorted(found)))
     return ModelConfig(
@@ -77,13 +79,16 @@ def models(draw: st.DrawFn) -> ModelConfig:
         n_kv_heads=kv_heads,
         head_dim=draw(st.sampled_from(EVEN)),
         d_ff=d_ff,
-        stem_layers=(rows := draw(some_layers)),
+        stem_layers=(rows := (0,) if grams else draw(some_layers)),
         norm_eps=draw(chosen(1e-5, 5e-324, 0.999, 1e-38)),
         rope_theta=draw(chosen(1e4, 1 + 2e-16, 1e15)),
         max_context=draw(chosen(64, 16, MAX_CONTEXT)),
         stem_ffn=ffn,
-        row_window=draw(chosen(0, 2, 16, MAX_ROW_WINDOW)) if rows and not hashed else 0,
-        row_rank=0 if hashed else draw(chosen(0, 1, min(16, d_ff), d_ff)),
+        row_window=draw(chosen(0, 2, 16, MAX_ROW_WINDOW)) if rows and not (hashed or grams) else 0,
+        row_rank=0 if hashed else draw(chosen(*([] if grams else [0]), 1, min(16, d_ff), d_ff)),
+        ngram_order=order,
+        ngram_sizes=tuple(draw(tables)) if grams else (),
+        ngram_end=draw(st.none() | st.integers(0, vocab_size - 1)) if grams else None,
         n_experts=draw(chosen(VOCABULARY, 1, vocab_size)) if hashed else 0,
         tied_head=tied,
         rope_interleaved=draw(st.booleans()),
@@ -143,7 +148,7 @@ BACKBONES = st.builds(
 def made_up(draw: st.DrawFn, engine: EngineName) -> Forgery:
     """Draw a bundle of such a model."""
     config = draw(models())
-    if engine == "onnxruntime":  # because no other runs these
+    if engine == "onnxruntime" and config.stem_ffn != "ngrams":  # because no other runs these
         several = {"streams": draw(chosen(1, 2, 8)), "laurel_rank": draw(chosen(0, 16, 1))}
         config = msgspec.structs.replace(config, **several)
     layout = draw(layouts(config)) if config.stem_layers else None

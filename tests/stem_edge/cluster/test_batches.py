@@ -123,17 +123,8 @@ def lines(path: Path) -> int:
 def test_a_command_that_is_killed_twice_goes_on(nodes: Nodes, tmp_path: Path, count: int) -> None:
     nodes.set(count)
     given, out, here = write_rows(tmp_path / "in", MANY), tmp_path / "out", tmp_path / "here"
-    options = ["-n", "2", "-q"]
-    command = [
-        sys.executable,
-        "-m",
-        "stem_edge",
-        "batch",
-        str(DEMO),
-        str(given),
-        str(out),
-        *options,
-    ]
+    options, python = ["-n", "2", "-q"], [sys.executable, "-m", "stem_edge"]
+    command = [*python, "batch", str(DEMO), str(given), str(out), *options]
     for killed in (True, True, False):
         before = lines(out)
         process = subprocess.Popen([*command, f"--ray={nodes.address}"])
@@ -142,7 +133,7 @@ def test_a_command_that_is_killed_twice_goes_on(nodes: Nodes, tmp_path: Path, co
         if killed:
             process.kill()
         assert process.wait(600) == (-signal.SIGKILL if killed else 0)
-    assert main(["batch", str(given), str(here), *options]) == 0
+    assert main(["batch", str(DEMO), str(given), str(here), *options]) == 0
     assert results(out) == results(here)
     assert len(results(out)) == MANY
 
