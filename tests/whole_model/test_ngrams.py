@@ -16,6 +16,7 @@ from architectures import SIZES
 from conformance import stepwise
 from exact_models import TOLERANCE, export_exact, off
 from guessing import ToldSpeculation
+from installed import needs_ggml
 from stem_format import save_stem
 from torch import Tensor
 from torch_model import random_tables, random_tensors, torch_logits
@@ -195,8 +196,6 @@ def test_few_slots(made: Made) -> None:
 def test_what_cannot_run_them_says_so(made: Made, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="rows of n-grams run on the CPU only"):
         stem_edge.load(made.path, providers="cpu", device_memory="4GB")
-    with pytest.raises(ExportError, match="has rows of n-grams, which run on onnxruntime only"):
-        stem_edge.export_bundle(made.checkpoint, tmp_path / "ggml", engine="gguf")
     with pytest.raises(ExportError, match="choose tables fp32, fp16, int8 or int4"):
         stem_edge.export_bundle(made.checkpoint, tmp_path / "mixed", tables="mixed")
     with (
@@ -204,6 +203,12 @@ def test_what_cannot_run_them_says_so(made: Made, tmp_path: Path) -> None:
         pytest.raises(InputError, match="rows of this model belong to n-grams"),
     ):
         model.logits([1, 2], stem_ids=[1, 3])
+
+
+@needs_ggml
+def test_ggml_cannot_run_them(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="has rows of n-grams, which run on onnxruntime only"):
+        stem_edge.export_bundle(made.checkpoint, tmp_path / "ggml", engine="gguf")
 
 
 @pytest.mark.parametrize(
