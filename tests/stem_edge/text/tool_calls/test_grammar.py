@@ -208,14 +208,14 @@ def test_large_grammars_are_made_soon_or_refused(
     chain = {f"d{n}": {"type": "array", "items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(999)}
     parameters = {"type": "object", "properties": properties, "$defs": chain | {"wide": WIDE}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    began = time.process_time()
+    began = time.thread_time()
     for name in ("gemma4", "qwen3-coder", "lfm2"):  # the others are made as one of these is
         if name in refused:
             with pytest.raises(InputError, match=refused[name]):
                 BY_NAME[name].grammar(tools)
         else:
             assert BY_NAME[name].grammar(tools)
-    assert time.process_time() - began < 3  # minutes if anything was made repeatedly
+    assert time.thread_time() - began < 20  # minutes if anything was made repeatedly
 
 
 def test_a_tool_that_is_not_there() -> None:

@@ -173,4 +173,5 @@ def time_of_long_answers(scale: int) -> float:
 @pytest.mark.slow
 def test_the_time_of_an_answer_grows_with_its_length() -> None:
     short = min(time_of_long_answers(10) for _ in range(5))
-    assert time_of_long_answers(100) < 50 * short  # 10 if it reads all once, 100 if it reads anything again
+    # 10 times if it reads all once, 100 if it reads anything again
+    assert time_of_long_answers(100) < 50 * short
