@@ -172,18 +172,12 @@ def _check_ngrams(config: Description) -> None:
         )
     if not 0 <= (end or 0) < config.vocab_size:
         raise ValueError(f"ngram_end is {end}; expected 0 to {config.vocab_size - 1}")
-    layers = config.stem_layers if engram else (0,)
-    if (
-        not layers
-        or config.stem_layers != layers
-        or not config.row_rank
-        or config.streams > 1
-        or (engram and config.borrowed_kv_layers)
-    ):
+    known = bool(config.stem_layers) if engram else config.stem_layers == (0,)
+    if not known or not config.row_rank or config.streams > 1:
         raise ValueError(
-            f"stem_layers {config.stem_layers}, row_rank {config.row_rank}, {config.streams} streams and "
-            f"{config.borrowed_kv_layers} layers that borrow keys and values in a model of {config.stem_ffn}; "
-            f"expected {'some layers' if engram else '(0,)'}, the values of a row, 1 stream, and none for engram"
+            f"stem_layers {config.stem_layers}, row_rank {config.row_rank} and {config.streams} "
+            f"streams in an {config.stem_ffn} model; expected {'some layers' if engram else '(0,)'}, the "
+            "values of a row, and 1 stream"
         )
     if engram:
         _check_engram(config)
@@ -197,14 +191,16 @@ def _check_engram(config: Description) -> None:
             f"ngram_multipliers has {lengths} numbers; expected {config.ngram_order} for each of "
             f"{len(config.stem_layers)} layers"
         )
-    if not all(0 < number <= largest for of_layer in numbers for number in of_layer):
+    if wrong := [n for of_layer in numbers for n in of_layer if not 0 < n <= largest]:
         raise ValueError(
-            f"ngram_multipliers {numbers}; expected 1 to {largest}, so that products have 64 bits"
+            f"ngram_multipliers has {wrong[0]}; expected 1 to {largest}, so that products have 64 bits"
         )
     if not 0 <= config.ngram_filler < config.vocab_size:
         raise ValueError(
             f"ngram_filler is {config.ngram_filler}; expected 0 to {config.vocab_size - 1}"
         )
+    if config.borrowed_kv_layers:
+        raise ValueError("an engram model whose last layers borrow keys and values")
     if not 0 <= config.engram_kernel <= MAX_KERNEL:
         raise ValueError(f"engram_kernel is {config.engram_kernel}; expected 0 to {MAX_KERNEL}")
 

@@ -184,7 +184,7 @@ def test_a_tensor_of_another_shape_is_named(made: Made, tmp_path: Path) -> None:
         ({"ngram_sizes": (5, 7)}, "as many sizes for each of 2 to ngram_order ids, in each layer"),
         ({"stem_layers": ()}, r"stem_layers \(\), row_rank 16"),
         ({"row_rank": 0}, "row_rank 0"),
-        ({"borrowed_kv_layers": 1}, "1 layers that borrow keys and values"),
+        ({"borrowed_kv_layers": 1}, "last layers borrow keys and values"),
         ({"ngram_multipliers": ((1, 2, 3),)}, r"has \[3\] numbers; expected 3 for each of 2"),
         ({"ngram_multipliers": ((1, 2), (3, 4))}, r"has \[2, 2\] numbers; expected 3"),
         ({"ngram_multipliers": ((1, 2, 0), (1, 2, 3))}, "expected 1 to 35474507834056830"),

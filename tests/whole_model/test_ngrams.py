@@ -178,7 +178,7 @@ def test_ggml_cannot_run_them(made: Made, tmp_path: Path) -> None:
         ({"ngram_end": 260}, "ngram_end is 260; expected 0 to 259"),
         ({"stem_layers": (1,)}, r"stem_layers \(1,\), row_rank 16 and 1 streams"),
         ({"row_rank": 0}, "row_rank 0"),
-        ({"stem_ffn": "stem"}, "n-grams in a stem model; expected ngrams as stem_ffn"),
+        ({"stem_ffn": "stem"}, "n-grams in a stem model; expected ngrams or engram as stem_ffn"),
     ],
 )
 def test_impossible_numbers(changes: dict[str, Any], said: str) -> None:
