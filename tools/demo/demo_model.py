@@ -119,9 +119,7 @@ class NgramEmbedding(nn.Module):
         super().__init__()
         self.hash: NgramHash = input_hash(config.vocab_size, ORDER, config.ngram_sizes, config.end)
         self.rows = nn.Embedding(self.hash.rows, NGRAM_RANK)
-        self.projects = nn.ModuleList(
-            linear(NGRAM_RANK, config.dim) for _ in config.ngram_sizes
-        )
+        self.projects = nn.ModuleList(linear(NGRAM_RANK, config.dim) for _ in config.ngram_sizes)
         nn.init.normal_(self.rows.weight, std=config.dim**-0.5)
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
