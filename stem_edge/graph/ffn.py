@@ -20,7 +20,7 @@ from stem_edge.tables.rows import RecordLayout
 def ffn(layer: LayerGraph, x: str) -> str:
     """Emit the FFN of x [B, T, dim], already normed -> [B, T, dim]."""
     takes_row = any("row" in terms for terms in FFN_TERMS[layer.kind].values())
-    row = row_of(layer) if takes_row else ""
+    row = row_of(layer, x) if takes_row else ""
     gate = _sum(layer, "gate", x, row)
     gate = layer.activated(_cut(layer, gate) if layer.shape.sparsity else gate, "silu")
     up = _sum(layer, "up", x, row)
@@ -63,8 +63,11 @@ def _cut(layer: LayerGraph, gate: str) -> str:
     return graph.add("Relu", [graph.add("Sub", [above, least], at + ".rest")], at)
 
 
-def row_of(layer: LayerGraph) -> str:
-    """Emit the tokens' rows [B, T, d_ff or ple_width], gathered from the slots of the row cache."""
+def row_of(layer: LayerGraph, x: str = "") -> str:
+    """Emit the tokens' rows [B, T, d_ff or ple_width], gathered from the slots of the row cache.
+
+    x: what a router mixes rows by.
+    """
     graph, layout, name = layer.graph, rows_layout(layer), layer.at + "row"
     # No shapes, because shape inference of GatherBlockQuantized refuses a symbolic number of slots.
     codes = graph.input(io.row_codes(layer.number), layout.codes_dtype, None)
@@ -79,6 +82,10 @@ def row_of(layer: LayerGraph) -> str:
         means = graph.add("MatMul", [io.ROW_SHARES, row], name + ".means")
         bounds = [graph.sizes([number]) for number in (0, -1, 1)]  # all tokens but the last
         row = graph.add("Slice", [means, *bounds], name + ".mean")
+    if layer.config.row_experts:
+        from stem_edge.graph.special.mixture import mixture  # for such models alone
+
+        row = mixture(layer, x, row)
     if layer.config.ngram_order:  # those of a token side by side
         row = graph.reshape(row, [0, 0, layer.config.lookups * layout.row_width], name + ".joined")
     return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
