@@ -44,7 +44,6 @@ from stem_edge.layers import BIASED, FFN_TERMS, LinearRope, Llama3Rope, RopeScal
 from stem_edge.limits import (
     LEAST_SCALING,
     MAX_CONTEXT,
-    MAX_ROW_EXPERTS,
     MAX_ROW_WINDOW,
     MAX_SOFTCAP,
 )
