@@ -27,6 +27,7 @@ from stem_edge.limits import (
     MAX_MIXED,
     MAX_ORDER,
     MAX_RECORDS,
+    MAX_ROW_EXPERTS,
     MAX_ROW_WINDOW,
     MAX_SOFTCAP,
     MAX_STREAMS,
@@ -137,15 +138,13 @@ def _check_rows(config: Description) -> None:
             f"ngram_multipliers, ngram_filler or engram_kernel in a {config.stem_ffn} model; "
             "expected engram as stem_ffn"
         )
-    if config.row_window and not (
-        1 < config.row_window <= MAX_ROW_WINDOW
-        and config.stem_layers
-        and not (hashed or ple or ngrams)
-    ):
-        raise ValueError(
-            f"row_window is {config.row_window} in a {config.stem_ffn} model with {len(config.stem_layers)} "
-            f"STEM layers; expected 2 to {MAX_ROW_WINDOW}, and 0 for hash-moe, ple, ngrams and dense models"
-        )
+    summed = config.stem_layers and not (hashed or ple or ngrams)
+    for field, most in (("row_window", MAX_ROW_WINDOW), ("row_experts", MAX_ROW_EXPERTS)):
+        if (value := getattr(config, field)) and not (summed and 1 < value <= most):
+            raise ValueError(
+                f"{field} is {value} in a {config.stem_ffn} model with {len(config.stem_layers)} STEM "
+                f"layers; expected 2 to {most}, and 0 for hash-moe, ple, ngrams and dense models"
+            )
     if config.row_window and config.borrowed_kv_layers:
         raise ValueError("row_window in a model whose last layers borrow keys and values")
     if ple and len(config.stem_layers) != config.n_layers:

@@ -22,6 +22,7 @@ LARGEST = {
 MAX_FACTOR = 1 << 16
 MAX_KINDS = 8  # of layers, and of tokens that are no text; published models have up to 4
 MAX_ROW_WINDOW = 1 << 8  # tokens; the trainer's default is 16
+MAX_ROW_EXPERTS = 64  # rows that are mixed
 MAX_ORDER = 16  # ids of an n-gram; published models have up to 5
 MAX_MIXED = 1 << 63  # products of ids with numbers of an n-gram, and their sums, are int64
 MAX_KERNEL = 16  # tokens that a convolution adds up; published models have 4
