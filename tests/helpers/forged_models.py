@@ -41,12 +41,7 @@ from stem_edge.graph.formats import (
     WeightType,
 )
 from stem_edge.layers import BIASED, FFN_TERMS, LinearRope, Llama3Rope, RopeScaling, YarnRope
-from stem_edge.limits import (
-    LEAST_SCALING,
-    MAX_CONTEXT,
-    MAX_ROW_WINDOW,
-    MAX_SOFTCAP,
-)
+from stem_edge.limits import LEAST_SCALING, MAX_CONTEXT, MAX_ROW_WINDOW, MAX_SOFTCAP
 from stem_edge.tables.codecs import CODECS
 from stem_edge.tables.rows import RecordLayout, ScaleType
 
