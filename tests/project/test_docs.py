@@ -16,7 +16,8 @@ import pytest
 from api_reference import PAGE, Reference
 from hub_server import HubServer
 from installed import ROOT, needs_ggml
-from options_table import PAGE as OPTIONS, table, with_table
+from options_table import PAGE as OPTIONS
+from options_table import table, with_table
 
 import stem_edge
 from stem_edge.commands.options.described import keywords
