@@ -41,7 +41,12 @@ from stem_edge.graph.formats import (
     WeightType,
 )
 from stem_edge.layers import BIASED, FFN_TERMS, LinearRope, Llama3Rope, RopeScaling, YarnRope
-from stem_edge.limits import LEAST_SCALING, MAX_CONTEXT, MAX_ROW_WINDOW, MAX_SOFTCAP
+from stem_edge.limits import (
+    LEAST_SCALING,
+    MAX_CONTEXT,
+    MAX_ROW_WINDOW,
+    MAX_SOFTCAP,
+)
 from stem_edge.tables.codecs import CODECS
 from stem_edge.tables.rows import RecordLayout, ScaleType
 
@@ -85,6 +90,7 @@ def models(draw: st.DrawFn) -> ModelConfig:
         max_context=draw(chosen(64, 16, MAX_CONTEXT)),
         stem_ffn=ffn,
         row_window=draw(chosen(0, 2, 16, MAX_ROW_WINDOW)) if rows and not (hashed or grams) else 0,
+        row_experts=draw(chosen(0, 2, 3, 7)) if rows and not (hashed or grams) else 0,
         row_rank=0 if hashed else draw(chosen(*([] if grams else [0]), 1, min(16, d_ff), d_ff)),
         ngram_order=order,
         ngram_sizes=tuple(draw(tables)) if grams else (),

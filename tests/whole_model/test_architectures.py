@@ -24,8 +24,17 @@ TOLERANCE = 1e-4
 @pytest.mark.parametrize(
     "name",
     slow_but(
-        ["stem", "stem-mix", "hash-moe"],
-        ["stem", "stem-plus", "stem-mix", "stem-gate", "low rank", "hash-moe", "biases"],
+        ["stem", "stem-mix", "hash-moe", "mixture of rows"],
+        [
+            "stem",
+            "stem-plus",
+            "stem-mix",
+            "stem-gate",
+            "low rank",
+            "hash-moe",
+            "biases",
+            "mixture of rows",
+        ],
     ),
 )
 @pytest.mark.parametrize(
