@@ -25,6 +25,8 @@ ALONE = (
     "MatMulNBits",
     "MoE",
     "QMoE",
+    "ScatterND",
+    "Shape",
 )  # they take and give one row
 BROADCAST = "Add", "Div", "Mul", "Sub"
 
