@@ -75,12 +75,12 @@ class Progress:
         share = min(self._done / self._total, 1) if self._total else 0
         if not share:
             return self._what
+        at = f"{share:.0%}"
+        if self._layers:
+            at = f"layer {int(share * self._layers)} of {self._layers}"
+        if share == 1:  # nobody knows how long a part works on when all that counts is done
+            return f"{self._what}: {at}"
         left = duration((time.monotonic() - self._began) * (1 - share) / share)
-        at = (
-            f"layer {int(share * self._layers)} of {self._layers}"
-            if self._layers
-            else f"{share:.0%}"
-        )
         return f"{self._what}: {at}, about {left} left"
 
     def __enter__(self) -> Self:

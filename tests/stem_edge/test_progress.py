@@ -54,9 +54,12 @@ def test_without_a_terminal_long_parts_are_told_in_lines(
         bar.begin("checking files", 4000)
         bar.advance(1000)
         time.sleep(0.8)
+        bar.begin("choosing types", 30, layers=30)
+        bar.advance(30)
+        time.sleep(0.35)
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "stem-edge: comparing"
     assert re.fullmatch(r"stem-edge: writing weights: layer 15 of 30, about \d s left", told[1])
-    assert len(told) == 4, told
-    for line in told[2:]:
+    assert told[4:] == ["stem-edge: choosing types: layer 30 of 30"]
+    for line in told[2:4]:
         assert re.fullmatch(r"stem-edge: checking files: 25%, about \d s left", line)
