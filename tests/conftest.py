@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from installed import FDS, HAS_GGML, NO_GGML, needs_ggml
 
 import stem_edge
@@ -32,6 +33,27 @@ if TYPE_CHECKING:
 
 TEXT_CHARS = 3000
 State: TypeAlias = list[tuple[str, int, int]] | None  # of a folder: what is in it, sizes and times
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    known = "file of tests that have passed: they are left out, and what passes now is added"
+    parser.addoption("--passed", type=Path, metavar="FILE", help=known)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    file: Path | None = config.getoption("--passed")
+    if file is not None and file.is_file():
+        passed = set(file.read_text(encoding="utf-8").splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    file: Path | None = config.getoption("--passed")
+    if file is not None and not hasattr(config, "workerinput"):  # which processes of xdist have
+        reports = terminalreporter.stats.get("passed", [])
+        with file.open("a", encoding="utf-8") as out:
+            out.writelines(f"{report.nodeid}\n" for report in reports)
 
 
 def pytest_collection_finish() -> None:

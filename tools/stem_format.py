@@ -114,6 +114,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "stem_ffn": config.stem_ffn,
         "stem_rank": config.row_rank,
         "stem_window": config.row_window,
+        "stem_experts": config.row_experts,
         "ngram_order": config.ngram_order,
         "ngram_rows": list(config.ngram_sizes),
         "ngram_end": config.ngram_end,

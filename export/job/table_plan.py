@@ -74,7 +74,7 @@ def plan_tables(
     shape = (config.records, config.stem_layers, config.row_parts())
     scales = MIXED_SCALES if tables == "mixed" else scales
     try:
-        layout = make_layout(*shape, row_type, group_size, scales)
+        layout = make_layout(*shape, row_type, group_size, scales, config.mixed_rows)
         if tables == "mixed":
             return _mixed(source, layout, frequent, counts)
         indexed = source.index is not None

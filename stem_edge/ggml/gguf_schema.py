@@ -23,13 +23,14 @@ are not in it but in the table store beside it, which it names by hash.
 | blk.N.ffn_norm, ffn_gate, ffn_up, ffn_down, post_attention_norm, post_ffw_norm | FFN and norms |
 | blk.N.ffn_row_proj | expands the rows of low-rank tables |
 | blk.N.ffn_row_mix | number of a stem-mix layer: its logistic function is the share of the rows |
+| blk.N.ffn_row_router | scores of the rows of a token, which are mixed by their softmax |
 | blk.N.per_layer_model_proj, inp_gate, proj, post_norm; per_layer_proj_norm | per-layer embeddings |
 | blk.N.layer_output_scale | factor of the hidden states after a layer |
 
 Sizes in which layers differ are an array with the size of each.
 
 Matrices are [outputs, inputs] in row-major order, which GGUF writes as ne = [inputs, outputs].
-Norms and biases are float32. q and k are not permuted, because the runtime applies RoPE as
+Norms, biases and routers are float32. q and k are not permuted, because the runtime applies RoPE as
 ModelConfig says.
 """
 
@@ -74,6 +75,7 @@ NAMES = {
     "down": "ffn_down",
     "project": "ffn_row_proj",
     "mix": "ffn_row_mix",
+    "router": "ffn_row_router",
     "ple_context": "per_layer_model_proj",
     "ple_norm": "per_layer_proj_norm",
     "ple_gate": "inp_gate",
@@ -132,7 +134,7 @@ def tensor_types(config: ModelConfig, weights: GgufType | OwnTypes) -> dict[str,
     if not isinstance(weights, str):
         return _own_types(config, weights)
     return {
-        name: types.F32 if len(shape) == 1 else _matrix_type(config, weights, name, shape)
+        name: types.F32 if _floats(name, shape) else _matrix_type(config, weights, name, shape)
         for name, shape in config.backbone_shapes().items()
     }
 
@@ -141,7 +143,7 @@ def _own_types(config: ModelConfig, given: OwnTypes) -> dict[str, TensorType]:
     known = {kept.name: kept for kept in types.KEPT_TYPES.values()}
     found, used = dict[str, TensorType](), set[str]()
     for name, shape in config.backbone_shapes().items():
-        if len(shape) == 1:
+        if _floats(name, shape):
             found[name] = types.F32
             continue
         key = name if name in given else name.rpartition(".")[2]
@@ -153,6 +155,11 @@ def _own_types(config: ModelConfig, given: OwnTypes) -> dict[str, TensorType]:
     if unused := given.keys() - used:
         raise ValueError(f"types of {min(unused)!r}, which the model has not")
     return found
+
+
+def _floats(name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor is float32 in every mixture: vectors and routers, which are small."""
+    return len(shape) == 1 or name.endswith(".router")
 
 
 def short_types(each: Mapping[str, TensorType]) -> OwnTypes:

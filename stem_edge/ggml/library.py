@@ -68,6 +68,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "scale_bias": (P, [P, P, F, F]),
     "swiglu_split": (P, [P, P, P]),
     "rms_norm": (P, [P, P, F]),
+    "soft_max": (P, [P, P]),
     "rope_ext": (P, [P, P, P, P, INT, INT, INT, F, F, F, F, F, F]),
     "flash_attn_ext": (P, [P, P, P, P, P, F, F, F]),
     # graphs

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from stem_edge.graph import names as io
+from stem_edge.graph.ir import CONTRIB
 from stem_edge.graph.layer import LayerGraph
 from stem_edge.graph.linear import gather_blocks
 from stem_edge.layers import FFN_TERMS
@@ -20,7 +21,7 @@ from stem_edge.tables.rows import RecordLayout
 def ffn(layer: LayerGraph, x: str) -> str:
     """Emit the FFN of x [B, T, dim], already normed -> [B, T, dim]."""
     takes_row = any("row" in terms for terms in FFN_TERMS[layer.kind].values())
-    row = row_of(layer) if takes_row else ""
+    row = row_of(layer, x) if takes_row else ""
     gate = _sum(layer, "gate", x, row)
     gate = layer.activated(_cut(layer, gate) if layer.shape.sparsity else gate, "silu")
     up = _sum(layer, "up", x, row)
@@ -63,8 +64,11 @@ def _cut(layer: LayerGraph, gate: str) -> str:
     return graph.add("Relu", [graph.add("Sub", [above, least], at + ".rest")], at)
 
 
-def row_of(layer: LayerGraph) -> str:
-    """Emit the tokens' rows [B, T, d_ff or ple_width], gathered from the slots of the row cache."""
+def row_of(layer: LayerGraph, x: str = "") -> str:
+    """Emit the tokens' rows [B, T, d_ff or ple_width], gathered from the slots of the row cache.
+
+    x: what a router mixes rows by.
+    """
     graph, layout, name = layer.graph, rows_layout(layer), layer.at + "row"
     # No shapes, because shape inference of GatherBlockQuantized refuses a symbolic number of slots.
     codes = graph.input(io.row_codes(layer.number), layout.codes_dtype, None)
@@ -79,9 +83,24 @@ def row_of(layer: LayerGraph) -> str:
         means = graph.add("MatMul", [io.ROW_SHARES, row], name + ".means")
         bounds = [graph.sizes([number]) for number in (0, -1, 1)]  # all tokens but the last
         row = graph.add("Slice", [means, *bounds], name + ".mean")
+    if layer.config.row_experts:
+        row = _mixture(layer, x, row)
     if layer.config.ngram_order:  # those of a token side by side
         row = graph.reshape(row, [0, 0, layer.config.lookups * layout.row_width], name + ".joined")
     return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
+
+
+def _mixture(layer: LayerGraph, x: str, rows: str) -> str:
+    """Emit the sum of rows [B, T, k * width] with the shares softmax(router x) -> [B, T, width]."""
+    graph, at, count = layer.graph, layer.at + "row.mixture", layer.config.row_experts
+    width, router = rows_layout(layer).row_width // count, layer.matrix("router")
+    scores = graph.node("FusedMatMul", [x, router], [at + ".scores"], CONTRIB, transB=1)
+    shares = graph.add("Softmax", [scores], at + ".shares", axis=-1)
+    shares = graph.reshape(shares, [0, 0, 1, count], at + ".line")
+    rows = graph.reshape(rows, [0, 0, count, width], at + ".rows")
+    # A product for each token, so that it has the same bits alone and beside others.
+    mixed = graph.add("MatMul", [shares, rows], at + ".mixed")
+    return graph.reshape(mixed, [0, 0, width], at)
 
 
 def rows_layout(layer: LayerGraph) -> RecordLayout:

@@ -74,7 +74,7 @@ def layers_in_order(
 def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
     """Emit attention and FFN of residual + delta [B, T, dim]; return two values to be added."""
     config = layer.config
-    # With a LAuReL the norm feeds two products, so no balance of one may divide it.
+    # With a LAuReL the norm feeds two products, so no balance of one may divide it; nor with a router.
     x, residual = layer.add_norm(
         "attention_norm", residual, delta, "" if config.laurel_rank else "qkv"
     )
@@ -84,7 +84,8 @@ def _layer(layer: LayerGraph, residual: str, delta: str) -> tuple[str, str]:
 
         residual, delta = laurel(layer, x, residual, delta), ""
     multiplies = any("matrix" in terms for terms in FFN_TERMS[layer.kind].values())
-    x, residual = layer.add_norm("ffn_norm", residual, delta, "gate" if multiplies else "")
+    alone = multiplies and not (config.row_experts and layer.number in config.stem_layers)
+    x, residual = layer.add_norm("ffn_norm", residual, delta, "gate" if alone else "")
     return residual, layer.post_norm("ffn_post_norm", _ffn(layer, x))
 
 

@@ -268,6 +268,13 @@ def trailing_means(rows: F32, starts: Sequence[int]) -> F32:
     return np.stack(means)
 
 
+def mixture(scores: F32, rows: F32) -> F32:
+    """Sums [T, K] of a token's rows [T, n * K], with the softmax of scores [T, n] as their shares."""
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    return np.asarray((shares[:, None] @ rows.reshape(*scores.shape, -1))[:, 0], np.float32)
+
+
 def _ffn(
     config: ModelConfig,
     layer: int,
@@ -278,10 +285,12 @@ def _ffn(
 ) -> F32:
     """W_down (SiLU(gate) * up) of x [T, dim]; FFN_TERMS says what gate and up are.
 
-    With a sparsity, gates are cut before the activation.
+    With experts, the row is a mixture of the token's rows. With a sparsity, gates are cut before the activation.
     """
     at = f"layers.{layer}."
     observe(at + "gate", x)
+    if rows is not None and config.row_experts:
+        rows = mixture(linear(x, weights, "router"), rows)
     if rows is not None and config.row_rank:
         observe(at + "project", rows)
         rows = linear(rows, weights, "project")

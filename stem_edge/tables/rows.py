@@ -195,9 +195,13 @@ def make_layout(
     row_type: RowType,
     group_size: int,
     scale_type: ScaleType = "fp32",
+    mixed: int = 1,
 ) -> RecordLayout:
-    """Make a layout with the largest group that fits, up to `group_size` (unused for floats)."""
-    width = math.gcd(*(part[-1] for part in parts))
+    """Make a layout with the largest group that fits, up to `group_size` (unused for floats).
+
+    mixed: rows that lie side by side in one; no group spans two of them.
+    """
+    width = math.gcd(*(part[-1] // mixed for part in parts))
     group = fitting_block(width, group_size) if CODECS[row_type].scaled else 0
     return RecordLayout(
         records=records,

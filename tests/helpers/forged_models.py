@@ -85,6 +85,7 @@ def models(draw: st.DrawFn) -> ModelConfig:
         max_context=draw(chosen(64, 16, MAX_CONTEXT)),
         stem_ffn=ffn,
         row_window=draw(chosen(0, 2, 16, MAX_ROW_WINDOW)) if rows and not (hashed or grams) else 0,
+        row_experts=draw(chosen(0, 2, 3, 7)) if rows and not (hashed or grams) else 0,
         row_rank=0 if hashed else draw(chosen(*([] if grams else [0]), 1, min(16, d_ff), d_ff)),
         ngram_order=order,
         ngram_sizes=tuple(draw(tables)) if grams else (),

@@ -96,6 +96,8 @@ def ffn(config: ModelConfig, w: dict[str, Tensor], x: Tensor, row: Tensor | None
     """The feed-forward network of x [T, D], with the tokens' rows [T, row width] in STEM layers."""
     if row is not None and config.stem_ffn == "hash-moe":  # eq. 3
         return torch.stack([expert(config, x[t], row[t]) for t in range(len(x))])
+    if row is not None and config.row_experts:
+        row = mixed_rows(x, w["router"], row)
     if row is not None and config.row_rank:
         row = row @ w["project"].T
     if row is None:
@@ -111,6 +113,12 @@ def ffn(config: ModelConfig, w: dict[str, Tensor], x: Tensor, row: Tensor | None
     else:  # 4.4.2
         hidden = functional.silu(row) * linear(x, w, "up")
     return linear(hidden, w, "down")
+
+
+def mixed_rows(x: Tensor, router: Tensor, row: Tensor) -> Tensor:
+    """Sums over the rows of each token, each by its share."""
+    shares = torch.softmax(x @ router.T, -1)
+    return torch.einsum("te,tek->tk", shares, row.unflatten(-1, (len(router), -1)))
 
 
 def expert(config: ModelConfig, x: Tensor, row: Tensor) -> Tensor:

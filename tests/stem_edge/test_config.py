@@ -62,6 +62,12 @@ def test_the_largest_number_is_accepted(field: str) -> None:
         ({"streams": 2, "layer_scale": True}, "layer_scale in a model with 2 streams"),
         ({"ple_gate_scale": True}, "ple_gate_scale needs several streams"),
         ({"streams": 2, "ple_gate_scale": True}, "ple_gate_scale needs several streams"),
+        *[({"row_experts": n, "stem_layers": (1,)}, f"row_experts is {n}") for n in (-1, 1, 65)],
+        ({"row_experts": 4, "stem_layers": ()}, "row_experts is 4 in a stem model with 0 STEM"),
+        (
+            {"row_experts": 4, "stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 2},
+            "row_experts is 4 in a hash-moe model",
+        ),
         *[({"row_window": n, "stem_layers": (1,)}, f"row_window is {n}") for n in (-1, 1, 257)],
         ({"row_window": 4, "stem_layers": ()}, "row_window is 4 in a stem model with 0 STEM"),
         (
@@ -134,6 +140,16 @@ def test_a_table_more_is_an_up_projection_less() -> None:
     model = config(stem_layers=(0, 1))
     assert model.backbone_parameters == 316 - 24
     assert model.table_parameters == 2 * 10 * 6
+
+
+def test_rows_that_are_mixed_lie_side_by_side_and_each_layer_has_a_router() -> None:
+    one, more = config(), config(row_experts=3, row_rank=2)
+    shapes = more.backbone_shapes()
+    added = {name: shapes[name] for name in shapes.keys() - one.backbone_shapes().keys()}
+    assert added == {"layers.1.router": (3, 4), "layers.1.project": (6, 2)}
+    assert (more.row_parts(), more.record_values) == (((6,),), 6)
+    assert config(row_experts=3).row_parts() == ((18,),)
+    assert more.dense_twin() == one.dense_twin()
 
 
 def test_a_model_of_several_streams_has_coefficients_in_layers_and_matrices_around_them() -> None:

@@ -18,14 +18,14 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.layers import FFN_TERMS
 
-TOLERANCE = 1e-4
+TOLERANCE, MIXTURE = 1e-4, "mixture of rows"
 
 
 @pytest.mark.parametrize(
     "name",
     slow_but(
-        ["stem", "stem-mix", "hash-moe"],
-        ["stem", "stem-plus", "stem-mix", "stem-gate", "low rank", "hash-moe", "biases"],
+        ["stem", "stem-mix", "hash-moe", MIXTURE],
+        ["stem", "stem-plus", "stem-mix", "stem-gate", "low rank", "hash-moe", "biases", MIXTURE],
     ),
 )
 @pytest.mark.parametrize(

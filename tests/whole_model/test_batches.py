@@ -36,7 +36,7 @@ MODELS = VARIANTS | {
     ODD: {"head_dim": 10, "n_heads": 3, "n_kv_heads": 1},
 }
 NAMES = ["stem", "dense", "low rank, gate", "hash-moe", "window", WIDE, ODD, "all at once"]
-NAMES += ["means of rows"]
+NAMES += ["means of rows", "mixture of rows"]
 NAMES += [GEMMA, GEMMA_3N]
 CASES = slow_but(["all at once", GEMMA_3N], NAMES)
 LENGTH = 330

@@ -45,7 +45,7 @@ CASES: list[tuple[str, str, str, dict[str, Any], list[str]]] = [
 
 
 NAMES = ["stem", "low rank, plus", "stem-gate", "hash-moe", "all at once"]
-NAMES += ["means of rows"]
+NAMES += ["means of rows", "mixture of rows"]
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -76,7 +76,7 @@ ONCE, TOKENS, FEW, *_ = WAYS
 ONE_BY_ONE = {ONCE, TOKENS}
 # What "all at once" has not.
 FAST = {"stem", "dense", "low rank, gate", "hash-moe", "RoPE, linear", "RoPE, llama3", "tied head"}
-FAST |= {"soft cap and head bias", "all at once"}
+FAST |= {"soft cap and head bias", "all at once", "mixture of rows"}
 FAST_3N = {"3n, no sparsity, wide FFNs", "3n, odd heads, head of its own"}
 # How each model is made, its ways, and those of them that run in `make test`.
 MODELS: dict[str, tuple[Callable[[Path], Exact], set[str], set[str]]] = {

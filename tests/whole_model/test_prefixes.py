@@ -27,6 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "all at once": VARIANTS["all at once"],
     "hash-moe": VARIANTS["hash-moe"],
     "means of rows": VARIANTS["low rank, mix, means of rows"],
+    "mixture of rows": VARIANTS["low rank, gate, mixture"],
     "wide": {"dim": 192, "head_dim": 64, "n_heads": 4, "n_kv_heads": 1, "d_ff": 320},
 }
 

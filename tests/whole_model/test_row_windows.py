@@ -16,6 +16,7 @@ from architectures import SIZES, VARIANTS, write
 from edit_oracle import swap
 from exact_models import export_exact
 from guessing import ToldSpeculation
+from tiers import slow_but
 from torch_model import random_tensors, torch_logits
 
 import stem_edge
@@ -45,10 +46,14 @@ class Made(NamedTuple):
             assert logits[place].max() - logits[place, token] < CLOSE, place
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+NAMES = ["means of rows", "plus, means, mixture"]
+
+
+@pytest.fixture(scope="module", params=slow_but(NAMES[:1], NAMES))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("means")
-    config = ModelConfig(**(SIZES | VARIANTS["means of rows"] | {"max_context": 512}))
+    window = {"row_window": 4, "max_context": 512}
+    config = ModelConfig(**(SIZES | VARIANTS[request.param] | window))
     checkpoint, ids, _ = write(folder / "checkpoint", config, tokens=40)
     path = export_exact(checkpoint, folder / "bundle")
     ends = stem_edge.open_bundle(path).manifest.model.eos_ids

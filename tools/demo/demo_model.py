@@ -2,7 +2,8 @@
 
 Shapes: B sequences of T tokens; D = dim; H query heads share K key/value heads of h values; F =
 d_ff; V = vocabulary. A STEM layer multiplies its gate by row U[token] of its table, not by w3(x), or
-by the mean of the rows of a document's last tokens.
+by the mean of the rows of a document's last tokens. Instead, rows of n-grams may be beside the input
+embedding, as LongCat has them (arXiv 2601.21204); layers then have no rows.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from stem_edge.numerics.ngram_hash import NgramHash, input_hash
+
 INT4_BLOCK = 32
 INT8_GROUP = 128
+ORDER = 3  # the most ids of an n-gram
+NGRAM_RANK = INT8_GROUP  # values of its row, so that the report can round them
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,17 @@ class DemoConfig:
     window: int = 0  # tokens that attention sees in these layers; elsewhere it sees all
     window_layers: tuple[int, ...] = ()
     stem_window_size: int = 0  # last tokens whose rows a STEM layer takes the mean of; 0: one
+    ngram_rows: int = 0  # rows of each table of n-grams, about; 0: no tables
 
     @property
     def end(self) -> int:
         """Token that ends a document, as the tokenizer has it: the second special one."""
         return self.vocab_size - SPECIAL_COUNT + 1
+
+    @property
+    def ngram_sizes(self) -> tuple[int, ...]:
+        """Rows of each table: two for bigrams, two for trigrams; odd, and no two alike."""
+        return tuple(self.ngram_rows // 2 * 2 + 2 * table + 1 for table in range(4))
 
     @property
     def stem_embedding_dim(self) -> int:
@@ -101,6 +112,23 @@ class Layer(nn.Module):
         return out
 
 
+class NgramEmbedding(nn.Module):
+    """(x + the projected row of each table) / (1 + tables), for inputs x [B, T, D]."""
+
+    def __init__(self, config: DemoConfig) -> None:
+        super().__init__()
+        self.hash: NgramHash = input_hash(config.vocab_size, ORDER, config.ngram_sizes, config.end)
+        self.rows = nn.Embedding(self.hash.rows, NGRAM_RANK)
+        self.projects = nn.ModuleList(linear(NGRAM_RANK, config.dim) for _ in config.ngram_sizes)
+        nn.init.normal_(self.rows.weight, std=config.dim**-0.5)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        keys = torch.stack([torch.from_numpy(self.hash.keys(ids.numpy())) for ids in tokens])
+        for table, project in enumerate(self.projects):
+            x = x + project(self.rows(keys[..., table]))
+        return x / (1 + len(self.projects))
+
+
 class DemoModel(nn.Module):
     """Token ids [B, T] -> logits [B, T, V]."""
 
@@ -118,12 +146,15 @@ class DemoModel(nn.Module):
         self.stem_embeddings = nn.ModuleList(
             nn.Embedding(config.vocab_size, config.stem_embedding_dim) for _ in config.stem_layers
         )
+        self.ngrams = NgramEmbedding(config) if config.ngram_rows else None
         self.register_buffer("turns", rope_turns(config), persistent=False)
         nn.init.normal_(self.tok_embeddings.weight, std=config.dim**-0.5)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """positions [B, T]: of the tokens, below max_seqlen; 0 to T - 1 by default."""
         x = self.tok_embeddings(tokens)
+        if self.ngrams is not None:
+            x = self.ngrams(x, tokens)
         turns = self.turns[: tokens.shape[1]] if positions is None else self.turns[positions]
         tables = dict(zip(self.config.stem_layers, self.stem_embeddings, strict=True))
         window = seen_in_window(tokens.shape[1], self.config.window) if self.config.window else None
@@ -139,8 +170,9 @@ class DemoModel(nn.Module):
         return logits
 
     def tables(self) -> list[Tensor]:
-        """U [V, F] of each STEM layer."""
-        return [table.get_parameter("weight") for table in self.stem_embeddings]
+        """U [V, F] of each STEM layer, or the rows of n-grams."""
+        tables = [table.get_parameter("weight") for table in self.stem_embeddings]
+        return tables if self.ngrams is None else [self.ngrams.rows.weight]
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

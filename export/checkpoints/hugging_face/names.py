@@ -22,6 +22,7 @@ LAYER = {
     "down": "mlp.down_proj",
     "project": "mlp.stem_project",
     "mix": "mlp.stem_mix",
+    "router": "mlp.stem_router",
     "ffn_post_norm": "post_mlp_layernorm",
 }
 

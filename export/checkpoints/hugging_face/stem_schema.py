@@ -9,6 +9,7 @@ with a default:
 | stem_ffn | "stem" | kind of their FFN: stem, stem-plus, stem-mix, stem-gate, hash-moe or ngrams |
 | stem_rank | 0 | columns of low-rank tables; 0: they have intermediate_size |
 | stem_window | 0 | a row is the mean of those of so many last tokens of a document; 0: its own |
+| stem_experts | 0 | rows of a token in each layer, which a router mixes; 0: one |
 | ngram_order | 0 | ngrams: the most ids of an n-gram |
 | ngram_rows | [] | ngrams: rows of each table, as many tables for each of 2 to ngram_order ids |
 | ngram_end | null | ngrams: id that ends a document, to which n-grams keep; null: none does |
@@ -24,7 +25,8 @@ Tensors have the names of Llama (names.py), without those that a layer replaces,
 
 | tensor | shape | in |
 |---|---|---|
-| model.layers.N.mlp.stem_table.weight | [vocab, intermediate or rank] | STEM layers, not hash-moe |
+| model.layers.N.mlp.stem_table.weight | [vocab, intermediate or rank] | STEM layers, not hash-moe; with stem_experts, that many rows of a token side by side |
+| model.layers.N.mlp.stem_router.weight | [stem_experts, hidden] | STEM layers, if stem_experts > 0 |
 | model.layers.N.mlp.stem_project.weight | [intermediate, rank] | the same, if stem_rank > 0 |
 | model.ngram_embeddings.embedders.I.weight | [rows, rank] | ngrams: table I |
 | model.ngram_embeddings.post_projs.I.weight | [hidden, rank] | the same |
@@ -70,6 +72,7 @@ class Stem(Windowed, kw_only=True):
     stem_ffn: str = "stem"
     stem_rank: int = 0
     stem_window: int = 0
+    stem_experts: int = 0
     ngram_order: int = 0
     ngram_rows: tuple[int, ...] = ()
     ngram_end: int | None = None
@@ -89,6 +92,7 @@ class Stem(Windowed, kw_only=True):
             "stem_ffn": self.stem_ffn,
             "row_rank": self.stem_rank,
             "row_window": self.stem_window,
+            "row_experts": self.stem_experts,
             "ngram_order": self.ngram_order,
             "ngram_sizes": self.ngram_rows,
             "ngram_end": self.ngram_end,

@@ -5,6 +5,8 @@ stem_edge.numerics.reference shows their mathematics.
 
 from __future__ import annotations
 
+import math
+
 from stem_edge.config import ModelConfig
 from stem_edge.ggml import types as ggml_types
 from stem_edge.layers import FFN_TERMS
@@ -21,7 +23,7 @@ def ffn(layer: GgmlLayer, x: Tensor) -> Tensor:
     sums: dict[str, Tensor] = {}
     for name, terms in FFN_TERMS[layer.kind].items():
         parts = [layer.product(name, x)] if "matrix" in terms else []
-        parts += [_row(layer)] if "row" in terms else []
+        parts += [_row(layer, x)] if "row" in terms else []
         if "mix" in terms:
             shares = 1 - layer.share, layer.share
             parts = [layer.graph.op("scale", *both) for both in zip(parts, shares, strict=True)]
@@ -38,19 +40,35 @@ def ple(layer: GgmlLayer, x: Tensor, norm: Tensor) -> Tensor:
     graph, config, eps = layer.graph, layer.config, layer.config.norm_eps
     context = layer.product("ple_context", layer.inputs.embedded)
     context = rms_norm(graph, context, norm, eps * config.dim)
-    mixed = graph.op("add", context, graph.op("scale", _row(layer), config.ple_scale))
+    mixed = graph.op("add", context, graph.op("scale", _row(layer, x), config.ple_scale))
     product = layer.gated(layer.product("ple_gate", x), mixed)
     return layer.norm("ple_post_norm", layer.product("ple_out", product), 2 * eps)
 
 
-def _row(layer: GgmlLayer) -> Tensor:
-    """Return the tokens' rows [d_ff or ple_width, T] from the slots of the row cache."""
+def _row(layer: GgmlLayer, x: Tensor) -> Tensor:
+    """Return the tokens' rows [d_ff or ple_width, T] from the slots of the row cache.
+
+    x: what a router mixes rows by.
+    """
     graph, shares = layer.graph, layer.inputs.row_shares
     row = graph.op("get_rows", layer.slots[0], layer.inputs.slot_ids)
     if shares is not None:
         turned = graph.op("cont", graph.op("permute", row, 1, 0, 2, 3))
         row = graph.op("mul_mat", turned, shares)
+    if layer.config.row_experts:
+        row = _mixture(layer, x, row)
     return layer.product("project", row) if layer.config.row_rank else row
+
+
+def _mixture(layer: GgmlLayer, x: Tensor, rows: Tensor) -> Tensor:
+    """Return the sum [width, T] of rows [k * width, T] with the shares softmax(router x)."""
+    graph, count, tokens = layer.graph, layer.config.row_experts, layer.inputs.count
+    width = math.prod(layer.config.row_parts()[0]) // count
+    shares = graph.op("soft_max", layer.product("router", x))
+    apart = graph.op("reshape_3d", rows, width, count, tokens)
+    turned = graph.op("cont", graph.op("permute", apart, 1, 0, 2, 3))  # [k, width, T]
+    mixed = graph.op("mul_mat", turned, graph.op("reshape_3d", shares, count, 1, tokens))
+    return graph.op("reshape_2d", mixed, width, tokens)
 
 
 def _expert(layer: GgmlLayer, x: Tensor) -> Tensor:

@@ -98,6 +98,7 @@ FOREIGN = {
     "down": "Q4_1",
 }
 EXPERTS = msgspec.structs.replace(WIDE, d_ff=64, stem_ffn="hash-moe", n_experts=5)
+MIXED = msgspec.structs.replace(WIDE, row_experts=3)
 # Widths that are no multiple of 256, because K-quants cannot hold them, and optional operators.
 NARROW = msgspec.structs.replace(
     WIDE,
@@ -158,6 +159,7 @@ def cases() -> Iterator[Case]:
     for row_type in FORMS:
         yield Case(f"a model with {row_type} experts", EXPERTS, "q8_0", row_type)
     for weights in ("f32", "q8_0"):
+        yield Case(f"a model of mixed rows with {weights} weights", MIXED, weights, "int8")
         yield Case(f"a model of several kinds with {weights} weights", KINDS, weights, "int8")
     for kv in KV_TENSORS:
         yield Case(f"a model with {kv} keys and values", WIDE, "q8_0", "int8", kv=kv)
@@ -189,9 +191,8 @@ def check(ggml: Ggml, case: Case) -> None:
     """Compare the weights and logits of a model. Raises WrongResultError."""
     config, random = case.config, np.random.default_rng(0)
     values = {name: _values(random, shape) for name, shape in config.backbone_shapes().items()}
-    layout = make_layout(
-        config.records, config.stem_layers, config.row_parts(), case.row_type, GROUP
-    )
+    shapes = config.records, config.stem_layers, config.row_parts()
+    layout = make_layout(*shapes, case.row_type, GROUP, mixed=config.mixed_rows)
     # Scaled so that an expert's matrices preserve magnitudes, like the backbone's.
     scale = np.float32(config.dim**-0.5 if config.n_experts else 1)
     shape = (layout.records, layout.row_width)

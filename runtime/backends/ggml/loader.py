@@ -84,7 +84,9 @@ def ggml_needs(footprint: Footprint, context: int, threads: int, *, repack: bool
     # then their 8-bit copies. RoPE's cosines and sines, here and in ggml's memory.
     per_token = 3 * config.dim + heads + 4 * max(heads, *(layer.d_ff for layer in config.layers))
     if config.row_window:  # rows before their mean, turned, and their shares in it
-        per_token += 2 * config.d_ff + 2 * (CHUNK_TOKENS + config.row_window)
+        per_token += 2 * config.mixed_rows * config.d_ff + 2 * (CHUNK_TOKENS + config.row_window)
+    if config.row_experts:  # rows before they are mixed, as they are and turned
+        per_token += 2 * config.row_experts * config.d_ff
     per_token += 4 * sum(rope.width for rope in config.ropes)
     cells = [kv_capacity(window, context) for window in {one.window for one in config.layers}]
     masks = HALF * (sum(cells) + max(cells))  # one more, because numpy makes it before ggml's copy

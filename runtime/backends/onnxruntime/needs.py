@@ -107,8 +107,11 @@ def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -
     heads = max((config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in layers)
     hidden = HIDDEN_ARRAYS if config.streams == 1 else HIDDEN_ARRAYS_OF_STREAMS
     values = hidden * config.hidden_width + 2 * heads + wide * max(one.d_ff for one in layers)
+    rows = config.mixed_rows * max(one.d_ff for one in layers)
     if config.row_window:  # rows before their mean, and their shares in it
-        values += max(one.d_ff for one in layers) + CHUNK_TOKENS + config.row_window
+        values += rows + CHUNK_TOKENS + config.row_window
+    if config.row_experts:  # rows before they are mixed
+        values += rows
     if config.ngram_order:  # rows as they are gathered, side by side, and what they give
         values += 2 * config.lookups * config.row_rank + config.dim
     contexts = CONTEXT_ARRAYS * len(layers) * config.ple_width

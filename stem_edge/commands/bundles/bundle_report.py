@@ -109,7 +109,9 @@ def _ffn(model: ModelConfig) -> str:
     if model.n_experts:
         return f"{model.stem_ffn}, {model.n_experts} experts, one a token"
     means = f", means of the rows of {model.row_window} tokens" if model.row_window else ""
-    return model.stem_ffn + (f", rows of rank {model.row_rank}" if model.row_rank else "") + means
+    mixed = f", mixtures of {model.row_experts} rows" if model.row_experts else ""
+    rank = f", rows of rank {model.row_rank}" if model.row_rank else ""
+    return model.stem_ffn + rank + means + mixed
 
 
 def _storage(manifest: Manifest) -> Rows:

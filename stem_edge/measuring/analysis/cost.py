@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 from stem_edge.config import ModelConfig
 
-FFN_MATRICES = ("gate", "up", "down", "project")
+FFN_MATRICES = ("gate", "up", "down", "project", "router")
 DENSE_MATRICES, STEM_MATRICES = 3, 2  # of d x d_ff in an FFN: gate, down, and up if it is dense
 FLOPS_PER_PARAMETER = 2  # Table 3: a multiplication and an addition
 
@@ -51,6 +51,7 @@ class LayerShape:
     keys: int  # key and value heads x head width; less than `queries` in grouped-query attention
     stem_parameters: int  # in the FFN of a STEM layer without its row; the paper's: 2 d d_ff
     row_values: int  # the paper's: d_ff
+    row_multiply_adds: int = 0  # of a row that is an expert's matrices, or several that are mixed
 
     @classmethod
     def as_paper(cls, dim: int, d_ff: int) -> Self:
@@ -67,12 +68,8 @@ class LayerShape:
         shapes = model.layer_shapes(layers[0])
         parameters = sum(math.prod(shapes[name]) for name in FFN_MATRICES if name in shapes)
         row = model.record_values // len(layers)
-        return cls(model.dim, model.d_ff, queries, keys, parameters, row)
-
-    @property
-    def row_multiply_adds(self) -> int:
-        """Multiply-adds of a row that consists of matrices, an expert's; a vector has none."""
-        return self.row_values if self.row_values > self.d_ff else 0
+        summed = row if model.n_experts or model.row_experts else 0
+        return cls(model.dim, model.d_ff, queries, keys, parameters, row, summed)
 
     @property
     def attention_parameters(self) -> int:

@@ -124,7 +124,8 @@ def _heading(report: CostReport) -> list[str]:
     ]
     if not model.stem_layers:
         return [*lines, DENSE]
-    return lines if model.stem_ffn == "stem" and not model.row_rank else [*lines, VARIANT]
+    plain = model.stem_ffn == "stem" and not (model.row_rank or model.row_experts)
+    return lines if plain else [*lines, VARIANT]
 
 
 def _counted(report: CostReport) -> list[str]:

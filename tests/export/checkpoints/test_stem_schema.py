@@ -35,7 +35,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"stem_layers": (2,), "stem_ffn": "stem-plus"},
     {"stem_layers": (1, 2), "stem_ffn": "stem-plus", "row_rank": 16},
     {"stem_layers": (0, 1), "stem_ffn": "stem-mix"},
-    {"stem_layers": (0, 1), "row_window": 4},
+    {"stem_layers": (0, 1), "row_window": 4}, {"stem_layers": (0, 2), "row_experts": 3},
     {"stem_layers": (0, 1), "stem_ffn": "stem-gate"},
     {"stem_layers": (1,), "stem_ffn": "stem-gate", "row_rank": 16},
     {"stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 5},
@@ -157,6 +157,9 @@ def test_a_config_written_by_hand(tmp_path: Path) -> None:
         ({"stem_rank": 16}, ["no tensor model.layers.1.mlp.stem_project.weight"]),
         ({"stem_rank": 97}, ["row_rank is 97"]),
         ({"stem_window": 300}, ["row_window is 300", "expected 2 to 256"]),
+        ({"stem_experts": 3}, ["no tensor model.layers.1.mlp.stem_router.weight"]),
+        ({"stem_experts": 1}, ["row_experts is 1", "expected 2 to 64"]),
+        ({"stem_experts": 65}, ["row_experts is 65", "expected 2 to 64"]),
         ({"num_experts": 4}, ["n_experts is 4 in a stem model"]),
         ({"stem_table_dtype": "int8"}, ["stem_table_dtype is 'int8'", "stem models"]),
         ({"hidden_act": "gelu"}, ["hidden_act is 'gelu'", "expected 'silu'"]),
@@ -194,6 +197,29 @@ def test_a_map_of_tokens_that_does_not_fit(
     tensors["model.expert_of_token"] = change(tensors["model.expert_of_token"])
     save_file(tensors, path)
     refused(tmp_path, "model.expert_of_token", *parts)
+
+
+ROUTER, TABLE = (f"model.layers.1.mlp.stem_{name}.weight" for name in ("router", "table"))
+Tensors = dict[str, Tensor]
+
+
+@pytest.mark.parametrize(
+    ("fields", "change", "parts"),
+    [
+        ({"row_experts": 3}, lambda t: {ROUTER: t[ROUTER][:2]}, ["layers.1.router is [2, 40], expected [3, 40]"]),
+        ({"row_experts": 3}, lambda t: {TABLE: t[TABLE][:, :96]}, [TABLE, "[61, 96]", "[61, 288]"]),
+        ({}, lambda t: {ROUTER: torch.ones(3, 40)}, [ROUTER]),
+        ({"row_experts": 3}, lambda t: {ROUTER.replace("1", "0"): t[ROUTER]}, ["layers.0", "router"]),
+    ],
+)  # fmt: skip
+def test_a_router_or_rows_that_do_not_fit(
+    tmp_path: Path, fields: dict[str, Any], change: Callable[[Tensors], Tensors], parts: list[str]
+) -> None:
+    save(tmp_path, **fields)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {name: t.clone() for name, t in change(tensors).items()}, path)
+    refused(tmp_path, *parts)
 
 
 @pytest.mark.parametrize("stacked", [True, False])

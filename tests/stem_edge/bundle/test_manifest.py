@@ -84,7 +84,7 @@ GOLDEN: dict[str, Any] = {
         "ngram_order": 0, "ngram_sizes": [], "norm_eps": 1e-05,
         "placeholders": {}, "ple_gate_scale": False, "ple_records": 0, "ple_scale": 1.0, "ple_width": 0,
         "post_norms": False, "qk_norm_eps": None, "ranges": {}, "rope_interleaved": True, "rope_scaling": None,
-        "rope_theta": 10000.0, "row_rank": 0, "row_window": 0, "sliding_window": 0, "stem_ffn": "stem",
+        "rope_theta": 10000.0, "row_experts": 0, "row_rank": 0, "row_window": 0, "sliding_window": 0, "stem_ffn": "stem",
         "stem_layers": [1], "streams": 1, "tied_head": False, "v_norm": False, "vocab_size": 10,
         "window_layers": None,
     },

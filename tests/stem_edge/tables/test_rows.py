@@ -149,6 +149,11 @@ def test_make_layout_takes_the_largest_group_that_fits(
     assert make_layout(5, [1, 3], ((d_ff,),), row_type, wanted).group_size == group
 
 
+def test_no_group_spans_two_rows_that_are_mixed() -> None:
+    found = [make_layout(5, [1], ((192,),), "int8", 64, mixed=n).group_size for n in (1, 2, 4)]
+    assert found == [64, 32, 16]
+
+
 @pytest.mark.parametrize(("row_type", "expected"), [("int4", "88"), ("int8", "8080")])
 def test_zero_points_of_rows(row_type: RowType, expected: str) -> None:
     points = layout_of(row_type, parts=((32,),)).zero_points(3)

@@ -58,6 +58,13 @@ def test_grouped_query_attention_has_narrow_keys_and_values() -> None:
     assert layer_loads(shape, 3).dense == parameters + 2 * 3 * 4 + 3 * 6 * 8
 
 
+def test_a_mixture_adds_a_router_and_the_sum_of_its_rows() -> None:
+    one, more = config(dim=6, d_ff=8), config(dim=6, d_ff=8, row_experts=3, row_rank=2)
+    pair, mixed = (ffn_multiply_adds(LayerShape.of(model)) for model in (one, more))
+    assert mixed.stem - pair.stem == 3 * 6 + 3 * 2 + 2 * 8  # and P, of two columns
+    assert mixed.dense == pair.dense
+
+
 def llama_1b(stem_layers: tuple[int, ...], **changes: Any) -> ModelConfig:
     """Llama-3.2-1B with a head of its own, as section 4.1 says."""
     shape = {"vocab_size": 128256, "dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8}
