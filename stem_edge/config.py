@@ -50,6 +50,8 @@ class ModelConfig(Description, frozen=True):
             shapes["project"] = (self.d_ff, self.row_rank)
         if self.ffn_kind(layer) == "ngrams":
             shapes["project"] = (self.dim, self.lookups * self.row_rank)
+        if self.ffn_kind(layer) == "engram":
+            shapes |= self._engram_shapes()
         if self.row_experts and layer in self.stem_layers:
             shapes["router"] = (self.row_experts, self.dim)
         if any("mix" in parts for parts in terms.values()):
@@ -66,6 +68,13 @@ class ModelConfig(Description, frozen=True):
             shapes["layer_scale"] = (1,)
         biased = [name for name in shapes if name in self.biases]
         return shapes | {f"{name}.bias": shapes[name][:1] for name in biased}
+
+    def _engram_shapes(self) -> dict[str, tuple[int, ...]]:
+        each = self.lookups // len(self.stem_layers) * self.row_rank
+        vectors = ["engram_query_norm", "engram_key_norm"]
+        vectors += ["engram_conv_norm"] if self.engram_kernel else []
+        vectors += [f"engram_conv_{tap}" for tap in range(self.engram_kernel)]  # the oldest first
+        return {"project": (2 * self.dim, each)} | dict.fromkeys(vectors, (self.dim,))
 
     def _altup_shapes(self) -> dict[str, tuple[int, ...]]:
         if self.streams == 1:
@@ -126,6 +135,9 @@ class ModelConfig(Description, frozen=True):
             ngram_order=0,
             ngram_sizes=(),
             ngram_end=None,
+            ngram_multipliers=(),
+            ngram_filler=0,
+            engram_kernel=0,
             n_experts=0,
             ple_width=0,
             ple_records=0,
@@ -145,7 +157,7 @@ class ModelConfig(Description, frozen=True):
     @property
     def record_values(self) -> int:
         """Values in one record."""
-        return sum(map(prod, self.row_parts())) * len(self.stem_layers)
+        return sum(map(prod, self.row_parts())) * len(self.row_layers)
 
     @property
     def table_parameters(self) -> int:

@@ -21,8 +21,10 @@ from stem_edge.limits import (
     LEAST_STEP,
     MAX_CONTEXT,
     MAX_FACTOR,
+    MAX_KERNEL,
     MAX_KINDS,
     MAX_LAYERS,
+    MAX_MIXED,
     MAX_ORDER,
     MAX_RECORDS,
     MAX_ROW_EXPERTS,
@@ -111,7 +113,7 @@ def _check_rows(config: Description) -> None:
             f"{config.vocab_size} for hash-moe, 0 for others"
         )
     ple = config.stem_ffn == "ple"
-    ngrams = config.stem_ffn == "ngrams"
+    ngrams = config.stem_ffn in ("ngrams", "engram")
     widest = MAX_WIDTH if ngrams else config.d_ff
     if not 0 <= config.row_rank <= widest or (config.row_rank and (hashed or ple)):
         raise ValueError(
@@ -127,7 +129,15 @@ def _check_rows(config: Description) -> None:
     if ngrams:
         _check_ngrams(config)
     elif config.ngram_order or config.ngram_sizes or config.ngram_end is not None:
-        raise ValueError(f"n-grams in a {config.stem_ffn} model; expected ngrams as stem_ffn")
+        raise ValueError(
+            f"n-grams in a {config.stem_ffn} model; expected ngrams or engram as stem_ffn"
+        )
+    engram = config.ngram_multipliers or config.ngram_filler or config.engram_kernel
+    if engram and config.stem_ffn != "engram":
+        raise ValueError(
+            f"ngram_multipliers, ngram_filler or engram_kernel in a {config.stem_ffn} model; "
+            "expected engram as stem_ffn"
+        )
     summed = config.stem_layers and not (hashed or ple or ngrams)
     for field, most in (("row_window", MAX_ROW_WINDOW), ("row_experts", MAX_ROW_EXPERTS)):
         if (value := getattr(config, field)) and not (summed and 1 < value <= most):
@@ -147,10 +157,12 @@ def _check_rows(config: Description) -> None:
 
 def _check_ngrams(config: Description) -> None:
     order, sizes, end = config.ngram_order, config.ngram_sizes, config.ngram_end
-    if not 2 <= order <= MAX_ORDER or not sizes or len(sizes) % (order - 1):
+    engram = config.stem_ffn == "engram"
+    each = (order - 1) * max(1, len(config.stem_layers))
+    if not 2 <= order <= MAX_ORDER or not sizes or len(sizes) % each:
         raise ValueError(
             f"ngram_order is {order} with {len(sizes)} ngram_sizes; expected 2 to {MAX_ORDER} and as "
-            "many sizes for each of 2 to ngram_order ids"
+            "many sizes for each of 2 to ngram_order ids, in each layer with rows"
         )
     if min(sizes) < 1 or sum(sizes) > MAX_RECORDS or len(sizes) > MAX_LAYERS:
         raise ValueError(
@@ -159,11 +171,37 @@ def _check_ngrams(config: Description) -> None:
         )
     if not 0 <= (end or 0) < config.vocab_size:
         raise ValueError(f"ngram_end is {end}; expected 0 to {config.vocab_size - 1}")
-    if config.stem_layers != (0,) or not config.row_rank or config.streams > 1:
+    known = bool(config.stem_layers) if engram else config.stem_layers == (0,)
+    if not known or not config.row_rank or config.streams > 1:
         raise ValueError(
             f"stem_layers {config.stem_layers}, row_rank {config.row_rank} and {config.streams} "
-            "streams in an ngrams model; expected (0,), the values of a row, and 1 stream"
+            f"streams in an {config.stem_ffn} model; expected {'some layers' if engram else '(0,)'}, the "
+            "values of a row, and 1 stream"
         )
+    if engram:
+        _check_engram(config)
+
+
+def _check_engram(config: Description) -> None:
+    numbers, largest = config.ngram_multipliers, (MAX_MIXED - 1) // config.vocab_size
+    lengths = [len(of_layer) for of_layer in numbers]
+    if lengths != [config.ngram_order] * len(config.stem_layers):
+        raise ValueError(
+            f"ngram_multipliers has {lengths} numbers; expected {config.ngram_order} for each of "
+            f"{len(config.stem_layers)} layers"
+        )
+    if wrong := [n for of_layer in numbers for n in of_layer if not 0 < n <= largest]:
+        raise ValueError(
+            f"ngram_multipliers has {wrong[0]}; expected 1 to {largest}, so that products have 64 bits"
+        )
+    if not 0 <= config.ngram_filler < config.vocab_size:
+        raise ValueError(
+            f"ngram_filler is {config.ngram_filler}; expected 0 to {config.vocab_size - 1}"
+        )
+    if config.borrowed_kv_layers:
+        raise ValueError("an engram model whose last layers borrow keys and values")
+    if not 0 <= config.engram_kernel <= MAX_KERNEL:
+        raise ValueError(f"engram_kernel is {config.engram_kernel}; expected 0 to {MAX_KERNEL}")
 
 
 def _check_extras(config: Description) -> None:

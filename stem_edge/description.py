@@ -34,11 +34,17 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     )
     # A token has so many rows in each layer, and a router in the layer mixes them; 0: it has one.
     row_experts: int = 0
-    # n-grams beside the input embedding (LongCat, arXiv 2601.21204): they have 2 to so many ids, and
-    # as many tables of each length, with so many rows. An id ends a document.
+    # n-grams beside the input embedding (LongCat, arXiv 2601.21204), or before some layers (Engram,
+    # arXiv 2601.07372): they have 2 to so many ids, and as many tables of each length, with so many
+    # rows; for Engram so in each of its layers. An id ends a document.
     ngram_order: int = 0
     ngram_sizes: tuple[int, ...] = ()
     ngram_end: int | None = None
+    # Engram: for each of its layers, what ids are multiplied by, the newest first; the id that stands
+    # for those before a document; and the tokens that its convolution adds up, ngram_order apart.
+    ngram_multipliers: tuple[tuple[int, ...], ...] = ()
+    ngram_filler: int = 0
+    engram_kernel: int = 0  # 0: no convolution
     n_experts: int = 0  # hash-moe: records, each shared by many tokens
     tied_head: bool = False
     rope_interleaved: bool = True  # pairs (0,1), (2,3)... as in the STEM trainer; False: halves
@@ -142,6 +148,16 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return len(self.ngram_sizes) or 1
 
     @property
+    def row_layers(self) -> tuple[int, ...]:
+        """Layers whose rows are side by side in a record; those of n-grams have records of their own."""
+        return self.stem_layers[:1] if self.ngram_order else self.stem_layers
+
+    @property
+    def conv_layers(self) -> tuple[int, ...]:
+        """Layers that keep what their convolution adds up of earlier tokens."""
+        return self.stem_layers if self.engram_kernel else ()
+
+    @property
     def mixed_rows(self) -> int:
         """Rows of a token in a layer, which lie side by side in its record."""
         return self.row_experts or 1
@@ -154,7 +170,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def prompt_rows(self) -> int:
         """Rows of a record that every token of a prompt needs, not only those with logits wanted."""
-        return sum(layer < self.own_kv_layers for layer in self.stem_layers)
+        return sum(layer < self.own_kv_layers for layer in self.row_layers)
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:

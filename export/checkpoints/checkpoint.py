@@ -93,8 +93,8 @@ def check_shapes(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint if its tensors fit its config. Raises CheckpointError."""
     config = checkpoint.config
     expected: dict[str, tuple[int, ...]] = dict(config.backbone_shapes())
-    table = (config.records, config.record_values // max(1, len(config.stem_layers)))
-    expected |= {f"table of layer {l}": table for l in config.stem_layers}
+    table = (config.records, config.record_values // max(1, len(config.row_layers)))
+    expected |= {f"table of layer {l}": table for l in config.row_layers}
     found = {name: matrix.shape for name, matrix in checkpoint.backbone.items()}
     found |= {f"table of layer {l}": table.shape for l, table in checkpoint.tables.items()}
     wrong = [

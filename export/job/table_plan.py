@@ -71,7 +71,7 @@ def plan_tables(
             f"{source.path}: experts cannot be {tables}, because no operator takes them; choose tables "
             "fp32, int8 or int4"
         )
-    shape = (config.records, config.stem_layers, config.row_parts())
+    shape = (config.records, config.row_layers, config.row_parts())
     scales = MIXED_SCALES if tables == "mixed" else scales
     try:
         layout = make_layout(*shape, row_type, group_size, scales, config.mixed_rows)

@@ -33,7 +33,7 @@ def next_states(
     if not finite:
         at = f"layers.{layer}."
         _check_tensors(source, ["embedding", *(at + n for n in source.config.layer_shapes(layer))])
-        if layer in source.config.stem_layers:
+        if layer in source.rows:
             check_finite(f"table of layer {layer}", 0, pick(source.rows[layer], tokens.row_ids))
         raise CheckpointError(
             f"{source.path}: layer {layer} computes NaN or infinite values from finite weights, which "

@@ -187,6 +187,11 @@ class StoredTensor:
         at = self.at + start * self.strides[1] * VALUE_NBYTES[self.dtype]
         return replace(self, shape=(self.shape[0], stop - start), at=at)
 
+    def last(self, place: int) -> StoredTensor:
+        """Return the vector of the values at a place of the last axis, of a tensor [N, 1, K]."""
+        at = self.at + place * self.strides[-1] * VALUE_NBYTES[self.dtype]
+        return replace(self, shape=self.shape[:1], strides=self.strides[:1], at=at)
+
     def rows(self, start: int, stop: int) -> F32:
         """Read rows start..stop as float32."""
         return self.part(start, stop).all()

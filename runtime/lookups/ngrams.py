@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stem_edge.config import ModelConfig
-from stem_edge.numerics.ngram_hash import input_hash
+from stem_edge.numerics.ngram_hash import hash_of
 from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.records import RowKeys
 
@@ -14,8 +14,7 @@ class NgramKeys(RowKeys):
     made = False
 
     def __init__(self, config: ModelConfig) -> None:
-        sizes, end = config.ngram_sizes, config.ngram_end
-        self._hash = input_hash(config.vocab_size, config.ngram_order, sizes, end)
+        self._hash = hash_of(config)
         self.before, self.each = self._hash.memory, config.lookups
 
     def of(self, token_ids: I64, row_ids: I64, first: int = 0) -> I64:

@@ -19,7 +19,7 @@ from stem_edge.graph.formats import (
     MatrixKind,
     WeightType,
 )
-from stem_edge.graph.kv import KvCaches, KvChoice, KvType, OnnxCaches
+from stem_edge.graph.kv import CACHES, KvCaches, KvChoice, KvType, OnnxCaches
 from stem_edge.graph.names import kv_capacity
 from stem_edge.layers import Layer
 from stem_edge.numerics.quantize import fitting_block
@@ -69,7 +69,10 @@ class Footprint:
     def kv_nbytes(self, tokens: int) -> int:
         """Bytes of the KV cache of `tokens` tokens."""
         own = self.model.layers[: self.model.own_kv_layers]
-        return sum(self.caches.nbytes(self.kv, layer) * self._kept(layer, tokens) for layer in own)
+        layers = sum(
+            self.caches.nbytes(self.kv, layer) * self._kept(layer, tokens) for layer in own
+        )
+        return layers + self._conv_nbytes(tokens)
 
     def kv_read_nbytes(self, tokens: int) -> int:
         """Bytes of keys and values that a decode step reads in a context of `tokens` tokens.
@@ -80,7 +83,12 @@ class Footprint:
         return sum(
             self.caches.nbytes(self.kv, layer) * min(tokens, layer.window or tokens)
             for layer in layers
-        )
+        ) + self._conv_nbytes(min(tokens, self.model.engram_kernel))
+
+    def _conv_nbytes(self, tokens: int) -> int:
+        """Bytes of what Engram's convolutions add up of some tokens."""
+        values = tokens * self.model.dim * len(self.model.conv_layers)
+        return values * CACHES[self.kv].of_conv.itemsize
 
     def without_windows(self) -> Footprint:
         """Footprint of an engine that keeps all tokens in the KV cache of every layer."""

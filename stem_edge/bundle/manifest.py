@@ -251,7 +251,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 def _check_tables(model: ModelConfig, tables: RecordLayout) -> None:
     pairs = {
         "records": (model.records, tables.records),
-        "STEM layers": (model.stem_layers, tables.layers),
+        "STEM layers": (model.row_layers, tables.layers),
         "parts of a row": (model.row_parts(), tables.parts),
     }
     for what, (of_model, of_tables) in pairs.items():

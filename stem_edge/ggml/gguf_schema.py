@@ -122,7 +122,8 @@ def foreign_parts(config: ModelConfig) -> list[str]:
     parts = {name.removesuffix(".bias").rsplit(".", 1)[-1] for name in config.backbone_shapes()}
     parts |= {"sparsity"} if any(layer.sparsity for layer in config.layers) else set()
     parts |= {"ranges"} if config.ranges else set()
-    parts |= {"rows of n-grams"} if config.ngram_order else set()
+    if config.ngram_order:
+        parts = {part for part in parts if not part.startswith("engram_")} | {"rows of n-grams"}
     return sorted(parts - NAMES.keys())
 
 

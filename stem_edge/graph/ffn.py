@@ -65,10 +65,16 @@ def _cut(layer: LayerGraph, gate: str) -> str:
 
 
 def row_of(layer: LayerGraph, x: str = "") -> str:
-    """Emit the tokens' rows [B, T, d_ff or ple_width], gathered from the slots of the row cache.
+    """Emit what the tokens' rows say [B, T, d_ff or ple_width]: themselves, or their product.
 
     x: what a router mixes rows by.
     """
+    row = gathered(layer, x)
+    return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
+
+
+def gathered(layer: LayerGraph, x: str = "") -> str:
+    """Emit the tokens' rows [B, T, row width], from the slots of the row cache."""
     graph, layout, name = layer.graph, rows_layout(layer), layer.at + "row"
     # No shapes, because shape inference of GatherBlockQuantized refuses a symbolic number of slots.
     codes = graph.input(io.row_codes(layer.number), layout.codes_dtype, None)
@@ -87,7 +93,7 @@ def row_of(layer: LayerGraph, x: str = "") -> str:
         row = _mixture(layer, x, row)
     if layer.config.ngram_order:  # those of a token side by side
         row = graph.reshape(row, [0, 0, layer.config.lookups * layout.row_width], name + ".joined")
-    return layer.product("project", "project", row, ("project",)) if layer.config.row_rank else row
+    return row
 
 
 def _mixture(layer: LayerGraph, x: str, rows: str) -> str:

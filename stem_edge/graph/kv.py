@@ -10,7 +10,7 @@ every graph finds them, also the one for prompts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,11 @@ class Cache(NamedTuple):
     def nbytes(self, layer: Layer) -> int:
         """Return the bytes of the keys and values of a token."""
         return 2 * layer.n_kv_heads * self.width(layer) * np.dtype(self.dtype).itemsize
+
+    @property
+    def of_conv(self) -> np.dtype[Any]:
+        """Return the type of what a convolution (Engram) keeps of a token beside keys and values."""
+        return np.dtype(np.float32 if self.bits == 32 else np.float16)
 
 
 CACHES: dict[KvType, Cache] = {

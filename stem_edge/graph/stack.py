@@ -60,6 +60,12 @@ def layers_in_order(
             from stem_edge.graph.special.ngrams import with_ngrams  # for such models alone
 
             residual = with_ngrams(layer, residual)
+        elif layer.kind == "engram":
+            from stem_edge.graph.special.engram import with_engram
+
+            if delta:
+                residual, delta = graph.add("Add", [residual, delta], layer.at + "before"), ""
+            residual = with_engram(layer, residual)
         residual, delta = _layer(layer, residual, delta)
         if number in context:
             residual = graph.add("Add", [residual, delta], layer.at + "ffn.sum")

@@ -17,11 +17,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stem_edge.description import Description
 from stem_edge.errors import InputError
-from stem_edge.limits import MAX_ORDER, MAX_RECORDS, MAX_VOCAB
+from stem_edge.limits import MAX_MIXED, MAX_ORDER, MAX_RECORDS, MAX_VOCAB
 from stem_edge.numerics.quantize import I32, I64
-
-MAX_MIXED = 1 << 63  # products, and their sums, are int64
 
 
 class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -141,6 +140,29 @@ class NgramHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 f"ids from {numbers.min()} to {numbers.max()}; expected 0 to {self.vocab_size - 1}"
             )
         return numbers
+
+
+def hash_of(model: Description) -> NgramHash:
+    """Return the keys of a model's n-grams; those of Engram have the tables of all its layers."""
+    sizes, order = model.ngram_sizes, model.ngram_order
+    if not model.ngram_multipliers:
+        return input_hash(model.vocab_size, order, sizes, model.ngram_end)
+    each = len(sizes) // len(model.ngram_multipliers) // (order - 1)
+    numbers = [
+        of_layer[:length]
+        for of_layer in model.ngram_multipliers
+        for length in range(2, order + 1)
+        for _ in range(each)
+    ]
+    return NgramHash(
+        vocab_size=model.vocab_size,
+        orders=tuple(map(len, numbers)),
+        sizes=sizes,
+        mixing="xor",
+        multipliers=tuple(numbers),
+        filler=model.ngram_filler,
+        end=model.ngram_end,
+    )
 
 
 def input_hash(vocab_size: int, order: int, sizes: Sequence[int], end: int | None) -> NgramHash:

@@ -27,7 +27,7 @@ from stem_edge.numerics.arithmetic import (
     sparse_gate,
 )
 from stem_edge.numerics.matrix import ArrayMatrix, IndexedMatrix, Matrix, whole
-from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
 
 ATTENTION_ROWS = 128  # queries whose scores are in memory at once
@@ -82,7 +82,9 @@ class Tokens:
         self.ids = token_ids
         self.row_ids = token_ids  # of the rows to look up, those of a token next to each other
         if config.ngram_order:
-            self.row_ids = ngrams_of(config, token_ids).ravel().tolist()
+            from stem_edge.numerics.ngram_hash import hash_of  # for models with them alone
+
+            self.row_ids = hash_of(config).keys(token_ids).ravel().tolist()
         self.starts = window_starts(token_ids, config.row_window, config.eos_ids)
         self.ropes = {rope: rope_tables(rope, len(token_ids)) for rope in config.ropes}
         # What is kept here stays for all layers, so it is only what later layers read again.
@@ -113,9 +115,12 @@ def layer_forward(
     weights |= {f"{name}.range": steps_of(config, at + name) for name in ranged}
     kind, rows = config.ffn_kind(layer), None
     if layer in config.stem_layers and kind != "hash-moe":
-        rows = pick(tables[layer], tokens.row_ids)
-    if kind == "ngrams" and rows is not None:
-        x, rows = _with_ngrams(config, at, weights, x, rows, observe), None
+        source = config.row_layers[0] if config.ngram_order else layer
+        rows = pick(tables[source], tokens.row_ids)
+    if config.ngram_order and rows is not None:
+        from stem_edge.numerics.ngrams import with_ngrams
+
+        x, rows = with_ngrams(config, layer, weights, x, rows, observe), None
     streams = altup.predicted(config, weights, x) if many else x[:, None]  # [T, streams, dim]
     active = streams[:, config.active_stream]
     active = _attended(config, layer, weights, active, tokens, observe)
@@ -229,28 +234,6 @@ def _attend(q: F32, k: F32, v: F32, scale: float, window: int) -> F32:
         weight /= weight.sum(axis=-1, keepdims=True)
         mixed[:, start:stop] = weight @ v[:, first:stop]
     return np.ascontiguousarray(mixed.transpose(1, 0, 2)).reshape(length, -1)
-
-
-def ngrams_of(config: ModelConfig, token_ids: Sequence[int]) -> I64:
-    """Return the rows [T, lookups] of the n-grams that end at each token."""
-    from stem_edge.numerics.ngram_hash import input_hash  # for models with them alone
-
-    keys = input_hash(config.vocab_size, config.ngram_order, config.ngram_sizes, config.ngram_end)
-    return keys.keys(token_ids)
-
-
-def _with_ngrams(
-    config: ModelConfig,
-    at: str,
-    weights: Mapping[str, Matrix],
-    x: F32,
-    rows: F32,
-    observe: Observer,
-) -> F32:
-    """Mean [T, dim] of x and what each of the tokens' rows of n-grams gives."""
-    rows = rows.reshape(len(x), -1)
-    observe(at + "project", rows)
-    return (x + linear(rows, weights, "project")) / np.float32(1 + config.lookups)
 
 
 def window_starts(token_ids: Sequence[int], window: int, ends: Sequence[int]) -> list[int]:

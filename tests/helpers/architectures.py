@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from stem_format import save_stem
 from torch import Tensor
+from torch_engram import END, ENGRAM, GATE_ALONE, WINDOWS, is_engram, stored_engram, with_engram
 from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
 
 from stem_edge.bundle.opening import Bundle
@@ -36,7 +37,7 @@ SIZES: dict[str, Any] = {
     "rope_theta": 1e4,
     "max_context": 64,
 }
-CPU_ONLY = ("n_experts", "row_window")
+CPU_ONLY = ("n_experts", "row_window", "ngram_order")
 HASHED: dict[str, Any] = {"stem_ffn": "hash-moe", "n_experts": 5}
 VARIANTS: dict[str, dict[str, Any]] = {
     "stem": {},
@@ -55,6 +56,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "low rank, gate, mixture": {"row_experts": 2, "row_rank": 16, "stem_ffn": "stem-gate"},
     "plus, means, mixture": {"row_experts": 4, "row_window": 3, "stem_ffn": "stem-plus"},
     "low rank, gate": {"row_rank": 16, "stem_ffn": "stem-gate", "biases": ("up", "down")},
+    "Engram": ENGRAM,
+    "Engram, a gate alone": GATE_ALONE,
+    "Engram and windows": WINDOWS,
     "hash-moe": HASHED,
     "hash-moe, all layers, post norms": {**HASHED, "stem_layers": (0, 1, 2), "post_norms": True},
     "every head has its own keys": {"n_kv_heads": 6},
@@ -93,9 +97,13 @@ def write(
 ) -> tuple[Path, list[int], F32]:
     """Write a checkpoint of random weights; return it with some ids and their logits [T, V]."""
     tensors, rows = random_tensors(config, seed)
-    stored = {tensor_name(name): tensor for name, tensor in tensors.items()}
-    for layer, table in random_tables(config, seed).items():
-        stored |= rows_as_tensors(config, f"model.layers.{layer}.mlp.", table)
+    engram, tables = config.stem_ffn == "engram", random_tables(config, seed)
+    kept = [name for name in tensors if not (engram and is_engram(name))]
+    stored = {tensor_name(name): tensors[name] for name in kept}
+    for layer, table in tables.items():
+        at = f"model.layers.{layer}.mlp."
+        modules = stored_engram(config, tensors, table) if engram else None
+        stored |= modules or rows_as_tensors(config, at, table)
     if config.n_experts:
         stored["model.expert_of_token"] = expert_of_token(config)
     tokenizer = convert_tokenizer("bytes", None, add_bos=True)
@@ -104,6 +112,11 @@ def write(
     ids = np.random.default_rng(seed).integers(0, config.vocab_size, tokens).tolist()
     if config.row_window:  # documents end in it, one after its first token
         ids[tokens // 3] = ids[2 * tokens // 3] = ids[2 * tokens // 3 + 1] = tokenizer.eos_ids[0]
+    if engram:
+        ids[tokens // 3] = END
+        before = with_engram(config, tensors, tables[config.row_layers[0]], ids)
+        logits = torch_logits(config.dense_twin(), tensors, {}, ids, before=before)
+        return folder, ids, logits.numpy()
     return folder, ids, torch_logits(config, tensors, rows, ids).numpy()
 
 

@@ -55,6 +55,7 @@ def exact_stem(folder: Path, changes: Mapping[str, Any], tokens: int = 40, **opt
     """Make a random model that differs from SIZES in these fields."""
     config = ModelConfig(**(SIZES | dict(changes)))
     checkpoint, ids, expected = write(folder / "checkpoint", config, tokens=tokens)
+    options = {"ggml": not config.ngram_order} | options
     return Exact(export_exact(checkpoint, folder / "bundle", **options), [(ids, expected)])
 
 

@@ -41,7 +41,14 @@ from stem_edge.graph.formats import (
     WeightType,
 )
 from stem_edge.layers import BIASED, FFN_TERMS, LinearRope, Llama3Rope, RopeScaling, YarnRope
-from stem_edge.limits import LEAST_SCALING, MAX_CONTEXT, MAX_ROW_WINDOW, MAX_SOFTCAP
+from stem_edge.limits import (
+    LEAST_SCALING,
+    MAX_CONTEXT,
+    MAX_KERNEL,
+    MAX_MIXED,
+    MAX_ROW_WINDOW,
+    MAX_SOFTCAP,
+)
 from stem_edge.tables.codecs import CODECS
 from stem_edge.tables.rows import RecordLayout, ScaleType
 
@@ -66,11 +73,14 @@ def models(draw: st.DrawFn) -> ModelConfig:
     vocab_size = draw(chosen(32, VOCABULARY, 9, 300))
     d_ff, dim = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from(WIDTHS))
     ffn = draw(st.sampled_from([kind for kind in FFN_TERMS if kind not in ("dense", "ple")]))
-    hashed, grams = ffn == "hash-moe", ffn == "ngrams"
+    hashed, engram = ffn == "hash-moe", ffn == "engram"
+    grams = engram or ffn == "ngrams"
     order = draw(chosen(2, 3, 16)) if grams else 0
-    tables = st.lists(chosen(8, 1, 97), min_size=order - 1, max_size=order - 1)
     tied, biases = draw(st.booleans()), draw(st.sets(st.sampled_from(BIASED), max_size=3))
     some_layers = st.sets(st.integers(0, layers - 1)).map(lambda found: tuple(sorted(found)))
+    rows = draw(some_layers.filter(bool) if engram else some_layers) if ffn != "ngrams" else (0,)
+    tables = (order - 1) * len(rows) if grams else 0
+    factors = st.tuples(*[chosen(5, 1, (MAX_MIXED - 1) // vocab_size)] * order)
     return ModelConfig(
         vocab_size=vocab_size,
         dim=dim,
@@ -79,7 +89,7 @@ def models(draw: st.DrawFn) -> ModelConfig:
         n_kv_heads=kv_heads,
         head_dim=draw(st.sampled_from(EVEN)),
         d_ff=d_ff,
-        stem_layers=(rows := (0,) if grams else draw(some_layers)),
+        stem_layers=rows,
         norm_eps=draw(chosen(1e-5, 5e-324, 0.999, 1e-38)),
         rope_theta=draw(chosen(1e4, 1 + 2e-16, 1e15)),
         max_context=draw(chosen(64, 16, MAX_CONTEXT)),
@@ -88,8 +98,11 @@ def models(draw: st.DrawFn) -> ModelConfig:
         row_experts=draw(chosen(0, 2, 3, 7)) if rows and not (hashed or grams) else 0,
         row_rank=0 if hashed else draw(chosen(*([] if grams else [0]), 1, min(16, d_ff), d_ff)),
         ngram_order=order,
-        ngram_sizes=tuple(draw(tables)) if grams else (),
+        ngram_sizes=draw(st.tuples(*[chosen(8, 1, 97)] * tables)),
         ngram_end=draw(st.none() | st.integers(0, vocab_size - 1)) if grams else None,
+        ngram_multipliers=draw(st.tuples(*[factors] * len(rows))) if engram else (),
+        ngram_filler=draw(st.integers(0, vocab_size - 1)) if engram else 0,
+        engram_kernel=draw(chosen(4, 0, 1, MAX_KERNEL)) if engram else 0,
         n_experts=draw(chosen(VOCABULARY, 1, vocab_size)) if hashed else 0,
         tied_head=tied,
         rope_interleaved=draw(st.booleans()),
@@ -121,7 +134,7 @@ def layouts(draw: st.DrawFn, config: ModelConfig) -> RecordLayout | None:
     try:
         return RecordLayout(
             records=config.records,
-            layers=config.stem_layers,
+            layers=config.row_layers,
             parts=config.row_parts(),
             row_type=row_type,
             group_size=draw(st.sampled_from([16, 32, 64, 128, 256])) if quantized else 0,
@@ -149,7 +162,7 @@ BACKBONES = st.builds(
 def made_up(draw: st.DrawFn, engine: EngineName) -> Forgery:
     """Draw a bundle of such a model."""
     config = draw(models())
-    if engine == "onnxruntime" and config.stem_ffn != "ngrams":  # because no other runs these
+    if engine == "onnxruntime" and not config.ngram_order:  # because no other runs these
         several = {"streams": draw(chosen(1, 2, 8)), "laurel_rank": draw(chosen(0, 16, 1))}
         config = msgspec.structs.replace(config, **several)
     layout = draw(layouts(config)) if config.stem_layers else None

@@ -7,6 +7,7 @@ Tensors have the names of ModelConfig.backbone_shapes(); T tokens, D = dim, F = 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -25,16 +26,18 @@ def torch_logits(
     rows: dict[int, Tensor],
     token_ids: list[int],
     looked_up: dict[int, Tensor] | None = None,
+    before: Callable[[int, Tensor], Tensor] = lambda layer, x: x,
 ) -> Tensor:
     """Logits [T, V] of token_ids; rows: layer -> the row of each token [V, row width].
 
     looked_up: layer -> the row of each position [T, row width], if not that of its token.
+    before: changes the hidden states [T, D] that a layer begins with.
     """
     tokens = torch.tensor(token_ids)
     turns = rope_turns(config, len(tokens))
     x = tensors["embedding"][tokens]
     for layer in range(config.n_layers):
-        prefix = f"layers.{layer}."
+        prefix, x = f"layers.{layer}.", before(layer, x)
         w = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         y = attention(config, layer, w, norm(x, w["attention_norm"], config.norm_eps), turns)
         x = x + (norm(y, w["attention_post_norm"], config.norm_eps) if config.post_norms else y)
@@ -216,7 +219,7 @@ def random_tables(config: ModelConfig, seed: int) -> dict[int, Tensor]:
             ],
             dim=1,
         )
-        for layer in config.stem_layers
+        for layer in config.row_layers
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from architectures import VARIANTS
+from architectures import CPU_ONLY, VARIANTS
 from beside import MOST, Beside
 from exact_models import GEMMA, GEMMA_3N, exact_gemma, exact_stem, published
 from installed import needs_ggml
@@ -36,7 +36,7 @@ MODELS = VARIANTS | {
     ODD: {"head_dim": 10, "n_heads": 3, "n_kv_heads": 1},
 }
 NAMES = ["stem", "dense", "low rank, gate", "hash-moe", "window", WIDE, ODD, "all at once"]
-NAMES += ["means of rows", "mixture of rows"]
+NAMES += ["means of rows", "mixture of rows", "Engram and windows"]
 NAMES += [GEMMA, GEMMA_3N]
 CASES = slow_but(["all at once", GEMMA_3N], NAMES)
 LENGTH = 330
@@ -68,7 +68,7 @@ def model(case: Case, request: pytest.FixtureRequest) -> Iterator[Model]:
     bundle = stem_edge.open_bundle(case.path)
     if request.param == "device":
         options = {"providers": "cpu", "device_memory": "4GB"}
-        if bundle.manifest.model.n_experts or bundle.manifest.model.row_window:
+        if any(getattr(bundle.manifest.model, field) for field in CPU_ONLY):
             pytest.skip("this model has no graphs for devices")
     elif request.param not in bundle.manifest.engines:
         pytest.skip("this model runs on the other engine only")

@@ -76,14 +76,18 @@ ONCE, TOKENS, FEW, *_ = WAYS
 ONE_BY_ONE = {ONCE, TOKENS}
 # What "all at once" has not.
 FAST = {"stem", "dense", "low rank, gate", "hash-moe", "RoPE, linear", "RoPE, llama3", "tied head"}
-FAST |= {"soft cap and head bias", "all at once", "mixture of rows"}
+FAST |= {"soft cap and head bias", "all at once", "mixture of rows", "Engram"}
 FAST_3N = {"3n, no sparsity, wide FFNs", "3n, odd heads, head of its own"}
 # How each model is made, its ways, and those of them that run in `make test`.
 MODELS: dict[str, tuple[Callable[[Path], Exact], set[str], set[str]]] = {
     **{
         name: (
             partial(exact_stem, changes=changes),
-            {*ONE_BY_ONE, "with 8 slots" if "row_window" in changes else FEW},
+            {
+                *ONE_BY_ONE,
+                "with 8 slots" if "row_window" in changes else FEW,
+            }
+            - ({FEW} if "ngram_order" in changes else set()),
             {ONCE} if name in FAST else set[str](),
         )
         for name, changes in VARIANTS.items()

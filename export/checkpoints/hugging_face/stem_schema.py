@@ -6,13 +6,16 @@ with a default:
 | key | default | meaning |
 |---|---|---|
 | stem_layers | [] | numbers of the layers that take rows |
-| stem_ffn | "stem" | kind of their FFN: stem, stem-plus, stem-mix, stem-gate, hash-moe or ngrams |
+| stem_ffn | "stem" | kind of their FFN: stem, stem-plus, stem-mix, stem-gate, hash-moe, ngrams or engram |
 | stem_rank | 0 | columns of low-rank tables; 0: they have intermediate_size |
 | stem_window | 0 | a row is the mean of those of so many last tokens of a document; 0: its own |
 | stem_experts | 0 | rows of a token in each layer, which a router mixes; 0: one |
-| ngram_order | 0 | ngrams: the most ids of an n-gram |
-| ngram_rows | [] | ngrams: rows of each table, as many tables for each of 2 to ngram_order ids |
-| ngram_end | null | ngrams: id that ends a document, to which n-grams keep; null: none does |
+| ngram_order | 0 | ngrams, engram: the most ids of an n-gram |
+| ngram_rows | [] | the same: rows of each table, as many for each of 2 to ngram_order ids; engram: layer by layer |
+| ngram_end | null | the same: id that ends a document, to which n-grams keep; null: none does |
+| ngram_multipliers | [] | engram: for each layer what ids are multiplied by, the newest first |
+| ngram_filler | 0 | engram: id that stands for those before a document |
+| engram_kernel | 0 | engram: tokens that the convolution adds up; 0: there is none |
 | num_experts | 0 | hash-moe: experts in each layer |
 | biases | [] | modules with a bias: q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head |
 | qk_norm_eps | null | epsilon of the norms of each head of q and k before RoPE; null: no norms |
@@ -30,6 +33,10 @@ Tensors have the names of Llama (names.py), without those that a layer replaces,
 | model.layers.N.mlp.stem_project.weight | [intermediate, rank] | the same, if stem_rank > 0 |
 | model.ngram_embeddings.embedders.I.weight | [rows, rank] | ngrams: table I |
 | model.ngram_embeddings.post_projs.I.weight | [hidden, rank] | the same |
+| model.layers.N.engram.embed.weight | [rows, rank] | engram: the tables of a layer, one after another |
+| model.layers.N.engram.{key,value}_proj.weight | [hidden, tables of a layer * rank] | the same |
+| model.layers.N.engram.{query,key,conv}_norm.weight | [hidden] | the same; conv_norm with a kernel |
+| model.layers.N.engram.conv.weight | [hidden, 1, kernel] | the same, as torch's Conv1d has it |
 | model.layers.N.mlp.stem_mix.weight | [1] | stem-mix: the share of rows is its logistic function |
 | model.layers.N.mlp.experts.{gate,up}_proj.weight | [experts, intermediate, hidden] | hash-moe |
 | model.layers.N.mlp.experts.down_proj.weight | [experts, hidden, intermediate] | hash-moe |
@@ -76,6 +83,9 @@ class Stem(Windowed, kw_only=True):
     ngram_order: int = 0
     ngram_rows: tuple[int, ...] = ()
     ngram_end: int | None = None
+    ngram_multipliers: tuple[tuple[int, ...], ...] = ()
+    ngram_filler: int = 0
+    engram_kernel: int = 0
     num_experts: int = 0
     biases: tuple[str, ...] = ()
     qk_norm_eps: float | None = None
@@ -96,6 +106,9 @@ class Stem(Windowed, kw_only=True):
             "ngram_order": self.ngram_order,
             "ngram_sizes": self.ngram_rows,
             "ngram_end": self.ngram_end,
+            "ngram_multipliers": self.ngram_multipliers,
+            "ngram_filler": self.ngram_filler,
+            "engram_kernel": self.engram_kernel,
             "n_experts": self.num_experts,
             "biases": tuple(BIAS_NAMES[name] for name in self.biases),
             "qk_norm_eps": self.qk_norm_eps,
@@ -107,8 +120,13 @@ class Stem(Windowed, kw_only=True):
     def backbone(self, config: ModelConfig, files: Files) -> dict[str, SourceMatrix]:
         if not config.ngram_order:
             return super().backbone(config, files)
-        parts = _ngrams(files, "post_projs", [(config.dim, config.row_rank)] * config.lookups)
-        matrices: dict[str, SourceMatrix] = {NGRAM_PROJECT: joined(parts, axis=1)}
+        matrices: dict[str, SourceMatrix] = {}
+        if config.stem_ffn == "engram":
+            for layer in config.stem_layers:
+                matrices |= _engram(config, files, layer)
+        else:
+            parts = _ngrams(files, "post_projs", [(config.dim, config.row_rank)] * config.lookups)
+            matrices[NGRAM_PROJECT] = joined(parts, axis=1)
         names = [name for name in config.backbone_shapes() if name not in matrices]
         return {name: files.take(self.tensor(name)) for name in names} | matrices
 
@@ -151,6 +169,17 @@ class _Stacked:
 
 def read_tables(config: ModelConfig, files: Files) -> dict[int, SourceMatrix]:
     """Take the table of each STEM layer out of `files`."""
+    if config.stem_ffn == "engram":
+        each = len(config.ngram_sizes) // len(config.stem_layers)
+        shapes = [
+            (sum(config.ngram_sizes[at : at + each]), config.row_rank)
+            for at in range(0, len(config.ngram_sizes), each)
+        ]
+        tables = [
+            _shaped(files.take(engram_name(layer, "embed")), shape)
+            for layer, shape in zip(config.stem_layers, shapes, strict=True)
+        ]
+        return {config.row_layers[0]: joined(tables, axis=0)}
     if config.ngram_order:
         shapes = [(rows, config.row_rank) for rows in config.ngram_sizes]
         return {0: joined(_ngrams(files, "embedders", shapes), axis=0)}
@@ -190,6 +219,30 @@ def _read_rows(config: ModelConfig, files: Files, layer: int) -> SourceMatrix:
 def _ngrams(files: Files, part: str, shapes: Sequence[tuple[int, ...]]) -> list[StoredTensor]:
     names = [f"model.ngram_embeddings.{part}.{number}.weight" for number in range(len(shapes))]
     return [_shaped(files.take(name), shape) for name, shape in zip(names, shapes, strict=True)]
+
+
+def _engram(config: ModelConfig, files: Files, layer: int) -> dict[str, SourceMatrix]:
+    """Take what a layer adds its rows by, under this project's names."""
+    shapes, at = config.layer_shapes(layer), f"layers.{layer}."
+
+    def take(part: str, shape: tuple[int, ...]) -> StoredTensor:
+        return _shaped(files.take(engram_name(layer, part)), shape)
+
+    half = config.dim, shapes["project"][1]
+    both = [take(part, half) for part in ("key_proj", "value_proj")]
+    found: dict[str, SourceMatrix] = {at + "project": joined(both, axis=0)}
+    for name in shapes:
+        if name.startswith("engram_") and name.endswith("_norm"):
+            found[at + name] = take(name.removeprefix("engram_"), (config.dim,))
+    if kernel := config.engram_kernel:
+        taps = take("conv", (config.dim, 1, kernel))
+        found |= {f"{at}engram_conv_{tap}": taps.last(tap) for tap in range(kernel)}
+    return found
+
+
+def engram_name(layer: int, part: str) -> str:
+    """Return the name of a tensor that a layer adds its rows of n-grams by."""
+    return f"model.layers.{layer}.engram.{part}.weight"
 
 
 def _read_experts(config: ModelConfig, files: Files, layer: int) -> SourceMatrix:

@@ -107,7 +107,8 @@ class KvWindow:
 
 
 class KvArrays:
-    """Arrays [size, heads, rows, width] for sequences of up to `length` tokens, two a layer.
+    """Arrays [size, heads, rows, width] for sequences of up to `length` tokens: two a layer, and
+    one for each convolution.
 
     Raises OutOfMemoryError.
     """
@@ -125,11 +126,20 @@ class KvArrays:
             # Those that borrow it, too: kernels of quantized caches demand outputs of each.
             users = [n for n in range(config.n_layers) if config.layer(n).kv_layer == number]
             for name in (io.KEYS, io.VALUES):
-                what, dtype = f"the KV cache of {length:,} tokens", np.dtype(loaded.kv.dtype)
-                self.arrays.append(loaded.memory.empty(shape, dtype, what))
                 outputs = [f"{io.NEW}{name}{user}" for user in users]
                 tokens = [io.updated_by(one, n) for one in outputs for n in range(MOST - 1)]
-                self._names.append([f"{name}{number}", *outputs, *tokens])
+                names = [f"{name}{number}", *outputs, *tokens]
+                self._add(loaded, shape, loaded.kv.dtype, names)
+        for number in config.conv_layers:
+            names = [f"{io.CONV}{number}", f"{io.NEW}{io.CONV}{number}"]
+            self._add(loaded, (size, 1, length, config.dim), loaded.kv.of_conv, names)
+
+    def _add(
+        self, loaded: Loaded, shape: tuple[int, ...], dtype: npt.DTypeLike, names: list[str]
+    ) -> None:
+        what = f"the KV cache of {self.length:,} tokens"
+        self.arrays.append(loaded.memory.empty(shape, np.dtype(dtype), what))
+        self._names.append(names)
 
     def values(self) -> dict[str, ort.OrtValue]:
         """Return inputs and outputs of the graphs for all sequences."""

@@ -10,6 +10,7 @@ from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part
 
 HIDDEN_ARRAYS, HIDDEN_ARRAYS_OF_STREAMS = 8, 14
 WIDE_ARRAYS, WIDE_ARRAYS_OF_PREFILL = 10, 15
+ENGRAM_ARRAYS = 12
 CONTEXT_ARRAYS = 4  # of per-layer embeddings: their product with the context, on its way to layers
 LOGIT_ARRAYS = 3  # logits of every position: as given back, and on their way through the head
 # Kept by onnxruntime for itself. Beside mapped weights: measured with 1B models (docs/results.md),
@@ -114,6 +115,8 @@ def _layer_values(config: ModelConfig, scored: int, numbers: range, wide: int) -
         values += rows
     if config.ngram_order:  # rows as they are gathered, side by side, and what they give
         values += 2 * config.lookups * config.row_rank + config.dim
+    if config.stem_ffn == "engram":  # keys, values, what is convolved, and its parts
+        values += ENGRAM_ARRAYS * config.dim
     contexts = CONTEXT_ARRAYS * len(layers) * config.ple_width
     return values + contexts + config.n_heads * scored
 

@@ -105,7 +105,12 @@ def _ffn(model: ModelConfig) -> str:
         return f"dense, then per-layer embeddings of {model.ple_width} values{gates}"
     if model.ngram_order:
         size, most = model.row_rank, model.ngram_order
-        return f"dense; a token takes {model.lookups} rows of {size} values, by its last 2 to {most} ids"
+        rows = f"a token takes {model.lookups} rows of {size} values, by its last 2 to {most} ids"
+        if model.stem_ffn == "engram":
+            kernel = model.engram_kernel
+            rows += ", before attention and by gates"
+            rows += f", convolved over {kernel} tokens" if kernel else ""
+        return f"dense; {rows}"
     if model.n_experts:
         return f"{model.stem_ffn}, {model.n_experts} experts, one a token"
     means = f", means of the rows of {model.row_window} tokens" if model.row_window else ""

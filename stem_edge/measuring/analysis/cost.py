@@ -67,7 +67,7 @@ class LayerShape:
             return replace(cls.as_paper(model.dim, model.d_ff), queries=queries, keys=keys)
         shapes = model.layer_shapes(layers[0])
         parameters = sum(math.prod(shapes[name]) for name in FFN_MATRICES if name in shapes)
-        row = model.record_values // len(layers)
+        row = model.record_values // len(model.row_layers)
         summed = row if model.n_experts or model.row_experts else 0
         return cls(model.dim, model.d_ff, queries, keys, parameters, row, summed)
 

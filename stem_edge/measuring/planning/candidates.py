@@ -107,7 +107,7 @@ def _tables(config: ModelConfig, rows: RowType) -> TableFormat | None:
     if not config.stem_layers:
         return None
     group = 32 if rows == "int4" else 128
-    shape = (config.records, config.stem_layers, config.row_parts())
+    shape = (config.records, config.row_layers, config.row_parts())
     layout = make_layout(*shape, rows, group, mixed=config.mixed_rows)
     indexed = config.stem_ffn == "hash-moe" or config.records < config.table_ids
     return TableFormat(tokens=config.table_ids, stored=layout, indexed=indexed)

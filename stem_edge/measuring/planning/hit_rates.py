@@ -7,7 +7,6 @@ import numpy as np
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.numerics.quantize import I32, I64
-from stem_edge.numerics.reference import ngrams_of
 from stem_edge.runtime.rows.cache import RowCache, needed_whole
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.steps import cut
@@ -61,7 +60,9 @@ def simulate(
 def record_ids(bundle: Bundle, token_ids: I64) -> I64:
     """Return the records of tokens, or of the n-grams that end at each."""
     if bundle.manifest.model.ngram_order:
-        return ngrams_of(bundle.manifest.model, token_ids.tolist()).ravel()
+        from stem_edge.numerics.ngram_hash import hash_of  # for such models alone
+
+        return hash_of(bundle.manifest.model).keys(token_ids).ravel()
     index = token_index(bundle)
     return token_ids if index is None else index[token_ids].astype(np.int64)
 

@@ -161,7 +161,7 @@ def expect_run(
             counts=warm_counts(bundle, options),
             prompt=len(workload.prompt) * each,
             chunk=plan.chunk_tokens * each,
-            splits=0 < model.prompt_rows < len(model.stem_layers),
+            splits=0 < model.prompt_rows < len(model.row_layers),
         )
         if not options.resident:
             hits, filled = simulated(plan.slots)

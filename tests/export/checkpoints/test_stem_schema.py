@@ -15,6 +15,7 @@ from hf_folders import edit, refused
 from safetensors.torch import load_file, save_file
 from stem_format import describe, renamed, save_stem
 from torch import Tensor
+from torch_engram import ENGRAM
 from torch_model import expert_of_token, random_tables, random_tensors, torch_logits
 
 from stem_edge.config import ModelConfig
@@ -297,6 +298,6 @@ def test_renaming() -> None:
 def test_every_option_of_a_model_is_in_a_variant() -> None:
     """A new field of ModelConfig must find its place in the schema."""
     tried = {name for fields in VARIANTS for name in SIZES | fields}
-    tried |= {"ngram_order", "ngram_sizes", "ngram_end"}  # tests/whole_model/test_ngrams.py
+    tried |= ENGRAM.keys()  # tests/whole_model/test_engram.py
     not_in_schema = {"bos_id", "eos_ids"} | GEMMA  # the first two are the tokenizer's
     assert {f.name for f in msgspec.structs.fields(ModelConfig)} - not_in_schema == tried

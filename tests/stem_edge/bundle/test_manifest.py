@@ -78,10 +78,10 @@ GOLDEN: dict[str, Any] = {
     "indexed": False,
     "model": {
         "activation": "silu", "active_stream": 0, "attention_scale": 0.0, "biases": [], "borrowed_kv_layers": 0,
-        "bos_id": 1, "d_ff": 16, "dim": 16, "embedding_scale": 1.0, "eos_ids": [2], "head_dim": 2,
+        "bos_id": 1, "d_ff": 16, "dim": 16, "embedding_scale": 1.0, "engram_kernel": 0, "eos_ids": [2], "head_dim": 2,
         "laurel_rank": 0, "layer_kinds": [], "layer_scale": False, "logit_softcap": 0.0, "max_context": 16,
         "n_experts": 0, "n_heads": 2, "n_kv_heads": 1, "n_layers": 2, "ngram_end": None,
-        "ngram_order": 0, "ngram_sizes": [], "norm_eps": 1e-05,
+        "ngram_filler": 0, "ngram_multipliers": [], "ngram_order": 0, "ngram_sizes": [], "norm_eps": 1e-05,
         "placeholders": {}, "ple_gate_scale": False, "ple_records": 0, "ple_scale": 1.0, "ple_width": 0,
         "post_norms": False, "qk_norm_eps": None, "ranges": {}, "rope_interleaved": True, "rope_scaling": None,
         "rope_theta": 10000.0, "row_experts": 0, "row_rank": 0, "row_window": 0, "sliding_window": 0, "stem_ffn": "stem",

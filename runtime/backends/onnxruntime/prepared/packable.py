@@ -7,7 +7,7 @@ matrices are multiplied in blocks of rows, to the same bits, a block of 16 MB ea
 from __future__ import annotations
 
 from dataclasses import replace
-from math import gcd
+from math import gcd, prod
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
 from stem_edge.bundle.opening import Bundle
@@ -101,7 +101,9 @@ def largest_product(config: ModelConfig) -> int:
     """Return the values of the largest matrix that is multiplied at once."""
     wide = [one.d_ff for one in config.layers]
     wide += [(config.n_heads + 2 * one.n_kv_heads) * head_width(one) for one in config.layers]
-    wide.append(config.lookups * config.row_rank if config.ngram_order else 0)
+    if config.ngram_order:
+        project = config.layer_shapes(config.stem_layers[0])["project"]
+        wide.append(prod(project) // config.dim)
     return max(config.dim * max(wide), min(config.vocab_size * config.dim, 2 * SPLIT_VALUES))
 
 

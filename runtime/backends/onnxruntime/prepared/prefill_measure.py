@@ -13,7 +13,6 @@ from stem_edge.bundle.prefill_check import mean_divergence, probe_tokens
 from stem_edge.errors import RowReadError
 from stem_edge.graph.names import EMBED, STEP
 from stem_edge.numerics.quantize import F32, I32, I64, U8
-from stem_edge.numerics.reference import ngrams_of
 from stem_edge.runtime.backends.interface import NotFiniteError
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import LOGITS_AT_ONCE
@@ -56,7 +55,9 @@ def prefill_divergence(bundle: Bundle, graphs: Mapping[str, GraphSource]) -> flo
 def _rows(bundle: Bundle, ids: I64) -> U8 | None:
     root, url, format = bundle.file(TABLES), bundle.tables, bundle.manifest.table_format
     if bundle.manifest.model.ngram_order:
-        ids = ngrams_of(bundle.manifest.model, ids.tolist()).ravel()
+        from stem_edge.numerics.ngram_hash import hash_of  # for such models alone
+
+        ids = hash_of(bundle.manifest.model).keys(ids).ravel()
     passes = (RowReadError,) if url is None else ()
     if format is not None:
         with contextlib.suppress(*passes), open_store(root, format, url=url) as store:

@@ -48,6 +48,9 @@ CASES: list[tuple[str, str, KvType]] = [
     ("RoPE in halves", "int4", "fp32"),
     ("all at once", "int4", "fp32"),
     ("low rank, gate", "int4", "fp32"),
+    ("Engram", "int4", "fp32"),
+    ("Engram", "fp32", "fp32"),
+    ("Engram and windows", "int8", "int8"),
     (GEMMA_4, "int4", "fp32"),
     (GEMMA_4, "int4", "int8"),
     (GEMMA_3N, "fp32", "fp32"),
@@ -61,6 +64,7 @@ PAIRED: list[tuple[str, KvType]] = [
     ("mixture of rows", "fp32"),
     ("all at once", "fp32"),
     ("low rank, gate", "fp32"),
+    ("Engram", "fp32"),
     (GEMMA_4, "fp32"),
     (GEMMA_4, "int8"),
     (GEMMA_3N, "fp32"),
@@ -90,7 +94,9 @@ def opened(bundle: Bundle, kv: KvType, whole: bool = False) -> tuple[OrtBackend,
     }
     later = sources(bundle, {apart_step(size): apart(step, size, products) for size in SIZES})
     graphs = joined_graphs(bundle, prefill=False, kv=kv)
-    rows = placeholder_rows(slots, LENGTH)
+    rows = placeholder_rows(slots, LENGTH * config.lookups)
+    if config.ngram_order:
+        rows = rows.reshape(LENGTH, -1)
     if window := config.row_window:
         rows = last_rows(np.arange(LENGTH), rows, 0, window, ())
     return OrtBackend(config, graphs, slots, 2, kv, later), rows

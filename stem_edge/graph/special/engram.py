@@ -1,0 +1,139 @@
+"""Engram modules as graph nodes: a token's rows of n-grams, added by a gate, and convolved.
+
+What the convolution adds up of earlier tokens lies in the context as keys and values do: a row for each
+token, `conv.<l>`. A step writes its own rows and reads those it needs, so that a context can be taken
+back, kept and copied as it is, whatever the steps were.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stem_edge.graph import names as io
+from stem_edge.graph.ffn import gathered
+from stem_edge.graph.ir import CONTRIB, ElementType
+from stem_edge.graph.layer import LayerGraph
+from stem_edge.numerics.ngrams import LEAST_GATE
+
+FLOAT, FLOAT16, INT64 = map(int, (ElementType.FLOAT, ElementType.FLOAT16, ElementType.INT64))
+
+PLACES = "conv.places"
+
+
+def with_engram(layer: LayerGraph, x: str) -> str:
+    """Emit x [B, T, dim] with what the tokens' rows of n-grams change."""
+    graph, at, config = layer.graph, layer.at + "engram", layer.config
+    both = layer.product("project", "project", _rows(layer), ("project",))
+    keys, values = at + ".keys", at + ".values"
+    graph.node("Split", [both], [keys, values], axis=-1, num_outputs=2)
+    gate = _gate(layer, _normed(layer, "query", x), _normed(layer, "key", keys))
+    gated = graph.add("Mul", [values, gate], at + ".gated")
+    if config.engram_kernel:
+        convolved = _convolved(layer, _normed(layer, "conv", gated))
+        gated = graph.add("Add", [gated, convolved], at + ".delta")
+    return graph.add("Add", [x, gated], at)
+
+
+def _normed(layer: LayerGraph, name: str, x: str) -> str:
+    part = f"engram_{name}_norm"
+    return layer.rms_norm(layer.at + part, x, part, layer.config.norm_eps)
+
+
+def _rows(layer: LayerGraph) -> str:
+    """Emit the rows of this layer's tables [B, T, tables * width]; all layers' are gathered at once."""
+    config, first = layer.config, layer.config.row_layers[0]
+    number, layers = config.stem_layers.index(layer.number), len(config.stem_layers)
+    every = gathered(layer) if _is_first(layer) else f"layers.{first}.row.joined"
+    if layers == 1:
+        return every
+    width = config.lookups // layers * config.row_rank
+    return layer.graph.cut(every, number * width, (number + 1) * width, 1, layer.at + "row.own")
+
+
+def _gate(layer: LayerGraph, query: str, keys: str) -> str:
+    """Emit the gate [B, T, 1] of keys and queries [B, T, dim]."""
+    graph, at, dim = layer.graph, layer.at + "engram.gate", layer.config.dim
+    # A product of matrices for each token: its sum does not depend on how many tokens there are.
+    across = graph.reshape(query, [0, 0, 1, dim], at + ".query")
+    down = graph.reshape(keys, [0, 0, dim, 1], at + ".keys")
+    dots = graph.reshape(graph.add("MatMul", [across, down], at + ".dots"), [0, 0, 1], at + ".dot")
+    dot = graph.add("Mul", [dots, graph.float(dim**-0.5)], at + ".match")
+    size, sign = (graph.add(op, [dot], f"{at}.{op}") for op in ("Abs", "Sign"))
+    size = graph.add("Max", [size, graph.float(LEAST_GATE)], at + ".size")
+    signed = graph.add("Mul", [sign, graph.add("Sqrt", [size], at + ".root")], at + ".signed")
+    return graph.add("Sigmoid", [signed], at)
+
+
+def _convolved(layer: LayerGraph, normed: str) -> str:
+    """Emit SiLU of the convolution of normed [B, T, dim], which joins the rows of the context."""
+    graph, config, at = layer.graph, layer.config, layer.at + "engram.conv"
+    if _is_first(layer):
+        _emit_places(layer, normed)
+    dtype = layer.kv.cache.of_conv
+    shape: list[int | str] = [graph.sequences, 1, "conv_capacity", config.dim]
+    before = graph.input(f"{io.CONV}{layer.number}", dtype, shape)
+    after = graph.output(f"{io.NEW}{io.CONV}{layer.number}", dtype, shape)
+    half = dtype == np.float16
+    stored = graph.add("Cast", [normed], at + ".stored", to=FLOAT16) if half else normed
+    graph.add("ScatterND", [before, PLACES, stored], after)
+    total = ""
+    for tap, ago in enumerate(_distances(layer)):
+        name, row = f"{at}.{tap}", _row(ago)
+        found = graph.add("GatherND", [after, row], name + ".found", batch_dims=1)
+        found = graph.add("Cast", [found], name + ".fp32", to=FLOAT) if half else found
+        found = graph.add("Mul", [found, row + ".known"], name + ".known") if ago else found
+        part = graph.add("Mul", [found, layer.vector(f"engram_conv_{tap}")], name)
+        total = graph.add("Add", [total, part], name + ".sum") if total else part
+    return graph.node("QuickGelu", [total], [at], CONTRIB, alpha=1.0)
+
+
+def _distances(layer: LayerGraph) -> list[int]:
+    """Return how many tokens before its own the convolution finds each that it adds up."""
+    config = layer.config
+    return [ago * config.ngram_order for ago in reversed(range(config.engram_kernel))]
+
+
+def _emit_places(layer: LayerGraph, x: str) -> None:
+    """Emit where the tokens of x [B, T, dim] and those before lie in the context, for all layers.
+
+    That is PLACES [B, T, 3] in the memory of all sequences, and for each distance _row [B, T, 2] in that of
+    a sequence and, but for 0, whether there is such a token, [B, T, 1].
+    """
+    graph = layer.graph
+    zero, one = (graph.constant(f"int64.{n}", np.array(n, np.int64)) for n in (0, 1))
+
+    def numbers(first: str, last: str) -> str:
+        return graph.add("Range", [first, last, one], f"{last}.from.{first}")
+
+    filled = graph.input(io.SEQLENS_K, np.int32, [graph.sequences])  # but for the last token
+    shape = graph.add("Shape", [x], PLACES + ".shape", start=0, end=2)
+    sizes = graph.node("Split", [shape], [PLACES + ".b", PLACES + ".t"], num_outputs=2)
+    sequences, tokens = (
+        graph.add("Squeeze", [size], size + ".size") for size in (sizes, PLACES + ".t")
+    )
+    ends = graph.add("Cast", [filled], PLACES + ".last", to=INT64)
+    ends = graph.add("Unsqueeze", [ends, graph.sizes([1, 2])], PLACES + ".lasts")
+    first = graph.add("Sub", [one, tokens], PLACES + ".first")
+    ago = graph.add("Unsqueeze", [numbers(first, one), graph.sizes([1])], PLACES + ".ago")
+    rows = graph.add("Add", [ends, ago], PLACES + ".rows")
+    none = graph.add("Sub", [rows, rows], PLACES + ".none")
+    for distance in _distances(layer):
+        name, back = _row(distance), graph.constant(f"int64.{distance}", np.array(distance))
+        before = graph.add("Sub", [rows, back], name + ".before") if distance else rows
+        if distance:
+            exists = graph.add("GreaterOrEqual", [before, zero], name + ".exists")
+            graph.add("Cast", [exists], name + ".known", to=FLOAT)
+            before = graph.add("Max", [before, zero], name + ".there")
+        graph.add("Concat", [none, before], name, axis=2)
+    number = graph.add("Unsqueeze", [numbers(zero, sequences), graph.sizes([1, 2])], PLACES + ".of")
+    number = graph.add("Add", [number, none], PLACES + ".number")
+    graph.add("Concat", [number, _row(0)], PLACES, axis=2)
+
+
+def _row(ago: int) -> str:
+    return f"conv.row{ago}"
+
+
+def _is_first(layer: LayerGraph) -> bool:
+    """Return whether a layer emits what all modules share."""
+    return layer.number == layer.config.row_layers[0]

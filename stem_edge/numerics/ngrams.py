@@ -1,0 +1,55 @@
+"""Rows of n-grams in the reference model: beside the input embedding, and by gates into some layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from stem_edge.config import ModelConfig
+from stem_edge.numerics.arithmetic import Observer, linear, logistic, rms_norm, silu
+from stem_edge.numerics.matrix import Matrix, whole
+from stem_edge.numerics.quantize import F32
+
+LEAST_GATE = 1e-6  # magnitude below which a gate's root is not taken
+
+
+def with_ngrams(
+    config: ModelConfig,
+    layer: int,
+    weights: Mapping[str, Matrix],
+    x: F32,
+    rows: F32,
+    observe: Observer,
+) -> F32:
+    """x [T, dim] with what the tokens' rows of n-grams [T * lookups, width] change before a layer."""
+    rows = rows.reshape(len(x), -1)
+    if config.stem_ffn == "engram":
+        of_layers = np.split(rows, len(config.stem_layers), axis=1)
+        own = of_layers[config.stem_layers.index(layer)]
+        observe(f"layers.{layer}.project", own)
+        return x + _engram(config, weights, x, linear(own, weights, "project"))
+    observe(f"layers.{layer}.project", rows)
+    return (x + linear(rows, weights, "project")) / np.float32(1 + config.lookups)
+
+
+def _engram(config: ModelConfig, weights: Mapping[str, Matrix], x: F32, both: F32) -> F32:
+    """Sum by which Engram changes x [T, dim]: v + SiLU(convolution of norm(v)), v the gated values.
+
+    both: keys and values [T, 2 * dim] of the tokens' rows. A convolution adds up each channel of the
+    last `engram_kernel` tokens that are ngram_order apart.
+    """
+    keys, values = np.split(both, 2, axis=1)
+    query = rms_norm(x, weights["engram_query_norm"], config.norm_eps)
+    match = query * rms_norm(keys, weights["engram_key_norm"], config.norm_eps)
+    dot = match.sum(axis=1, keepdims=True) / np.sqrt(np.float32(config.dim))
+    gate = np.sign(dot) * np.sqrt(np.maximum(np.abs(dot), np.float32(LEAST_GATE)))
+    gated = logistic(gate) * values
+    if not config.engram_kernel:
+        return gated
+    normed = rms_norm(gated, weights["engram_conv_norm"], config.norm_eps)
+    total = np.zeros_like(x)
+    for tap in range(config.engram_kernel):
+        ago = (config.engram_kernel - 1 - tap) * config.ngram_order
+        total[ago:] += normed[: max(0, len(x) - ago)] * whole(weights[f"engram_conv_{tap}"])
+    return gated + silu(total)
