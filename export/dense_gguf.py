@@ -66,7 +66,7 @@ def export_dense_gguf(
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
     ignore_keys: keys of config.json that you know to change nothing, though transformers knows them.
     force: replace an existing GGUF file; it stays whole until the new one is.
-    progress: show a progress bar on stderr. Default: if that is a terminal.
+    progress: show a progress bar on stderr. Default: if that is a terminal; else a line every 10 seconds.
 
     Returns `out`. Warns (TokenizerDiffers) where llama.cpp will not give the tokenizer's own ids.
     Raises CheckpointError, ExportError, BackendError; `out` is then unchanged.

@@ -160,7 +160,7 @@ def export_bundle(
         checkpoint.
     force: replace `out` if it is a bundle; it stays whole until the new one is.
     threads: threads that compute. Default: one for each CPU that this process may use.
-    progress: show a progress bar on stderr. Default: if that is a terminal.
+    progress: show a progress bar on stderr. Default: if that is a terminal; else a line every 10 seconds.
     elsewhere: has the shards of the tables written by other processes, as stem_edge.cluster.exports.ray_shards does
         on a cluster; the bytes are the same.
 

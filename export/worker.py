@@ -1,7 +1,7 @@
 """Worker process that exports a checkpoint which a load was given, or fetches it from a hub.
 
 Not a command for users: stem_edge.runtime.first_load.making starts it, and explains why. If that
-is refused, the last line on stdout is "ErrorClass: message". A bar goes to stderr. At the end of stdin
+is refused, the last line on stdout is "ErrorClass: message". Progress goes to stderr. At the end of stdin
 it ends, because then the process that waits for it was killed.
 """
 
@@ -25,21 +25,21 @@ INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run with the arguments CHECKPOINT OUT ENGINE SHOW, which is empty for no bar.
+    """Run with the arguments CHECKPOINT OUT ENGINE SHOW, which is True, False or None as for Progress.
 
     If OUT is empty, fetch the checkpoint, and print its path.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # as it is read, whatever the user's encoding
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-    checkpoint, out, engine, show = sys.argv[1:]
-    kind = cast(ExportEngine, engine)
-    warnings.showwarning = lambda message, *_, **__: tell(f"note: {message}", bool(show))
+    checkpoint, out, engine, shown = sys.argv[1:]
+    kind, show = cast(ExportEngine, engine), {"True": True, "False": False}.get(shown)
+    warnings.showwarning = lambda message, *_, **__: tell(f"note: {message}", show)
     try:
         threading.Thread(target=_end_with_parent, daemon=True).start()
         if not out:
-            print(checkpoint_folder(checkpoint, bool(show)))
+            print(checkpoint_folder(checkpoint, show))
             return 0
-        export_bundle(checkpoint, out, engine=kind, force=True, progress=bool(show))
+        export_bundle(checkpoint, out, engine=kind, force=True, progress=show)
     except StemEdgeError as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())}")
         return REFUSED

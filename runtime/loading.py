@@ -135,7 +135,8 @@ def load(
     prompt_cache: keep prompts in files, too, from which later runs go on: True for a folder in the user's
         cache folder, or a folder, which is made for this user alone. They tell what was asked. Not on
         accelerators.
-    progress: show a progress bar on stderr while fetching and preparing. Default: if stderr is a terminal.
+    progress: show a progress bar on stderr while fetching and preparing. Default: if stderr is a terminal;
+        else a line of text every 10 seconds of long work.
 
     Raises BundleError, HubError, MemoryPlanError, OutOfMemoryError, BackendError, InputError; of a checkpoint
     CheckpointError, ExportError.

@@ -1,26 +1,34 @@
-"""Progress on stderr: a bar of bytes or layers with the time left, and a status line."""
+"""Progress on stderr: a bar with the time left, or lines where there is no terminal, and a status line."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from typing import Self
 
 from tqdm import tqdm
 
+from stem_edge.units import duration
+
 LAYERS = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} layers, {remaining} left"
+LINE_AFTER, LINE_EVERY = 2.0, 10.0  # seconds of a part until its first line, and between lines
 
 
 class Progress:
     """Progress bar as a context manager; `advance` may be called from any thread.
 
-    show: False for never, True for always, None for only on a terminal. The rest as for `begin`.
+    show: False for never, True for a bar, None for a bar on a terminal, and elsewhere for lines: one
+        when a part turns out to be long, and a few a minute from then on. The rest as for `begin`.
     """
 
     def __init__(self, total_nbytes: int, what: str, show: bool | None, *, layers: int = 0) -> None:
         self._visible = sys.stderr.isatty() if show is None else show
         self._lock = threading.Lock()
+        self._ended = threading.Event()
         self._start(what, total_nbytes, layers)
+        if show is None and not self._visible:
+            threading.Thread(target=self._tell_lines, daemon=True).start()
 
     def begin(self, what: str, total_nbytes: int = 0, *, layers: int = 0) -> None:
         """Begin another part of the work, whose time left is counted anew.
@@ -32,6 +40,9 @@ class Progress:
             self._start(what, total_nbytes, layers)
 
     def _start(self, what: str, total_nbytes: int, layers: int) -> None:
+        self._what, self._layers, self._total, self._done = what, layers, total_nbytes, 0.0
+        self._began = self._due = time.monotonic()
+        self._due += LINE_AFTER
         self._scale = layers / total_nbytes if layers else 1
         self._bar = tqdm(
             total=layers or total_nbytes,
@@ -48,12 +59,35 @@ class Progress:
     def advance(self, nbytes: float) -> None:
         """Count bytes as done."""
         with self._lock:
+            self._done += nbytes
             self._bar.update(nbytes * self._scale)
+
+    def _tell_lines(self) -> None:
+        while not self._ended.wait(LINE_AFTER / 4):
+            with self._lock:
+                due, line = time.monotonic() >= self._due, self._line()
+                self._due += LINE_EVERY * due
+            if due:
+                tell(line)
+
+    def _line(self) -> str:
+        """Return what is done of this part, and how long the rest will take."""
+        share = min(self._done / self._total, 1) if self._total else 0
+        if not share:
+            return self._what
+        at = f"{share:.0%}"
+        if self._layers:
+            at = f"layer {int(share * self._layers)} of {self._layers}"
+        if share == 1:  # nobody knows how long a part works on when all that counts is done
+            return f"{self._what}: {at}"
+        left = duration((time.monotonic() - self._began) * (1 - share) / share)
+        return f"{self._what}: {at}, about {left} left"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         self._bar.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 from stem_edge.bundle.manifest import BACKBONES
@@ -27,8 +26,7 @@ def fetched(name: str, show: bool | None) -> str:
 
 def _run(checkpoint: str, bundle: str, engine: str, show: bool | None) -> str:
     """Return what the worker prints; its progress goes to stderr."""
-    visible = sys.stderr.isatty() if show is None else show
-    command = module_command(WORKER, checkpoint, bundle, engine, "bar" if visible else "")
+    command = module_command(WORKER, checkpoint, bundle, engine, str(show))
     pipe = subprocess.PIPE  # stdin ends with this process, and the worker with it
     try:  # in a session of its own, so that Ctrl-C leaves no traceback of its imports
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)

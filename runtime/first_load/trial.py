@@ -123,7 +123,8 @@ def try_first(
     verdict = None if anew else records.verdict()
     if verdict is None:
         limits = limits or TrialLimits.of(records, memory)
-        found = _run(records, command or module_command(WORKER), limits)
+        with Progress(0, "trying it in another process, once", show):
+            found = _run(records, command or module_command(WORKER), limits)
         if not isinstance(found, _Failed):
             return keep_verdict(records, prefill_from_decode=found)
         if found.kept:

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 # How messages of msgspec name a field.
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 MISSING = re.compile(r"missing required field `(.*?)`")
+FLOAT = "got `float`"  # in msgspec's words, where a whole number belongs
 # Where the two interfaces have other names for the same.
 ANTHROPIC_KINDS = {"server_error": "api_error", "unavailable_error": "overloaded_error"}
 
@@ -142,9 +143,14 @@ def ollama_error(error: StemEdgeError) -> dict[str, Any]:
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """Return JSON as a struct. Raises RefusalError that names the field at fault."""
+    """Return JSON as a struct, 40.0 as 40 in it. Raises RefusalError that names the field at fault."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            if FLOAT not in str(error):
+                raise
+            return msgspec.convert(_with_integers(msgspec.json.decode(body)), kind)
     except msgspec.ValidationError as error:
         place = PLACE.search(str(error)) or MISSING.search(str(error))
         param = place[1] if place is not None else None
@@ -154,3 +160,15 @@ def decoded(body: bytes, kind: type[T]) -> T:
         raise RefusalError(f"the body is not JSON: {error}") from None
     except RecursionError:
         raise RefusalError("the body is nested too deeply") from None
+
+
+def _with_integers(value: Any) -> Any:
+    """Return JSON whose whole numbers are ints: clients that have floats alone write 40 as 40.0."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_with_integers(each) for each in value]
+        case dict():
+            return {name: _with_integers(each) for name, each in value.items()}
+    return value

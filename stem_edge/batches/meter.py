@@ -6,7 +6,7 @@ import time
 
 from stem_edge.batches.rows import Result
 from stem_edge.progress import show_status
-from stem_edge.units import format_rate
+from stem_edge.units import duration, format_rate
 
 SHOWN_SECONDS = 0.5
 
@@ -60,11 +60,3 @@ class Meter:
         if self._total is not None and new:
             parts.append(f"{duration((self._total - done) * seconds / new)} left")
         return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Format a time that is roughly known, like 35 s, 12 min or 3 h 5 min."""
-    minutes, hours = round(seconds / 60), int(seconds // 3600)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if hours < 2 else f"{hours} h {int(seconds % 3600 // 60)} min"

@@ -156,9 +156,9 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 66_703, 47_000),
-    "tools, lines": Budget(lambda: lines_in("tools"), 7_246, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 65_006, 48_000),
+    "package, lines": Budget(package_lines, 67_224, 47_000),
+    "tools, lines": Budget(lambda: lines_in("tools"), 7_296, 5_000),
+    "tests, lines": Budget(lambda: lines_in("tests"), 65_540, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_224, 4_800),
     "files in a room": Budget(fullest_room, 15, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
@@ -167,7 +167,7 @@ BUDGETS = {
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
 PLAIN_MODULES = Budget(int, 110, 110)
-PLAIN_LINES = Budget(int, 13_639, 13_000)
+PLAIN_LINES = Budget(int, 13_795, 13_000)
 
 
 @pytest.mark.parametrize("name", BUDGETS)

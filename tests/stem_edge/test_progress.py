@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from stem_edge import progress
 from stem_edge.progress import Progress
 
 
@@ -37,3 +38,28 @@ def test_nothing_is_shown_where_nobody_asks(capsys: pytest.CaptureFixture[str]) 
         bar.advance(50)
         bar.begin("writing weights", 3000, layers=30)
     assert capsys.readouterr().err == ""
+
+
+def test_without_a_terminal_long_parts_are_told_in_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_AFTER", 0.2)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.4)
+    with Progress(0, "exporting", None) as bar:  # over before its line
+        bar.begin("comparing")
+        time.sleep(0.5)
+        bar.begin("writing weights", 3000, layers=30)
+        bar.advance(1500)
+        time.sleep(0.35)
+        bar.begin("checking files", 4000)
+        bar.advance(1000)
+        time.sleep(0.8)
+        bar.begin("choosing types", 30, layers=30)
+        bar.advance(30)
+        time.sleep(0.35)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "stem-edge: comparing"
+    assert re.fullmatch(r"stem-edge: writing weights: layer 15 of 30, about \d s left", told[1])
+    assert told[4:] == ["stem-edge: choosing types: layer 30 of 30"]
+    for line in told[2:4]:
+        assert re.fullmatch(r"stem-edge: checking files: 25%, about \d s left", line)

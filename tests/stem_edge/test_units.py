@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stem_edge.errors import InputError
-from stem_edge.units import format_size, parse_size
+from stem_edge.units import duration, format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,7 @@ def test_a_small_number_without_a_unit_is_refused() -> None:
 )
 def test_sizes_for_people(nbytes: float, text: str) -> None:
     assert format_size(nbytes) == text
+
+
+def test_times_for_people() -> None:
+    assert [duration(s) for s in (3.2, 89, 600, 11_100)] == ["3 s", "89 s", "10 min", "3 h 5 min"]

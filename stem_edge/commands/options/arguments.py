@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,11 +26,18 @@ def engine_name(name: str) -> str:
     return next((engine for engine, backbone in BACKBONE_FOR.items() if backbone == name), name)
 
 
+TOGETHER = "\0"  # stands for a space at which no line ends
+
+
 class Help(argparse.RawDescriptionHelpFormatter):
     """Format help as wide as the terminal, so that commands in it can still be pasted.
 
     Paragraphs and last columns wrap; a long command goes on in the next line after a backslash.
     """
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Wrap the help of an option, whose words may be options, at spaces alone."""
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines: list[str] = []
@@ -85,8 +93,11 @@ class Parser(argparse.ArgumentParser):
                 action.help = said
 
     def error(self, message: str) -> NoReturn:
-        """Print the message and end the process with status 2."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        """Print the message, with the option that may be meant, and end the process with status 2."""
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        near = get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
+        hint = "".join(f"did you mean {name}? " for name in near)
+        self.exit(2, f"{self.prog}: {message}; {hint}see {self.prog} --help\n")
 
 
 class _HelpAll(argparse.Action):
@@ -108,8 +119,9 @@ def _wrapped(line: str, width: int) -> list[str]:
     if column or line[:1].strip():
         indent = " " * len(column[0] if column else "")
         return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
-    *parts, last = textwrap.wrap(line, width - 2, subsequent_indent=" " * 6, break_on_hyphens=False)
-    return [*(f"{part} \\" for part in parts), last]
+    together = re.sub(r"( --?[a-z-]+) (?=[^-])", rf"\1{TOGETHER}", line)  # options with values
+    parts = textwrap.wrap(together, width - 2, subsequent_indent=" " * 6, break_on_hyphens=False)
+    return " \\\n".join(parts).replace(TOGETHER, " ").split("\n")
 
 
 def with_options(parser: argparse.ArgumentParser, message: str) -> str:

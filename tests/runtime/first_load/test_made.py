@@ -412,7 +412,7 @@ def test_the_worker_says_what_goes_on_in_a_plain_line(
     monkeypatch.setattr(
         worker, "export_bundle", lambda *_, **__: warnings.warn("3 steps", stacklevel=1)
     )
-    for show in ("bar", ""):
+    for show in ("True", "False"):
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             monkeypatch.setattr(sys, "argv", ["worker", "m.gguf", "out", "onnx", show])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stem_edge.batches.meter import Meter, duration
+from stem_edge.batches.meter import Meter
 from stem_edge.batches.rows import InputRow, Result, named
 from stem_edge.batches.run import answer
 from stem_edge.batches.settings import Settings
@@ -109,4 +109,3 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
         meter.add(Result(number, number, b"", failed=number == 0, tokens=20 if number else 0))
     assert meter.line() == "45/100 rows, 1 errors, 8 tokens/s, 2 min left"
     assert Meter(None, show=False).line() == "0 rows, 0 tokens/s"
-    assert [duration(s) for s in (3.2, 89, 600, 11_100)] == ["3 s", "89 s", "10 min", "3 h 5 min"]

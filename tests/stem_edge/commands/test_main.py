@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -211,6 +212,7 @@ def test_help_of_every_command_teaches(
     out = capsys.readouterr().out
     assert f"usage: stem-edge {name}" in out
     assert max(map(len, out.splitlines())) <= 80
+    assert not re.search(r"-$", out, re.MULTILINE)  # options are not broken in two
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,15 @@ def test_a_chat_streams_unless_it_is_told_not_to(chat_url: str) -> None:
     assert datetime.fromisoformat(whole["created_at"]).utcoffset() is not None
 
 
+def test_whole_numbers_may_be_written_as_floats(chat_url: str) -> None:
+    asked = {"messages": HELLO, "stream": False}
+    options = {"temperature": 1, "top_k": 40, "num_predict": 16, "seed": 3}
+    floats = {name: float(value) for name, value in options.items()}
+    told = [post(chat_url, "chat", **asked, options=each).json() for each in (options, floats)]
+    assert told[0]["message"] == told[1]["message"]
+    assert [each["eval_count"] for each in told] == [16, 16]
+
+
 def test_a_raw_prompt_is_continued(client: TestClient, model: Model) -> None:
     asked = {"prompt": "The capital of France is", "raw": True, "options": {"temperature": 0}}
     whole = client.post("/api/generate", json=asked | {"stream": False}).json()
@@ -126,6 +135,7 @@ def test_the_model_is_listed_and_shown(chat_url: str, chat_bundle: Path) -> None
         ("chat", {"messages": HELLO, "options": {"num_predict": 0}}, 400, "num_predict is 0"),
         ("chat", {"messages": HELLO, "options": {"repeat_penalty": 0}}, 400, "repeat_penalty is"),
         ("chat", {"messages": HELLO, "options": {"top_k": "a"}}, 400, "options.top_k"),
+        ("chat", {"messages": HELLO, "options": {"top_k": 40.5}}, 400, "options.top_k"),
         ("generate", {"prompt": "a", "suffix": "b"}, 400, "suffix is not supported"),
         ("generate", {"prompt": "a", "context": [1]}, 400, "/api/chat"),
         ("generate", {"prompt": "a", "template": "b"}, 400, "raw"),

@@ -24,7 +24,7 @@ export function askedSettings(settings, system, hasTemplate, usual) {
   const fields = [
     field("system", "System prompt", prompt, hasTemplate
       ? "For this conversation, and for those that begin after it." : "This model has no chat template, so it has no system prompt."),
-    h("fieldset", {}, h("legend", {}, "Sampling"), h("p", { class: "quiet" }, "A field left empty is as the model has it, shown in grey."),
+    h("fieldset", {}, h("legend", {}, "Sampling"), h("p", { class: "quiet" }, "A field left empty is as the model has it: in grey, if that is a number."),
       h("div", { class: "numbers" }, ...numbers.map(({ element }) => element))),
     field("stop", "Stop texts", stop, "One a line; the answer ends before any of them."),
   ];
