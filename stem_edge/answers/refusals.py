@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 MISSING = re.compile(r"missing required field `(.*?)`")
 FLOAT = "got `float`"  # in msgspec's words, where a whole number belongs
+MAX_EXACT = 1 << 53  # floats beyond it are all whole, but not the numbers that were written
 # Where the two interfaces have other names for the same.
 ANTHROPIC_KINDS = {"server_error": "api_error", "unavailable_error": "overloaded_error"}
 
@@ -165,7 +166,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
 def _with_integers(value: Any) -> Any:
     """Return JSON whose whole numbers are ints: clients that have floats alone write 40 as 40.0."""
     match value:
-        case float() if value.is_integer():
+        case float() if value.is_integer() and abs(value) <= MAX_EXACT:
             return int(value)
         case list():
             return [_with_integers(each) for each in value]

@@ -109,7 +109,8 @@ def test_quantized(made: Made, tmp_path: Path) -> None:
     options: Any = {"backbone": "int8", "tables": "int8", "block_size": 16, "prefill_graph": True}
     stem_edge.export_bundle(made.checkpoint, tmp_path / "bundle", **options)
     prepared = make(stem_edge.open_bundle(tmp_path / "bundle"), tmp_path / "cache", 1)
-    assert prepared.record.prefill is not None
+    assert prepared.record.prefill_from_decode is not None
+    assert prepared.record.prefill_from_decode < 0.02
     ids = made.texts[0]
     with stem_edge.load(tmp_path / "bundle", cache_dir=tmp_path / "cache") as model:
         assert divergence(made.logits(ids), model.logits(ids)).mean() < 0.02
