@@ -48,7 +48,8 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     """Open a checkpoint as read_checkpoint does, but read no tables for its notes."""
     if not path.exists():
         raise CheckpointError(
-            f"{path}: no such checkpoint; {_hint(path)}give a folder or file that training wrote"
+            f"{path}: no such checkpoint; {_hint(path)}give a folder that training wrote, a "
+            "GGUF file, or a model on a hub as hf:org/name"
         )
     if (path / CONFIG).is_file():  # must be first, since Mistral's folders have a params.json, too
         return read_hugging_face(path, ignore_keys)

@@ -156,7 +156,7 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 67_224, 47_000),
+    "package, lines": Budget(package_lines, 67_226, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 7_296, 5_000),
     "tests, lines": Budget(lambda: lines_in("tests"), 65_540, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_224, 4_800),

@@ -7,19 +7,16 @@ import sys
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
-from demo_model import NGRAM_RANK, ORDER, DemoConfig, DemoModel
+from demo_model import DemoModel, model_config
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.checkpoints.lingua import LAYER_NAMES, TOP_NAMES
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 
 SHARDS = 2
-NGRAM_PROJECTS = "layers.0.project"  # of all tables side by side, where the checkpoint has one each
 
 
 def save_checkpoint(model: DemoModel, folder: Path, name: str, seed: int) -> None:
@@ -35,7 +32,7 @@ def save_checkpoint(model: DemoModel, folder: Path, name: str, seed: int) -> Non
         columns = {key: w.chunk(SHARDS, dim=1)[shard].clone() for key, w in tables.items()}
         torch.save(columns, folder / "stem_shards" / f"stem_model_mp{shard}.pt")
     sizes = asdict(model.config)
-    del sizes["ngram_rows"]  # which the trainer does not know
+    del sizes["ngram_rows"], sizes["engram_layer"]  # which the trainer does not know
     width, tokenizer = model.config.stem_embedding_dim, "tokenizer.model"
     params = {
         "name": name,
@@ -57,47 +54,14 @@ def save_demo(model: DemoModel, out: Path, ranks: Path) -> None:
     from stem_format import save_stem
 
     config, state = model_config(model.config), model.state_dict()
-    names = [name for name in config.backbone_shapes() if name != NGRAM_PROJECTS]
-    tensors = {tensor_name(name): state[trained_name(name)] for name in names}
+    names = {name: trained_name(name) for name in config.backbone_shapes()}
+    tensors = {tensor_name(ours): state[own] for ours, own in names.items() if own in state}
     if model.ngrams is not None:
-        tables = model.ngrams.rows.weight.split(model.config.ngram_sizes)
-        for number, (table, project) in enumerate(zip(tables, model.ngrams.projects, strict=True)):
-            tensors[f"model.ngram_embeddings.embedders.{number}.weight"] = table
-            tensors[f"model.ngram_embeddings.post_projs.{number}.weight"] = project.weight
+        tensors |= model.ngrams.stored()
     for layer, table in zip(model.config.stem_layers, model.stem_embeddings, strict=True):
         tensors[f"model.layers.{layer}.mlp.stem_table.weight"] = table.weight
     tokenizer = convert_tokenizer("tiktoken", ranks, add_bos=True)
     save_stem(out, config, tensors, tokenizer)
-
-
-def model_config(config: DemoConfig) -> ModelConfig:
-    """Describe the model by this project's names."""
-    rows: dict[str, Any] = {"stem_layers": config.stem_layers}
-    if config.ngram_rows:
-        rows = {
-            "stem_ffn": "ngrams",
-            "stem_layers": (0,),
-            "row_rank": NGRAM_RANK,
-            "ngram_order": ORDER,
-            "ngram_sizes": config.ngram_sizes,
-            "ngram_end": config.end,
-        }
-    return ModelConfig(
-        vocab_size=config.vocab_size,
-        dim=config.dim,
-        n_layers=config.n_layers,
-        n_heads=config.n_heads,
-        n_kv_heads=config.n_kv_heads,
-        head_dim=config.dim // config.n_heads,
-        d_ff=config.stem_embedding_dim,
-        row_window=config.stem_window_size,
-        norm_eps=config.norm_eps,
-        rope_theta=config.rope_theta,
-        max_context=config.max_seqlen,
-        sliding_window=config.window,
-        window_layers=config.window_layers if config.window else None,
-        **rows,
-    )
 
 
 def trained_name(name: str) -> str:

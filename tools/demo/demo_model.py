@@ -2,26 +2,27 @@
 
 Shapes: B sequences of T tokens; D = dim; H query heads share K key/value heads of h values; F =
 d_ff; V = vocabulary. A STEM layer multiplies its gate by row U[token] of its table, not by w3(x), or
-by the mean of the rows of a document's last tokens. Instead, rows of n-grams may be beside the input
-embedding, as LongCat has them (arXiv 2601.21204); layers then have no rows.
+by the mean of the rows of a document's last tokens. Instead, there may be rows of n-grams
+(demo_ngrams.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from demo_ngrams import Engram, NgramEmbedding, Ngrams, described
 from demo_tokenizer import SPECIAL_COUNT
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from stem_edge.numerics.ngram_hash import NgramHash, input_hash
+from stem_edge.config import ModelConfig
+from stem_edge.numerics.ngram_hash import hash_of
 
 INT4_BLOCK = 32
 INT8_GROUP = 128
-ORDER = 3  # the most ids of an n-gram
-NGRAM_RANK = INT8_GROUP  # values of its row, so that the report can round them
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,12 @@ class DemoConfig:
     window_layers: tuple[int, ...] = ()
     stem_window_size: int = 0  # last tokens whose rows a STEM layer takes the mean of; 0: one
     ngram_rows: int = 0  # rows of each table of n-grams, about; 0: no tables
+    engram_layer: int | None = None  # that they change; None: they are beside the input embedding
 
     @property
     def end(self) -> int:
         """Token that ends a document, as the tokenizer has it: the second special one."""
         return self.vocab_size - SPECIAL_COUNT + 1
-
-    @property
-    def ngram_sizes(self) -> tuple[int, ...]:
-        """Rows of each table: two for bigrams, two for trigrams; odd, and no two alike."""
-        return tuple(self.ngram_rows // 2 * 2 + 2 * table + 1 for table in range(4))
 
     @property
     def stem_embedding_dim(self) -> int:
@@ -112,23 +109,6 @@ class Layer(nn.Module):
         return out
 
 
-class NgramEmbedding(nn.Module):
-    """(x + the projected row of each table) / (1 + tables), for inputs x [B, T, D]."""
-
-    def __init__(self, config: DemoConfig) -> None:
-        super().__init__()
-        self.hash: NgramHash = input_hash(config.vocab_size, ORDER, config.ngram_sizes, config.end)
-        self.rows = nn.Embedding(self.hash.rows, NGRAM_RANK)
-        self.projects = nn.ModuleList(linear(NGRAM_RANK, config.dim) for _ in config.ngram_sizes)
-        nn.init.normal_(self.rows.weight, std=config.dim**-0.5)
-
-    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        keys = torch.stack([torch.from_numpy(self.hash.keys(ids.numpy())) for ids in tokens])
-        for table, project in enumerate(self.projects):
-            x = x + project(self.rows(keys[..., table]))
-        return x / (1 + len(self.projects))
-
-
 class DemoModel(nn.Module):
     """Token ids [B, T] -> logits [B, T, V]."""
 
@@ -146,15 +126,14 @@ class DemoModel(nn.Module):
         self.stem_embeddings = nn.ModuleList(
             nn.Embedding(config.vocab_size, config.stem_embedding_dim) for _ in config.stem_layers
         )
-        self.ngrams = NgramEmbedding(config) if config.ngram_rows else None
+        self.ngrams = ngrams_of(config)
         self.register_buffer("turns", rope_turns(config), persistent=False)
         nn.init.normal_(self.tok_embeddings.weight, std=config.dim**-0.5)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """positions [B, T]: of the tokens, below max_seqlen; 0 to T - 1 by default."""
         x = self.tok_embeddings(tokens)
-        if self.ngrams is not None:
-            x = self.ngrams(x, tokens)
+        at = 0 if self.config.engram_layer is None else self.config.engram_layer
         turns = self.turns[: tokens.shape[1]] if positions is None else self.turns[positions]
         tables = dict(zip(self.config.stem_layers, self.stem_embeddings, strict=True))
         window = seen_in_window(tokens.shape[1], self.config.window) if self.config.window else None
@@ -165,6 +144,8 @@ class DemoModel(nn.Module):
             up = tables[i](tokens) if i in tables else None
             if up is not None and shares is not None:
                 up = shares @ up
+            if self.ngrams is not None and i == at:
+                x = self.ngrams(x, tokens)
             x = layer(x, turns, up, seen)
         logits: Tensor = self.output(self.norm(x))
         return logits
@@ -173,6 +154,38 @@ class DemoModel(nn.Module):
         """U [V, F] of each STEM layer, or the rows of n-grams."""
         tables = [table.get_parameter("weight") for table in self.stem_embeddings]
         return tables if self.ngrams is None else [self.ngrams.rows.weight]
+
+
+def model_config(config: DemoConfig) -> ModelConfig:
+    """Describe the model by this project's names."""
+    rows: dict[str, Any] = {"stem_layers": config.stem_layers}
+    if config.ngram_rows:
+        rows = described(config.ngram_rows, config.end, config.engram_layer)
+    return ModelConfig(
+        vocab_size=config.vocab_size,
+        dim=config.dim,
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.dim // config.n_heads,
+        d_ff=config.stem_embedding_dim,
+        row_window=config.stem_window_size,
+        norm_eps=config.norm_eps,
+        rope_theta=config.rope_theta,
+        max_context=config.max_seqlen,
+        sliding_window=config.window,
+        window_layers=config.window_layers if config.window else None,
+        **rows,
+    )
+
+
+def ngrams_of(config: DemoConfig) -> Ngrams | None:
+    if not config.ngram_rows:
+        return None
+    keys, layer = hash_of(model_config(config)), config.engram_layer
+    if layer is None:
+        return NgramEmbedding(keys, config.dim)
+    return Engram(keys, config.dim, layer, config.norm_eps)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
