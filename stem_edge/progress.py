@@ -65,10 +65,10 @@ class Progress:
     def _tell_lines(self) -> None:
         while not self._ended.wait(LINE_AFTER / 4):
             with self._lock:
-                due, line = time.monotonic() >= self._due, self._line()
-                self._due += LINE_EVERY * due
-            if due:
-                tell(line)
+                if (now := time.monotonic()) < self._due or self._ended.is_set():
+                    continue
+                self._due = now + LINE_EVERY  # not of when it was due: this process may have stood still
+                tell(self._line())
 
     def _line(self) -> str:
         """Return what is done of this part, and how long the rest will take."""
@@ -87,7 +87,8 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        with self._lock:  # so that no line follows
+            self._ended.set()
         self._bar.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 
 import pytest
@@ -63,3 +64,21 @@ def test_without_a_terminal_long_parts_are_told_in_lines(
     assert told[4:] == ["stem-edge: choosing types: layer 30 of 30"]
     for line in told[2:4]:
         assert re.fullmatch(r"stem-edge: checking files: 25%, about \d s left", line)
+
+
+def test_a_process_that_stood_still_tells_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, looked = 0.0, threading.Semaphore(0)
+
+    def monotonic() -> float:
+        looked.release()
+        return now
+
+    monkeypatch.setattr(progress, "LINE_AFTER", 0.01)
+    monkeypatch.setattr(time, "monotonic", monotonic)
+    with Progress(0, "exporting", None):
+        now = 1000 * progress.LINE_EVERY
+        for _ in range(10):
+            assert looked.acquire(timeout=60)
+    assert capsys.readouterr().err == "stem-edge: exporting\n"
