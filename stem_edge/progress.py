@@ -67,7 +67,7 @@ class Progress:
             with self._lock:
                 if (now := time.monotonic()) < self._due or self._ended.is_set():
                     continue
-                self._due = now + LINE_EVERY  # not of when it was due: this process may have stood still
+                self._due = now + LINE_EVERY  # this process may have stood still
                 tell(self._line())
 
     def _line(self) -> str:
