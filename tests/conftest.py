@@ -36,6 +36,7 @@ State: TypeAlias = list[tuple[str, int, int]] | None  # of a folder: what is in 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    # Give it as --passed=FILE: before this option is known, pytest takes a FILE that exists for tests.
     known = "file of tests that have passed: they are left out, and what passes now is added"
     parser.addoption("--passed", type=Path, metavar="FILE", help=known)
 
