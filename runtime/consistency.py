@@ -137,7 +137,11 @@ class _Runs:
         """Run each way that answers can be computed in a loaded bundle."""
         with self._load(keep_prefixes=False) as model:
             prompts, expected = self._asked.pieces(model), self._expected[True]
-            for way, run in _ways_of(model).items():
+            ways = _ways_of(model)
+            if any(0 < len(ids) % FEWER < self._own.tile for ids in prompts if len(ids) > FEWER):
+                few = f"steps of fewer than {self._own.tile} tokens round otherwise"
+                ways["smaller chunks"] = f"{few}; give --prompt-tokens, a multiple of {FEWER}"
+            for way, run in ways.items():
                 if isinstance(run, str):
                     self._progress(self._name(way))
                     self._note(way, f"{NOT_RUN}: {run}")

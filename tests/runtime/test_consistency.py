@@ -21,6 +21,7 @@ from stem_edge.runtime import consistency as runs
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import LEAST_NBYTES
+from stem_edge.runtime.backends.ways import EngineWays
 from stem_edge.runtime.consistency import Asked, verify_runs
 from stem_edge.runtime.engine import Context, Engine
 from stem_edge.runtime.generation import Chunk
@@ -83,6 +84,17 @@ def test_answers_to_pieces_of_a_text(
     assert list(results) == ["plain", "smaller chunks", "guesses", *batches, *ANSWERS[1:]]
     unlike = {name for name, result in results.items() if result != "ok"}
     assert unlike == (set() if same else {"guesses", "batches"})
+
+
+@pytest.mark.parametrize(("tokens", "is_run"), [(50, True), (64, True), (70, False)])
+def test_chunks_that_end_in_steps_for_other_kernels(
+    tokens: int, is_run: bool, dense_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineWays, "tile", 64)
+    asked = Asked("one two three " * 200, prompts=2, prompt_tokens=tokens, new_tokens=2)
+    found = verify_runs(dense_bundle, asked=asked)["smaller chunks"]
+    told = "not run: steps of fewer than 64 tokens round otherwise; give --prompt-tokens, a multiple of 64"
+    assert found == ("ok" if is_run else told)
 
 
 def test_guesses_that_change_answers_are_found(
