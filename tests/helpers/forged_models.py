@@ -28,7 +28,7 @@ from stem_edge.bundle.manifest import (
     TOKENIZER_CONFIG,
 )
 from stem_edge.config import ModelConfig
-from stem_edge.ggml.gguf_schema import ALIGNMENT
+from stem_edge.ggml.gguf_schema import ALIGNMENT, foreign_parts
 from stem_edge.ggml.gguf_tensors import encode_tensors, planned_tensors
 from stem_edge.graph.decode import PREFILL_DATA, decoding, prompts
 from stem_edge.graph.formats import (
@@ -227,6 +227,8 @@ def _onnx(
 
 def _gguf(config: ModelConfig, gguf: GgufFormat, number: int) -> bytes:
     """Make a header that holds only the list of tensors, and their values."""
+    if foreign_parts(config):  # no file can hold it
+        return b""
     tensors = planned_tensors(config, gguf.weights)
     header = b"\0" * ALIGNMENT + encode_tensors(tensors)
     header += bytes(-len(header) % ALIGNMENT)
