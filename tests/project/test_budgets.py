@@ -158,7 +158,7 @@ class Budget(NamedTuple):
 BUDGETS = {
     "package, lines": Budget(package_lines, 67_233, 47_000),
     "tools, lines": Budget(lambda: lines_in("tools"), 7_392, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 65_630, 48_000),
+    "tests, lines": Budget(lambda: lines_in("tests"), 65_589, 48_000),
     "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_224, 4_800),
     "files in a room": Budget(fullest_room, 15, 15),
     "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),

@@ -6,32 +6,29 @@ test_batches.py, test_prefixes.py, test_apart_steps.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from answer_ways import NEW, Answers, after_kept, at_once, in_turn, together, tokens, with_guesses
+from answer_ways import at_once
 from architectures import SIZES, write
 from exact_models import TOLERANCE, export_exact, off
-from installed import needs_ggml
+from ngram_answers import NgramAnswers
 from torch_engram import END, ENGRAM, with_engram
 from torch_model import random_tables, random_tensors, torch_logits
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BackendError, CheckpointError, ExportError, InputError
+from stem_edge.errors import CheckpointError, InputError
 from stem_edge.export.checkpoints.readers import open_checkpoint
 from stem_edge.graph.kv import KvType
 from stem_edge.ngrams.schemes import QwenConfig
-from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.ngram_hash import hash_of
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import forward
-from stem_edge.runtime import Model
-from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
 
 CLOSE = 1e-3
 LAYERS, KERNEL = len(ENGRAM["stem_layers"]), ENGRAM["engram_kernel"]
@@ -89,33 +86,8 @@ def test_few_slots(made: Made) -> None:
             assert off(at_once(model, ids), made.logits(ids)) < TOLERANCE
 
 
-@pytest.mark.parametrize("way", [in_turn, with_guesses, together, after_kept])
-def test_answers(made: Made, way: Callable[[Model, list[list[int]]], Answers]) -> None:
-    with stem_edge.load(made.path, slots=60) as model:
-        for number, answer in way(model, made.texts).items():
-            made.check(made.texts[number], answer)
-
-
-def test_a_prompt_kept_in_a_file(made: Made, tmp_path: Path) -> None:
-    for cached in (False, True):
-        with stem_edge.load(made.path, prompt_cache=tmp_path / "prompts") as model:
-            text = made.texts[-1]
-            made.check(text, tokens(model.generate(text, max_new_tokens=NEW)))
-            assert (model.stats.cached_tokens > 0) == cached
-
-
-def test_quantized(made: Made, tmp_path: Path) -> None:
-    """Prompts have a graph of their own, and the backbone is packed for this processor."""
-    options: Any = {"backbone": "int8", "tables": "int8", "block_size": 16, "prefill_graph": True}
-    stem_edge.export_bundle(made.checkpoint, tmp_path / "bundle", **options)
-    prepared = make(stem_edge.open_bundle(tmp_path / "bundle"), tmp_path / "cache", 1)
-    assert prepared.record.prefill_from_decode is not None
-    assert prepared.record.prefill_from_decode < 0.02
-    ids = made.texts[0]
-    with stem_edge.load(tmp_path / "bundle", cache_dir=tmp_path / "cache") as model:
-        assert divergence(made.logits(ids), model.logits(ids)).mean() < 0.02
-        assert model.stats.row_hits + model.stats.row_misses == len(ids) * made.config.lookups
-        assert in_turn(model, made.texts) == with_guesses(model, made.texts)
+class TestAnswers(NgramAnswers):
+    """Answers in every way of computing them, and what is refused."""
 
 
 @pytest.mark.parametrize(("kv", "nbytes"), [("fp32", 4), ("fp16", 2)])
@@ -149,24 +121,6 @@ def test_published_keys_are_those_of_the_model() -> None:
     assert keys == table.hash
     rows = keys.keys([11, 523, 9001, 44])[[0, 0, 3], [0, 1, 0]] - [0, table.hash.sizes[0], 0]
     assert rows.tolist() == [13555483, 4877156, 2823642]
-
-
-def test_what_cannot_run_them_says_so(made: Made, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="rows of n-grams run on the CPU only"):
-        stem_edge.load(made.path, providers="cpu", device_memory="4GB")
-    with pytest.raises(ExportError, match="choose tables fp32, fp16, int8 or int4"):
-        stem_edge.export_bundle(made.checkpoint, tmp_path / "mixed", tables="mixed")
-    with (
-        stem_edge.load(made.path) as model,
-        pytest.raises(InputError, match="rows of this model belong to n-grams"),
-    ):
-        model.logits([1, 2], stem_ids=[1, 3])
-
-
-@needs_ggml
-def test_ggml_cannot_run_them(made: Made, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="has rows of n-grams, which run on onnxruntime only"):
-        stem_edge.export_bundle(made.checkpoint, tmp_path / "ggml", engine="gguf")
 
 
 def test_a_tensor_of_another_shape_is_named(made: Made, tmp_path: Path) -> None:

@@ -6,30 +6,27 @@ the layers after the input embedding are those of torch_model.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from answer_ways import NEW, Answers, after_kept, at_once, in_turn, together, tokens, with_guesses
+from answer_ways import at_once, together
 from architectures import SIZES
 from conformance import stepwise
 from exact_models import TOLERANCE, export_exact, off
-from installed import needs_ggml
+from ngram_answers import NgramAnswers
 from stem_format import save_stem
 from torch import Tensor
 from torch_model import random_tables, random_tensors, torch_logits
 
 import stem_edge
 from stem_edge.config import ModelConfig
-from stem_edge.errors import BackendError, ExportError, InputError
+from stem_edge.errors import InputError
 from stem_edge.export.checkpoints.hugging_face.names import tensor_name
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
-from stem_edge.numerics.distributions import divergence
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime import Model
-from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
 
 CLOSE, END = 1e-3, 7
 NGRAMS: dict[str, Any] = {
@@ -114,32 +111,8 @@ def test_logits(made: Made, way: Any, slots: int | None) -> None:
             assert off(way(model, ids), made.logits(ids)) < TOLERANCE
 
 
-@pytest.mark.parametrize("way", [in_turn, with_guesses, together, after_kept])
-def test_answers(made: Made, way: Callable[[Model, list[list[int]]], Answers]) -> None:
-    with stem_edge.load(made.path, slots=60) as model:
-        for number, answer in way(model, made.texts).items():
-            made.check(made.texts[number], answer)
-
-
-def test_a_prompt_kept_in_a_file(made: Made, tmp_path: Path) -> None:
-    for cached in (False, True):
-        with stem_edge.load(made.path, prompt_cache=tmp_path / "prompts") as model:
-            text = made.texts[-1]
-            made.check(text, tokens(model.generate(text, max_new_tokens=NEW)))
-            assert (model.stats.cached_tokens > 0) == cached
-
-
-def test_quantized(made: Made, tmp_path: Path) -> None:
-    """Prompts have a graph of their own, and the backbone is packed for this processor."""
-    options: Any = {"backbone": "int8", "tables": "int8", "block_size": 16, "prefill_graph": True}
-    stem_edge.export_bundle(made.checkpoint, tmp_path / "bundle", **options)
-    prepared = make(stem_edge.open_bundle(tmp_path / "bundle"), tmp_path / "cache", 1)
-    assert prepared.record.prefill is not None
-    ids = made.texts[0]
-    with stem_edge.load(tmp_path / "bundle", cache_dir=tmp_path / "cache") as model:
-        assert divergence(made.logits(ids), model.logits(ids)).mean() < 0.02
-        assert model.stats.row_hits + model.stats.row_misses == len(ids) * len(made.tables)
-        assert in_turn(model, made.texts) == with_guesses(model, made.texts)
+class TestAnswers(NgramAnswers):
+    """Answers in every way of computing them, and what is refused."""
 
 
 def test_few_slots(made: Made) -> None:
@@ -149,24 +122,6 @@ def test_few_slots(made: Made) -> None:
     with stem_edge.load(made.path, slots=24) as model:
         for number, answer in together(model, made.texts).items():
             made.check(made.texts[number], answer)
-
-
-def test_what_cannot_run_them_says_so(made: Made, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="rows of n-grams run on the CPU only"):
-        stem_edge.load(made.path, providers="cpu", device_memory="4GB")
-    with pytest.raises(ExportError, match="choose tables fp32, fp16, int8 or int4"):
-        stem_edge.export_bundle(made.checkpoint, tmp_path / "mixed", tables="mixed")
-    with (
-        stem_edge.load(made.path) as model,
-        pytest.raises(InputError, match="rows of this model belong to n-grams"),
-    ):
-        model.logits([1, 2], stem_ids=[1, 3])
-
-
-@needs_ggml
-def test_ggml_cannot_run_them(made: Made, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="has rows of n-grams, which run on onnxruntime only"):
-        stem_edge.export_bundle(made.checkpoint, tmp_path / "ggml", engine="gguf")
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pytest
+from answer_ways import NEW, Answers, after_kept, in_turn, together, tokens, with_guesses
 from architectures import SIZES, VARIANTS, write
 from edit_oracle import swap
 from exact_models import export_exact
-from guessing import ToldSpeculation
 from tiers import slow_but
 from torch_model import random_tensors, torch_logits
 
@@ -25,7 +25,7 @@ from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime import Model
 
-NEW, CLOSE = 12, 1e-3
+CLOSE = 1e-3
 
 
 class Made(NamedTuple):
@@ -60,45 +60,6 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     config = msgspec.structs.replace(config, eos_ids=ends)
     long = np.random.default_rng(1).integers(0, 250, 250).tolist()
     return Made(path, config, [ids, [7], [*ids, ends[0]], [*long, *ids[:30]]])
-
-
-Answers = dict[int, list[int]]
-
-
-def in_turn(model: Model, texts: list[list[int]]) -> Answers:
-    options: Any = {"max_new_tokens": NEW}
-    return {n: tokens(model.generate(text, **options)) for n, text in enumerate(texts)}
-
-
-def with_guesses(model: Model, texts: list[list[int]]) -> Answers:
-    """Every third guess is wrong."""
-    answers = in_turn(model, texts)
-    for number, text in enumerate(texts):
-        model.speculate(ToldSpeculation([*text, *answers[number]], 3))
-        answers[number] = tokens(model.generate(text, max_new_tokens=NEW))
-        assert model.stats.drafted_tokens > 0 or len(answers[number]) < 3
-    return answers
-
-
-def together(model: Model, texts: list[list[int]]) -> Answers:
-    answers: Answers = {}
-    for number, chunk in model.generate_many(texts, sequences=3, max_new_tokens=NEW):
-        assert chunk.error is None
-        answers.setdefault(number, []).extend(chunk.token_ids)
-    return answers
-
-
-def after_kept(model: Model, texts: list[list[int]]) -> Answers:
-    answers: Answers = {}
-    for number, text in enumerate(texts):
-        tokens(model.generate([*text[:-3], 1, 2, 3], max_new_tokens=NEW))
-        answers[number] = tokens(model.generate(text, max_new_tokens=NEW))
-    assert model.stats.cached_tokens > 100  # of the last one
-    return answers
-
-
-def tokens(chunks: Any) -> list[int]:
-    return [token for chunk in chunks for token in chunk.token_ids]
 
 
 WAYS: list[Callable[[Model, list[list[int]]], Answers]] = [
