@@ -21,7 +21,7 @@ from stem_edge.units import format_size
 
 # Prompt tokens in a step. Products reach full speed at about this many; more only take memory.
 CHUNK_TOKENS = STEP_TOKENS
-# For each token of a context, while a prompt becomes ids: 5 bytes of text, of TextCodec.TEXT_NBYTES each.
+# For each token of a context, while a prompt becomes ids: about 4 bytes of text, of TextCodec.TEXT_NBYTES each.
 PROMPT_NBYTES = 2_000
 
 

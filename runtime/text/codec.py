@@ -22,7 +22,7 @@ T = TypeVar("T")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Memory for each byte of a text on its way to ids, or for each that steps may make of it: the most
 # that byte-level and sentencepiece tokenizers took with tokenizers 0.23.
-TEXT_NBYTES, GROWN_NBYTES = 400, 66
+TEXT_NBYTES, GROWN_NBYTES = 480, 66
 MAX_GROWN = 1 << 28  # bytes that a text may grow to inside the tokenizer
 LEAST_LONGEST = 64  # bytes to allow each token, because one may stand for a whole unknown word
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of sentencepiece for one byte
