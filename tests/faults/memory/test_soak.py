@@ -23,7 +23,7 @@ GENEROUS = 4 << 20
 
 
 @only_linux
-@pytest.mark.parametrize(("engine", "generations"), [("onnxruntime", 10_000), ("ggml", 2_000)])
+@pytest.mark.parametrize(("engine", "generations"), [("onnxruntime", 4_000), ("ggml", 2_000)])
 def test_soak_of_short_generations_is_flat(
     engine: EngineName, generations: int, tiny: Path
 ) -> None:

@@ -22,7 +22,7 @@ from stem_edge.cluster.batches import SharedModel, ray_answers
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 
-ROWS, MANY = 60, 2000
+ROWS, MANY = 60, 600
 SETTINGS = Settings({"max_new_tokens": 8})
 
 
