@@ -63,16 +63,22 @@ def test_the_largest_number_is_accepted(field: str) -> None:
         ({"ple_gate_scale": True}, "ple_gate_scale needs several streams"),
         ({"streams": 2, "ple_gate_scale": True}, "ple_gate_scale needs several streams"),
         *[({"row_experts": n, "stem_layers": (1,)}, f"row_experts is {n}") for n in (-1, 1, 65)],
-        ({"row_experts": 4, "stem_layers": ()}, "row_experts is 4 in a stem model with 0 STEM"),
+        (
+            {"row_experts": 4, "stem_layers": ()},
+            "row_experts is 4 in a model of the form stem with 0 STEM",
+        ),
         (
             {"row_experts": 4, "stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 2},
-            "row_experts is 4 in a hash-moe model",
+            "row_experts is 4 in a model of the form hash-moe",
         ),
         *[({"row_window": n, "stem_layers": (1,)}, f"row_window is {n}") for n in (-1, 1, 257)],
-        ({"row_window": 4, "stem_layers": ()}, "row_window is 4 in a stem model with 0 STEM"),
+        (
+            {"row_window": 4, "stem_layers": ()},
+            "row_window is 4 in a model of the form stem with 0 STEM",
+        ),
         (
             {"row_window": 4, "stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 2},
-            "row_window is 4 in a hash-moe model",
+            "row_window is 4 in a model of the form hash-moe",
         ),
         ({"row_window": 4, "stem_layers": (1,), "borrowed_kv_layers": 1}, "row_window in a model"),
         *[({"laurel_rank": n}, f"laurel_rank is {n}") for n in (-1, MAX_WIDTH + 1)],
