@@ -140,9 +140,7 @@ class _Runs:
             ways = _ways_of(model)
             if any(0 < len(ids) % FEWER < self._own.tile for ids in prompts if len(ids) > FEWER):
                 few = f"steps of fewer than {self._own.tile} tokens round otherwise"
-                ways["smaller chunks"] = (
-                    f"{few}; give --text and --prompt-tokens, a multiple of {FEWER}"
-                )
+                ways["smaller chunks"] = f"{few}; give --text, and --prompt-tokens {2 * FEWER}"
             for way, run in ways.items():
                 if isinstance(run, str):
                     self._progress(self._name(way))

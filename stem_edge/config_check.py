@@ -109,23 +109,23 @@ def _check_rows(config: Description) -> None:
     if config.row_window and config.borrowed_kv_layers:
         raise ValueError("row_window in a model whose last layers borrow keys and values")
     hashed, ngrams = config.stem_ffn == "hash-moe", config.stem_ffn in ("ngrams", "engram")
-    ple, model = config.stem_ffn == "ple", f"a model of the form {config.stem_ffn}"
+    ple, model = config.stem_ffn == "ple", f"stem_ffn {config.stem_ffn}"
     if hashed != (config.n_experts > 0) or not 0 <= config.n_experts <= config.vocab_size:
         raise ValueError(
-            f"n_experts is {config.n_experts} in {model}; expected 1 to {config.vocab_size} for "
+            f"n_experts is {config.n_experts} with {model}; expected 1 to {config.vocab_size} for "
             "hash-moe, 0 for others"
         )
     widest = MAX_WIDTH if ngrams else config.d_ff
     if not 0 <= config.row_rank <= widest or (config.row_rank and (hashed or ple)):
         raise ValueError(
-            f"row_rank is {config.row_rank} in {model}; expected 0 to {widest}, and 0 for hash-moe "
+            f"row_rank is {config.row_rank} with {model}; expected 0 to {widest}, and 0 for hash-moe "
             "and ple"
         )
     summed = config.stem_layers and not (hashed or ple or ngrams)
     for field, most in (("row_window", MAX_ROW_WINDOW), ("row_experts", MAX_ROW_EXPERTS)):
         if (value := getattr(config, field)) and not (summed and 1 < value <= most):
             raise ValueError(
-                f"{field} is {value} in {model} with {len(config.stem_layers)} STEM layers; expected "
+                f"{field} is {value} with {model} and {len(config.stem_layers)} STEM layers; expected "
                 f"2 to {most}, and 0 for hash-moe, ple, ngrams and dense models"
             )
     _check_ple(config)
@@ -135,28 +135,27 @@ def _check_rows(config: Description) -> None:
 
 
 def _check_ple(config: Description) -> None:
-    ple, model = config.stem_ffn == "ple", f"a model of the form {config.stem_ffn}"
+    ple, model = config.stem_ffn == "ple", f"stem_ffn {config.stem_ffn}"
     if ple != (0 < config.ple_width <= MAX_WIDTH) or not ple >= (config.ple_records > 0):
         raise ValueError(
-            f"ple_width is {config.ple_width} and ple_records {config.ple_records} in {model}; "
+            f"ple_width is {config.ple_width} and ple_records {config.ple_records} with {model}; "
             f"expected a width of 1 to {MAX_WIDTH} for ple, 0 and 0 for others"
         )
     if ple and len(config.stem_layers) != config.n_layers:
         raise ValueError(
-            f"stem_layers is {config.stem_layers} in {model}; expected all {config.n_layers} layers"
+            f"stem_layers is {config.stem_layers} with {model}; expected all {config.n_layers} layers"
         )
     if not 0 <= config.ple_records <= config.vocab_size:
         raise ValueError(f"ple_records is {config.ple_records} of {config.vocab_size} tokens")
 
 
 def _check_ngrams(config: Description) -> None:
-    model = f"a model of the form {config.stem_ffn}"
+    model, engram = f"stem_ffn {config.stem_ffn}", config.stem_ffn == "engram"
     if config.stem_ffn not in ("ngrams", "engram"):
-        raise ValueError(f"n-grams in {model}; expected ngrams or engram as stem_ffn")
-    engram = config.stem_ffn == "engram"
+        raise ValueError(f"n-grams with {model}; expected ngrams or engram as stem_ffn")
     if not engram and (config.ngram_multipliers or config.ngram_filler or config.engram_kernel):
         raise ValueError(
-            f"ngram_multipliers, ngram_filler or engram_kernel in {model}; expected engram as stem_ffn"
+            f"ngram_multipliers, ngram_filler or engram_kernel with {model}; expected engram as stem_ffn"
         )
     order, sizes, end = config.ngram_order, config.ngram_sizes, config.ngram_end
     each = (order - 1) * max(1, len(config.stem_layers))
@@ -176,7 +175,7 @@ def _check_ngrams(config: Description) -> None:
     if not known or not config.row_rank or config.streams > 1:
         raise ValueError(
             f"stem_layers {config.stem_layers}, row_rank {config.row_rank} and {config.streams} "
-            f"streams in {model}; expected {'some layers' if engram else '(0,)'}, the values of a row, "
+            f"streams with {model}; expected {'some layers' if engram else '(0,)'}, the values of a row, "
             "and 1 stream"
         )
     if engram:

@@ -93,8 +93,7 @@ def test_chunks_that_end_in_steps_for_other_kernels(
     monkeypatch.setattr(EngineWays, "tile", 64)
     asked = Asked("one two three " * 200, prompts=2, prompt_tokens=tokens, new_tokens=2)
     found = verify_runs(dense_bundle, asked=asked)["smaller chunks"]
-    few = "not run: steps of fewer than 64 tokens round otherwise"
-    told = f"{few}; give --text and --prompt-tokens, a multiple of 64"
+    told = "not run: steps of fewer than 64 tokens round otherwise; give --text, and --prompt-tokens 128"
     assert found == ("ok" if is_run else told)
 
 

@@ -6,6 +6,9 @@ from configs import config
 from stem_edge.layers import LayerKind
 from stem_edge.limits import LARGEST, MAX_HEADS, MAX_VOCAB, MAX_WIDTH
 
+SUMMED = ("row_experts", "row_window")  # fields of models that add rows up
+HASHED = {"stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 2}
+
 
 @pytest.mark.parametrize("field", LARGEST)
 def test_numbers_out_of_range(field: str) -> None:
@@ -63,23 +66,9 @@ def test_the_largest_number_is_accepted(field: str) -> None:
         ({"ple_gate_scale": True}, "ple_gate_scale needs several streams"),
         ({"streams": 2, "ple_gate_scale": True}, "ple_gate_scale needs several streams"),
         *[({"row_experts": n, "stem_layers": (1,)}, f"row_experts is {n}") for n in (-1, 1, 65)],
-        (
-            {"row_experts": 4, "stem_layers": ()},
-            "row_experts is 4 in a model of the form stem with 0 STEM",
-        ),
-        (
-            {"row_experts": 4, "stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 2},
-            "row_experts is 4 in a model of the form hash-moe",
-        ),
         *[({"row_window": n, "stem_layers": (1,)}, f"row_window is {n}") for n in (-1, 1, 257)],
-        (
-            {"row_window": 4, "stem_layers": ()},
-            "row_window is 4 in a model of the form stem with 0 STEM",
-        ),
-        (
-            {"row_window": 4, "stem_layers": (1,), "stem_ffn": "hash-moe", "n_experts": 2},
-            "row_window is 4 in a model of the form hash-moe",
-        ),
+        *[({n: 4, "stem_layers": ()}, f"{n} is 4 with stem_ffn stem and 0 STEM") for n in SUMMED],
+        *[({n: 4} | HASHED, f"{n} is 4 with stem_ffn hash-moe") for n in SUMMED],
         ({"row_window": 4, "stem_layers": (1,), "borrowed_kv_layers": 1}, "row_window in a model"),
         *[({"laurel_rank": n}, f"laurel_rank is {n}") for n in (-1, MAX_WIDTH + 1)],
         *[

@@ -148,10 +148,7 @@ def test_a_tensor_of_another_shape_is_named(made: Made, tmp_path: Path) -> None:
         ({"ngram_filler": -1}, "ngram_filler is -1; expected 0 to 259"),
         ({"engram_kernel": 17}, "engram_kernel is 17; expected 0 to 16"),
         ({"engram_kernel": -1}, "engram_kernel is -1; expected 0 to 16"),
-        (
-            {"stem_ffn": "ngrams", "stem_layers": (0,)},
-            "in a model of the form ngrams; expected engram",
-        ),
+        ({"stem_ffn": "ngrams", "stem_layers": (0,)}, "with stem_ffn ngrams; expected engram"),
     ],
 )
 def test_impossible_numbers(changes: dict[str, Any], said: str) -> None:

@@ -133,7 +133,7 @@ def test_few_slots(made: Made) -> None:
         ({"ngram_end": 260}, "ngram_end is 260; expected 0 to 259"),
         ({"stem_layers": (1,)}, r"stem_layers \(1,\), row_rank 16 and 1 streams"),
         ({"row_rank": 0}, "row_rank 0"),
-        ({"stem_ffn": "stem"}, "n-grams in a model of the form stem; expected ngrams or engram"),
+        ({"stem_ffn": "stem"}, "n-grams with stem_ffn stem; expected ngrams or engram"),
     ],
 )
 def test_impossible_numbers(changes: dict[str, Any], said: str) -> None:

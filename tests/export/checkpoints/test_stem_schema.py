@@ -161,7 +161,7 @@ def test_a_config_written_by_hand(tmp_path: Path) -> None:
         ({"stem_experts": 3}, ["no tensor model.layers.1.mlp.stem_router.weight"]),
         ({"stem_experts": 1}, ["row_experts is 1", "expected 2 to 64"]),
         ({"stem_experts": 65}, ["row_experts is 65", "expected 2 to 64"]),
-        ({"num_experts": 4}, ["n_experts is 4 in a model of the form stem"]),
+        ({"num_experts": 4}, ["n_experts is 4 with stem_ffn stem"]),
         ({"stem_table_dtype": "int8"}, ["stem_table_dtype is 'int8'", "stem models"]),
         ({"hidden_act": "gelu"}, ["hidden_act is 'gelu'", "expected 'silu'"]),
         ({"attention_bias": True}, ["attention_bias is True"]),

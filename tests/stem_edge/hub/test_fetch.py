@@ -58,14 +58,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def in_cache(pattern: str) -> list[Path]:
-    """What fits a pattern, while another process may make and delete it."""
-    return [Path(name) for name in glob.glob(f"{cache_of(NAME)}/{pattern}", recursive=True)]  # noqa: PTH207
-
-
-def unfinished() -> list[Path]:
-    """What a download left behind."""
-    return in_cache("**/*.incomplete")
+def unfinished() -> list[str]:
+    """What a download left, or leaves while this looks."""
+    return glob.glob("**/*.incomplete", root_dir=cache_of(NAME), recursive=True)  # noqa: PTH207
 
 
 def test_a_bundle_is_fetched_once(
@@ -404,7 +399,7 @@ def test_a_killed_fetch_goes_on(hub: HubServer, bundle: Path) -> None:
     code = f"import stem_edge; stem_edge.open_bundle('hf:{NAME}')"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 20
-    while not (unfinished() and len(in_cache("snapshots/*/*")) > 1):
+    while not (unfinished() and len([*(cache_of(NAME) / "snapshots").glob("*/*")]) > 1):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)

@@ -129,7 +129,7 @@ def test_bad_bodies_are_refused(chat_url: str, path: str, body: dict[str, Any]) 
         ("/tokenize", {"content": "," * (1 << 18)}, "262,145 of , [ and {, those in texts counted"),
         ("/apply-template", {"messages": [{}] * 700_000}, "1,400,001 of , [ and {"),
         ("/detokenize", {"tokens": [5] * 100_001}, "length <= 100000"),
-        ("/v1/chat/completions", {"messages": LONG}, "may take 210 MB on their way to tokens"),
+        ("/v1/chat/completions", {"messages": LONG}, "may take 252 MB on their way to tokens"),
     ],
 )
 def test_too_much_is_told(chat_url: str, path: str, body: dict[str, Any], words: str) -> None:

@@ -65,11 +65,8 @@ def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
     seen: list[str] = []
     results = verify_runs(both, max_new_tokens=8, progress=seen.append)
     assert seen == list(results)
-    assert results.pop("smaller chunks, ggml").startswith(
-        "not run"
-    )  # 96 tokens end in a step of 32
-    assert set(results.values()) == {"ok"}
-    assert len(results) == 2 * WAYS - 1
+    unlike = {way for way, found in results.items() if found != "ok"}
+    assert unlike == {"smaller chunks, ggml"} and len(results) == 2 * WAYS
     assert {"plain", "plain, ggml", "fewest slots, ggml", "mmap, ggml"} <= set(results)
 
 
