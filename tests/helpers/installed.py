@@ -12,6 +12,7 @@ from stem_edge.ggml.installed import library_path
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
+ENGLISH = DATA / "english.txt"  # pages of the manual as they once were
 DEMO = Path(stem_edge.__file__).parent / "demo_model"
 FDS = Path("/proc/self/fd")
 # ggml takes minutes to compile, so `make test` skips its tests.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from installed import DEMO, ROOT
+from installed import DEMO, ENGLISH
 
 # Ctrl-C is ignored in what a script starts in the background, and so in what that starts.
 PROGRAM = """
@@ -29,7 +29,7 @@ PLACES = ["France", "Spain", "Peru", "Chile", "Italy", "Japan", "Kenya", "Norway
 def prompts(count: int) -> list[dict[str, object]]:
     """Return rows of many lengths, every third of them sampled."""
     chance = random.Random(1)
-    words = re.findall("[A-Za-z]{2,}", (ROOT / "docs" / "python.md").read_text("utf-8"))
+    words = re.findall("[A-Za-z]{2,}", ENGLISH.read_text("utf-8"))
 
     def row(number: int) -> dict[str, object]:
         place, some = chance.choice(PLACES), chance.choices(words, k=chance.randint(1, 30))
