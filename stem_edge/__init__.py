@@ -95,7 +95,6 @@ _MOVED = {
     "batches.batch": ("Batch",),
     "bundle.mmap_store": ("MmapStore",),
     "cluster.batches": ("ray_answers",),
-    "cluster.evaluation": ("ray_scores",),
     "cluster.exports": ("ray_shards",),
     "editing.compare": ("Comparison", "compare_edits"),
     "errors": (

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from stem_edge.bundle.opening import open_bundle
-from stem_edge.cluster.evaluation import ray_scores
-from stem_edge.commands.options.arguments import add_ray
 from stem_edge.commands.options.described import add_described, values_of
 from stem_edge.commands.options.loading import DEVICE, add_loading, device_options
 from stem_edge.edit_files.folder import open_edits
@@ -77,7 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
     add_loading(parser, "engine", "repack", "kv", *DEVICE, "threads")
     add("--kinds", action="store_true", help=argparse.SUPPRESS)
-    add_ray(parser, "score on all machines of a cluster, which share the disk of BUNDLE")
     add("--json", action="store_true", help="print a JSON list with an object for each")
 
 
@@ -88,11 +85,10 @@ def run(args: argparse.Namespace) -> int:
             "they cost with its --max-kl or --size"
         )
     given = values_of(args, evaluate) | {**device_options(args)}
-    elsewhere = None if args.ray is None else ray_scores(args.ray)
     found = []
     for bundle in map(pinned, args.bundles):
         edits = open_edits(open_bundle(bundle), args.edit)
-        found.append(evaluate(bundle, edits=edits, elsewhere=elsewhere, **given))
+        found.append(evaluate(bundle, edits=edits, **given))
     print(json.dumps([asdict(each) for each in found], indent=1) if args.json else report(found))
     return 0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -32,8 +32,9 @@ from stem_edge.measuring.quality.scores import (
     make_task,
     parts,
     read_text,
+    score,
 )
-from stem_edge.measuring.quality.scoring import Done, ScoreParts, Scoring, ScoringWays, score_here
+from stem_edge.measuring.quality.scoring import Scoring
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
@@ -125,7 +126,6 @@ def evaluate(
     memory: int | str | None = None,
     threads: int | None = None,
     progress: bool | None = None,
-    elsewhere: ScoreParts | None = None,
     **device: Unpack[DeviceKeywords],
 ) -> Quality:
     """Score every token of a text but the first with a bundle.
@@ -149,8 +149,6 @@ def evaluate(
     memory: limit on memory, that of `against` included, like 600MB. Logits of some tokens and, for a
         checkpoint, the arrays of a window come on top. Default: half of the free RAM.
     threads, progress: as in stem_edge.load.
-    elsewhere: has windows scored by other processes, as stem_edge.cluster.evaluation.ray_scores does on a cluster; the
-        figures are the same, to the digit, on machines of one kind.
     device: providers, provider_libraries, device_memory, host_slots as in stem_edge.load, for the
         bundle; `against` runs on the CPU.
 
@@ -177,12 +175,12 @@ def evaluate(
     scoring = Scoring(
         bundle, {**keywords, **device}, task.window, tuple(edits), against, against_engine
     )
-    ways, (scores, nats) = _score(scoring, task, elsewhere or score_here)
+    engine, reference_engine, (scores, nats) = _score(scoring, task)
     documents, likelihood = task.documents, float(scores[0].likelihood.mean())
     divergence = None
     if against is not None:
         named = _worst(opened, documents, scores, nats, worst)
-        divergence = _divergence(str(against), ways.reference_engine, scores, nats, named)
+        divergence = _divergence(str(against), reference_engine, scores, nats, named)
     bits = -likelihood * documents.predicted / math.log(2)
     return Quality(
         bundle=str(bundle),
@@ -193,7 +191,7 @@ def evaluate(
         window=task.window,
         window_asked=task.window_asked,
         stride=task.stride,
-        engine=ways.engine,
+        engine=engine,
         prefill_graph=prefill_graph,
         edits=len(edits),
         ids_sha256=sha256(repr(documents.token_ids).encode()).hexdigest(),
@@ -205,30 +203,19 @@ def evaluate(
     )
 
 
-def _score(scoring: Scoring, task: ScoringTask, run: ScoreParts) -> tuple[ScoringWays, Scored]:
-    """Score all parts of a text, with a progress bar. Raises InputError for parts unlike others."""
-    found, documents, progress = list[Done](), task.documents, scoring.keywords.get("progress")
+def _score(scoring: Scoring, task: ScoringTask) -> tuple[str, str | None, Scored]:
+    """Score all windows of a text, with a progress bar; also return the engines that did."""
+    found, documents, progress = list[Scored](), task.documents, scoring.keywords.get("progress")
     count, title = documents.predicted, f"scoring {scoring.bundle}"
-    with Progress(documents.nbytes, title, progress) as bar:
+    with Progress(documents.nbytes, title, progress) as bar, ExitStack() as stack:
 
         def advance(tokens: int) -> None:
             bar.advance(tokens * documents.nbytes // count)
 
-        with closing(run(scoring, parts(task), advance)) as done:
-            for each in done:
-                found.append(each)
-                _check_ways(scoring, found[0].ways, each.ways)
-    found.sort(key=lambda each: each.number)
-    return found[0].ways, join([each.scored for each in found])
-
-
-def _check_ways(scoring: Scoring, first: ScoringWays, other: ScoringWays) -> None:
-    """Raise InputError if two parts were computed in different ways."""
-    if other != first:
-        raise InputError(
-            f"{scoring.bundle}: machines compute in different ways ({first}, {other}), so figures "
-            "would not be those of one of them; give memory and engine, which then hold for all"
-        )
+        engine, reference_engine, sources = scoring.open(stack)
+        for part in parts(task):
+            found.append(score(part, sources, advance))
+    return engine, reference_engine, join(found)
 
 
 def _check(bundle: Bundle, worst: int, edits: Sequence[Edit], *, prefill_graph: bool) -> None:

@@ -1,52 +1,39 @@
-"""Scoring the parts of a text in this process, or in others."""
+"""The models that score a text: a bundle, and the reference it is compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
 
 from stem_edge.edit_files.file import Edit
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder, open_checkpoint
 from stem_edge.measuring.quality.logit_source import bundle_logits, checkpoint_logits
-from stem_edge.measuring.quality.scores import Logits, Scored, ScoredWindow, score
+from stem_edge.measuring.quality.scores import Logits
 from stem_edge.runtime import Model, load
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
 
-Advance: TypeAlias = Callable[[int], object]
-
-
-class ScoringWays(NamedTuple):
-    """How scores were computed: where this differs, so may the last digits."""
-
-    engine: str
-    reference_engine: str | None  # None for a checkpoint, or none at all
-    chunk_tokens: int
-    kv: str
-
 
 @dataclass(frozen=True)
 class Scoring:
-    """Models that score parts of a text; can be pickled."""
+    """Models that score windows of a text."""
 
-    bundle: str | Path  # a folder, or what each machine fetches from a hub; so is `against`
+    bundle: str | Path
     keywords: LoadKeywords  # of stem_edge.load, for the bundle; context_length is the window
     window: int
     edits: tuple[Edit, ...]
     against: str | Path | None
     against_engine: str
 
-    def with_keywords(self, keywords: LoadKeywords) -> Scoring:
-        """Return the same with other keywords."""
-        return replace(self, keywords=keywords)
+    def open(self, stack: ExitStack) -> tuple[str, str | None, list[Logits]]:
+        """Load the models; the stack closes them. Raises what stem_edge.load raises.
 
-    def open(self, stack: ExitStack) -> tuple[ScoringWays, list[Logits]]:
-        """Load the models, which are closed with the stack. Raises what stem_edge.load raises."""
+        Returns the engines of bundle and reference (None for a checkpoint, or without a reference), and
+        their logits.
+        """
         keywords, references, engine = self.keywords, list[Logits](), None
         if self.against is not None:
             path = model_folder(self.against)
@@ -58,8 +45,7 @@ class Scoring:
                 references = [partial(checkpoint_logits, open_checkpoint(path))]
         model = stack.enter_context(load(self.bundle, **keywords))
         stack.enter_context(model.edited(*self.edits))
-        ways = ScoringWays(model.plan.engine, engine, model.plan.chunk_tokens, model.plan.kv)
-        return ways, [partial(bundle_logits, model), *references]
+        return model.plan.engine, engine, [partial(bundle_logits, model), *references]
 
     def _reference(self, stack: ExitStack, path: Path) -> tuple[Model, int | None]:
         """Load another bundle in half of the memory, and return it and what it leaves."""
@@ -80,25 +66,3 @@ class Scoring:
         # planned and not yet taken must be left out.
         taken = max(0, model.plan.total - own_memory())
         return model, None if limit is None else limit - taken
-
-
-class Done(NamedTuple):
-    """A part that is scored."""
-
-    number: int  # of the part
-    scored: Scored
-    ways: ScoringWays
-
-
-# Has parts scored, each apart from all others, in any order; calls Advance with tokens done.
-ScoreParts: TypeAlias = Callable[[Scoring, Iterable[ScoredWindow], Advance], Generator[Done]]
-
-
-def score_here(
-    scoring: Scoring, parts: Iterable[ScoredWindow], advance: Advance
-) -> Generator[Done]:
-    """Score parts in this process, one after the other."""
-    with ExitStack() as stack:
-        ways, sources = scoring.open(stack)
-        for number, part in enumerate(parts):
-            yield Done(number, score(part, sources, advance), ways)

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,8 +35,6 @@ from stem_edge.graph.formats import BACKBONE_DATA, EngineName
 from stem_edge.hub import fetch
 from stem_edge.hub.asking import asking
 from stem_edge.hub.names import HubName
-from stem_edge.measuring.quality.scores import ScoredWindow
-from stem_edge.measuring.quality.scoring import Advance, Done, Scoring, score_here
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.rows import RecordLayout
@@ -450,16 +448,6 @@ def test_workers_get_the_folder(
     assert main(["fit", demo, "--bandwidth", "17GB", "--json"]) == 0
     assert main(["inspect", demo, "--memory", "4GB"]) == 0
     assert main(["verify", demo, "--runs"]) == 0
-
-
-def test_other_machines_score_one_commit(demo: str, tmp_path: Path) -> None:
-    def there(scoring: Scoring, parts: Iterable[ScoredWindow], advance: Advance) -> Generator[Done]:
-        assert scoring.bundle == scoring.against == fetch.pinned(demo) != demo
-        yield from score_here(scoring, parts, advance)
-
-    (text := tmp_path / "text").write_text("The capital of Spain")
-    found = stem_edge.evaluate(demo, text, against=demo, elsewhere=there)
-    assert found.divergence and found.divergence.mean == 0
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from stem_edge.errors import BundleError, InputError
 from stem_edge.export.checkpoints.lingua import read_checkpoint
 from stem_edge.measuring.quality.logit_source import checkpoint_logits
 from stem_edge.measuring.quality.quality import Quality
-from stem_edge.measuring.quality.scores import ScoredWindow, side_by_side, split, windows
-from stem_edge.measuring.quality.scoring import Advance, Done, Scoring, score_here
+from stem_edge.measuring.quality.scores import side_by_side, split, windows
 from stem_edge.numerics.distributions import log_softmax
 from stem_edge.numerics.quantize import F64
 from stem_edge.numerics.reference import forward
@@ -235,19 +233,6 @@ def test_memory_is_of_both_bundles() -> None:
     assert evaluate(DEMO, TEXT, against=DEMO, memory="5GB").divergence is not None
     with pytest.raises(stem_edge.errors.MemoryPlanError):
         evaluate(DEMO, TEXT, against=DEMO, memory="1MB")
-
-
-def test_the_first_part_that_is_computed_otherwise_ends_the_evaluation() -> None:
-    def unlike(
-        scoring: Scoring, parts: Iterable[ScoredWindow], advance: Advance
-    ) -> Generator[Done]:
-        first, second, *_ = score_here(scoring, parts, advance)
-        yield first
-        yield second._replace(ways=first.ways._replace(chunk_tokens=1))
-        pytest.fail("went on")
-
-    with pytest.raises(InputError, match="machines compute in different ways"):
-        evaluate(DEMO, TEXT, window=8, elsewhere=unlike)
 
 
 @pytest.mark.parametrize(
