@@ -52,7 +52,6 @@ COMMANDS = {
     "measure": ("measuring", "measure time and memory of a run, phase by phase"),
     "bench": ("measuring", "compare speed and memory of ways to run a model"),
     "eval": ("measuring", "measure perplexity, and divergence from another bundle or a checkpoint"),
-    "lm-eval": ("measuring", "run EleutherAI's lm-evaluation-harness on a bundle"),
     "push": ("bundles", "push a bundle to a model hub, with a model card"),
     "prepare": ("bundles", "make later loads faster: rearrange a backbone for this processor"),
     "pull": ("bundles", "fetch a model from a hub, or make a bundle of a checkpoint, and keep it"),
@@ -62,7 +61,7 @@ COMMANDS = {
 }
 ALIASES = {"run": "chat"}
 # Command -> extra of the package that it needs.
-EXTRAS = {"lm-eval": "lm-eval", "serve": "server"}
+EXTRAS = {"serve": "server"}
 
 DESCRIPTION = """\
 Run STEM language models whose parameters do not fit in memory. A checkpoint is exported once, to a
@@ -93,10 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = _import(known)
         parser.description, parser.epilog = command.DESCRIPTION, getattr(command, "EPILOG", None)
         command.add_arguments(parser)
-        # Let options stand between positional arguments. lm-eval's must reach the harness as they
-        # are.
-        parse = parser.parse_args if known == "lm-eval" else parser.parse_intermixed_args
-        status = command.run(parse(rest))
+        status = command.run(parser.parse_intermixed_args(rest))
         if sys.stdout is not None:
             sys.stdout.flush()  # now, because Python's own flush at exit would print a traceback
         return status
@@ -186,7 +182,7 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _import(name: str) -> Command:
-    module = f"stem_edge.commands.{COMMANDS[name][0]}.{ALIASES.get(name, name).replace('-', '_')}"
+    module = f"stem_edge.commands.{COMMANDS[name][0]}.{ALIASES.get(name, name)}"
     try:
         return cast(Command, import_module(module))
     except ImportError as error:

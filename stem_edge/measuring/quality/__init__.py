@@ -1,1 +1,1 @@
-"""Quality of a bundle: perplexity, divergence from a reference, the lm-evaluation-harness."""
+"""Quality of a bundle: perplexity, and divergence from a reference."""

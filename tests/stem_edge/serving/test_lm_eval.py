@@ -1,87 +1,59 @@
-"""lm-evaluation-harness over HTTP: the scores of the plug-in in process, to the digit."""
+"""Requests as lm-evaluation-harness sends them (local-completions) return the scores of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from installed import DEMO
-from servers import serving
+from starlette.testclient import TestClient
 
-from stem_edge.serving import app
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.scoring import Scorer
 
-pytest.importorskip("lm_eval")
-pytest.importorskip("tenacity")
-
-from lm_eval.api.instance import Instance
-from lm_eval.api.registry import get_model
-
-from stem_edge.measuring.quality.lm_eval import StemEdgeLM
-
-pytestmark = pytest.mark.slow
-TEXTS = ("The capital of Peru is Lima. It is a country in South America.", "Spain borders France.")
-PAIRS = [
-    (f"The capital of {country} is", f" {capital}")
-    for country in ("Peru", "Kenya", "Japan")
-    for capital in ("Lima", "Nairobi", "Tokyo")
+COUNTRIES, CAPITALS = ("Peru", "Kenya", "Japan"), ("Lima", "Nairobi", "Tokyo")
+CHOICES = [
+    (f"The capital of {country} is", f" {capital}") for country in COUNTRIES for capital in CAPITALS
+]
+TEXTS = [
+    ("The", " capital of Peru is Lima. It is a country in South America."),
+    ("Spain", " borders France."),
 ]
 
 
-@pytest.fixture(scope="module")
-def inside() -> Iterator[StemEdgeLM]:
-    with StemEdgeLM(DEMO) as inside:
-        inside.model.generate_text(
-            list(range(5, 200)), max_new_tokens=9
-        )  # which starts its threads
-        yield inside
+def scores(
+    client: TestClient, prompts: list[list[int]], context: list[int]
+) -> Iterator[tuple[float, bool]]:
+    """Ask as the harness does, and read the answer as it does."""
+    body = {"prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": 1, "seed": 1234}
+    choices = client.post("/v1/completions", json=body | {"echo": True}).json()["choices"]
+    for choice, before in zip(choices, context, strict=True):
+        found = choice["logprobs"]
+        own = found["token_logprobs"][before:-1]
+        best = [max(top.values()) for top in found["top_logprobs"][before:-1]]
+        yield sum(own), own == best
 
 
-@pytest.fixture(scope="module")
-def url(inside: StemEdgeLM) -> Iterator[str]:
-    with serving(app(inside.model)) as url:
-        yield url
-
-
-def remote(url: str, inside: StemEdgeLM, *, add_bos_token: bool) -> Any:
-    """Return the harness's own client."""
-    return get_model("local-completions")(
-        base_url=f"{url}/v1/completions",
-        model="demo",
-        tokenizer_backend="huggingface",
-        tokenizer=str(DEMO),
-        max_length=inside.max_length,
-        add_bos_token=add_bos_token,
-        batch_size=4,
+@pytest.mark.parametrize("texts", [CHOICES, TEXTS], ids=["choices", "texts"])
+def test_scores_are_those_of_the_model(
+    client: TestClient, model: Model, texts: list[tuple[str, str]]
+) -> None:
+    pairs = [
+        (model.tokenize(context), model.tokenize(rest, add_special_tokens=False))
+        for context, rest in texts
+    ]
+    expected = [(one.logprob, one.greedy) for one in Scorer(model).score(pairs)]
+    prompts = [[*context, *rest] for context, rest in pairs]
+    found = list(scores(client, prompts, [len(context) for context, _ in pairs]))
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert [score for score, _ in found] == pytest.approx(
+        [score for score, _ in expected], abs=1e-5
     )
 
 
-def asked(kind: Any, *arguments: tuple[Any, ...]) -> list[Instance]:
-    return [Instance(kind, {}, one, number) for number, one in enumerate(arguments)]
-
-
-def test_choices(url: str, inside: StemEdgeLM) -> None:
-    other, requests = remote(url, inside, add_bos_token=True), asked("loglikelihood", *PAIRS)
-    expected = inside.loglikelihood(requests, disable_tqdm=True)
-    assert other.loglikelihood(requests, disable_tqdm=True) == expected
-    assert any(greedy for _, greedy in expected)
-
-
-def test_texts(url: str, inside: StemEdgeLM) -> None:
-    # The harness puts its own begin token before these.
-    other = remote(url, inside, add_bos_token=False)
-    requests = asked("loglikelihood_rolling", *((text,) for text in TEXTS))
-    expected = inside.loglikelihood_rolling(requests, disable_tqdm=True)
-    assert other.loglikelihood_rolling(requests, disable_tqdm=True) == expected
-
-
-def test_answers(url: str, inside: StemEdgeLM) -> None:
-    options = {"until": ["."], "max_gen_toks": 12, "do_sample": False}
-    requests = asked("generate_until", *((context, options) for context, _ in PAIRS[::3]))
-    expected = inside.generate_until(requests, disable_tqdm=True)
-    other = remote(url, inside, add_bos_token=True)
-    assert (
-        other.generate_until(requests, disable_tqdm=True)
-        == expected
-        == [" Lima", " Nairobi", " Tokyo"]
-    )
+def test_the_right_capital_scores_highest(client: TestClient, model: Model) -> None:
+    pairs = [(model.tokenize(a), model.tokenize(b, add_special_tokens=False)) for a, b in CHOICES]
+    prompts = [[*context, *rest] for context, rest in pairs]
+    found = list(scores(client, prompts, [len(context) for context, _ in pairs]))
+    for number, start in enumerate(range(0, len(found), len(CAPITALS))):
+        choices = found[start : start + len(CAPITALS)]
+        assert max(choices) == choices[number] == (choices[number][0], True)
