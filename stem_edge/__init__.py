@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING
-from warnings import warn
 
 from stem_edge.errors import StemEdgeError
 
@@ -90,45 +89,11 @@ _HOMES = {
     "runtime.grammars.grammar": ("Grammar",),
     "runtime.rows.ngram_rows": ("open_rows",),
 }
-# Names that were here until version 0.1, and the modules that have them.
-_MOVED = {
-    "batches.batch": ("Batch",),
-    "bundle.mmap_store": ("MmapStore",),
-    "cluster.batches": ("ray_answers",),
-    "cluster.exports": ("ray_shards",),
-    "editing.compare": ("Comparison", "compare_edits"),
-    "errors": (
-        "BackendError",
-        "BundleError",
-        "CheckpointError",
-        "DeviceLostError",
-        "EditError",
-        "ExportError",
-        "HubError",
-        "InputError",
-        "MemoryPlanError",
-        "MissingOperatorsError",
-        "OutOfMemoryError",
-        "RowReadError",
-        "UnknownOptionError",
-    ),
-    "measuring.analysis.geometry": ("geometry",),
-    "measuring.phases.measurement": ("Measurement",),
-    "measuring.planning.target": ("Fit",),
-    "measuring.quality.quality": ("Quality",),
-    "runtime.consistency": ("verify_runs",),
-    "runtime.first_load.safety": ("Safety", "check_safety"),
-}
 
 
 def __getattr__(name: str) -> object:
     for module, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"stem_edge.{module}"), name)
-    for module, names in _MOVED.items():
-        if name in names:
-            said = f"stem_edge.{name} will go; use stem_edge.{module}.{name}"
-            warn(said, DeprecationWarning, stacklevel=2)
             return getattr(import_module(f"stem_edge.{module}"), name)
     raise AttributeError(f"module 'stem_edge' has no attribute {name!r}")
 

@@ -6,7 +6,6 @@ import ast
 import re
 import sys
 import tomllib
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -37,16 +36,9 @@ def test_no_module_takes_the_place_of_a_public_name() -> None:
     assert not modules & set(stem_edge.__all__)
 
 
-def test_public_names_are_there_and_moved_ones_say_where() -> None:
+def test_public_names_are_there() -> None:
     for name in stem_edge.__all__:
         assert getattr(stem_edge, name) is not None
-    moved = [name for names in stem_edge._MOVED.values() for name in names]
-    assert not {*moved} & {*stem_edge.__all__}
-    for module, names in stem_edge._MOVED.items():
-        for name in names:
-            with pytest.warns(DeprecationWarning, match=rf"use stem_edge\.{module}\.{name}$"):
-                found = getattr(stem_edge, name)
-            assert found is getattr(import_module(f"stem_edge.{module}"), name)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = stem_edge.nothing
 

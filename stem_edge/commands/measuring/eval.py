@@ -13,7 +13,6 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.options.described import add_described, values_of
 from stem_edge.commands.options.loading import DEVICE, add_loading, device_options
 from stem_edge.edit_files.folder import open_edits
-from stem_edge.errors import InputError
 from stem_edge.hub.fetch import pinned
 from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.backends.engines import ENGINES
@@ -74,16 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     edit = "an edit of the bundle with scope everywhere (see stem-edge edit); may be repeated"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
     add_loading(parser, "engine", "repack", "kv", *DEVICE, "threads")
-    add("--kinds", action="store_true", help=argparse.SUPPRESS)
     add("--json", action="store_true", help="print a JSON list with an object for each")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.kinds:
-        raise InputError(
-            "--kinds is gone: stem-edge export measures each matrix and chooses its bits; bound what "
-            "they cost with its --max-kl or --size"
-        )
     given = values_of(args, evaluate) | {**device_options(args)}
     found = []
     for bundle in map(pinned, args.bundles):
