@@ -141,7 +141,7 @@ def plan_load(
     needs_at: context length -> needs; keeps the last one. later: bytes that this
     process will take beside the model.
     """
-    ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
+    ask = Ask(options.memory, options.row_slots(bundle), options.sequences)
     room = own_memory() + later + _far_nbytes(bundle), available_memory() - later
 
     def plan_at(context: int) -> MemoryPlan:

@@ -50,7 +50,6 @@ from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.keywords import MoreKeywords
-    from stem_edge.runtime.rows.host_tier import HostTier
     from stem_edge.runtime.speculation.draft_bundle import DraftBundle
 else:
     MoreKeywords = dict  # for those who ask for the types of load
@@ -97,8 +96,6 @@ def load(
         weights, KV cache, activations and slots. With the CPU, a part of its memory stands in for the device.
         Default: what an NVIDIA driver reports as free; otherwise no limit, with the slots of a load without a
         memory limit.
-    host_slots: with a device: records kept in host memory, between flash and device. Default: as many as
-        `memory` leaves room for.
     speculate: guess the next tokens, from the text so far and by the bundle's own assistant if it has one,
         and compute several in one step as long as that pays. True, or a number as the most to guess for a step, does so also where kernels round such steps
         otherwise, which changes answers (docs/python.md), and measures what steps cost if preparing has not.
@@ -231,9 +228,9 @@ def _assemble(
         tables = _open_tables(bundle, format, options)
         opened.callback(tables.close)
         cache = RowCache(storage := loader.make_slots(format.tables, plan.slots))
-        caches = Caches(cache, tables, _host_tier(tables, plan))
+        caches = Caches(cache, tables)
         keys = _keys(bundle.manifest.model)
-        rows = Prefetcher(caches.host or tables, cache, overlap=options.overlap, keys=keys)
+        rows = Prefetcher(tables, cache, overlap=options.overlap, keys=keys)
         opened.callback(rows.close)
         wanted = np.zeros(0, np.int64)
         if options.warm_start and not options.resident:
@@ -264,14 +261,6 @@ def _keys(config: ModelConfig) -> RowKeys:
     from stem_edge.runtime.lookups.windows import WindowKeys  # for such models alone
 
     return WindowKeys(config.row_window, config.eos_ids)
-
-
-def _host_tier(tables: Records, plan: MemoryPlan) -> HostTier | None:
-    if not plan.host_slots:
-        return None
-    from stem_edge.runtime.rows.host_tier import HostTier  # for devices alone
-
-    return HostTier(tables, plan.host_slots)
 
 
 def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> Records:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Figures that follow from others.
 DERIVED = ("prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_step", "records_per_step",
-           "flash_bytes_per_token", "hit_rate", "host_hit_rate", "tier_hit_rate")  # fmt: skip
+           "flash_bytes_per_token", "hit_rate", "tier_hit_rate")  # fmt: skip
 # Field of RowCounters -> field of GenerationStats, where the names differ.
 STATS_OF = {"hits": "row_hits", "misses": "row_misses", "bytes_read": "flash_bytes"}
 
@@ -47,8 +47,6 @@ class GenerationStats:
     provider: str = ""  # execution provider of onnxruntime
     # Why the prefill graph was not used, if the reason is that it is not exact enough here.
     prefill_refused: str = ""
-    host_hits: int = 0  # records missing in the row cache that the host tier had
-    host_misses: int = 0  # records that it lacked; both are 0 without a host tier
     uploaded_rows: int = 0  # records copied to a device
     uploaded_bytes: int = 0
     network_bytes: int = 0  # read from tables that are elsewhere
@@ -100,12 +98,6 @@ class GenerationStats:
         return self.row_hits / uses if uses else 0.0
 
     @property
-    def host_hit_rate(self) -> float:
-        """Share of the records missing in the row cache that the host tier had."""
-        reads = self.host_hits + self.host_misses
-        return self.host_hits / reads if reads else 0.0
-
-    @property
     def tier_hit_rate(self) -> float:
         """Share of the records that were in no memory that the disk tier had."""
         reads = self.tier_hits + self.tier_misses
@@ -119,7 +111,7 @@ class GenerationStats:
         """Return a summary on one line, for people."""
         where = f" on {self.provider}" if self.provider not in ("", "cpu") else ""
         engine = f"{self.engine}{where}: " if self.engine else ""
-        host = uploaded = refused = cached = guessed = batch = ""
+        elsewhere = uploaded = refused = cached = guessed = batch = ""
         if self.cached_tokens:
             cached = f" ({self.cached_tokens} kept)"
         if self.drafted_tokens:
@@ -131,18 +123,16 @@ class GenerationStats:
             )
         if self.prefill_refused:
             refused = f"; prefill graph not used: {self.prefill_refused}"
-        if self.host_hits + self.host_misses:
-            host = f"{self.host_hit_rate:.0%} of the others in memory, "
         if self.tier_hits + self.tier_misses:
-            host += f"{self.tier_hit_rate:.0%} of the rest on disk, "
+            elsewhere += f"{self.tier_hit_rate:.0%} of the rest on disk, "
         if self.network_reads:
-            host += f"{self.network_bytes / 1e6:.2f} MB in {self.network_reads} reads from the network, "
+            elsewhere += f"{self.network_bytes / 1e6:.2f} MB in {self.network_reads} reads from the network, "
         if self.uploaded_bytes:
             uploaded = f"{self.uploaded_bytes / 1e6:.2f} MB to the device, "
         # The first token is counted with the prompt.
         speed = f" at {self.decode_tokens_per_second:.1f}/s" if self.new_tokens > 1 else ""
         rows = (
-            f"; rows {self.hit_rate:.0%} hits, {host}{self.flash_bytes / 1e6:.2f} MB read from flash, "
+            f"; rows {self.hit_rate:.0%} hits, {elsewhere}{self.flash_bytes / 1e6:.2f} MB read from flash, "
             f"{uploaded}{self.stall_seconds * 1000:.0f} ms stalled"
         )
         return (

@@ -50,7 +50,7 @@ FILES = [
     "stem_edge/tables/test_rows.py",
     "stem_edge/tables/test_shards.py",
     "stem_edge/edit_files/test_schemes.py",
-    *(f"runtime/rows/test_{name}.py" for name in ("store", "cache", "prefetch", "host_tier")),
+    *(f"runtime/rows/test_{name}.py" for name in ("store", "cache", "prefetch")),
     "runtime/rows/test_edited_store.py",
     "runtime/lookups/test_overlay.py",
     "runtime/test_sampling.py",

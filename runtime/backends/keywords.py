@@ -17,7 +17,6 @@ class DeviceKeywords(TypedDict, total=False):
     providers: Providers
     provider_libraries: Mapping[str, str | Path] | None
     device_memory: int | str | None
-    host_slots: int | None
 
 
 class MoreKeywords(DeviceKeywords, total=False):

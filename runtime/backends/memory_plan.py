@@ -7,7 +7,7 @@ room for a useful row cache, then as many slots as fit.
 It counts the anonymous memory of this process with one generation, or as many sequences at a time as
 asked for, each with a full context, because the system cannot reclaim that: what is taken already,
 and what loading and generating will add. Weights that are read in place from their files do not
-count. If rows lie on a device, the process keeps records that the device may want next: the host tier.
+count.
 """
 
 from __future__ import annotations
@@ -84,7 +84,6 @@ class Ask:
 
     memory: int | str | None = None  # limit for this process
     slots: int | None = None
-    host_slots: int | None = None
     sequences: int = 1  # at a time, each with a full context
 
 
@@ -135,8 +134,7 @@ class MemoryPlan:
     kv_cache: int  # of full contexts; the system provides its pages as they fill
     activations: int  # of a chunk
     reads: int  # records on their way from flash
-    row_cache: int  # with slots on a device: their bookkeeping and the host tier
-    host_slots: int = 0  # records of the host tier
+    row_cache: int  # with slots on a device: their bookkeeping
     provider: str = "cpu"  # onnxruntime's execution provider
     variant: Variant | None = None  # of the graphs; None: the CPU's
     device: DevicePlan | None = None  # of its memory
@@ -173,8 +171,7 @@ class MemoryPlan:
         if self.device is None:
             return [*process, *parts, (f"row cache of {self.slots} slots", self.row_cache)]
         shared = [("memory of the device", self.device.total)] if self.device.shared else []
-        tier = (f"host tier of {self.host_slots} records", self.row_cache)
-        return [*process, *parts[2:], tier, *shared]
+        return [*process, *parts[2:], ("bookkeeping of the row cache", self.row_cache), *shared]
 
 
 def _kv_name(plan: MemoryPlan | DevicePlan) -> str:

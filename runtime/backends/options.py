@@ -47,7 +47,6 @@ class LoadOptions:
     provider_libraries: Mapping[str, str | Path] | None = None
     slots: int | None = None
     sequences: int = 1
-    host_slots: int | None = None
     resident: bool = False
     overlap: bool = True
     kv: KvChoice = "auto"
@@ -72,8 +71,6 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads is {self.threads}; expected at least 1")
-        if self.host_slots is not None and self.host_slots < 0:
-            raise InputError(f"host_slots is {self.host_slots}; expected 0 or more")
         check_sequences(self.sequences)
         if self.reads not in READ_MODES:
             raise InputError(f"reads is {self.reads!r}; expected one of {', '.join(READ_MODES)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.runtime.backends.interface import LEAST_CHUNK
 from stem_edge.runtime.backends.memory_plan import (
@@ -43,20 +42,14 @@ def plan_memory(path: object, needs: Needs, ask: Ask, process: int, available: i
     """
     planner = Planner(needs, process, ask.sequences)
     limit = process + available if ask.memory is None else parse_size(ask.memory)
-    if ask.host_slots and (needs.device is None or not planner.records):
-        raise InputError(
-            f"host_slots is {ask.host_slots}, but no rows go to an accelerator here; leave it out"
-        )
-    least = planner.least(limit, ask.slots, ask.host_slots or 0)
+    least = planner.least(limit, ask.slots)
     whose = "memory" if ask.memory is not None else "available memory"
     if reason := planner.refusal(least, limit, whose, path):
         raise MemoryPlanError(reason)
-    share = allowed(ask, process, available)
-    if ask.slots is None:
-        least = planner.filled(least, share, capped=ask.memory is None)
-    if needs.device is None or ask.host_slots is not None or least.slots == planner.records:
+    if ask.slots is not None:
         return least
-    return planner.with_tier(least, share, capped=ask.memory is None)
+    share = allowed(ask, process, available)
+    return planner.filled(least, share, capped=ask.memory is None)
 
 
 def allowed(ask: Ask, process: int, available: int) -> int:
@@ -77,7 +70,7 @@ class Planner:
         self._each = needs.footprint.model.lookups
         self._before = max(0, needs.footprint.model.row_window - 1)
 
-    def least(self, limit: int, slots: int | None = None, host_slots: int = 0) -> MemoryPlan:
+    def least(self, limit: int, slots: int | None = None) -> MemoryPlan:
         """Return the plan with the largest chunk under `limit` and the fewest slots.
 
         It exceeds the limit if nothing fits. Raises InputError for an impossible number of slots.
@@ -89,10 +82,10 @@ class Planner:
         chunk = CHUNK_TOKENS
         while chunk // 2 >= max(SMALLEST_CHUNK, self._sequences):
             wanted = slots or max(fewest, SLOTS_PER_CHUNK_TOKEN * self._each * chunk)
-            if not self.refusal(self.plan(chunk, wanted, host_slots), limit):
+            if not self.refusal(self.plan(chunk, wanted), limit):
                 break
             chunk //= 2
-        return self.plan(chunk, slots or max(fewest, self._rows(chunk)), host_slots)
+        return self.plan(chunk, slots or max(fewest, self._rows(chunk)))
 
     def _rows(self, tokens: int) -> int:
         """Most rows that a step of so many tokens looks up."""
@@ -113,18 +106,9 @@ class Planner:
         if capped:
             more.append((DEFAULT_CACHE_NBYTES - cached) // slot)
         slots = least.slots + max(0, min(more))
-        return self.plan(least.chunk_tokens, slots, least.host_slots)
+        return self.plan(least.chunk_tokens, slots)
 
-    def with_tier(self, plan: MemoryPlan, limit: int, *, capped: bool) -> MemoryPlan:
-        """Return the plan with as many records between flash and the device as fit."""
-        spare = limit - plan.total
-        if capped:
-            spare = min(spare, DEFAULT_CACHE_NBYTES)
-        spare -= RECORD_NBYTES * self.records
-        records = min(self.records, max(0, spare) // self._tier_slot_nbytes)
-        return self.plan(plan.chunk_tokens, plan.slots, records)
-
-    def plan(self, chunk: int, slots: int, host_slots: int = 0) -> MemoryPlan:
+    def plan(self, chunk: int, slots: int) -> MemoryPlan:
         """Return the plan for `chunk` tokens in a chunk and `slots` slots, at most one a record."""
         needs, host, tables = self.needs, self.needs.host, self._tables
         slots = min(slots, self.records)
@@ -133,8 +117,6 @@ class Planner:
         chunk = min(chunk, fitting) if slots < self.records else chunk
         known = RECORD_NBYTES * self.records
         cached = slots * host.slot + known + (tables.index_nbytes if tables else 0)
-        if host_slots:
-            cached += known + host_slots * self._tier_slot_nbytes
         # Twice, because staging or choosing records copies them.
         read = tables.tables.record_nbytes + CRC_NBYTES if tables else 0
         return MemoryPlan(
@@ -149,7 +131,6 @@ class Planner:
             activations=self._activations(host, chunk),
             reads=2 * min(self._rows(chunk), self.records) * read,
             row_cache=cached,
-            host_slots=host_slots,
             provider=needs.provider,
             variant=needs.variant,
             device=self._on_device(chunk, slots),
@@ -208,11 +189,6 @@ class Planner:
             kv=self.needs.footprint.kv,
             sequences=self._sequences,
         )
-
-    @property
-    def _tier_slot_nbytes(self) -> int:
-        record = self._tables.tables.record_nbytes if self._tables else 0
-        return record + SLOT_BOOKKEEPING_NBYTES
 
 
 def contexts(longest: int) -> list[int]:

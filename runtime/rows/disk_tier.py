@@ -1,7 +1,7 @@
 """The disk tier: records of tables that are far away, in a file of the user's cache folder.
 
-Records that the caches in memory lack are looked up here before they are fetched. Like the host tier
-it is a row cache that sees only the misses of the caches above it. Its numbers of records, and how
+Records that the row cache lacks are looked up here before they are fetched. It
+sees only the misses of that cache. Its numbers of records, and how
 often each was used, are saved beside its file now and then and at the end, so that the next run
 starts with them. A model that runs at the same time reads from the file and adds nothing.
 

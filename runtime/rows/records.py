@@ -26,8 +26,6 @@ class RowCounters:
     misses: int = 0
     bytes_read: int = 0  # from flash
     stall_seconds: float = 0.0  # time that fetch waited for records
-    host_hits: int = 0  # missing records that the host tier had, counted once per read
-    host_misses: int = 0  # missing records that it lacked; both are 0 without a host tier
     uploaded_rows: int = 0  # records copied to a device
     uploaded_bytes: int = 0
     network_bytes: int = 0  # read from tables that are elsewhere

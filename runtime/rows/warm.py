@@ -10,9 +10,8 @@ import contextlib
 import hashlib
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,51 +25,34 @@ from stem_edge.runtime.rows.records import Records
 from stem_edge.system.user_folder import KEY_CHARS, cache_folder
 from stem_edge.tables.token_counts import Counts, counts_of_records, read_counts, write_counts
 
-if TYPE_CHECKING:
-    from stem_edge.runtime.rows.host_tier import HostTier
-
 COUNTS = "counts"  # folder in the user's cache folder
 # Reading overlaps with loading the graphs, but must not delay the first prompt by more than this.
 SECONDS = 1.0
 
 
 class Caches(NamedTuple):
-    """The row cache, the host tier if there is one, and the records that fill them."""
+    """The row cache and the records that fill it."""
 
     cache: RowCache
     flash: Records
-    host: HostTier | None = None
 
     def expect(self, counts: Counts) -> I64:
         """Start as if these uses had been seen; return the records to read, best first."""
-        best = self.cache.expect_counts(counts)
-        if self.host is None:
-            return best
-        missed = counts.copy()
-        missed[best] = 0
-        return np.concatenate([best, self.host.expect_counts(missed)])
+        return self.cache.expect_counts(counts)
 
     def fill(self, records: I64, batch_size: int, deadline: float = float("inf")) -> None:
         """Read records into empty slots, in order, until `deadline` (perf_counter).
 
-        Records beyond the cache go to the host tier as far as it has room. The memory plan counts a
-        batch of `batch_size` records. Raises RowReadError.
+        Records beyond the number of slots are left out. The memory plan counts a batch of `batch_size`
+        records. Raises RowReadError.
         """
-        held, rest = np.split(records, [self.cache.slots])
-        tiers: list[tuple[Callable[[I64], None], I64]] = [(self._fill_cache, held)]
-        if self.host is not None:
-            tiers.append((self.host.fill, rest[: self.host.slots]))
-        for fill, wanted in tiers:
-            for start in range(0, len(wanted), batch_size):
-                if time.perf_counter() > deadline:
-                    return
-                fill(wanted[start : start + batch_size])
-
-    def _fill_cache(self, wanted: I64) -> None:
-        # Read from flash directly, because the host tier is for records that the cache lacks.
-        batch = self.cache.missing(wanted)
-        if len(batch):
-            self.cache.install(batch, self.flash.read(batch), batch)
+        wanted = records[: self.cache.slots]
+        for start in range(0, len(wanted), batch_size):
+            if time.perf_counter() > deadline:
+                return
+            batch = self.cache.missing(wanted[start : start + batch_size])
+            if len(batch):
+                self.cache.install(batch, self.flash.read(batch), batch)
 
 
 def expected_records(bundle: Bundle, caches: Caches, cache_dir: str | Path | None) -> I64:

@@ -17,7 +17,6 @@ from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.host_tier import HostTier
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.slots import ArraySlots
@@ -36,7 +35,6 @@ def run(
     overlap: bool = True,
     reads: ReadMode = "pread",
     threads: int = 1,
-    host_slots: int = 0,
 ) -> tuple[list[int], F32]:
     """Greedy tokens after PROMPT, and the logits of the last step."""
     opened = open_bundle(bundle)
@@ -45,8 +43,7 @@ def run(
     graphs = cpu_graphs(opened, prefill=opened.manifest.has_prefill)
     storage = ArraySlots(tables.tables, slots)
     cache = RowCache(storage)
-    flash = open_store(opened.file(TABLES), tables, reads)
-    store = HostTier(flash, host_slots) if host_slots else flash
+    store = open_store(opened.file(TABLES), tables, reads)
     backend = OrtBackend(opened.manifest.model, graphs, storage, threads)
     engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk)
     try:
@@ -77,10 +74,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"reads": "mmap", "slots": 3, "overlap": False},
     {"chunk": 1},
     {"chunk": 16},
-    {"slots": 5, "host_slots": 1},
-    {"slots": 5, "host_slots": 20},
-    {"slots": 2, "host_slots": 300, "overlap": False},
-    {"slots": 9, "host_slots": 9, "chunk": 4, "reads": "mmap"},
+    {"slots": 9, "chunk": 4, "reads": "mmap"},
     {"threads": 2},
     {"threads": 2, "slots": 5, "chunk": 4},
 ]

@@ -72,27 +72,23 @@ def test_line_begins_with_the_engine() -> None:
 
 
 def test_the_line_mentions_tiers_only_if_there_are_any() -> None:
-    host = replace(STATS, host_hits=3, host_misses=1)
-    assert "rows 75% hits, 75% of the others in memory, 2.50 MB read from flash, 25" in host.line()
     device = replace(STATS, uploaded_rows=4, uploaded_bytes=1_200_000)
     assert "75% hits, 2.50 MB read from flash, 1.20 MB to the device, 25 ms" in device.line()
-    both = replace(host, uploaded_rows=4, uploaded_bytes=1_200_000).to_dict()
-    assert (both["host_hits"], both["host_misses"], both["host_hit_rate"]) == (3, 1, 0.75)
-    assert (both["uploaded_rows"], both["uploaded_bytes"]) == (4, 1_200_000)
-    assert STATS.to_dict()["host_hit_rate"] == STATS.to_dict()["uploaded_bytes"] == 0
+    figures = device.to_dict()
+    assert (figures["uploaded_rows"], figures["uploaded_bytes"]) == (4, 1_200_000)
+    assert STATS.to_dict()["uploaded_bytes"] == 0
 
 
 def test_what_was_counted_before_a_call_is_not_its_own() -> None:
     class Counted(Rows):
-        now = RowCounters(1, 2, 3, 0.5, 4, 5, 6, 7)
+        now = RowCounters(1, 2, 3, 0.5, 6, 7)
 
         def counters(self) -> RowCounters:
             return self.now
 
     stats, rows = GenerationStats(), Counted()
     with Recorder(stats, rows):
-        rows.now = RowCounters(11, 22, 33, 0.75, 44, 55, 66, 77)
+        rows.now = RowCounters(11, 22, 33, 0.75, 66, 77)
     assert (stats.row_hits, stats.row_misses, stats.flash_bytes) == (10, 20, 30)
     assert stats.stall_seconds == 0.25
-    assert (stats.host_hits, stats.host_misses) == (40, 50)
     assert (stats.uploaded_rows, stats.uploaded_bytes) == (60, 70)

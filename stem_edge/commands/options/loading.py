@@ -62,7 +62,6 @@ LOADING: dict[str, dict[str, Any]] = {
         "so use one that you trust",
     },
     "device_memory": _SIZE,
-    "host_slots": _COUNT,
     "speculate": {
         "type": speculation,
         "metavar": "WHEN",
@@ -100,7 +99,7 @@ USUAL = (
     *("memory", "threads", "context_length", "sequences"),
     *("engine", "kv", "providers", "speculate"),
 )
-DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")
+DEVICE = ("providers", "provider_libraries", "device_memory")
 
 
 def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
@@ -126,7 +125,6 @@ def device_options(args: argparse.Namespace) -> DeviceKeywords:
         "providers": parse_providers(args.providers),
         "provider_libraries": parse_libraries(args.provider_libraries),
         "device_memory": args.device_memory,
-        "host_slots": args.host_slots,
     }
 
 

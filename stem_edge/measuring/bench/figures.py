@@ -19,10 +19,8 @@ class OnDevice:
     planned: int  # in the memory plan, weights included
     row_cache_planned: int  # slots, a part of that
     slots: int
-    host_slots: int
     allocated: int  # KV cache, slots, hidden states, but not what onnxruntime takes for itself
     driver_says: int | None  # for the whole process, if NVIDIA's driver tells
-    host_hit_rate: float | None  # share of the records missing in the slots
     uploaded_rows_per_token: float
     uploaded_bytes_per_token: float
     uploaded_bytes_per_prompt_token: float
@@ -172,10 +170,8 @@ def _on_device(
         planned=int(last.get("device_planned", 0)),
         row_cache_planned=int(last.get("device_row_cache_planned", 0)),
         slots=int(last.get("slots", 0)),
-        host_slots=int(last.get("host_slots", 0)),
         allocated=int(last.get("device_allocated", 0)),
         driver_says=watched.driver_says,
-        host_hit_rate=_hit_rate(steps, "host_hits", "host_misses"),
         uploaded_rows_per_token=_mean(steps, "uploaded_rows"),
         uploaded_bytes_per_token=_mean(steps, "uploaded_bytes"),
         uploaded_bytes_per_prompt_token=_mean(prompts, "uploaded_bytes"),

@@ -161,8 +161,6 @@ def _on_device(device: OnDevice) -> Iterator[str]:
         f"{format_size(device.uploaded_bytes_per_token)} a token "
         f"({format_size(device.uploaded_bytes_per_prompt_token)} of a prompt)"
     )
-    if device.host_hit_rate is not None:
-        yield f"host tier of {device.host_slots:,} records {device.host_hit_rate:.1%} hits"
 
 
 def _ratios(report: Report) -> Iterator[str]:

@@ -70,7 +70,6 @@ class StemEdge(MeasuredEngine):
                 "device_planned": plan.device.total,
                 "device_row_cache_planned": plan.device.row_cache,
                 "device_allocated": 0 if loaded is None else loaded.memory.nbytes,
-                "host_slots": plan.host_slots,
             }
         return found
 

@@ -18,8 +18,8 @@ from stem_edge.runtime.rows.shards import FlashName
 
 # Options of load: those for accelerators, those that a dense model has no use for, and those that
 # every subject has apart from its options.
-DEVICE = ("providers", "provider_libraries", "device_memory", "host_slots")
-OF_ROWS = ("memory", "tables_later", "slots", "host_slots", "resident", "emulate_flash")
+DEVICE = ("providers", "provider_libraries", "device_memory")
+OF_ROWS = ("memory", "tables_later", "slots", "resident", "emulate_flash")
 APART = ("engine", "threads", "context_length")
 UNLIMITED = 1 << 62
 
@@ -178,9 +178,8 @@ def _alternative(name: str, engine: str, options: dict[str, Any]) -> tuple[str, 
         )
     options = _without(options, *alternative.without) | dict(alternative.options)
     if name == "resident" and device:
-        # No host tier, because all records are in the slots; no limit, because it would cap them.
-        limit = {"device_memory": UNLIMITED} if "device_memory" in options else {}
-        options |= {"host_slots": 0, **limit}
+        # No limit, because it would cap the slots, which hold all records.
+        options |= {"device_memory": UNLIMITED} if "device_memory" in options else {}
     return alternative.engine or engine, options
 
 

@@ -145,7 +145,7 @@ def expect_run(
     without one. Raises MemoryPlanError.
     """
     tokenizer, context = tokenizer_memory(bundle.path), options.contexts(bundle)[0]
-    ask = Ask(options.memory, options.row_slots(bundle), options.host_slots, options.sequences)
+    ask = Ask(options.memory, options.row_slots(bundle), options.sequences)
     needs = needs_at(context)
     process = worker_nbytes(needs.footprint.engine) + _far_nbytes(bundle.tables)
     plan = plan_memory(bundle.path, needs, ask, process + tokenizer.kept, available_memory())

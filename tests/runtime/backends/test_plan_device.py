@@ -36,10 +36,9 @@ def needs(bundle: Bundle = BUNDLE, **changes: Any) -> Needs:
 def planned(
     memory: int | str | None = None,
     slots: int | None = None,
-    host_slots: int | None = None,
     **changes: Any,
 ) -> tuple[MemoryPlan, DevicePlan]:
-    plan = plan_memory("model", needs(**changes), Ask(memory, slots, host_slots), 0, GREAT)
+    plan = plan_memory("model", needs(**changes), Ask(memory, slots), 0, GREAT)
     assert plan.device is not None
     return plan, plan.device
 
@@ -128,31 +127,14 @@ def test_with_a_slot_for_every_record_chunks_are_whole() -> None:
     assert few.chunk_tokens == 5
 
 
-def test_the_host_tier_gets_what_memory_leaves() -> None:
-    plan, _ = planned("200MB", slots=200)
-    assert BUNDLE.manifest.tables is not None
-    record = BUNDLE.manifest.tables.record_nbytes
-    assert plan.host_slots == RECORDS or 200_000_000 - plan.total < record + 100
-    none, _ = planned("200MB", slots=200, host_slots=0)
-    assert none.host_slots == 0 and none.total < plan.total
-    some, _ = planned("200MB", slots=200, host_slots=10)
-    assert some.host_slots == 10
-
-
-def test_the_host_keeps_no_records_if_the_device_has_all() -> None:
-    assert planned(slots=RECORDS)[0].host_slots == 0
-    assert planned(slots=RECORDS, host_slots=7)[0].host_slots == 7
-    assert planned(slots=RECORDS - 1)[0].host_slots == RECORDS
-
-
 def test_too_little_host_memory_is_refused() -> None:
-    with pytest.raises(MemoryPlanError, match="host tier of 0 records"):
+    with pytest.raises(MemoryPlanError, match="bookkeeping of the row cache"):
         planned("1MB")
 
 
 def test_a_device_without_memory_of_its_own_counts_here() -> None:
-    apart, on = planned("900MB", host_slots=0)
-    shared, same = planned("900MB", host_slots=0, shared=True)
+    apart, on = planned("900MB")
+    shared, same = planned("900MB", shared=True)
     assert on.total == same.total
     assert shared.total - apart.total == on.total
     assert "memory of the device" in dict(shared.parts())
@@ -172,11 +154,11 @@ def test_the_portable_variant_is_planned_as_on_the_cpu() -> None:
     assert plan.slots <= usual.slots
 
 
-def test_a_dense_model_has_no_slots_and_no_host_tier() -> None:
+def test_a_dense_model_has_no_slots() -> None:
     model = msgspec.structs.replace(BUNDLE.manifest.model, stem_layers=())
     dense = make_bundle(model=model, stored=None)
     plan, on = planned(bundle=dense)
-    assert (on.slots, on.row_cache, plan.host_slots) == (0, 0, 0)
+    assert (on.slots, on.row_cache) == (0, 0)
     assert plan.chunk_tokens == CHUNK_TOKENS
 
 

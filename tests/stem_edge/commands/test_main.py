@@ -217,7 +217,7 @@ def test_help_of_every_command_teaches(
     ("name", "usual", "rare"),
     [
         ("generate", "--top-p X", "--min-p X"),
-        ("chat", "--memory SIZE", "--host-slots N"),
+        ("chat", "--memory SIZE", "--device-memory SIZE"),
         ("serve", "--sequences N", "--no-overlap"),
         ("batch", "--stop TEXT", "--logit-bias ID=B"),
         ("export", "--quality", "--block-size N"),

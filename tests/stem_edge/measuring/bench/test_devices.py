@@ -37,7 +37,6 @@ def report() -> Report:
         rounds=2,
         loads=0,
         slots=SLOTS,
-        host_slots=50,
         device_memory="1GB",
     )
 
@@ -49,7 +48,6 @@ def test_devices_are_counted_and_the_cpu_is_not(report: Report) -> None:
     layout = BUNDLE.manifest.tables
     assert layout is not None
     assert (flash.slots, resident.slots) == (SLOTS, layout.records)
-    assert (flash.host_slots, resident.host_slots) == (50, 0)
     nbytes = (layout.records - SLOTS) * DeviceRows(layout, "fp32").slot_nbytes
     assert resident.allocated - flash.allocated == nbytes
     assert resident.row_cache_planned - flash.row_cache_planned == nbytes
@@ -64,7 +62,6 @@ def test_uploads_are_of_what_missed(report: Report) -> None:
     resident = report.subjects["resident"].on_device
     assert flash is not None and resident is not None
     assert bundle.hit_rate is not None and bundle.hit_rate < 1
-    assert flash.host_hit_rate is not None and 0 <= flash.host_hit_rate < 1
     assert flash.uploaded_rows_per_token == pytest.approx(1 - bundle.hit_rate)
     assert flash.uploaded_bytes_per_token > 0 < flash.uploaded_bytes_per_prompt_token
     assert resident.uploaded_bytes_per_token == resident.uploaded_bytes_per_prompt_token == 0
@@ -76,7 +73,7 @@ def test_the_table_has_devices_and_no_bandwidth_of_the_cpu(report: Report) -> No
     text = report_table(report)
     assert (report.bandwidth, report.bandwidth_reached) == ([], None)
     assert "bandwidth" not in text
-    assert f"in {SLOTS} slots)" in text and "host tier of 50 records" in text
+    assert f"in {SLOTS} slots)" in text
     assert "bundle / resident: decode " in text and "bundle / cpu: decode " in text
     assert json.loads(json.dumps(asdict(report)))["settings"]["options"]["slots"] == SLOTS
 
@@ -96,11 +93,11 @@ def subjects(*against: str, **device: object) -> list[dict[str, object]]:
 
 def test_resident_has_all_of_the_device_and_cpu_nothing_of_it() -> None:
     engine = {"engine": "onnxruntime"}
-    device = {"providers": ["cuda"], "host_slots": 7, "device_memory": "1GB"}
+    device = {"providers": ["cuda"], "device_memory": "1GB"}
     bundle, resident, cpu, dense = subjects("resident", "cpu", f"dense={DEMO}", **device)
     assert bundle == dense == device | engine | {"slots": 20}
     assert resident == engine | {
-        "providers": ["cuda"], "resident": True, "host_slots": 0, "device_memory": UNLIMITED
+        "providers": ["cuda"], "resident": True, "device_memory": UNLIMITED
     }  # fmt: skip
     assert cpu == engine | {"slots": 20}
     assert subjects("resident")[1] == engine | {"resident": True}
@@ -121,10 +118,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         "30",
         "--json",
     ]
-    line = ["bench", str(DEMO), *quick, "--providers", "cpu", "--device-memory", "1GB"]
-    assert main([*line, "--host-slots", "9"]) == 0
+    assert main(["bench", str(DEMO), *quick, "--providers", "cpu", "--device-memory", "1GB"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["subjects"]["bundle"]["on_device"]["host_slots"] == 9
+    assert found["subjects"]["bundle"]["on_device"]["slots"] == 30
     assert found["settings"]["options"]["device_memory"] == "1GB"
 
 
