@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, TypeVar
@@ -177,15 +178,21 @@ class TextCodec:
         with self._lock:
             tokenizer = self._for_ids((token_id,))
             text = tokenizer.id_to_token(token_id)
+            added = self._added
         if text is None:
             return b""
-        if token_id in tokenizer.get_added_tokens_decoder():
+        if token_id in added:
             return bytes(text.encode())
         if self._checked.byte_level and BYTES_OF_CHARS.keys() >= set(text):
             return bytes(BYTES_OF_CHARS[char] for char in text)
         if (byte := _BYTE.fullmatch(text)) is not None:
             return bytes([int(byte[1], 16)])
         return bytes(text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        """Ids of added tokens, read once: the library makes an object for each of them, which may be 32,000."""
+        return frozenset(self._for_ids(()).get_added_tokens_decoder())
 
     def _native(self, call: Callable[[], T], what: str) -> T:
         """Return the result of a library call; after a panic, the tokenizer remains usable."""

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling import TokenLogprobs
 
-KEPT_TEXTS = 1 << 14
+CACHED_TOKENS = 1 << 14
+
+
+class TokenText(NamedTuple):
+    """One token as answers show it."""
+
+    text: str  # as it stands inside a text
+    bytes: tuple[int, ...]
 
 
 class TokenTexts:
-    """Texts of single tokens, as they stand inside a text."""
+    """Texts and bytes of single tokens. Cached: a request may ask for 21 tokens at each step, in the event loop."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         # Decoders of some tokenizers drop the space before the first token.
         self._before = model.tokenize("a", add_special_tokens=False)
         self._start = len(model.detokenize(self._before))
-        self.of = lru_cache(KEPT_TEXTS)(self._of)
+        self._token = lru_cache(CACHED_TOKENS)(self._read)
 
-    def _of(self, token_id: int) -> str:
+    def of(self, token_id: int) -> str:
+        """Return the text of a token."""
+        return self._token(token_id).text
+
+    def _read(self, token_id: int) -> TokenText:
         text = self._model.detokenize([*self._before, token_id], skip_special_tokens=False)
-        return text[self._start :]
+        return TokenText(text[self._start :], tuple(self._model.token_bytes(token_id)))
 
     def chat_logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """Return log probabilities in the form of chat completions."""
@@ -36,8 +47,8 @@ class TokenTexts:
         return {"content": content, "refusal": None}
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        nbytes = list(self._model.token_bytes(token_id))
-        return {"token": self.of(token_id), "logprob": _finite(logprob), "bytes": nbytes}
+        text, values = self._token(token_id)
+        return {"token": text, "logprob": _finite(logprob), "bytes": values}
 
     def logprobs(self, found: Sequence[TokenLogprobs | int], offset: int) -> dict[str, Any]:
         """Return log probabilities in the form of completions.

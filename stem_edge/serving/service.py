@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,8 @@ from stem_edge.serving.reply import TurnAnswer, TurnAnswers
 T = TypeVar("T")
 # Most that are worked on at a time, and most that wait: texts for their own sake, and prompts.
 TEXTS, PROMPTS = (1, 16), (2, 64)
+# Answers are never refused for waiting: Compute limits their number.
+ANSWERS = (1, sys.maxsize - 1)
 
 
 class RequestThreads:
@@ -60,6 +63,7 @@ class Service:
     created: int = field(default_factory=unix_time)
     texts: RequestThreads = field(default_factory=lambda: RequestThreads(*TEXTS))
     prompts: RequestThreads = field(default_factory=lambda: RequestThreads(*PROMPTS))
+    answers: RequestThreads = field(default_factory=lambda: RequestThreads(*ANSWERS))
 
     @cached_property
     def token_texts(self) -> TokenTexts:

@@ -36,7 +36,10 @@ async def _whole(service: Service, answers: TurnAnswers) -> dict[str, Any]:
     """Return all answers as one object."""
     found = [await each.whole() for each in answers.all]
     requests = [answering.reply.request for answering in answers.all]
-    body = completion(service.name, found, requests, service.token_texts)
+    # In a thread: thousands of tokens' texts, if log probabilities are asked for.
+    body = await service.in_thread(
+        lambda: completion(service.name, found, requests, service.token_texts), service.answers
+    )
     return body | {"timings": timings(service.model, answers.first.reply)}
 
 
@@ -56,7 +59,7 @@ class _Stream:
             if index not in begun:
                 begun.add(index)
                 yield self._chunk(index, {"role": "assistant", "content": None}, first=True)
-            if (data := self._of(index, piece)) is not None:
+            if (data := await self._made(index, piece)) is not None:
                 yield data
         if self._with_usage:
             requests = [answering.reply.request for answering in answers]
@@ -64,6 +67,13 @@ class _Stream:
             counts = {"choices": [], "usage": usage(requests, len(requests))}
             yield event(self._head | counts | figures)
         yield DONE
+
+    async def _made(self, index: int, piece: AnswerEvent) -> bytes | None:
+        """Return an event; in a thread if it has the texts of many tokens."""
+        if isinstance(piece, Text) and piece.logprobs:
+            service = self._service
+            return await service.in_thread(lambda: self._of(index, piece), service.answers)
+        return self._of(index, piece)
 
     def _of(self, index: int, piece: AnswerEvent) -> bytes | None:
         match piece:

@@ -73,7 +73,9 @@ async def _whole(service: Service, asked: Asked, answers: TurnAnswers) -> dict[s
     """Return all answers as one object."""
     found = [await each.whole() for each in answers.all]
     figures = timings(service.model, answers.first.reply) if asked.generates else None
-    return asked.completion(service.name, found) | ({"timings": figures} if figures else {})
+    # In a thread: thousands of tokens' texts, if log probabilities are asked for.
+    body = await service.in_thread(lambda: asked.completion(service.name, found), service.answers)
+    return body | ({"timings": figures} if figures else {})
 
 
 async def _events(
@@ -83,10 +85,11 @@ async def _events(
     base = head(service.name, "cmpl", "text_completion") | ({"usage": None} if with_usage else {})
     offsets = dict[int, int]()  # characters so far, of choices that have begun
     for number in () if asked.generates else range(len(asked.requests)):
-        choice = asked.choice(number, "", first=True, reason="length")
+        end = End("length", None)
+        choice = await _choice(service, asked, number, end, offsets)
         yield event(base | {"choices": [choice]})
     async for number, piece in merged(answers.all):
-        choice = _piece(asked, number, piece, offsets)
+        choice = await _choice(service, asked, number, piece, offsets)
         chunk: dict[str, Any] = base | {"choices": [choice]}
         if choice["finish_reason"] is not None or asked.body.timings_per_token:
             chunk["timings"] = timings(service.model, answers.all[number].reply)
@@ -94,6 +97,15 @@ async def _events(
     if with_usage:
         yield event(base | {"choices": [], "usage": usage(asked.requests, asked.count)})
     yield DONE
+
+
+async def _choice(
+    service: Service, asked: Asked, number: int, piece: AnswerEvent, offsets: dict[int, int]
+) -> dict[str, Any]:
+    """Return the choice of a chunk; in a thread if it has the texts of many tokens."""
+    if asked.body.logprobs is None:
+        return _piece(asked, number, piece, offsets)
+    return await service.in_thread(lambda: _piece(asked, number, piece, offsets), service.answers)
 
 
 def _piece(

@@ -88,6 +88,28 @@ def test_bytes_of_byte_level_tokens(codec: TextCodec) -> None:
     assert codec.token_bytes(999) == b""
 
 
+class Counted:
+    """A tokenizer of the library that counts how often its added tokens are listed."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.lists = tokenizer, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def get_added_tokens_decoder(self) -> Any:
+        self.lists += 1
+        return self._tokenizer.get_added_tokens_decoder()
+
+
+def test_added_tokens_are_listed_once_for_all_tokens(tmp_path: Path) -> None:
+    codec = byte_level(tmp_path, PIECES)
+    codec._tokenizer = counted = Counted(codec._tokenizer)  # type: ignore[assignment]
+    for token in [97, SPECIAL, ADDED] * 100:
+        codec.token_bytes(token)
+    assert counted.lists == 1
+
+
 def test_bytes_of_tokens_with_spaces_and_byte_fallback(tmp_path: Path) -> None:
     pieces = ["<unk>", "<0xE2>", "\u2581a", "b\u2581", "é"]
     model = models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0, byte_fallback=True)

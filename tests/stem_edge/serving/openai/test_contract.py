@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from typing import Any
 import httpx2
 import pytest
 from installed import ROOT
+from servers import client_of, compute_of, wait_for
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.scoring import Scorer
+from stem_edge.serving import app
 
 openai = pytest.importorskip("openai")
 
@@ -133,6 +136,33 @@ def test_log_probabilities(strict: Any) -> None:
         for entry in chunk.choices[0].logprobs.content
     ]
     assert entries == [each.logprob for each in found]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_texts_of_tokens_are_read_once_and_outside_of_the_event_loop(
+    model: Model, path: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, token_bytes = list[int](), Model.token_bytes
+
+    def counted(model: Model, token_id: int) -> bytes:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        read.append(token_id)
+        return token_bytes(model, token_id)
+
+    monkeypatch.setattr(Model, "token_bytes", counted)
+    asked: dict[str, Any] = {"max_tokens": 20, "seed": 3, "stream": stream, "logprobs": 20}
+    if path == "chat/completions":
+        asked |= {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20}
+    else:
+        asked |= {"prompt": PROMPT, "echo": True}
+    program = app(model)
+    with client_of(program) as client:
+        wait_for(lambda: compute_of(program).loaded is not None)
+        assert client.post(f"/v1/{path}", json=asked).status_code == 200
+    assert len(read) > 100
+    assert len(read) == len(set(read))
 
 
 @pytest.mark.parametrize(
