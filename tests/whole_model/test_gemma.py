@@ -30,7 +30,7 @@ from stem_edge.ggml import gguf_schema
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding, prompts
 from stem_edge.graph.formats import BackboneFormat, EngineName, WeightType
-from stem_edge.measuring.analysis.cost_report import cost_report
+from stem_edge.measuring.analysis import cost_figures
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
@@ -229,7 +229,7 @@ def test_reports_of_a_bundle(bundle: Path) -> None:
     assert "per-layer embeddings of" in table
     assert "16 or 32 wide RoPE in halves, window of" in table
     with pytest.raises(InputError, match="costs are counted for STEM layers"):
-        cost_report(bundle, None, None)
+        cost_figures(stem_edge.open_bundle(bundle), None)
 
 
 @pytest.mark.parametrize(

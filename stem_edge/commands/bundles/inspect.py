@@ -17,8 +17,7 @@ from stem_edge.commands.options.arguments import engine_name
 from stem_edge.commands.options.loading import add_loading, parse_libraries, parse_providers
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.measuring.analysis.cost_report import cost_figures, cost_report, cost_table
-from stem_edge.measuring.analysis.geometry_report import add_options, check_options, show_geometry
+from stem_edge.measuring.analysis import cost_figures, cost_table, geometry, geometry_table
 from stem_edge.shown import printable
 from stem_edge.text_table import table
 from stem_edge.units import format_size
@@ -43,7 +42,7 @@ EPILOG = """\
 examples:
   stem-edge inspect model
   stem-edge inspect model --memory 600MB
-  stem-edge inspect model --cost --text book.txt
+  stem-edge inspect model --cost
   stem-edge inspect --providers"""
 
 
@@ -67,12 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--providers", nargs="?", const="", metavar="NAME,...", help=providers)
     add_loading(parser, "provider_libraries", "tables")
-    text = "with --cost: count the rows that this text uses"
-    parser.add_argument("--text", metavar="FILE", help=text)
     context = "with --memory and --cost: tokens of prompt and answer together"
     parser.add_argument("--context-length", type=int, metavar="N", help=context)
     _add_planning(parser.add_argument_group("with --memory"))
-    add_options(parser)
 
 
 def _add_planning(group: argparse._ArgumentGroup) -> None:
@@ -92,8 +88,6 @@ def run(args: argparse.Namespace) -> int:
     _check_options(args)
     if args.providers == "":
         _show_providers(args)
-    elif args.geometry:
-        show_geometry(args)
     else:
         shown = _report(args)
         print(json.dumps(shown, indent=1) if args.json else shown)
@@ -107,9 +101,6 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InputError(
             "--geometry reads all rows; copy the tables into the bundle, leave out --tables"
         )
-    check_options(args)
-    if args.text is not None and not args.cost:
-        raise InputError(f"--text {args.text} belongs to --cost, which is not given; add --cost")
     if args.memory is None and (args.repack or args.engine != "auto"):
         raise InputError(
             "--engine and --repack belong to --memory, which is not given; add --memory"
@@ -117,7 +108,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _check_providers(args: argparse.Namespace) -> None:
-    others = ("bundle", "memory", "context_length", "device_memory", "text")
+    others = ("bundle", "memory", "context_length", "device_memory")
     given = [name for name in others if getattr(args, name) is not None]
     given += [name for name in ("cost", "geometry") if getattr(args, name)]
     listing = args.providers == ""
@@ -169,11 +160,14 @@ def _device(device: ListedDevice) -> str:
 
 def _report(args: argparse.Namespace) -> object:
     """Return the report on a bundle that the options choose: figures for JSON, or a text."""
-    if args.cost:
-        report = cost_report(args.bundle, args.context_length, args.text, args.tables)
-        return cost_figures(report) if args.json else cost_table(report)
+    if args.geometry:
+        found = geometry(args.bundle)
+        return found if args.json else geometry_table(found)
     if args.memory is None:
         bundle = open_bundle(args.bundle, args.tables)
+        if args.cost:
+            count = cost_figures if args.json else cost_table
+            return count(bundle, args.context_length)
         return bundle_figures(bundle) if args.json else bundle_table(bundle)
     plan = stem_edge.memory_plan(
         args.bundle,

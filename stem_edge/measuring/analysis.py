@@ -1,0 +1,301 @@
+"""The STEM paper's cost model, and the geometry of rows: `stem-edge inspect --cost` and `--geometry`.
+
+Costs are counted as in arXiv 2601.10639, whose Table 1 counts a multiply-add as one FLOP, Table 3 as two.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from stem_edge.bundle.manifest import TABLES
+from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.bundle.table_arrays import Tables, open_tables
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BundleError, InputError
+from stem_edge.numerics.quantize import F32
+from stem_edge.text_table import table, wrapped
+
+USUAL_CONTEXT = 4096  # of the paper's saving fractions, and the most that `load` takes by default
+FFN_MATRICES = ("gate", "up", "down", "project", "router")
+DENSE_MATRICES, STEM_MATRICES = 3, 2  # of d x d_ff in an FFN: gate, down, and up if it is dense
+FLOPS_PER_PARAMETER = 2  # Table 3: a multiplication and an addition
+
+SAMPLE = 2048  # rows of a layer whose cosines are computed: 2 million pairs
+THRESHOLDS = (0.1, 0.3, 0.5)
+BATCH_NBYTES = 4 << 20  # of records that are read at a time
+LAYER_LABELS = {
+    "ffn_multiply_adds": "FFN, multiply-adds (Table 1)",
+    "ffn_parameter_loads": "  parameters loaded",
+    "ffn_row_values": "  row values moved",
+    "paper_multiply_adds": "layer in paper, multiply-adds (3.2.3)",
+    "paper_loads": "  values loaded",
+    "built_multiply_adds": "layer as built, multiply-adds",
+    "built_loads": "  values loaded",
+}
+MODEL_LABELS = {
+    "total_parameters": "parameters",
+    "active_parameters": "  active",
+    "gflop_per_token": "  GFLOP a token, 2 x active",
+    "dense_total_parameters": "its dense twin, parameters",
+    "dense_active_parameters": "  active",
+    "dense_gflop_per_token": "  GFLOP a token",
+}
+
+
+class Pair(NamedTuple):
+    """A quantity of a layer, with a dense FFN and with a STEM FFN."""
+
+    dense: int
+    stem: int
+
+    def plus(self, both: int, stem: int = 0) -> Pair:
+        """Add what both layers need, and what only the STEM layer needs."""
+        return Pair(self.dense + both, self.stem + both + stem)
+
+    def figures(self) -> dict[str, float | None]:
+        """Return all figures, for JSON."""
+        saved = self.dense - self.stem
+        share = saved / self.dense if self.dense else None
+        return {**self._asdict(), "saved": saved, "saving_fraction": share}
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Widths of a layer."""
+
+    dim: int  # d
+    d_ff: int
+    queries: int  # heads x head width
+    keys: int  # key and value heads x head width; less than `queries` in grouped-query attention
+    stem_parameters: int  # in the FFN of a STEM layer without its row; the paper's: 2 d d_ff
+    row_values: int  # the paper's: d_ff
+    row_multiply_adds: int = 0  # of a row that is an expert's matrices, or of several mixed rows
+
+    @classmethod
+    def as_paper(cls, dim: int, d_ff: int) -> Self:
+        """Return the paper's layer: its attention is as wide as the model, 4 d^2 parameters."""
+        return cls(dim, d_ff, dim, dim, STEM_MATRICES * dim * d_ff, d_ff)
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> Self:
+        """Return a model's layer as it is built."""
+        queries, keys = (heads * model.head_dim for heads in (model.n_heads, model.n_kv_heads))
+        layers = model.stem_layers
+        if not layers:
+            return replace(cls.as_paper(model.dim, model.d_ff), queries=queries, keys=keys)
+        shapes = model.layer_shapes(layers[0])
+        parameters = sum(math.prod(shapes[name]) for name in FFN_MATRICES if name in shapes)
+        row = model.record_values // len(model.row_layers)
+        summed = row if model.n_experts or model.row_experts else 0
+        return cls(model.dim, model.d_ff, queries, keys, parameters, row, summed)
+
+    def costs(self, length: int) -> dict[str, Pair]:
+        """Return the costs of a token after `length` tokens, batch of 1, by Table 1 and section 3.2.3.
+
+        Every token attends to all `length` tokens: the paper does not halve that for the causal mask.
+        Loads are values of parameters and KV cache; those of parameters hold for any batch.
+        """
+        ffn = Pair(DENSE_MATRICES * self.dim * self.d_ff, self.stem_parameters)
+        attention = 2 * self.dim * (self.queries + self.keys)  # the paper's: 4 d^2
+        return {
+            "ffn_multiply_adds": ffn.plus(self.d_ff, self.row_multiply_adds),
+            "ffn_parameter_loads": ffn,
+            "ffn_row_values": Pair(0, self.row_values),
+            "multiply_adds": ffn.plus(
+                attention + 2 * length * self.queries, self.row_multiply_adds
+            ),
+            "loads": ffn.plus(attention + 2 * length * self.keys),
+        }
+
+
+def model_counts(model: ModelConfig) -> dict[str, dict[str, float]]:
+    """Count parameters as the paper's Table 3 does, and as they are stored and used.
+
+    The paper's total keeps the up projections that tables replace, except with experts. Its active
+    parameters include the whole embedding, of which a token uses a row.
+    """
+    dense = model.dense_twin()
+    backbone, twin, tables = (
+        model.backbone_parameters,
+        dense.backbone_parameters,
+        model.table_parameters,
+    )
+    kept = backbone if model.stem_ffn == "hash-moe" else twin
+    return {
+        "paper": _counted(twin, twin, kept + tables, backbone + model.record_values),
+        "stored": _counted(
+            twin, dense.active_parameters, backbone + tables, model.active_parameters
+        ),
+    }
+
+
+def _counted(dense: int, dense_active: int, total: int, active: int) -> dict[str, float]:
+    counts = (total, active, FLOPS_PER_PARAMETER * active / 1e9)
+    twin = (dense, dense_active, FLOPS_PER_PARAMETER * dense_active / 1e9)
+    return dict(zip(MODEL_LABELS, (*counts, *twin), strict=True))
+
+
+def cost_figures(bundle: Bundle, context_length: int | None) -> dict[str, Any]:
+    """Count the costs of a bundle as plain JSON values. Raises InputError."""
+    model = bundle.manifest.model
+    if not model.plain:
+        raise InputError(
+            f"{bundle.path}: costs are counted for STEM layers, which this model does not have; "
+            "stem-edge measure shows what it takes"
+        )
+    length = min(model.max_context, USUAL_CONTEXT) if context_length is None else context_length
+    if not 1 <= length <= model.max_context:
+        raise InputError(
+            f"context length is {length}; this model takes 1 to {model.max_context}: "
+            "give --context-length in that range"
+        )
+    built = LayerShape.of(model).costs(length)
+    paper = LayerShape.as_paper(model.dim, model.d_ff).costs(length)
+    layer = {name: built[name] for name in built if name.startswith("ffn")}
+    layer |= {f"paper_{name}": paper[name] for name in ("multiply_adds", "loads")}
+    layer |= {f"built_{name}": built[name] for name in ("multiply_adds", "loads")}
+    return {
+        "context_length": length,
+        "layer": {name: pair.figures() for name, pair in layer.items()},
+        "model": model_counts(model),
+    }
+
+
+def cost_table(bundle: Bundle, context_length: int | None) -> str:
+    """Return the costs of a bundle for people. Raises InputError."""
+    figures, model = cost_figures(bundle, context_length), bundle.manifest.model
+    rows: list[tuple[str, ...]] = [("ONE LAYER", "dense FFN", "STEM FFN", "saved", "share")]
+    for name, label in LAYER_LABELS.items():
+        pair = figures["layer"][name]
+        share = pair["saving_fraction"]
+        counts = (f"{pair[key]:,}" for key in ("dense", "stem", "saved"))
+        rows.append((label, *counts, "" if share is None else f"{share:.1%}"))
+    rows += [("",), ("WHOLE MODEL (Table 3)", "in paper", "in bundle")]
+    for name, label in MODEL_LABELS.items():
+        form = ".3g" if "gflop" in name else ","
+        rows.append((label, *(format(counts[name], form) for counts in figures["model"].values())))
+    heading = (
+        f"Cost of a token by the STEM paper (arXiv 2601.10639), batch of 1: d = {model.dim:,}, d_ff = "
+        f"{model.d_ff:,}, V = {model.vocab_size:,}, L = {figures['context_length']:,} tokens of context, "
+        f"|S| = {len(model.stem_layers)} of {model.n_layers} layers. Table 1 counts a multiply-add as "
+        "one FLOP, Table 3 as two, without attention. The paper's total keeps the up projections "
+        "that tables replace, and its active parameters have the whole embedding."
+    )
+    return "\n".join([str(bundle.path), "", *wrapped(heading), "", *table(rows)])
+
+
+def geometry(path: str | Path, sample: int = SAMPLE) -> dict[str, Any]:
+    """Measure how the rows of a bundle spread over directions, as plain JSON values.
+
+    By section 5.1 of the paper, rows that are nearly orthogonal hardly disturb each other. Raises
+    InputError for a model without rows of tokens; BundleError for values that are not finite.
+    """
+    bundle = open_bundle(path)
+    _check_rows(bundle)
+    count = bundle.manifest.model.vocab_size
+    with open_tables(bundle.file(TABLES)) as tables:
+        order, layers = np.random.default_rng(0).permutation(count), []
+        for layer, lengths in zip(tables.layers, _all_lengths(tables, count), strict=True):
+            chosen = np.sort(order[lengths[order] > 0][:sample])
+            layers.append({"layer": layer} | layer_geometry(lengths, tables[chosen, layer]))
+        width, kind = tables.layout.row_width, tables.kind
+    return {
+        "bundle": str(bundle.path),
+        "tokens": count,
+        "width": width,
+        "row_type": kind,
+        "sample": sample,
+        # 95 % of random directions have a |cos| up to this.
+        "random_p95_abs": min(1.0, NormalDist().inv_cdf(0.975) / math.sqrt(width)),
+        "layers": layers,
+    }
+
+
+def geometry_table(found: dict[str, Any]) -> str:
+    """Return the geometry for people."""
+    heading = (
+        f"Cosines between rows of {found['width']} values ({found['row_type']}), all pairs of up to "
+        f"{found['sample']:,} rows of a layer; lengths of all {found['tokens']:,} rows. A cosine near "
+        "0 means nearly orthogonal: random directions have a P95 |cos| of "
+        f"{found['random_p95_abs']:.3f}."
+    )
+    above = (f">{at:g}" for at in THRESHOLDS)
+    rows = [("layer", "cos: mean", "P95 |cos|", *above, "length: least", "median", "most", "zero")]
+    for one in found["layers"]:
+        cosines, shares = ("-", "-"), ["-"] * len(THRESHOLDS)
+        if one["mean"] is not None:  # 0.0 is added, because -0.0 would show its sign
+            cosines = f"{round(one['mean'], 3) + 0.0:.3f}", f"{one['p95_abs']:.3f}"
+            shares = [f"{share:.1%}" for share in one["share_above"].values()]
+        lengths = (f"{length:.3g}" for length in one["lengths"] or (0, 0, 0))
+        rows.append((str(one["layer"]), *cosines, *shares, *lengths, f"{one['zero_rows']:,}"))
+    return "\n".join([found["bundle"], "", *wrapped(heading), "", *table(rows, "r")])
+
+
+def layer_geometry(lengths: F32, sample: F32) -> dict[str, Any]:
+    """Describe a layer by the lengths [tokens] of all rows, and a sample [n, width] of rows without zeros.
+
+    Figures are None where no row, or a single one, is left.
+    """
+    present, cosines = lengths[lengths > 0], np.zeros(0, np.float32)
+    if len(sample) > 1:
+        units = sample / row_lengths(sample)[:, None]
+        cosines = np.clip((units @ units.T)[np.triu_indices(len(units), 1)], -1, 1)
+    some, size = len(cosines) > 0, np.abs(cosines)
+    return {
+        "zero_rows": len(lengths) - len(present),
+        "lengths": np.percentile(present, (0, 50, 100)).tolist() if len(present) else None,
+        "mean": float(cosines.mean(dtype=np.float64)) if some else None,
+        "p95_abs": float(np.percentile(size, 95)) if some else None,
+        "share_above": {str(at): float((size > at).mean()) for at in THRESHOLDS} if some else None,
+    }
+
+
+def row_lengths(rows: F32) -> F32:
+    """Return lengths [n] of rows [n, width]."""
+    # Divide by the greatest value first, because squares can overflow float32.
+    peaks = np.abs(rows).max(axis=1)
+    peaks[peaks == 0] = 1
+    with np.errstate(invalid="ignore"):
+        parts = rows / peaks[:, None]
+        return np.asarray(peaks * np.sqrt(np.einsum("ij,ij->i", parts, parts)), np.float32)
+
+
+def _all_lengths(tables: Tables, count: int) -> F32:
+    """Return lengths [layers, tokens] of all rows, read in batches. Raises BundleError."""
+    size = max(1, BATCH_NBYTES // max(tables.layout.record_nbytes, 4 * tables.layout.row_width))
+    found = np.empty((len(tables.layers), count), np.float32)
+    for at in range(0, count, size):
+        records = tables.records(np.arange(at, min(at + size, count)))
+        for number, layer in enumerate(tables.layers):
+            lengths = row_lengths(tables.layout.unpack(records, number))
+            if not np.isfinite(lengths).all():
+                token = at + int(np.flatnonzero(~np.isfinite(lengths))[0])
+                raise BundleError(
+                    f"row of token {token} in layer {layer} has values that are not finite; "
+                    "check the bundle with stem-edge verify, or export it again"
+                )
+            found[number, at : at + size] = lengths
+    return found
+
+
+def _check_rows(bundle: Bundle) -> None:
+    """Raise InputError for a model whose rows are not directions of tokens."""
+    model = bundle.manifest.model
+    for wrong, what in (
+        (not model.stem_layers, "a dense model has no tables"),
+        (
+            model.stem_ffn == "hash-moe",
+            f"its rows are {model.n_experts} experts, which are matrices",
+        ),
+        (bool(model.ngram_order), "its rows belong to n-grams"),
+    ):
+        if wrong:
+            raise InputError(
+                f"{bundle.path}: {what}; give the bundle of a model with a row for each token"
+            )

@@ -1,1 +1,0 @@
-"""The STEM paper's cost model, and the geometry of rows."""
