@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -170,6 +170,12 @@ class TextCodec:
 
         return self._native(decoded, "these token ids")
 
+    def is_silent(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
+        """True if a token leaves nothing in any text: it is special and left out, or an id without a token."""
+        with self._lock:
+            name = self._for_ids((token_id,)).id_to_token(token_id)
+            return name is None or (skip_special_tokens and self._added.get(token_id, False))
+
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of a token: perhaps only part of a character; of special tokens, their names.
 
@@ -190,9 +196,10 @@ class TextCodec:
         return bytes(text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
 
     @cached_property
-    def _added(self) -> frozenset[int]:
-        """Ids of added tokens, read once: the library makes an object for each of them, which may be 32,000."""
-        return frozenset(self._for_ids(()).get_added_tokens_decoder())
+    def _added(self) -> Mapping[int, bool]:
+        """Whether each added token is special, by id; read once, because the library makes an object for each token."""
+        tokens = self._for_ids(()).get_added_tokens_decoder()
+        return {token_id: token.special for token_id, token in tokens.items()}
 
     def _native(self, call: Callable[[], T], what: str) -> T:
         """Return the result of a library call; after a panic, the tokenizer remains usable."""

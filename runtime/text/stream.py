@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 
 from stem_edge.runtime.text.codec import REPLACEMENT, TextCodec
 
+CHARACTER = 4  # most tokens of one character: each has a byte of it at least
+
 
 class TokenStream:
     """Token ids in, text out: `push` returns text that is certain, `finish` the rest.
@@ -28,16 +30,22 @@ class TokenStream:
         self._codec, self._stop = codec, tuple(stop)
         self._skip, self._silent = skip_special_tokens, silent
         self._ids: list[int] = []  # ids decoded last, then ids not decoded yet
-        self._decoded = 0  # count of decoded ids at the start of self._ids
+        self._pending = 0  # count of ids not decoded yet, at the end of self._ids
+        self._given = (
+            0  # count of characters of the text of self._ids that have been decoded before
+        )
         self._held = ""  # decoded text that may begin a stop text
         self.stopped = False
         self.stop_text: str | None = None  # which ended it
 
     def push(self, token_id: int) -> str:
         """Take one token; return new text, often empty."""
-        if token_id in self._silent:
+        if token_id in self._silent or self._codec.is_silent(
+            token_id, skip_special_tokens=self._skip
+        ):
             return ""
         self._ids.append(token_id)
+        self._pending += 1
         return self._release(self._decode(last=False))
 
     def finish(self) -> str:
@@ -49,19 +57,29 @@ class TokenStream:
         return text
 
     def _decode(self, last: bool) -> str:
-        """Text of the ids not decoded yet; empty while its end may change, unless they are the last.
+        """Text of the ids not decoded yet, without a last character that may change, unless they are the last ids.
 
         They are decoded after the ids before them, because decoders may treat the first id of a text
         differently (sentencepiece drops its leading space).
         """
-        skip = self._skip
-        before = self._codec.decode(self._ids[: self._decoded], skip_special_tokens=skip)
-        text = self._codec.decode(self._ids, skip_special_tokens=skip)
+        text = self._text()
         unfinished = text.endswith(REPLACEMENT) and not last
-        if unfinished or len(text) <= len(before):
+        if len(text) <= self._given or (unfinished and self._pending <= 2 * CHARACTER):
             return ""
-        self._ids, self._decoded = self._ids[self._decoded :], len(self._ids) - self._decoded
-        return text[len(before) :]
+        new = text[self._given : len(text) - unfinished]
+        if unfinished:
+            # The bytes before the last character are no characters, whatever comes. Keep enough tokens to know
+            # so, and those of the last character.
+            pending = self._ids[-self._pending :]
+            self._ids = pending[:CHARACTER] + pending[-CHARACTER:]
+        else:
+            self._ids = self._ids[-self._pending :]
+        self._pending = len(self._ids) if unfinished else 0
+        self._given = len(self._text()) - unfinished
+        return new
+
+    def _text(self) -> str:
+        return self._codec.decode(self._ids, skip_special_tokens=self._skip)
 
     def _release(self, text: str) -> str:
         """Return the part of the held text and `text` that is certain; hold the rest."""

@@ -260,6 +260,9 @@ class Letters(TextCodec):
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
         return "".join(chr(number) for number in token_ids)
 
+    def is_silent(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
+        return False
+
 
 def test_the_ids_that_a_stream_keeps() -> None:
     stream = TokenStream(Letters(), ["xyz"])

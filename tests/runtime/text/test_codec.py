@@ -39,6 +39,8 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
     tokenizer.normalizer = normalizers.Sequence(steps)
+    spaces = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*spaces, decoders.Strip(" ", 1, 0)])
     return saved(tokenizer, tmp_path_factory.mktemp("text"))
 
 
@@ -209,7 +211,11 @@ def random_ids(rng: random.Random) -> list[int]:
             [rng.randrange(256, ADDED + 1)],
         ][kind]
 
-    return [token for _ in range(rng.randint(1, 12)) for token in some()]
+    def none() -> list[int]:
+        return [rng.choice([0x80, 0x90, 0xBF, 0xE2, 0xF0, 0xF4, 0xFF, 999, SPECIAL])]
+
+    make = rng.choice([some, some, none])
+    return [token for _ in range(rng.randint(1, 12 if make is some else 60)) for token in make()]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -218,6 +224,41 @@ def test_streams_of_random_bytes_give_what_decoding_gives(seed: int, codec: Text
     for _ in range(1000):
         token_ids = random_ids(rng)
         assert "".join(pieces_of(codec, token_ids)) == codec.decode(token_ids), token_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "token_ids"),
+    [
+        ("codec", [0x80]),
+        ("codec", [0xE2, 0x82, 0xE2]),
+        ("codec", [0xF0, SPECIAL, 999]),
+        ("codec", [0xEF, 0xBF, 0xBD]),  # U+FFFD itself
+        ("codec", [SPECIAL]),
+        ("codec", [999]),  # no token
+        ("sentencepiece", [5 + 0x80]),
+        ("sentencepiece", [5 + 0xFF, 5 + 0xC3, 5 + 0xA9, 5 + 0xC3, 5 + 0xA9]),
+    ],
+)
+def test_tokens_that_end_no_character_are_not_decoded_over_and_over(
+    name: str,
+    token_ids: list[int],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codec, decode, work = request.getfixturevalue(name), TextCodec.decode, 0
+    many = (token_ids * 1000)[:1000]
+    expected = decode(codec, many)
+
+    def counted(codec: TextCodec, ids: Sequence[int], **options: Any) -> str:
+        nonlocal work
+        work += len(ids)
+        return decode(codec, ids, **options)
+
+    monkeypatch.setattr(TextCodec, "decode", counted)
+    pieces = pieces_of(codec, many)
+    assert "".join(pieces) == expected
+    assert len(pieces[-1]) < 10  # text came before the end
+    assert work < 20 * len(many)
 
 
 @pytest.mark.parametrize("seed", range(4))
