@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stem_edge.bundle.table_arrays import open_tables
     from stem_edge.edit_files.file import Edit, read_edit
     from stem_edge.editing.making import make_edit, make_row_edit
-    from stem_edge.export import export_bundle, export_dense_gguf
+    from stem_edge.export import export_bundle
     from stem_edge.measuring.bench.bench import bench
     from stem_edge.measuring.phases.measurement import measure
     from stem_edge.measuring.planning.fit import fit
@@ -53,7 +53,6 @@ __all__ = [
     "bench",
     "evaluate",
     "export_bundle",
-    "export_dense_gguf",
     "fit",
     "load",
     "make_edit",
@@ -79,7 +78,6 @@ _HOMES = {
     "edit_files.file": ("Edit", "read_edit"),
     "editing.making": ("make_edit", "make_row_edit"),
     "export": ("export_bundle",),
-    "export.dense_gguf": ("export_dense_gguf",),
     "measuring.bench.bench": ("bench",),
     "measuring.phases.measurement": ("measure",),
     "measuring.planning.fit": ("fit",),

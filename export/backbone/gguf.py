@@ -12,7 +12,6 @@ from stem_edge.bundle.manifest import GGUF, FileEntry
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.form import Form, Written
-from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
 from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
@@ -92,7 +91,7 @@ def _write_backbone(
         raise ValueError("an export for ggml needs the library")
     source, config = job.source, job.source.config
     weights = cast(GgufFormat, job.format).weights
-    importance = importance_by_text(source, job.text_ids, job.options, bar)
+    importance = _importance_by_text(source, job.text_ids, job.options, bar)
     types = gguf_schema.tensor_types(config, weights)
     tensors = [
         TensorSource(
@@ -107,7 +106,6 @@ def _write_backbone(
     values = _metadata(source, weights)
     if config.stem_layers:
         values[gguf_schema.TABLES_KEY] = tables_hash(written())
-    values |= tokenizer_metadata(job.converted, config.vocab_size)
     threads, path = job.options.cpus, job.folder / GGUF
     begin_layers(bar, "writing weights", config)  # anew, after the text
     return {path: write_gguf(path, job.ggml, values, tensors, threads, meter, advance)}
@@ -124,7 +122,7 @@ def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, Ggu
     }
 
 
-def importance_by_text(
+def _importance_by_text(
     source: Checkpoint, text_ids: I64, options: ExportOptions, bar: Progress
 ) -> dict[str, F32]:
     """Return importance_vectors of a calibration text; none if the types ignore them."""

@@ -9,8 +9,9 @@
 The patterns come from the models' own tokenizer.json; llama.cpp's for "tekken" lacks marks. A name
 stands for several models with the same tokenizer.
 
-backbone/gguf_tokenizer.py names the differences that remain. llama.cpp normalises no text, so if
-the original tokenizer did, the converted one reads such texts as llama.cpp does.
+llama.cpp does not normalize text. If the original tokenizer did, the converted one gives llama.cpp's
+ids for such text. The other differences that remain: characters whose class differs between Unicode
+versions, names of special tokens that overlap in a text, and the character "▁" itself.
 """
 
 from __future__ import annotations

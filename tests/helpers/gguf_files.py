@@ -14,8 +14,7 @@ import gguf
 import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
-from stem_edge.export.tokenizers.gguf import NORMAL, UNUSED, USER_DEFINED
+from stem_edge.export.tokenizers.gguf import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from stem_edge.export.tokenizers.tokenizer import convert_tokenizer
 from stem_edge.numerics.quantize import F32, U8
 
@@ -284,26 +283,51 @@ def random_blocks(type: str, shape: tuple[int, ...], scale: float = 1.0) -> U8:
     return blocks.reshape(shape[0], -1)
 
 
+def tokenizer_keys(path: Path, pre: str = "default") -> dict[str, Any]:
+    """Return the keys of a tokenizer.json whose model is BPE, as llama.cpp's converter writes them.
+
+    pre: name of its pattern, if it is byte-level.
+    """
+    converted = convert_tokenizer("json", path, add_bos=None)
+    parsed = json.loads(converted.json)
+    model, added = parsed["model"], {t["content"]: t["special"] for t in parsed["added_tokens"]}
+    ids = model["vocab"] | {token["content"]: token["id"] for token in parsed["added_tokens"]}
+    names = sorted(ids, key=lambda name: int(ids[name]))
+    merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
+    ranks = {a + b: rank for rank, (a, b) in reversed(list(enumerate(merges)))}
+
+    def kind(name: str) -> int:
+        if name in added:
+            return CONTROL if added[name] else USER_DEFINED
+        byte = model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", name)
+        return UNKNOWN if name == model.get("unk_token") else BYTE if byte else NORMAL
+
+    keys: dict[str, Any] = {
+        "model": "llama" if model.get("byte_fallback") else "gpt2",
+        "pre": pre,
+        "tokens": names,
+        "token_type": [kind(name) for name in names],
+        "merges": [" ".join(pair) for pair in merges],
+        "scores": [-float(ranks.get(name, len(merges))) for name in names],
+        "add_bos_token": bool(converted.config.get("add_bos_token")),
+    }
+    keys |= dict(zip(("eos_token_id", "eot_token_id"), converted.eos_ids, strict=False))
+    keys |= {} if converted.bos_id is None else {"bos_token_id": converted.bos_id}
+    return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+
+
 def gemma_tokens(folder: Path, kind: str) -> dict[str, Any]:
     """Return the keys of a folder's tokenizer as llama.cpp's converter writes those of Gemma.
 
     kind: "llama" up to Gemma 3n, then "gemma4".
     """
     at = "tokenizer.ggml."
-    before = convert_tokenizer("json", folder / "tokenizer.json", add_bos=None)
-    values = tokenizer_metadata(before, before.vocab_size)
-    keys = {name: plain(value) for name, value in values.items()} | {at + "model": kind}
+    keys = tokenizer_keys(folder / "tokenizer.json") | {at + "model": kind}
     if kind == "gemma4":
-        merged = json.loads(before.json)["model"]["merges"]
         del keys[at + "scores"]
-        return keys | {at + "merges": [" ".join(pair) for pair in merged]}
+        return keys
+    del keys[at + "merges"]
+    keys[at + "add_space_prefix"] = False
     names = zip(keys[at + "tokens"], keys[at + "token_type"], strict=True)
     runs = [name.replace("\u2581", " ") if t == USER_DEFINED else name for name, t in names]
     return keys | {at + "tokens": runs}
-
-
-def plain(value: Any) -> Any:
-    """Return a value of a key as GGUFWriter takes it."""
-    if isinstance(value, str | bool | int | float):
-        return value
-    return [each if isinstance(each, str) else each.item() for each in value]

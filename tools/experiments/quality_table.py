@@ -1,10 +1,10 @@
 """Print a table of what each quantization costs: bytes, perplexity, divergence from float32.
 
-    python tools/experiments/quality_table.py CHECKPOINT --text FILE [--windows 6] [--only PATTERN]
+    python tools/experiments/quality_table.py CHECKPOINT --text FILE [--windows 6] [--only PATTERN] [--gguf FILE]
 
 Exports the checkpoint with every setting to a temporary folder, scores windows of the text, each from
-an empty context, and prints Markdown. Beside them come llama.cpp's own quantizations of a dense
-checkpoint, where llama-cpp-python is installed.
+an empty context, and prints Markdown. With --gguf, the file that llama.cpp's convert_hf_to_gguf.py made
+of the same checkpoint (--outtype f32), llama.cpp's own quantizations of it follow (llama-cpp-python).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import stem_edge
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
-from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.ggml.installed import library_path
 from stem_edge.numerics.distributions import divergence, log_softmax
 
@@ -65,6 +64,12 @@ def main() -> None:
     add("--calibration", type=Path, metavar="FILE", help="instead of the text that is shipped")
     add("--windows", type=int, default=6, help="from all over the text")
     add("--window", type=int, default=512, help="tokens of each")
+    add(
+        "--gguf",
+        type=Path,
+        metavar="FILE",
+        help="the checkpoint as llama.cpp's converter writes it",
+    )
     add("--only", default="", metavar="PATTERN", help="only rows whose name matches")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -87,8 +92,8 @@ def main() -> None:
                     with loaded(folder / "one", args.window, prefill) as logits:
                         what = title + ", prompts" * prefill
                         print(row(what, nbytes(made), windows, expected, logits), flush=True)
-        if not stem and library_path() is not None:
-            for title, path in theirs(args.checkpoint, folder):
+        if args.gguf is not None:
+            for title, path in theirs(args.gguf, folder / "theirs.gguf"):
                 if re.search(args.only, title):
                     found = row(title, path.stat().st_size, windows, expected, by_llama(path))
                     print(found, flush=True)
@@ -123,12 +128,10 @@ def loaded(bundle: Path, context: int, prefill: bool = False) -> Iterator[Logits
         yield model.logits
 
 
-def theirs(checkpoint: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield llama.cpp's own quantizations of a dense checkpoint, one file at a time."""
+def theirs(whole: Path, quantized: Path) -> Iterator[tuple[str, Path]]:
+    """Yield llama.cpp's own quantizations of a file, one at a time."""
     import llama_cpp
 
-    whole, quantized = folder / "whole.gguf", folder / "theirs.gguf"
-    export_dense_gguf(checkpoint, whole, backbone="f32")
     for name, number in THEIRS.items():
         params = llama_cpp.llama_model_quantize_default_params()
         params.ftype = number

@@ -7,7 +7,6 @@ import inspect
 import math
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from stem_edge.commands.options.arguments import BACKBONE_FOR, add_ray, own_comm
 from stem_edge.commands.options.described import add_described
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.forms import FORMS
-from stem_edge.export.dense_gguf import export_dense_gguf
 from stem_edge.export.exporter import export_bundle, export_with
 from stem_edge.export.job.options import (
     BACKBONES,
@@ -39,7 +37,6 @@ from stem_edge.runtime.rows.ngram_rows import open_rows
 from stem_edge.tables.token_counts import read_counts
 from stem_edge.units import format_size
 
-LLAMA = "llama.cpp"
 VERDICTS = (
     (NEAR, "near", "its texts are about as good"),
     (FAR, "fairly near", "its texts are worse, but of the same kind"),
@@ -70,7 +67,6 @@ examples:
   stem-edge export runs/0000100000 model --calibration prompt.txt --max-kl 0.02
   stem-edge export runs/0000100000 model --backbone q4_k_m --add
   stem-edge export SmolLM2.Q4_K_M.gguf model --engine gguf
-  stem-edge export SmolLM2-135M smol.gguf --engine llama.cpp --backbone q8_0
   stem-edge export Qwen3.8-Flash-Next rows --tables-only --tables int4"""
 
 BACKBONE_HELP = """\
@@ -111,9 +107,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "engine": {
         "type": lambda name: BACKBONE_FOR.get(name, name),
-        "choices": [*BACKBONES, LLAMA],
-        "help": f"what runs the backbone (default: what --backbone is for, else onnx); {LLAMA}: "
-        "write no bundle, but an ordinary GGUF file of a dense checkpoint, which llama.cpp runs",
+        "choices": list(BACKBONES),
+        "help": "what runs the backbone (default: what --backbone is for, else onnx)",
     },
     "backbone": {
         "type": str.lower,  # because llama.cpp writes Q4_K_M
@@ -176,8 +171,6 @@ def _add(group: argparse._ActionsContainer, *names: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.tables_only:
         return _run_rows(args)
-    if args.engine == LLAMA:
-        return _run_dense(args)
     others = ("checkpoint", "out", "ray", "tables_only")
     given = {name: value for name, value in vars(args).items() if name not in others}
     options = ExportOptions(**given)  # its fields must have the names of the options
@@ -221,15 +214,8 @@ def _verdict(args: argparse.Namespace, bundle: Bundle, options: ExportOptions) -
     return lines
 
 
-def _run_dense(args: argparse.Namespace) -> int:
-    given = _given(args, export_dense_gguf, f"--engine {LLAMA}", "engine")
-    out = export_dense_gguf(**given)
-    print(f"{out}: {format_size(out.stat().st_size)}; run it with llama.cpp: llama-cli -m {out}")
-    return 0
-
-
 def _run_rows(args: argparse.Namespace) -> int:
-    out = export_rows(**_given(args, export_rows, "--tables-only", "tables_only"))
+    out = export_rows(**_given_rows(args))
     with open_rows(out) as rows:
         for table in rows.tables:
             keys = table.hash
@@ -241,19 +227,17 @@ def _run_rows(args: argparse.Namespace) -> int:
     return 0
 
 
-def _given(
-    args: argparse.Namespace, function: Callable[..., object], option: str, name: str
-) -> dict[str, Any]:
-    """Return the options that were typed. Raises ExportError for one that `function` does not take."""
+def _given_rows(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that were typed. Raises ExportError for one that export_rows does not take."""
     given = {
         key: value
         for key, value in vars(args).items()
-        if key != name
+        if key != "tables_only"
         and value is not None
         and value is not False  # but keep zeros, which were typed
         and value != []
     }
-    if others := given.keys() - inspect.signature(function).parameters:
+    if others := given.keys() - inspect.signature(export_rows).parameters:
         other = "--" + min(others).replace("_", "-")
-        raise ExportError(f"{other} is for bundles, and {option} makes none; leave it out")
+        raise ExportError(f"{other} is for bundles, and --tables-only makes none; leave it out")
     return given

@@ -28,12 +28,12 @@ what --against takes:
 examples:
   stem-edge bench model
   stem-edge bench model --text book.txt --against resident flash=emmc
-  stem-edge bench model --against llama.cpp dense=dense_model --json > report.json
+  stem-edge bench model --against llama.cpp=FILE.gguf dense=dense_model --json > report.json
   stem-edge bench model --engine onnxruntime --against ggml repacked
   stem-edge bench model --against llama.cpp=FILE.gguf,lazy llama.cpp=FILE.gguf,no-repack --limit 2GiB
   stem-edge bench model --providers cuda --slots 2000 --against resident cpu
-  stem-edge bench model --cases 1,2,4,8,16 --text book.txt --against llama.cpp=Q4_0
-  stem-edge bench model --cases speculation --speculate on --against llama.cpp=Q4_0
+  stem-edge bench model --cases 1,2,4,8,16 --text book.txt --against llama.cpp=FILE.gguf
+  stem-edge bench model --cases speculation --speculate on --against llama.cpp=FILE.gguf
 
 llama.cpp needs pip install 'stem-edge[bench]'."""
 
@@ -63,8 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     loads = f"times that each way is loaded (default: {LOADS})"
     group.add_argument("--loads", type=int, metavar="N", default=LOADS, help=loads)
     _add_cases(parser)
-    work = "where models for llama.cpp are made (default: bench in the user's cache folder)"
-    group.add_argument("--work", metavar="DIR", help=work)
     add_loading(parser.add_argument_group("how to load"))
 
 

@@ -34,11 +34,10 @@ from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.nvidia import nbytes_on_nvidia
 from stem_edge.system.page_cache import drop_pages, make_cold
-from stem_edge.system.user_folder import cache_folder, cpu_info
+from stem_edge.system.user_folder import cpu_info
 from stem_edge.units import parse_size
 
 ROUNDS, LOADS = 5, 3
-WORK_FOLDER = "bench"
 INTEGER_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
 SPECULATION = "speculation"
 SAMPLE_SECONDS = 0.1  # no shorter, because an engine that uses every core would be slowed down
@@ -56,7 +55,6 @@ def bench(
     loads: int = LOADS,
     cold: bool = False,
     limit: int | str | None = None,
-    work: str | Path | None = None,
     notify: Callable[[str], None] = lambda what: None,
     **options: Unpack[LoadKeywords],
 ) -> Report:
@@ -74,7 +72,6 @@ def bench(
         round then loads anew, with no file in the page cache, one subject after the other, and
         `loads` has no effect. What does not fit stands under `failed`, with its round, and has the
         figures of the rounds before.
-    work: folder for the models of llama.cpp. Default: in the user's cache folder.
     notify: called with what is going on, in words; at the end with an empty text.
     options: of stem_edge.load, for every subject whose name does not imply others. context_length
         is for every engine (default: the tokens of a round); "cpu" drops providers and their
@@ -108,8 +105,7 @@ def bench(
     _check(settings, opened.path, cases)
     try:
         notify("making what it is compared with")
-        folder = cache_folder(None) / WORK_FOLDER if work is None else Path(work)
-        common = Common(opened, engine, settings.options, settings.threads, folder)
+        common = Common(opened, engine, settings.options)
         subjects = [made.loaded_as(each) for each in make_subjects(common, against)]
         found = Turns(settings, made, notify).run(subjects)
     finally:

@@ -56,7 +56,6 @@ ALTERNATIVES = {
         engine="ggml",
     ),
 }
-GGUF_SUFFIX = ".gguf"
 # Words that may follow a model of llama.cpp after commas, and the options of LlamaModel.
 LLAMA_MODES: dict[str, dict[str, bool]] = {
     "lazy": {"lazy": True},
@@ -69,11 +68,9 @@ AGAINST = {name: alternative.what for name, alternative in ALTERNATIVES.items()}
     "flash=NAME": "the same bundle on emulated flash",
     "dense=BUNDLE": "another bundle in the same engine",
     "block=BUNDLE": "the same as dense=BUNDLE, for one in which only the block size differs",
-    "llama.cpp[=TYPE]": "dense models of the same shape: Q4_0, Q4_0-pure, Q4_K_M (all three), "
-    "Q5_K_M, Q6_K, ...",
     "llama.cpp=FILE.gguf": "a model that llama.cpp runs, of the same tokenizer: what its own tools "
     "made of the same checkpoint",
-    "llama.cpp=...,MODE": "the same with per-layer embeddings read row by row (lazy) or all of them "
+    "llama.cpp=FILE.gguf,MODE": "the same with per-layer embeddings read row by row (lazy) or all of them "
     "loaded (no-lazy; without either, llama.cpp decides by their size), with weights used as they lie "
     "in the file (no-repack), or with one KV cache for all sequences of --cases (unified); modes "
     "can be joined: FILE.gguf,lazy,no-repack",
@@ -87,8 +84,6 @@ class Common:
     bundle: Bundle
     engine: str
     options: dict[str, Any]  # the other options of stem_edge.load
-    threads: int
-    work: Path  # folder for GGUF files
 
 
 def load_options(options: LoadOptions) -> dict[str, Any]:
@@ -152,8 +147,8 @@ def _compared(wanted: str, common: Common) -> list[Subject]:
                 f"--against {wanted}: stem-edge no longer runs {name}; time it in a script of your own, "
                 "or compare with llama.cpp"
             )
-        case "llama.cpp", _:
-            return _llama(common, value)
+        case "llama.cpp", True:
+            return _llama(value)
         case known, False if known in ALTERNATIVES:
             engine, options = _alternative(name, engine, options)
         case _:
@@ -187,50 +182,20 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in names}
 
 
-def _llama(common: Common, value: str) -> list[Subject]:
-    """Return a file for llama.cpp, or dense models of the bundle's shape."""
-    kind, *modes = value.split(",")
+def _llama(value: str) -> list[Subject]:
+    """Return a GGUF file that llama.cpp runs."""
+    file, *modes = value.split(",")
     if unknown := [mode for mode in modes if mode not in LLAMA_MODES]:
         raise InputError(
             f"--against llama.cpp={value}: mode {unknown[0]!r} is not known; expected "
             f"{', '.join(LLAMA_MODES)}"
         )
     options = {name: on for mode in modes for name, on in LLAMA_MODES[mode].items()}
-    if kind.endswith(GGUF_SUFFIX):
-        _need("llama_cpp")
-        if not (path := Path(kind)).is_file():
-            raise InputError(f"--against llama.cpp={kind}: no such file; give a GGUF file")
-        found = {path.name: path}
-    else:
-        found = _dense_models(common, kind)
-    return [
-        Subject(" ".join(["llama.cpp", name, *modes]), "llama.cpp", str(path.resolve()), options)
-        for name, path in found.items()
-    ]
-
-
-def _dense_models(common: Common, kind: str) -> dict[str, Path]:
-    """Make models of a type, or of the usual ones, in the work folder; return type -> file."""
-    for package in ("llama_cpp", "gguf"):
-        _need(package)
-    from stem_edge.export.random_dense import TYPES, USUAL, random_dense
-
-    if kind and kind not in TYPES:
-        raise InputError(
-            f"--against llama.cpp={kind}; expected a GGUF file, or one of {', '.join(TYPES)}"
-        )
-    config = common.bundle.manifest.model
-    try:
-        common.work.mkdir(parents=True, exist_ok=True)
-        return {
-            each: random_dense(common.work, config, each, common.threads)
-            for each in ([kind] if kind else USUAL)
-        }
-    except OSError as error:
-        raise InputError(
-            f"{common.work}: cannot write a model for llama.cpp there ({error.strerror}); "
-            "give another folder with --work"
-        ) from error
+    _need("llama_cpp")
+    if not (path := Path(file)).is_file():
+        raise InputError(f"--against llama.cpp={file}: no such file; give a GGUF file")
+    name = " ".join(["llama.cpp", path.name, *modes])
+    return [Subject(name, "llama.cpp", str(path.resolve()), options)]
 
 
 def _need(package: str) -> None:

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from exports import refused
 from gemma_folders import write_tokenizer
-from gguf_files import byte_chars, byte_keys, gemma_tokens, plain, write_file
+from gguf_files import byte_chars, byte_keys, gemma_tokens, tokenizer_keys, write_file
 from installed import DEMO
 from llama_vocabulary import Encode, Vocabulary, vocabularies
 from tokenizers import Tokenizer
 from trained_tokenizers import TEXTS, train_sp
 
-from stem_edge.export.backbone.gguf_tokenizer import tokenizer_metadata
 from stem_edge.export.tokenizers.gguf import CONTROL, NORMAL, PRE, USER_DEFINED
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer, convert_tokenizer
 
@@ -144,11 +143,9 @@ def test_gemma_gives_the_ids_of_llama_cpp(
         check(converted(path), original(path).encode, GEMMA_TEXTS, add)
 
 
-def test_what_we_write_is_read_again(tmp_path: Path) -> None:
+def test_a_byte_level_tokenizer_gives_the_ids_of_its_json(tmp_path: Path) -> None:
     before = convert_tokenizer("json", DEMO / "tokenizer.json", add_bos=None)
-    values = tokenizer_metadata(before, before.vocab_size)
-    keys = {key: plain(value) for key, value in values.items()}
-    after = converted(written(tmp_path, keys))
+    after = converted(written(tmp_path, tokenizer_keys(DEMO / "tokenizer.json", "llama-bpe")))
     assert (after.bos_id, after.eos_ids) == (before.bos_id, before.eos_ids)
     assert after.config == before.config
     check(after, lambda text, add: ids(before, text, add), TEXTS[:60], add=True)

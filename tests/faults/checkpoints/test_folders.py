@@ -301,14 +301,6 @@ def test_c15_an_export_onto_its_own_source_is_refused(
         )
 
 
-def test_c15_a_dense_file_onto_its_own_source_is_refused(stem: Path) -> None:
-    (stem / "model.gguf").write_bytes(b"GGUF" + bytes(64))
-    for out in (stem, stem / "model.safetensors", stem / "config.json"):
-        refused(
-            partial(stem_edge.export_dense_gguf, stem, out, force=True), ExportError, kept=[stem]
-        )
-
-
 def archives(folder: Path) -> None:
     (folder / "text").write_text("a")
     with zipfile.ZipFile(folder / "model.zip", "w") as file:

@@ -87,7 +87,7 @@ def test_options_that_say_what_load_does_anyway_are_left_out() -> None:
 
 
 def subjects(*against: str, **device: object) -> list[dict[str, object]]:
-    common = Common(BUNDLE, "onnxruntime", {"slots": 20, **device}, 1, Path())
+    common = Common(BUNDLE, "onnxruntime", {"slots": 20, **device})
     return [subject.options for subject in make_subjects(common, against)]
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
-from dataclasses import replace
+import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
+from gguf_files import write_model
 from installed import DEMO, needs_ggml
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
-from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.bench.bench import bench
 from stem_edge.measuring.bench.plain import token_nbytes
@@ -25,7 +27,6 @@ from stem_edge.measuring.bench.together import FollowedText, texts_of
 from stem_edge.measuring.phases.report import report_table as measure_table
 from stem_edge.measuring.phases.report import to_dict
 from stem_edge.measuring.quality.quality import evaluate
-from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.runtime.backends.ggml.engine import GgmlEngine
 from stem_edge.runtime.backends.ggml.expected import CHOICES
 from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntimeEngine
@@ -59,6 +60,43 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("The capital of Peru is Lima, and that of France is Paris. " * 3)
     return path
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense model of random weights in float16, with ids of the demo's range."""
+    config = LlamaConfig(
+        vocab_size=open_bundle(DEMO).manifest.model.vocab_size,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(0)
+    return write_model(tmp_path_factory.mktemp("gguf") / "m.gguf", LlamaForCausalLM(config), "F16")
+
+
+def test_a_model_of_llama_is_freed_with_its_last_reference(gguf: Path) -> None:
+    from stem_edge.measuring.bench.engine_llama import LlamaModel
+
+    model = LlamaModel(gguf, 32, 1)
+    gone, mapped = weakref.ref(model), Path("/proc/self/maps")
+    if mapped.exists():
+        assert str(gguf) in mapped.read_text()
+    del model
+    gc.collect()
+    assert gone() is None
+    if mapped.exists():
+        assert str(gguf) not in mapped.read_text()
+
+
+def test_llama_refuses_an_invalid_file(tmp_path: Path) -> None:
+    from stem_edge.measuring.bench.engine_llama import LlamaModel
+
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(BackendError, match=r"cannot load .*m\.gguf"):
+        LlamaModel(tmp_path / "m.gguf", 32, 1)
 
 
 def test_runs_of_both_engines_give_what_each_gives(both: Path) -> None:
@@ -159,12 +197,10 @@ def test_bench_takes_engines_against_each_other(
         bench(both, repack=True)
 
 
-def test_llama_takes_prompts_longer_than_its_usual_batch(tmp_path: Path) -> None:
-    from stem_edge.export.random_dense import random_dense
+def test_llama_takes_prompts_longer_than_its_usual_batch(gguf: Path) -> None:
     from stem_edge.measuring.bench.engine_llama import LlamaModel
 
-    path = random_dense(tmp_path, open_bundle(DEMO).manifest.model, "Q8_0", 1)
-    model = LlamaModel(path, 700, 1)
+    model = LlamaModel(gguf, 700, 1)
     assert 0 <= model.choose([index % 300 for index in range(600)]) < model.vocab_size
 
 
@@ -195,13 +231,12 @@ def test_modes_of_llama(
 
 
 def test_bench_takes_a_file_that_llama_runs(
-    both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    both: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stem_edge.export.random_dense import random_dense
     from stem_edge.measuring.bench.engine_llama import LlamaModel
 
     monkeypatch.setattr("stem_edge.measuring.planning.bandwidth.READ_NBYTES", 1 << 20)
-    path = random_dense(tmp_path, open_bundle(both).manifest.model, "Q8_0", 1)
+    path = gguf
     few: dict[str, Any] = {
         "prompt_tokens": 8,
         "new_tokens": 2,
@@ -216,30 +251,7 @@ def test_bench_takes_a_file_that_llama_runs(
     with pytest.raises(InputError, match=r"x\.gguf: no such file"):
         bench(both, against=["llama.cpp=x.gguf"], **few)
     with pytest.raises(BackendError, match="with the same tokenizer"):
-        LlamaModel(path, 16, 1).choose([300])
-
-
-@pytest.fixture(scope="module")
-def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dense model whose rows differ, so that its tokens do."""
-    from stem_edge.export import random_dense
-
-    random, noise = random_dense._random, np.random.default_rng(0)
-
-    def noisy(config: ModelConfig) -> Any:
-        found = random(config)
-        shapes = {name: matrix.shape for name, matrix in found.backbone.items()}
-        drawn = {name: noise.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-        return replace(found, backbone={n: _Noise(0.2 * array) for n, array in drawn.items()})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_dense, "_random", noisy)
-        folder = tmp_path_factory.mktemp("gguf")
-        return random_dense.random_dense(folder, open_bundle(DEMO).manifest.model, "F16", 1)
-
-
-class _Noise(ArrayMatrix):
-    nbytes = 0
+        LlamaModel(path, 16, 1).choose([1 << 20])
 
 
 @pytest.mark.parametrize("unified", [True, False])
@@ -286,16 +298,16 @@ def test_guesses_of_llama(gguf: Path, drafts: int) -> None:
     assert plain.own[:2] == [model.choose(text.prompt), model.choose(text.answer[:1])]
 
 
-def test_bench_takes_batches_and_guesses_of_llama(both: Path, tmp_path: Path) -> None:
+def test_bench_takes_batches_and_guesses_of_llama(both: Path, gguf: Path) -> None:
     few: dict[str, Any] = {"prompt_tokens": 8, "new_tokens": 4, "rounds": 1, "threads": 1}
-    few |= {"against": ["llama.cpp=Q8_0", "ggml"], "work": tmp_path}
+    few |= {"against": [f"llama.cpp={gguf}", "ggml"]}
     found = bench(both, cases="2", **few)
     assert [(one.subject, one.case) for one in found.results] == [
-        (name, count) for name in ("bundle", "llama.cpp Q8_0", "ggml") for count in "12"
+        (name, count) for name in ("bundle", "llama.cpp m.gguf", "ggml") for count in "12"
     ]
-    assert "bundle / llama.cpp Q8_0, 2 sequences: " in report_table(found)
+    assert "bundle / llama.cpp m.gguf, 2 sequences: " in report_table(found)
     ways = {(one.subject, one.way) for one in bench(both, cases="speculation", **few).results}
-    llama = {("llama.cpp Q8_0", way) for way in ("plain", "2 guesses", "10 guesses")}
+    llama = {("llama.cpp m.gguf", way) for way in ("plain", "2 guesses", "10 guesses")}
     assert llama < ways and ("ggml", "speculation") in ways
 
 
