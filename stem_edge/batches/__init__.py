@@ -1,15 +1,10 @@
-"""Many prompts from a file, answered into another: each row once, whatever is interrupted.
+"""Many prompts from a file: one line of results for each, resumable.
 
 | file | has |
 |---|---|
-| batch.py | `batch`: a file to a file |
-| rows.py, reading.py | `Row` and `Result`, and the rows of a file |
+| batch.py | `batch`: a file of prompts to a file of results |
+| rows.py | the rows of a file, and their results |
 | output.py | the file of results, which is the only state |
-| keys.py | the ids that are done, in few bytes |
-| run.py, tasks.py | `answer`: rows to results on one machine, by the runtime's batching |
-| settings.py | what holds for all rows; `Answers`, what computes them |
-| meter.py | progress |
-
-Rows and results are in OpenAI's batch form or plain; what computes is `answer`, or machines of
-stem_edge.cluster, which give the same results.
+| answering.py | rows to results with a loaded model |
+| on_ray.py | rows to results on the machines of a Ray cluster |
 """

@@ -13,31 +13,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from stem_edge.batches.keys import Keys
-from stem_edge.batches.rows import Result, known
+from stem_edge.batches.rows import Key, Result, parse_result
 from stem_edge.errors import InputError
 from stem_edge.files import disk
 from stem_edge.files.lock import lock
 
-SYNC_SECONDS = 5.0  # of results that a power cut may lose; they are computed again
+SYNC_SECONDS = 5.0  # a power cut may lose the results of these seconds; they are computed again
 BEGIN = b'{"id":'  # of each line
-NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP  # of shared disks
 CLOSED = -1  # in place of a descriptor
-MAX_LINE_NBYTES = 1 << 30  # so that what is no file of results is not read into memory
+NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP  # of shared disks
+MAX_LINE_NBYTES = 1 << 30  # so that a file of something else is not read into memory
 
 
 class ResultFile:
-    """Results appended to a file, each once; rows in it are done.
+    """Results appended to a file, one line each; rows in it are done.
 
-    A last line without an end is dropped: the process that wrote it was killed, or the power went,
-    which can leave zeros. retry_errors: drop lines of errors, too. Other processes cannot write it
-    meanwhile. Raises InputError, as `append` and `close` do.
+    An unfinished last line is dropped: a killed process leaves one, and a power cut can leave zeros.
+    retry_errors: drop lines of errors, too. Locks the file against other batches. Raises InputError,
+    as `append` and `close` do.
     """
 
     def __init__(self, path: Path, *, retry_errors: bool = False) -> None:
         self.path = path
         self.errors = 0  # lines that are errors
-        self._keys, self._synced = Keys(), time.monotonic()
+        self._keys, self._synced = set[Key](), time.monotonic()
         with self._explained():
             self._file = _open(path)
             try:
@@ -50,21 +49,21 @@ class ResultFile:
                 _close(self._file)
                 raise
 
-    def __contains__(self, key: bytes) -> bool:
-        """Tell whether a row, by its key, is done."""
+    def __contains__(self, key: Key) -> bool:
+        """Return whether a row is done."""
         return key in self._keys
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def append(self, result: Result) -> bool:
-        """Write a result; False if there is one of this row."""
+        """Write a result; False if the row has one already."""
         if result.key in self._keys:
             return False
         with self._explained():
             disk.write_all(self._file, result.data + b"\n")
             self._keys.add(result.key)
-            self.errors += result.failed
+            self.errors += result.error is not None
             if time.monotonic() - self._synced > SYNC_SECONDS:
                 disk.fsync(self._file)
                 self._synced = time.monotonic()
@@ -85,44 +84,44 @@ class ResultFile:
         self.close()
 
     def _read(self) -> int:
-        """Note the rows that have results; return the bytes of whole lines."""
+        """Note which rows have results; return the bytes of whole lines."""
         whole = 0
-        for line, is_error, key in _results(self.path):
+        for line, key, is_error in _results(self.path):
             whole += len(line)
             self.errors += is_error
             self._keys.add(key)
         return whole
 
     def _drop_errors(self) -> None:
-        """Put a file without errors into the place of this one."""
+        """Replace the file with one that has no errors."""
         path = self.path.resolve()  # the file itself, if it is a link
         beside = path.parent / f".{secrets.token_hex(8)}.tmp"
-        self._keys, self.errors = Keys(), 0
-        copy = disk.create(beside)
         try:
-            _lock(copy, path)
-            self._copy_answers(copy)
-            if not disk.RENAMES_OPEN:  # so another batch may come between; then what follows fails
-                disk.close(copy)
+            self._copy_answers(beside)
+            if not disk.RENAMES_OPEN:  # Windows; `_open` refuses if another batch comes between
                 disk.close(self._file)
-                copy = self._file = CLOSED
-            disk.rename(beside, path)
+                self._file = CLOSED
+            disk.rename(beside, path)  # while the old file is locked, so that no batch writes to it
         except BaseException:
-            _close(copy)
             with suppress(OSError):
                 disk.remove(beside)
             raise
-        _close(self._file)
-        self._file = _open(path) if copy == CLOSED else copy
+        old, self._file = self._file, _open(path)
+        _close(old)
         disk.sync_folder(path.parent)
 
-    def _copy_answers(self, copy: int) -> None:
+    def _copy_answers(self, path: Path) -> None:
         """Write the lines that are no errors into another file, and note their rows."""
-        for line, is_error, key in _results(self.path):
-            if not is_error:
-                disk.write_all(copy, line)
-                self._keys.add(key)
-        disk.fsync(copy)
+        self._keys, self.errors = set(), 0
+        copy = disk.create(path)
+        try:
+            for line, key, is_error in _results(self.path):
+                if not is_error:
+                    disk.write_all(copy, line)
+                    self._keys.add(key)
+            disk.fsync(copy)
+        finally:
+            disk.close(copy)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -130,52 +129,52 @@ class ResultFile:
             yield
         except OSError as error:
             raise InputError(
-                f"{self.path}: cannot write results ({error.strerror or error}); once it can be written, "
-                "the same batch goes on"
+                f"{self.path}: cannot write results ({error.strerror or error}); once it can be "
+                "written, the same command goes on"
             ) from error
 
 
-def _close(file: int) -> None:
-    """Close a file; its loss is not worth another error."""
-    with suppress(OSError):
-        disk.close(file)
-
-
 def _open(path: Path) -> int:
-    """Open a file for appending, and keep it for this process. Raises InputError, OSError."""
+    """Open a file for appending, locked. Raises InputError, OSError."""
     with suppress(FileExistsError):
         disk.close(disk.create(path))
-    if not stat.S_ISREG(path.stat().st_mode):  # before it is opened, which may wait for ever
+    if not stat.S_ISREG(path.stat().st_mode):  # before opening, because opening a pipe may wait
         raise InputError(
             f"{path}: not a regular file; results need one, from which a batch goes on"
         )
     file = disk.append(path)
-    # A batch that retries errors has put another file into the place of one that is not locked any more.
     try:
+        # A batch that drops errors replaces the file: then this one is not what the path names.
         if _lock(file, path) and os.path.samestat(os.fstat(file), path.stat()):
             return file
+        raise InputError(f"{path}: another batch writes it; wait for it, or choose another output")
     except BaseException:
         _close(file)
         raise
-    _close(file)
-    raise InputError(f"{path}: another batch writes it; wait for it, or choose another output")
+
+
+def _close(file: int) -> None:
+    """Close a file; an error of that would hide another."""
+    with suppress(OSError):
+        disk.close(file)
 
 
 def _lock(file: int, path: Path) -> bool:
-    """Take a file; False if another process has it. Warns, and goes on, where files have no locks."""
+    """Lock a file; False if another process has it. Warns where the disk has no locks."""
     try:
         return lock(file)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        found = f"files cannot be locked here ({error.strerror})"
-        told = f"{path}: {found}; let no other batch write it meanwhile"
-        warnings.warn(told, RuntimeWarning, stacklevel=2)
+        told = (
+            f"files cannot be locked here ({error.strerror}); let no other batch write it meanwhile"
+        )
+        warnings.warn(f"{path}: {told}", RuntimeWarning, stacklevel=2)
         return True
 
 
-def _results(path: Path) -> Iterator[tuple[bytes, bool, bytes]]:
-    """Yield (line, whether it is an error, key) of whole lines. Raises InputError for other files."""
+def _results(path: Path) -> Iterator[tuple[bytes, Key, bool]]:
+    """Yield line, key and whether it is an error, of whole lines. Raises InputError."""
     with path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_LINE_NBYTES):
@@ -183,16 +182,16 @@ def _results(path: Path) -> Iterator[tuple[bytes, bool, bytes]]:
             if _is_cut(line, number):
                 return
             try:
-                key, is_error = known(line)
+                key, is_error = parse_result(line)
             except ValueError:
                 raise InputError(
                     f"{path}: line {number} is no result of a batch; choose another output"
                 ) from None
-            yield line, is_error, key
+            yield line, key, is_error
 
 
 def _is_cut(line: bytes, number: int) -> bool:
-    """Tell whether a line was cut while written; it shall look like the first line of the file."""
+    """Return whether writing a line was cut; a first line must also look like a result."""
     if line.endswith(b"\n") or len(line) == MAX_LINE_NBYTES:
         return False
     return number > 1 or line.startswith(BEGIN[: len(line)]) or not line.strip(b"\0")

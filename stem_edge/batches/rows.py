@@ -1,70 +1,145 @@
-"""Rows of a batch, and their results as lines of JSON."""
+"""Rows of a batch as lines of JSON, and their results."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
 
-from stem_edge.answers.refusals import openai_error, status_of
-from stem_edge.errors import StemEdgeError
-from stem_edge.files.strict_json import one_line
+from stem_edge.errors import InputError
+from stem_edge.files.strict_json import BOM, one_line
 from stem_edge.shown import shown
 
+MAX_ROW_NBYTES = 16 << 20
+PIECE = 1 << 20  # bytes read at once while lines are counted or dropped
 MAX_ID_CHARS = 1024
+
+Id: TypeAlias = str | int
+Key: TypeAlias = Id | tuple[int]  # what tells rows apart: the id, or the line of a row without one
 
 
 @dataclass(frozen=True)
-class InputRow:
+class Row:
     """A row of the input.
 
-    id: of its result: its custom_id, its id, or else its number; None if its id cannot be used, and
-    only its number identifies it. line: its number in the input, from 1. data: its JSON. wrong: why
-    it cannot be answered, as far as reading shows.
+    id: its "id", else its line; None if its "id" cannot be used. line: from 1. fields: its JSON
+    object without "id". wrong: why it cannot be answered, as far as reading shows.
     """
 
-    id: str | int | None
+    id: Id | None
     line: int
-    data: bytes
+    fields: Mapping[str, Any] = field(default_factory=dict)
     wrong: str | None = None
 
     @property
-    def key(self) -> bytes:
-        """Key of the row, which its result has, too."""
-        return key_of(self.id, self.line)
+    def key(self) -> Key:
+        """Key of the row and of its result."""
+        return (self.line,) if self.id is None else self.id
 
 
-def key_of(id: str | int | None, line: int) -> bytes:
-    """Return the key of a row: its id, or its line without one."""
-    return b"line %d" % line if id is None else msgspec.json.encode(id)
+@dataclass(frozen=True)
+class Result:
+    """The answer to a row, or the error that it ended with.
+
+    data: its line in the output, JSON without the end of the line. tokens: generated for it. error:
+    message, None for an answer.
+    """
+
+    key: Key
+    line: int
+    data: bytes
+    tokens: int = 0
+    error: str | None = None
 
 
-class _Ids(msgspec.Struct):
-    """The fields of a row that can name it."""
+def answered(row: Row, fields: Mapping[str, Any], tokens: int) -> Result:
+    """Return the answer to a row."""
+    data = msgspec.json.encode({"id": row.id, **fields})
+    return Result(row.key, row.line, data, tokens)
 
-    custom_id: Any = msgspec.UNSET
-    id: Any = None
+
+def failed(row: Row, error: Mapping[str, Any]) -> Result:
+    """Return the error of a row. error: {"error": {"message": ...}}."""
+    data = msgspec.json.encode({"id": row.id, "line": row.line, **error})
+    return Result(row.key, row.line, data, error=error["error"]["message"])
 
 
-def named(data: bytes, line: int) -> InputRow:
-    """Return the row of a JSON object, with its id."""
+class _Line(msgspec.Struct):
+    """What a line of results says of its row."""
+
+    id: Id | None
+    line: int = 0
+    error: Any = None
+
+
+def parse_result(data: bytes) -> tuple[Key, bool]:
+    """Return the key of a line of results, and whether it is an error. Raises ValueError."""
+    found = msgspec.json.decode(data, type=_Line)
+    return (found.line,) if found.id is None else found.id, found.error is not None
+
+
+def count_rows(path: Path | None) -> int | None:
+    """Count the lines of a file; None for stdin (path None) and pipes. Raises InputError."""
+    if path is None or path.is_fifo() or path.is_char_device():  # which can be read only once
+        return None
+    with _open(path) as file:
+        count, last = 0, b"\n"
+        while piece := file.read(PIECE):
+            count, last = count + piece.count(b"\n"), piece[-1:]
+    return count + (last != b"\n")
+
+
+def read_rows(path: Path | None) -> Iterator[Row]:
+    """Yield the rows of a file, or of stdin (path None), as they are read.
+
+    Rows that cannot be answered say why; an id that an earlier row has is such a reason. Blank lines
+    are skipped. Raises InputError if the file cannot be read or has no rows.
+    """
+    seen = set[Key]()
+    with nullcontext(sys.stdin.buffer) if path is None else _open(path) as file:
+        for number, line in _lines(file):
+            row = _parse(line, number)
+            if row.key in seen:
+                wrong = f"an earlier row has the id {shown(row.id)}; give each row its own"
+                row = Row(None, number, wrong=wrong)
+            seen.add(row.key)
+            yield row
+    if not seen:
+        raise InputError(f"{path or 'stdin'}: has no rows; give one JSON object a line")
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield number and text of each line that is not blank; of long ones only the beginning."""
+    number = 0
+    while line := file.readline(MAX_ROW_NBYTES + 1):
+        number += 1
+        rest = line
+        while len(line) > MAX_ROW_NBYTES and rest and not rest.endswith(b"\n"):
+            rest = file.readline(PIECE)
+        line = line.removeprefix(BOM).strip() if number == 1 else line.strip()
+        if line:
+            yield number, line
+
+
+def _parse(line: bytes, number: int) -> Row:
+    if len(line) > MAX_ROW_NBYTES:
+        return Row(None, number, wrong=f"longer than {MAX_ROW_NBYTES:,} bytes; shorten it")
     try:
-        ids = msgspec.json.decode(data, type=_Ids)
-    except (ValueError, RecursionError) as error:  # of msgspec
-        return InputRow(None, line, b"", f"not a JSON object: {one_line(error)}")
-    if ids.custom_id is not msgspec.UNSET:
-        if isinstance(ids.custom_id, str) and 0 < len(ids.custom_id) <= MAX_ID_CHARS:
-            return InputRow(ids.custom_id, line, data)
-        wanted = f"a text of 1 to {MAX_ID_CHARS} characters"
-        return InputRow(None, line, b"", f"custom_id is {shown(ids.custom_id)}; expected {wanted}")
-    id = line if ids.id is None else ids.id
-    if _is_text(id) or _is_number(id):
-        return InputRow(id, line, data)
-    wanted = f"a text of 1 to {MAX_ID_CHARS} characters, or a whole number of 64 bits"
-    return InputRow(None, line, b"", f"id is {shown(id)}; expected {wanted}")
+        fields = msgspec.json.decode(line, type=dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        return Row(None, number, wrong=f"not a JSON object: {one_line(error)}")
+    id = fields.pop("id", None)
+    if id is None:
+        return Row(number, number, fields)
+    if not (_is_text(id) or _is_number(id)):
+        wanted = f"a text of 1 to {MAX_ID_CHARS} characters, or a whole number of 64 bits"
+        return Row(None, number, wrong=f"id is {shown(id)}; expected {wanted}")
+    return Row(id, number, fields)
 
 
 def _is_text(id: object) -> bool:
@@ -75,66 +150,10 @@ def _is_number(id: object) -> bool:
     return isinstance(id, int) and not isinstance(id, bool) and -(2**63) <= id < 2**63
 
 
-OK = 200
-
-
-@dataclass(frozen=True)
-class Result:
-    """The answer to a row, or the reason why there is no answer.
-
-    id, line: of the row. data: its line in the output: JSON, without the end of the line.
-    failed: whether it is an error, and why. tokens: of the answer.
-    """
-
-    id: str | int | None
-    line: int
-    data: bytes
-    failed: bool = False
-    tokens: int = 0
-    why: str = ""
-
-    @property
-    def key(self) -> bytes:
-        """Key of its row."""
-        return key_of(self.id, self.line)
-
-
-def plain(row: InputRow, fields: Mapping[str, Any], tokens: int) -> Result:
-    """Return the answer to a plain row."""
-    return Result(row.id, row.line, msgspec.json.encode({"id": row.id, **fields}), tokens=tokens)
-
-
-def responded(row: InputRow, body: Mapping[str, Any], tokens: int = 0, status: int = OK) -> Result:
-    """Return the answer to a row of OpenAI's form, or an error that the server would answer."""
-    response = {"status_code": status, "request_id": f"req_{secrets.token_hex(12)}", "body": body}
-    id = f"batch_req_{secrets.token_hex(12)}"
-    data = {"id": id, "custom_id": row.id, "response": response, "error": None}
-    return Result(row.id, row.line, msgspec.json.encode(data), status != OK, tokens)
-
-
-def failed(row: InputRow, error: StemEdgeError, *, openai: bool = False) -> Result:
-    """Return why there is no answer to a row. openai: whether it is of OpenAI's form."""
-    body = openai_error(error)
-    if openai:
-        return replace(responded(row, body, status=status_of(error)), why=str(error))
-    data = msgspec.json.encode({"id": row.id, "line": row.line, **body})
-    return Result(row.id, row.line, data, failed=True, why=str(error))
-
-
-class _Line(msgspec.Struct):
-    """Fields of a line of results that tell of its row."""
-
-    id: str | int | None
-    custom_id: str | None = None
-    line: int = 0
-    error: Any = None
-    response: dict[str, Any] | None = None
-
-
-def known(data: bytes) -> tuple[bytes, bool]:
-    """Return the key of a result by its line, and whether it is an error. Raises ValueError."""
-    found = msgspec.json.decode(data, type=_Line)
-    response = found.response or {"status_code": OK}
-    is_error = found.error is not None or response.get("status_code") != OK
-    id = found.id if found.custom_id is None else found.custom_id
-    return key_of(id, found.line), is_error
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot read the rows ({error.strerror}); give another file"
+        ) from None

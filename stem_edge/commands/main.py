@@ -41,7 +41,7 @@ COMMANDS = {
         "running",
         "serve a bundle to programs by OpenAI's interface, and to people by a page",
     ),
-    "batch": ("running", "answer the prompts of a file into another, each once"),
+    "batch": ("running", "run every prompt in a file and append the results; resumable"),
     "inspect": ("bundles", "show what a bundle is made of"),
     "verify": (
         "bundles",

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stem_edge.cluster.sharing import MachineWorker
+from stem_edge.batches import on_ray
 
 NODE = {
     "num_cpus": 1,
@@ -42,7 +42,9 @@ class Nodes:
         """Kill a process that works on a piece, as when memory is short; its node goes on."""
         below = psutil.Process().children(recursive=True)
         next(
-            each for each in below if f"ray::{MachineWorker.__name__}" in "".join(each.cmdline())
+            each
+            for each in below
+            if f"ray::{on_ray._answer_rows.__name__}" in "".join(each.cmdline())
         ).kill()
 
     def end(self) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 from stem_edge.bundle.absent import WORKING
 from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle
-from stem_edge.cluster.exports import ray_shards
 from stem_edge.commands.bundles.bundle_report import bundle_table
-from stem_edge.commands.options.arguments import BACKBONE_FOR, add_ray, own_command
+from stem_edge.commands.options.arguments import BACKBONE_FOR, own_command
 from stem_edge.commands.options.described import add_described
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.forms import FORMS
@@ -158,10 +157,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(tables, "tables", "frequent", "group_size")
     tables.add_argument("--tables-only", action="store_true", help=ROWS_HELP)
     _add(parser, "max_kl", "accept_far", "threads", "force")
-    shards = (
-        "write the tables on all machines of a cluster, which share the disk of CHECKPOINT and OUT"
-    )
-    add_ray(parser, shards)
 
 
 def _add(group: argparse._ActionsContainer, *names: str) -> None:
@@ -171,12 +166,11 @@ def _add(group: argparse._ActionsContainer, *names: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.tables_only:
         return _run_rows(args)
-    others = ("checkpoint", "out", "ray", "tables_only")
+    others = ("checkpoint", "out", "tables_only")
     given = {name: value for name, value in vars(args).items() if name not in others}
     options = ExportOptions(**given)  # its fields must have the names of the options
-    elsewhere = None if args.ray is None else ray_shards(args.ray)
     try:
-        bundle = export_with(args.checkpoint, Path(args.out), options, elsewhere)
+        bundle = export_with(args.checkpoint, Path(args.out), options)
     except KeyboardInterrupt:
         out = Path(args.out)
         kept = out.with_name(WORKING + out.name)

@@ -149,16 +149,6 @@ def own_command() -> str:
     return "stem-edge" if found else shlex.quote(sys.argv[0])
 
 
-def add_ray(group: argparse._ActionsContainer, what: str) -> None:
-    """Declare the cluster that shares the work. what: how, as a help text begins."""
-    text = (
-        f"{what}, with Ray (pip install 'stem-edge[ray]'). ADDRESS: auto, for the cluster that ray "
-        "start began here, its head's host:port, or local, to start one of this machine (default: "
-        "auto). Write --ray=ADDRESS, because a word behind --ray is taken for it"
-    )
-    group.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help=text)
-
-
 def read_text(path: Path | None, what: str, most: int) -> str:
     """Return the text of a file, or of stdin for None, of at most `most` characters.
 

@@ -20,9 +20,9 @@ from stem_edge.answers.anthropic.conversation import sampling_of
 from stem_edge.answers.openai import responses_body
 from stem_edge.answers.openai.chat import ChatBody
 from stem_edge.answers.openai.completion import CompletionBody
-from stem_edge.batches.rows import InputRow
-from stem_edge.batches.settings import Settings
-from stem_edge.batches.tasks import Tasks
+from stem_edge.batches import answering
+from stem_edge.batches.answering import Settings
+from stem_edge.batches.rows import Row
 from stem_edge.bundle.manifest import open_manifest
 from stem_edge.errors import CheckpointError
 from stem_edge.export.checkpoints.hugging_face.generation_config import of_folder, of_gguf
@@ -110,8 +110,7 @@ SAID = [anthropic_body.Message("user", "Hello")]
 
 def row(**given: object) -> Callable[[Model], SamplingParams]:
     """Return how a batch chooses tokens for a row."""
-    line = InputRow(None, 1, json.dumps(given).encode())
-    return lambda model: Tasks(model, Settings()).task(line).requests[0]._params
+    return lambda model: answering._task(model, Row(1, 1, given), Settings()).request._params
 
 
 # Where requests come in -> how their tokens are chosen; conversations first.
@@ -121,9 +120,6 @@ CONVERSATIONS: dict[str, Callable[[Model], SamplingParams | None]] = {
     "responses": lambda model: turn_of(model, responses_body.Body("Hello")).params,
     "messages": lambda model: sampling_of(model, anthropic_body.Body(messages=SAID, max_tokens=9)),
     "Ollama's chat": lambda model: ollama.Body(messages=HELLO).params(model),
-    "a row of OpenAI's": row(
-        custom_id="a", method="POST", url="/v1/chat/completions", body={"messages": HELLO}
-    ),
 }
 TEXTS: dict[str, Callable[[Model], SamplingParams | None]] = {
     "generate": lambda model: model.chosen(SamplingParams()),

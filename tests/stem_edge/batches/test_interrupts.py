@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from stem_edge.batches.rows import named
-from stem_edge.batches.run import answer
-from stem_edge.batches.settings import Settings
+from stem_edge.batches.answering import Settings, answer
+from stem_edge.batches.rows import Row
 from stem_edge.runtime.batching.pump import interrupts_held
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.model import Model
@@ -100,7 +99,7 @@ def test_other_threads_change_nothing() -> None:
     assert seen == [signal.default_int_handler]
 
 
-ROWS = [named(b'{"prompt": "Cuba lies in"}', line) for line in range(1, 1000)]
+ROWS = [Row(line, line, {"prompt": "Cuba lies in"}) for line in range(1, 1000)]
 RUNS = [
     lambda model: answer(model, ROWS, Settings({"max_new_tokens": 6})),
     lambda model: model.generate_many(["Cuba lies in"] * 999, max_new_tokens=6),

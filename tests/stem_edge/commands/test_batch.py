@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import HubServer
 from installed import DEMO
 
 from stem_edge.commands.main import main
@@ -35,8 +34,7 @@ def test_it_answers_once_and_tells_of_errors(capsys: Capture, tmp_path: Path) ->
     source.write_text(source.read_text().replace("7", "1"))
     assert main(command) == 1  # ids decide: the row is done
     assert (
-        "no row was left to answer; 1 error among 2 results; --retry-errors"
-        in capsys.readouterr().err
+        "no row was left to run; 1 error among 2 results; --retry-errors" in capsys.readouterr().err
     )
     assert main([*command, "--retry-errors"]) == 0
     assert "1 row, 3 tokens in" in capsys.readouterr().err
@@ -49,25 +47,6 @@ def test_rows_of_stdin(capsys: Capture, tmp_path: Path, monkeypatch: pytest.Monk
     output = tmp_path / "out.jsonl"
     assert main(["batch", str(DEMO), "-", str(output), "-n", "1", "-q"]) == 0
     assert json.loads(output.read_text())["id"] == 1
-
-
-def test_all_machines_get_one_commit(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = hub.add("acme/model", DEMO)
-    (tmp_path / "in").write_text('{"prompt": "a"}\n')
-    made = list[Any]()
-
-    def answers(*given: Any) -> Any:
-        made.extend(given)
-        return lambda rows: iter(())
-
-    monkeypatch.setattr(batch, "ray_answers", answers)
-    command = ["batch", "hf:acme/model", str(tmp_path / "in"), str(tmp_path / "out")]
-    assert main([*command, "--ray", "-n", "3", "--name", "b", "-q"]) == 0
-    assert made[0] == f"hf:acme/model@{commit}"
-    assert (made[2].options["max_new_tokens"], made[2].name) == (3, "b")
-    assert hub.requests.count("GET /api/models/acme/model") == 1
 
 
 def test_an_interrupt_says_how_to_go_on(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,138 @@
+"""Rows to results with a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, TypeAlias, cast
+
+from stem_edge.answers.events import AnswerEvents, Whole
+from stem_edge.answers.openai.options import biases
+from stem_edge.answers.openai.shapes import usage
+from stem_edge.answers.refusals import RefusalError, openai_error
+from stem_edge.answers.turn import Turn, prepare
+from stem_edge.batches.rows import Result, Row, answered, failed
+from stem_edge.errors import DeviceLostError, StemEdgeError
+from stem_edge.runtime.backends.options import check_sequences
+from stem_edge.runtime.batching.pump import Pump
+from stem_edge.runtime.batching.request import Request
+from stem_edge.runtime.generation import Chunk
+from stem_edge.runtime.model import Model
+from stem_edge.runtime.sampling_params import SamplingOptions, SamplingParams, params_of
+
+# Computes a batch: takes rows as it needs them, and yields a result for each, in any order.
+Answers: TypeAlias = Callable[[Iterable[Row]], Iterator[Result]]
+
+SEQUENCES = 8  # answers computed together, if memory allows
+GRAMMARS = ("grammar", "schema", "regex")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings for all rows; can be pickled.
+
+    options: sampling options of rows that do not have their own. seed: each sampled row without a
+    seed derives one from this and its id, so that a repeat gives the same answer; None: a random
+    one. sequences: answers computed together at most. Raises InputError.
+    """
+
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+    seed: int | None = 0
+    sequences: int = SEQUENCES
+
+    def __post_init__(self) -> None:
+        check_sequences(self.sequences)
+        params_of(None, {**self.options, "seed": self.seed})
+
+    def params(self, row: Row, given: dict[str, Any]) -> SamplingParams:
+        """Return the sampling params of a row with these fields. Raises InputError."""
+        own = {name: value for name, value in given.items() if value is not None}
+        if "logit_bias" in own:
+            own["logit_bias"] = biases(own["logit_bias"])
+        others: dict[str, Any] = {**self.options}
+        if any(name in own for name in GRAMMARS):
+            others = {name: value for name, value in others.items() if name not in GRAMMARS}
+        params = params_of(None, cast(SamplingOptions, others | own))
+        return params if params.seed is not None else replace(params, seed=self._seed_of(row))
+
+    def _seed_of(self, row: Row) -> int | None:
+        if self.seed is None:
+            return None
+        given = self.seed.to_bytes(8, "little") + repr(row.key).encode()
+        return int.from_bytes(blake2b(given, digest_size=8).digest(), "little")
+
+
+def answer(model: Model, rows: Iterable[Row], settings: Settings | None = None) -> Iterator[Result]:
+    """Yield a result for each row, in the order of completion.
+
+    Rows are taken as sequences become free; decoding waits while the next row is not there yet. A row
+    that cannot be answered gives an error as its result. Raises errors that end the model, such as a
+    lost device.
+    """
+    settings = settings or Settings()
+    pump = Pump[_Task](model.scheduler(settings.sequences, steady=True))
+
+    def begin(row: Row) -> Result | None:
+        try:
+            task = _task(model, row, settings)
+        except StemEdgeError as error:
+            return failed(row, openai_error(error))
+        pump.submit(task.request, task)
+        return None
+
+    return _until_lost(pump.run(iter(rows), begin, _Task.push))
+
+
+def _until_lost(results: Generator[Result | DeviceLostError]) -> Iterator[Result]:
+    with closing(results):
+        for result in results:
+            if isinstance(result, DeviceLostError):
+                raise result
+            yield result
+
+
+class _Task:
+    """A row whose answer is being computed."""
+
+    def __init__(self, row: Row, request: Request, events: AnswerEvents) -> None:
+        self.row, self.request = row, request
+        self._events, self._whole = events, Whole()
+
+    def push(self, chunk: Chunk) -> Result | DeviceLostError | None:
+        """Take a piece of the answer; return the result with the last one."""
+        if isinstance(chunk.error, DeviceLostError):
+            return chunk.error
+        if chunk.error is not None:
+            return failed(self.row, openai_error(chunk.error))
+        for event in self._events.push(chunk):
+            self._whole.add(event)
+        return None if chunk.finish_reason is None else self._result()
+
+    def _result(self) -> Result:
+        whole, usage_ = self._whole, usage([self.request])
+        fields: dict[str, Any] = {"text": whole.text, "finish_reason": whole.reason}
+        fields["usage"] = usage_
+        if whole.thoughts:
+            fields["reasoning_content"] = whole.thoughts
+        if whole.logprobs is not None:
+            fields["logprobs"] = [asdict(each) for each in whole.logprobs]
+        return answered(self.row, fields, usage_["completion_tokens"])
+
+
+def _task(model: Model, row: Row, settings: Settings) -> _Task:
+    """Make the request of a row. Raises InputError or RefusalError if something is wrong with it."""
+    if row.wrong is not None:
+        raise RefusalError(row.wrong)
+    given = dict(row.fields)
+    prompt, messages = given.pop("prompt", None), given.pop("messages", None)
+    params = settings.params(row, given)  # first, because a misspelt prompt is an unknown option
+    if (prompt is None) == (messages is None):
+        raise RefusalError("a row has either a prompt or messages; give one of them")
+    if messages is None:
+        return _Task(row, model.request(prompt, params), AnswerEvents())
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        raise RefusalError("messages is not a list of objects with role and content", "messages")
+    prepared = prepare(model, Turn(messages, params))
+    return _Task(row, prepared.requests[0], prepared.events())
