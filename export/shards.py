@@ -87,7 +87,7 @@ class ShardTask:
             return {self._place(path.relative_to(root), path): entry for path, entry in written}
 
         step = run_step(self.folder, name, write, lambda nbytes: None)
-        remove_tree(root)
+        remove_tree(root, root.parent)
         return step
 
     def _writer(self, root: Path, tables: Mapping[int, Matrix], threads: int) -> TableWriter:
@@ -115,4 +115,4 @@ def write_elsewhere(
             journal.record(step)
             bar.advance(step.progress)
     if (parts := shards.folder / PARTS).is_dir():  # of processes that were killed
-        remove_tree(parts)
+        remove_tree(parts, shards.folder)

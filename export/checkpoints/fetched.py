@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from stem_edge.bundle.fetched import Expected, fetch_checked
 from stem_edge.bundle.manifest import MANIFEST
-from stem_edge.errors import CheckpointError
+from stem_edge.errors import CheckpointError, InputError
 from stem_edge.export.checkpoints.blagpt import STATES, step_of
 from stem_edge.export.checkpoints.gguf import SUFFIX
 from stem_edge.export.checkpoints.hugging_face.reader import CONFIG
@@ -65,6 +65,10 @@ def checkpoint_folder(
 
 def _gguf(snapshot: Snapshot, file: str) -> Path:
     """Return a GGUF file of a snapshot, which is fetched with the rest of a split one."""
+    if ".." in re.split(r"[/\\]", file):
+        raise InputError(
+            f"{one_line(file)}: leads out of {snapshot.name.repository}; give the name of one of its files"
+        )
     files = [path.as_posix() for path in split_files(PurePosixPath(file))]
     try:
         listing = snapshot.listing

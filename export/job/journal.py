@@ -171,5 +171,7 @@ def _remove_others(folder: Path, needed: set[Path]) -> None:
         is_folder = path.is_dir() and not path.is_symlink()
         if path in needed and is_folder:
             _remove_others(path, needed)
+        elif path not in needed and is_folder:
+            remove_tree(path, folder)
         elif path not in needed:
-            (remove_tree if is_folder else disk.remove)(path)
+            disk.remove(path)

@@ -83,7 +83,7 @@ def publish(
         finally:
             if not work.keep:
                 with contextlib.suppress(OSError):
-                    remove_tree(work.path)
+                    remove_tree(work.path, out.parent)
 
 
 @contextlib.contextmanager
@@ -184,7 +184,7 @@ def _recover(out: Path) -> None:
         return
     disk.sync_folder(out.parent)  # otherwise a power cut could take back the name that we see
     if out.exists():
-        remove_tree(aside)
+        remove_tree(aside, out.parent)
         return
     disk.rename(aside, out)
     disk.sync_folder(out.parent)
@@ -258,7 +258,7 @@ def _swap(new: Path, out: Path) -> tuple[Path | None, Callable[[], object]]:
 def _remove_old(old: Path) -> None:
     try:
         if old.is_dir():
-            remove_tree(old)
+            remove_tree(old, old.parent)
         else:
             disk.remove(old)
     except OSError as error:

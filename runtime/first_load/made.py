@@ -16,9 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
-import shutil
-import sys
 import time
 import weakref
 from pathlib import Path
@@ -33,11 +30,12 @@ from stem_edge.errors import ExportError, InputError
 from stem_edge.files import disk
 from stem_edge.files.checkpoint_files import SUFFIX, file_states, is_checkpoint
 from stem_edge.files.lock import lock
-from stem_edge.files.trees import make_folders
+from stem_edge.files.names import plain_name
+from stem_edge.files.trees import make_folders, remove_tree
 from stem_edge.files.whole_file import write_whole
 from stem_edge.graph.formats import EngineName
 from stem_edge.hub import PREFIX
-from stem_edge.hub.kept import MADE
+from stem_edge.hub.kept import KEY, KEY_CHARS, MADE
 from stem_edge.hub.names import shown_name
 from stem_edge.progress import tell
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
@@ -49,8 +47,6 @@ RECORD, IN_USE, MAKING = "made.json", "in_use", "making"
 LOCK = ".lock"  # of an export
 WORKER = "stem_edge.export.worker"
 MAX_RECORD_NBYTES = 1 << 24
-KEY_CHARS = 12  # few, to be typed
-KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")
 PAUSE_SECONDS = 0.2
 TRIES = 5
 
@@ -96,8 +92,10 @@ def open_made(path: str | Path, options: LoadOptions) -> Bundle:
 
 def _kept(bundle: Bundle) -> Bundle:
     """Return a bundle, which nobody removes while it is used if its short name led to one that was made."""
-    made = Made(bundle.path.parent)
-    if (record := made.read()) is not None:
+    folder = bundle.path.parent
+    ours = folder.parent.name == MADE and KEY.fullmatch(folder.name)
+    made = Made(folder)
+    if ours and (record := made.read()) is not None:
         weakref.finalize(bundle, disk.close, made.take(record.source))
         with contextlib.suppress(OSError):
             os.utime(made.root / RECORD)
@@ -139,8 +137,8 @@ def _open(path: Path, options: LoadOptions) -> Bundle:
 def name_of(source: Source) -> str:
     """Return the name of a bundle's folder, by which a server calls the model."""
     path = Path(source.path)
-    name = shown_name(path).rpartition("/")[2].removesuffix(SUFFIX)
-    return MADE if name in ("", RECORD, IN_USE, MAKING) else name
+    name = plain_name(shown_name(path).rpartition("/")[2].removesuffix(SUFFIX), MADE)
+    return MADE if name.casefold() in (RECORD, IN_USE, MAKING) else name
 
 
 class Made:
@@ -198,34 +196,15 @@ class Made:
 
     def remove(self) -> bool:
         """Delete the folder; False if a process uses it. Raises OSError."""
-        descriptor = disk.update(self.root / IN_USE)
-        try:
-            if not lock(descriptor):
-                return False
-            for path in self.root.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path.name != IN_USE:
-                    path.unlink()
-            if sys.platform != "win32":  # where a file that is open cannot be deleted
-                self._remove_rest()
-        finally:
-            disk.close(descriptor)
-        if sys.platform == "win32":
-            self._remove_rest()
-        return True
-
-    def _remove_rest(self) -> None:
-        with contextlib.suppress(OSError):  # because another process is making it again
-            (self.root / IN_USE).unlink()
-            self.root.rmdir()
+        return remove_tree(self.root, self.root.parent, IN_USE)
 
     def _make(self, source: Source, show: bool | None) -> None:
         bundle = self.root / name_of(source)
         if bundle.is_dir() and not (bundle / MANIFEST).is_file():  # an export would not replace it
-            shutil.rmtree(bundle, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(bundle, self.root)
         tell(
-            f"making a bundle of {Path(source.path).name}, once, in {self.root}; "
+            f"making a bundle of {printable(Path(source.path).name)}, once, in {self.root}; "
             "stem-edge cache lists and removes it",
             show,
         )

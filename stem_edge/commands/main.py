@@ -16,6 +16,7 @@ from typing import Protocol, TextIO, cast
 import stem_edge
 from stem_edge.commands.options.arguments import Parser, with_options
 from stem_edge.errors import FarError, StemEdgeError
+from stem_edge.shown import printable
 
 
 class Command(Protocol):
@@ -98,13 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except StemEdgeError as error:
         message = " ".join(str(error).split())
-        print(f"stem-edge: {with_options(parser, message)}", file=sys.stderr)
+        print(f"stem-edge: {printable(with_options(parser, message))}", file=sys.stderr)
         return EXIT_FAR if isinstance(error, FarError) else EXIT_ERROR
     except OSError as error:
         # Say nothing about a broken pipe, because `| head` ends that way.
         if not isinstance(error, BrokenPipeError):
             where = f"{error.filename}: " if error.filename else ""
-            print(f"stem-edge: {where}{error.strerror or error}", file=sys.stderr)
+            print(f"stem-edge: {printable(f'{where}{error.strerror or error}')}", file=sys.stderr)
         return _without_output()
     except (KeyboardInterrupt, ImportError, MemoryError) as error:
         if _was_interrupted(error):
@@ -161,7 +162,7 @@ def _end(number: int, _: object) -> None:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as one line, instead of Python's two with a line of source code."""
-    print(f"stem-edge: note: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"stem-edge: note: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:

@@ -34,6 +34,17 @@ def check_names(names: Collection[str]) -> None:
             raise ValueError(f"file names {other!r} and {path!r} are the same file on some systems")
 
 
+def plain_name(text: str, otherwise: str) -> str:
+    """Turn any text into the name of a file or folder that every system takes unchanged.
+
+    Separators, control characters and reserved ones become `_`; dots and spaces at the end are cut off.
+    otherwise: the name of a text of which nothing is left, such as `..`, and of a device.
+    """
+    plain = "".join(c if c.isprintable() and c not in _RESERVED | {"/"} else "_" for c in text)
+    name = unicodedata.normalize("NFC", plain).rstrip(". ")
+    return name if name and _is_plain(name) else otherwise
+
+
 def _check_name(name: str) -> None:
     if len(name) > MAX_NAME_NBYTES or len(name.encode()) > MAX_NAME_NBYTES:
         raise ValueError(f"file name {name[:40]!r}... is longer than {MAX_NAME_NBYTES} bytes")

@@ -6,6 +6,7 @@ the hub's own. Nothing is written down: a name is that of the folder, or the one
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
@@ -20,6 +21,8 @@ from stem_edge.hub.names import REPOSITORIES, name_of
 from stem_edge.system.user_folder import cache_folder
 
 MADE = "made"  # folder of bundles that were made of checkpoints, in the user's cache folder
+KEY_CHARS = 12  # few, to be typed
+KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARS}}}")  # names of the folders in there
 MARK = "manifest.json"
 
 
@@ -35,7 +38,8 @@ def kept_bundles() -> Iterator[Kept]:
     """Yield what looks like a bundle in either cache; in the hub's, other programs keep files, too."""
     with suppress(InputError):  # a user without a home
         for mark in sorted((cache_folder(None) / MADE).glob(f"*/*/{MARK}")):
-            yield Kept(mark.parent.name, str(mark.parent), mark.parent)
+            if KEY.fullmatch(mark.parent.parent.name):
+                yield Kept(mark.parent.name, str(mark.parent), mark.parent)
     for repository in sorted(cache().glob(f"{REPOSITORIES}*")):
         commit = kept_commit(repository / "refs" / MAIN) or "*"
         for mark in sorted((repository / SNAPSHOTS).glob(f"{commit}/{MARK}")):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date
@@ -35,22 +35,24 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import PLACES, TRIALS, Verdicts, read_verdict
 from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import BundleError, InputError, StemEdgeError
+from stem_edge.files.trees import remove_tree
 from stem_edge.ggml import check as ggml_check
 from stem_edge.graph.kv import KV_TYPES, OnnxCaches
-from stem_edge.hub.kept import MADE
+from stem_edge.hub.kept import KEY, MADE
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
 from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import GRAPHS, builders
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import format_of
-from stem_edge.runtime.first_load.made import KEY, RECORD, Made
+from stem_edge.runtime.first_load.made import RECORD, Made
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME, PrefixFile
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
 from stem_edge.runtime.prefixes.folder import is_unfinished
 from stem_edge.runtime.rows.disk_tier import TIER
 from stem_edge.runtime.rows.warm import COUNTS
 from stem_edge.runtime.text.kept import TOKENIZERS, readers
-from stem_edge.system.user_folder import cache_folder, cpu_digest
+from stem_edge.shown import printable
+from stem_edge.system.user_folder import KEY_CHARS, cache_folder, cpu_digest
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
@@ -71,6 +73,18 @@ examples:
   stem-edge cache --remove 6f8dcde149d0
   stem-edge cache --remove all"""
 
+_KEY = rf"[0-9a-f]{{{KEY_CHARS}}}"
+# Kind of entry, and name of its folder in the cache folder -> names that stem-edge gives there.
+OURS = {
+    MADE: KEY,
+    FOLDER: re.compile(rf"{_KEY}|{re.escape(TEMPORARY)}(left|\d+)-{_KEY}-[0-9a-f]{{8}}"),
+    COUNTS: re.compile(rf"{_KEY}\.npy"),
+    TIER: re.compile(rf"{_KEY}\.(rows|map)"),
+    PREFIXES: re.compile(f"{PREFIX_NAME.pattern}|{TEMPORARY_NAME.pattern}"),
+    **dict.fromkeys((TOKENIZERS, GRAPHS), re.compile(f"{_KEY}-{_KEY}")),
+    **dict.fromkeys((ggml_check.FOLDER, TRIALS, PLACES, CHECKED), re.compile(rf"{_KEY}\.json")),
+}
+
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Entry of the cache folder, as `stem-edge cache` lists it."""
@@ -86,10 +100,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         """Delete it; False if a process uses it. Raises OSError."""
         if self.kind == MADE:
             return Made(self.path).remove()
-        if self.path.is_dir():
-            shutil.rmtree(self.path)
-        else:
-            self.path.unlink()
+        if self.kind == FOLDER:
+            return remove_tree(self.path, self.path.parent)
+        self.path.unlink()
         return True
 
 
@@ -126,7 +139,9 @@ def _chosen(found: list[Entry], remove: str | None) -> list[Entry]:
     """Return the entries to remove. Raises InputError for a name that none has."""
     if remove in (None, "old", "all"):
         return [e for e in found if remove == "all" or (remove == "old" and e.stale)]
-    named = (str(remove), str(Path(str(remove)).resolve()))
+    if not remove:
+        raise InputError("no entry has an empty name; stem-edge cache lists them")
+    named = (remove, str(Path(remove).resolve()))
     chosen = [e for e in found if e.path.name in named or e.of in named]
     if not chosen:
         raise InputError(f"no entry is called {remove!r}; stem-edge cache lists them")
@@ -157,13 +172,13 @@ def _line(entry: Entry, removed: bool, chosen: bool) -> str:
     state = "in use, not removed" if chosen and not removed else state
     used = f"used {entry.used}" if entry.used else ""
     named = f"{format_size(entry.nbytes):>9}  {entry.kind:<9} {entry.path.name:<36}"
-    return " ".join(part for part in (named, entry.of, used, state) if part).rstrip()
+    return printable(" ".join(part for part in (named, entry.of, used, state) if part).rstrip())
 
 
 def entries(root: Path) -> Iterator[Entry]:
     """Yield everything in the cache folder, kind by kind."""
-    yield from _made(root / MADE)
-    for folder in sorted((root / FOLDER).glob("*")):
+    yield from _made(root)
+    for folder in _ours(root, FOLDER):
         nbytes = _nbytes(folder)
         record = prepared.read_prepared(folder)
         if folder.name.startswith(TEMPORARY):
@@ -174,43 +189,54 @@ def entries(root: Path) -> Iterator[Entry]:
             of, stale = record.bundle, _stale(folder, record)
             of += ", refused" if record.refused else ""
         yield Entry(path=folder, kind=FOLDER, nbytes=nbytes, of=of, stale=stale)
-    for kind, pattern in ((COUNTS, "*.npy"), (TIER, "*.*")):
-        for path in sorted((root / kind).glob(pattern)):
-            yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of="", stale="")
+    for kind in (COUNTS, TIER):
+        for path in _ours(root, kind):
+            yield Entry(path=path, kind=kind, nbytes=_nbytes(path), of="", stale="")
     for kind, makers in ((TOKENIZERS, readers()), (GRAPHS, builders())):
-        for path in sorted((root / kind).glob("*-*")):
+        for path in _ours(root, kind):
             stale = (
                 "" if path.name.startswith(makers) else "made by another stem-edge or tokenizers"
             )
-            yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of="", stale=stale)
+            yield Entry(path=path, kind=kind, nbytes=_nbytes(path), of="", stale=stale)
     judged = {ggml_check.FOLDER: _library, TRIALS: _bundle, PLACES: _bundle}
     for kind, judge in judged.items():
-        for path in sorted((root / kind).glob("*")):
+        for path in _ours(root, kind):
             of, stale = judge(root, path)
-            yield Entry(path=path, kind=kind, nbytes=path.stat().st_size, of=of, stale=stale)
-    for path in sorted((root / CHECKED).glob("*.json")):
+            yield Entry(path=path, kind=kind, nbytes=_nbytes(path), of=of, stale=stale)
+    for path in _ours(root, CHECKED):
         checked = read_checked(path)
         of = "" if checked is None else checked.folder
         stale = "" if Path(of).is_dir() else "its model is gone"
         if checked is None:
             stale = "damaged"
-        yield Entry(path=path, kind=CHECKED, nbytes=path.stat().st_size, of=of, stale=stale)
-    yield from _prefixes(root / PREFIXES)
+        yield Entry(path=path, kind=CHECKED, nbytes=_nbytes(path), of=of, stale=stale)
+    yield from _prefixes(root)
 
 
-def _nbytes(folder: Path) -> int:
-    """Bytes of a folder's files, of which some may go meanwhile."""
+def _ours(root: Path, kind: str) -> list[Path]:
+    """Return the files, or folders, of a kind whose names stem-edge gives.
+
+    Anything else belongs to somebody else: --cache-dir may name any folder, and links lead elsewhere.
+    """
+    names = OURS[kind]
+    found = [path for path in (root / kind).glob("*") if names.fullmatch(path.name)]
+    folders = kind in (MADE, FOLDER)
+    return sorted(
+        p for p in found if (p.is_dir() if folders else p.is_file()) and not p.is_symlink()
+    )
+
+
+def _nbytes(place: Path) -> int:
+    """Return the bytes of a file, or of a folder's files; another process may delete some meanwhile."""
     nbytes = 0
-    for path in folder.rglob("*"):
+    for path in (place, *place.rglob("*")):
         with suppress(OSError):
-            nbytes += path.stat().st_size if path.is_file() else 0
+            nbytes += path.lstat().st_size if path.is_file() else 0
     return nbytes
 
 
-def _made(folder: Path) -> Iterator[Entry]:
-    # Others are not ours: --cache-dir may be any folder, and what a link leads to lies elsewhere.
-    ours = (p for p in folder.glob("*") if KEY.fullmatch(p.name) and p.is_dir())
-    for path in sorted(path for path in ours if not path.is_symlink()):
+def _made(root: Path) -> Iterator[Entry]:
+    for path in _ours(root, MADE):
         nbytes = _nbytes(path)
         made, used, stale = Made(path), "", "was not finished"
         of = "" if (known := made.read()) is None else known.source.path
@@ -222,13 +248,12 @@ def _made(folder: Path) -> Iterator[Entry]:
         yield Entry(path=path, kind=MADE, nbytes=nbytes, of=of, stale=stale, used=used)
 
 
-def _prefixes(folder: Path) -> Iterator[Entry]:
-    for path in sorted(found for found in folder.glob("*") if found.is_file()):
+def _prefixes(root: Path) -> Iterator[Entry]:
+    for path in _ours(root, PREFIXES):
         of, stale = "", "damaged"
         if TEMPORARY_NAME.fullmatch(path.name):
-            stale = "was not finished" if is_unfinished(path.stat()) else ""
-        elif not PREFIX_NAME.fullmatch(path.name):
-            continue  # not ours
+            with suppress(OSError):
+                stale = "was not finished" if is_unfinished(path.stat()) else ""
         else:
             with suppress(ValueError, OSError), PrefixFile(path) as file:
                 of = f"{len(file.saved.token_ids)} tokens"
@@ -236,7 +261,7 @@ def _prefixes(folder: Path) -> Iterator[Entry]:
                 here = {"stem-edge": __version__, "processor": cpu_digest()}
                 other = [name for name, value in here.items() if facts.get(name) != value]
                 stale = f"made for another {other[0]}" if other else ""
-        yield Entry(path=path, kind=PREFIXES, nbytes=path.stat().st_size, of=of, stale=stale)
+        yield Entry(path=path, kind=PREFIXES, nbytes=_nbytes(path), of=of, stale=stale)
 
 
 def _stale(folder: Path, record: prepared.PreparedRecord) -> str:

@@ -11,6 +11,7 @@ from stem_edge.bundle.manifest import open_manifest
 from stem_edge.commands.options.arguments import own_command
 from stem_edge.errors import BundleError
 from stem_edge.hub.kept import Kept, kept_bundles
+from stem_edge.shown import printable
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     widest = max((len(model["name"]) for model in models), default=0)
     for model in models:
-        print(f"{model['name']:{widest}}  {format_size(model['nbytes']):>9}  {model['place']}")
+        shown = f"{model['name']:{widest}}  {format_size(model['nbytes']):>9}  {model['place']}"
+        print(printable(shown))
     if not models:
         print(f"no models are kept; fetch one with: {own_command()} pull hf:org/name")
     return 0

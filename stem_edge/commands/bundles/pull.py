@@ -10,6 +10,7 @@ from stem_edge.commands.options.loading import add_loading
 from stem_edge.hub.kept import kept_bundles
 from stem_edge.runtime.backends.options import AUTO, LoadOptions
 from stem_edge.runtime.loading import open_or_make
+from stem_edge.shown import printable
 
 DESCRIPTION = """\
 Fetch a model from a hub, or make a bundle of a checkpoint, and keep it, so that it runs at once by a
@@ -38,5 +39,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"name": name, "folder": str(bundle.path)}))
     else:
-        print(f"{name}: {bundle.path}\ntry it: {own_command()} run {name}")
+        shown = printable(name)
+        print(f"{shown}: {printable(str(bundle.path))}\ntry it: {own_command()} run {shown}")
     return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from stem_edge.commands.bundles.cache import belonging, entries, remove_entries
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.hub import PREFIX
 from stem_edge.hub.fetch import cache
-from stem_edge.hub.kept import Kept, named
+from stem_edge.hub.kept import Kept, kept_bundles, named
+from stem_edge.shown import printable
 from stem_edge.system.user_folder import cache_folder
 
 DESCRIPTION = """\
@@ -28,12 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     for kept in [_find(name) for name in args.names]:
         _remove(kept)
-        print(f"removed {kept.name} ({kept.place})")
+        print(printable(f"removed {kept.name} ({kept.place})"))
     return 0
 
 
 def _find(name: str) -> Kept:
-    if (kept := named(name)) is None:
+    """Return the model of a name, or of the place that tells apart several of one name."""
+    place = str(Path(name).absolute())
+    kept = next((each for each in kept_bundles() if each.place in (name, place)), None) or named(
+        name
+    )
+    if kept is None:
         raise InputError(f"no kept model is called {name!r}; stem-edge list shows all")
     return kept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -35,6 +36,11 @@ from stem_edge.system.user_folder import cpu_digest
 from stem_edge.tables.token_counts import write_counts
 
 Capture = pytest.CaptureFixture[str]
+
+
+def key(label: str) -> str:
+    """Return a name of an entry, as stem-edge gives them."""
+    return hashlib.md5(label.encode()).hexdigest()
 
 
 def put(root: Path, name: str, **changes: object) -> Path:
@@ -80,63 +86,64 @@ def put_trial(root: Path, name: str) -> None:
     ):
         keep(records)
         if name != "tried":
-            path.rename(path.with_name(f"{name}-{path.parent.name}.json"))
+            path.rename(path.with_name(f"{key(f'{name}-{path.parent.name}')}.json"))
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     for kv in KV_TYPES:
         put(tmp_path, prepared_folder(tmp_path, open_bundle(DEMO), ort.__version__, kv).name)
-    put(tmp_path, "earlier")
-    put(tmp_path, "old-ort", onnxruntime="1.2.3")
-    put(tmp_path, "other-cpu", cpu="x")
-    put(tmp_path, "orphan", bundle=str(tmp_path / "gone"))
-    put(tmp_path, "cut", files={"g.onnx": 1001})
-    put(tmp_path, f".making-{os.getpid()}")
-    put(tmp_path, ".making-999999999")
-    write_counts(tmp_path / "counts" / "c.npy", np.ones(3, np.uint32))
+    put(tmp_path, key("earlier"))
+    put(tmp_path, key("old-ort"), onnxruntime="1.2.3")
+    put(tmp_path, key("other-cpu"), cpu="x")
+    put(tmp_path, key("orphan"), bundle=str(tmp_path / "gone"))
+    put(tmp_path, key("cut"), files={"g.onnx": 1001})
+    put(tmp_path, MAKING)
+    put(tmp_path, LEFT)
+    write_counts(tmp_path / "counts" / f"{key('counts')}.npy", np.ones(3, np.uint32))
     for kind, makers in (("tokenizers", readers()), ("graphs", builders())):
         (tmp_path / kind).mkdir()
-        for name in (f"{makers}-{kind}", f"earlier-{kind}"):
+        for name in (f"{makers}-{key(kind)}", f"{key('earlier')}-{key(kind)}"):
             (tmp_path / kind / name).touch()
     put_verdict(tmp_path, "as it was")
-    put_verdict(tmp_path, "changed", into="changed.json")
-    put_verdict(tmp_path, "gone", into="gone.json")
+    put_verdict(tmp_path, "changed", into=f"{key('changed-ggml')}.json")
+    put_verdict(tmp_path, "gone", into=f"{key('gone-ggml')}.json")
     shutil.rmtree(tmp_path / "libraries" / "gone")
-    (tmp_path / "ggml" / "cut.json").write_text('{"format":')
+    (tmp_path / "ggml" / f"{key('cut-ggml')}.json").write_text('{"format":')
     put_trial(tmp_path, "changed")
     put_trial(tmp_path, "lost")
     put_trial(tmp_path, "tried")
     shutil.rmtree(tmp_path / "bundles" / "lost")
     for kind in ("trials", "places"):
-        (tmp_path / kind / f"cut-{kind}.json").write_text('{"format":')
+        (tmp_path / kind / f"{key(f'cut-{kind}')}.json").write_text('{"format":')
     return tmp_path
 
 
 KINDS = ("prepared", "ggml", "trials", "places")
 OTHER = "made for another bundle, onnxruntime, tokenizers, stem-edge or processor"
+MAKING, LEFT = (f".making-{number}-{key('x')}-01234567" for number in (os.getpid(), 999999999))
 STALE = {
-    "earlier": "its bundle has changed",
-    "old-ort": "made by onnxruntime 1.2.3",
-    "other-cpu": "made for another processor",
-    "orphan": "its bundle is gone or damaged",
-    "cut": "damaged",
-    f".making-{os.getpid()}": "",
-    ".making-999999999": "was not finished",
-    "c.npy": "",
-    f"{readers()}-tokenizers": "",
-    f"{builders()}-graphs": "",
-    "earlier-tokenizers": "made by another stem-edge or tokenizers",
-    "earlier-graphs": "made by another stem-edge or tokenizers",
-    "changed.json": "made for another library, processor or stem-edge",
-    "gone.json": "its library is gone",
-    "cut.json": "damaged",
-    "changed-trials.json": OTHER,
-    "changed-places.json": OTHER,
-    "lost-trials.json": "its bundle is gone or damaged",
-    "lost-places.json": "its bundle is gone or damaged",
-    "cut-trials.json": "damaged",
-    "cut-places.json": "damaged",
+    key("earlier"): "its bundle has changed",
+    key("old-ort"): "made by onnxruntime 1.2.3",
+    key("other-cpu"): "made for another processor",
+    key("orphan"): "its bundle is gone or damaged",
+    key("cut"): "damaged",
+    MAKING: "",
+    LEFT: "was not finished",
+    f"{key('counts')}.npy": "",
+    f"{readers()}-{key('tokenizers')}": "",
+    f"{builders()}-{key('graphs')}": "",
+    f"{key('earlier')}-{key('tokenizers')}": "made by another stem-edge or tokenizers",
+    f"{key('earlier')}-{key('graphs')}": "made by another stem-edge or tokenizers",
+    f"{key('changed-ggml')}.json": "made for another library, processor or stem-edge",
+    f"{key('gone-ggml')}.json": "its library is gone",
+    f"{key('cut-ggml')}.json": "damaged",
+    f"{key('changed-trials')}.json": OTHER,
+    f"{key('changed-places')}.json": OTHER,
+    f"{key('lost-trials')}.json": "its bundle is gone or damaged",
+    f"{key('lost-places')}.json": "its bundle is gone or damaged",
+    f"{key('cut-trials')}.json": "damaged",
+    f"{key('cut-places')}.json": "damaged",
 }
 
 
@@ -155,8 +162,8 @@ def test_what_is_old_and_why(root: Path) -> None:
 def test_what_a_verdict_is_about(root: Path) -> None:
     of = {e.path.name: e.of for e in entries(root) if e.kind == "ggml"}
     libraries = root / "libraries"
-    assert of["gone.json"] == str(libraries / "gone" / "libggml.so")
-    assert of["cut.json"] == ""
+    assert of[f"{key('gone-ggml')}.json"] == str(libraries / "gone" / "libggml.so")
+    assert of[f"{key('cut-ggml')}.json"] == ""
     assert str(libraries / "as it was" / "libggml.so") in of.values()
 
 
@@ -220,3 +227,32 @@ def test_prompts_are_listed(tmp_path: Path, capsys: Capture) -> None:
     assert {path.name for path in (tmp_path / "prefixes").iterdir()} == {made.name, new} | others
     assert main(["cache", "--remove", "all", "--cache-dir", str(tmp_path)]) == 0
     assert {path.name for path in (tmp_path / "prefixes").iterdir()} == others
+
+
+FOREIGN = (
+    *("prepared/thesis/text", "trials/patients.csv", "places/map.geojson", "graphs/fig-1.pdf"),
+    *("tokenizers/my-tokenizer.json", "counts/birds.npy", "tier/cake.rows", "ggml/notes.json"),
+    *("checked/list.json", "made/website/manifest.json", "prefixes/model.safetensors"),
+)
+
+
+def test_what_has_other_names_stays(root: Path, tmp_path: Path) -> None:
+    for name in FOREIGN:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("mine")
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "mine").touch()
+    links = root / "counts" / f"{key('dangling')}.npy", root / "prepared" / key("link")
+    links[0].symlink_to(tmp_path / "gone")
+    links[1].symlink_to(elsewhere)
+    assert main(["cache", "--cache-dir", str(root)]) == 0
+    for chosen in ("old", "all"):
+        assert main(["cache", "--cache-dir", str(root), "--remove", chosen]) == 0
+    assert all((root / name).read_text() == "mine" for name in FOREIGN)
+    assert all(link.is_symlink() for link in links) and (elsewhere / "mine").is_file()
+
+
+def test_an_empty_name_removes_nothing(root: Path, capsys: Capture) -> None:
+    before = len(list(entries(root)))
+    assert main(["cache", "--cache-dir", str(root), "--remove", ""]) == 1
+    assert "empty name" in capsys.readouterr().err and len(list(entries(root))) == before

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from stem_edge.errors import BackendError
+from stem_edge.files.trees import remove_tree
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER
 
 JOURNAL = "journal"
@@ -37,7 +38,7 @@ def begin(root: Path, key: str, nbytes: int) -> Path:
                 path.rename(folder)
         folder.mkdir(exist_ok=True)
         for path in folder.glob(f"{MATRIX}*"):
-            shutil.rmtree(path)
+            remove_tree(path, folder)
     except OSError as error:
         raise BackendError(
             f"{root}: cannot keep a prepared backbone there ({error.strerror}); give another "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import tempfile
 import warnings
@@ -16,6 +15,7 @@ from stem_edge.bundle.keeping import check_place
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.errors import BackendError
+from stem_edge.files.trees import remove_tree
 from stem_edge.graph.kv import KvType
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.memory_plan import Preparing
@@ -93,7 +93,8 @@ def make(
         leave(folder, needs.disk)
         raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(folder, target.parent)
     if kept.record.refused:
         raise BackendError(
             f"{bundle.path}: the backbone cannot be prepared: {kept.record.refused}; {_anyway(bundle)}"
@@ -165,7 +166,8 @@ def _keep(made: Path, folder: Path) -> Prepacked:
     """Rename the folder, unless what is there lacks nothing, as when made by another process."""
     there = read_prepared(folder)
     if there is None or there.refused or not (there.steps and there.steps.sure):
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(folder, made.parent)
         with contextlib.suppress(OSError):
             made.rename(folder)
     record = read_prepared(folder)

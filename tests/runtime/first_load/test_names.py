@@ -1,0 +1,183 @@
+"""Names of files and repositories never lead out of the folder where bundles of checkpoints are kept."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from contract import refused
+from hub_server import HubServer, cache_of
+from installed import DEMO
+
+import stem_edge
+from stem_edge.commands.main import main
+from stem_edge.errors import InputError
+from stem_edge.files.trees import remove_tree
+from stem_edge.hub.kept import MADE, kept_bundles, named
+from stem_edge.runtime.first_load import made
+
+Capture = pytest.CaptureFixture[str]
+# A file's name, and the name that its bundle gets.
+NAMES = {
+    "...gguf": MADE,
+    "..gguf": MADE,
+    "....gguf": MADE,
+    " .gguf": MADE,
+    "a\nb.gguf": "a_b",
+    "a\x1b[2Jb.gguf": "a_[2Jb",
+    "..\\a.gguf": ".._a",
+    "C:a.gguf": "C_a",
+    "nul.gguf": MADE,
+    "In_Use.gguf": MADE,
+}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the user, in which exports put the demo's bundle."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "cache"))
+    monkeypatch.setattr(made, "make", lambda checkpoint, bundle, *_: shutil.copytree(DEMO, bundle))
+    return tmp_path / "cache" / "stem-edge"
+
+
+def gguf(folder: Path, name: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (path := folder / name).write_bytes(b"GGUF")
+    return path
+
+
+@contextmanager
+def a_bundle_and_notes(cache: Path, folder: Path) -> Iterator[None]:
+    """Make a bundle that is in use, and a file of somebody else; both must still be there afterwards."""
+    with stem_edge.load(gguf(folder, "first.gguf")) as model:
+        (notes := cache / MADE / "notes.txt").write_text("mine")
+        said = model.generate_text("The", max_new_tokens=2)
+        yield
+        assert notes.read_text() == "mine"
+        assert model.generate_text("The", max_new_tokens=2) == said
+    with stem_edge.load("first") as again:
+        assert again.generate_text("The", max_new_tokens=2) == said
+
+
+def listed(capsys: Capture) -> list[str]:
+    capsys.readouterr()
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.isprintable() for line in lines) and len(lines) == len(list(kept_bundles()))
+    return [line.split("  ")[0].rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file(name: str, tmp_path: Path, cache: Path, capsys: Capture) -> None:
+    path = gguf(tmp_path / "files", name)
+    with a_bundle_and_notes(cache, tmp_path):
+        with stem_edge.load(path) as model:
+            assert model.generate_text("The", max_new_tokens=1)
+            assert model.bundle.path.parent.parent == cache / MADE
+        assert sorted(listed(capsys)) == sorted(["first", NAMES[name]])
+
+
+def test_a_folder(tmp_path: Path, cache: Path, capsys: Capture) -> None:
+    (folder := tmp_path / "...").mkdir()
+    (folder / "config.json").write_text("{}")
+    with a_bundle_and_notes(cache, tmp_path):
+        with stem_edge.load(folder) as model:
+            assert model.generate_text("The", max_new_tokens=1)
+        assert sorted(listed(capsys)) == ["first", MADE]
+
+
+@pytest.mark.parametrize("name", ["...gguf", "..gguf", "a\x1bb.gguf", "a\\b.gguf"])
+def test_a_file_of_a_repository(
+    name: str, tmp_path: Path, cache: Path, hub: HubServer, capsys: Capture
+) -> None:
+    hub.add("evil/model", gguf(tmp_path / "files", name).parent)
+    (cache_of("other/model") / "mine").mkdir(parents=True)
+    with a_bundle_and_notes(cache, tmp_path):
+        with stem_edge.load(f"hf:evil/model:{name}") as model:
+            assert model.bundle.path.parent.parent == cache / MADE
+        assert main(["generate", "hf:evil/model", "The"]) == 1  # its files are named
+        assert all(line.isprintable() for line in capsys.readouterr().err.split("\n"))
+        assert sorted(listed(capsys)) == sorted(["first", NAMES.get(name, "a_b")])
+    assert (cache_of("other/model") / "mine").is_dir()
+
+
+PROCESS = """
+import sys, stem_edge
+model = stem_edge.load("first")
+print("ready", flush=True)
+sys.stdin.read()
+print(len(model.generate_text("The", max_new_tokens=1)))
+"""
+
+
+def test_another_process_keeps_its_bundle(tmp_path: Path, cache: Path, capsys: Capture) -> None:
+    stem_edge.load(gguf(tmp_path, "first.gguf")).close()
+    gc.collect()
+    (bundle,) = kept_bundles()
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", PROCESS]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        for name in NAMES:
+            stem_edge.load(gguf(tmp_path / "files", name)).close()
+        assert main(["rm", "first"]) == 1 and "a process uses it" in capsys.readouterr().err
+        assert bundle.folder.is_dir()
+        said, _ = process.communicate(timeout=60)
+        assert int(said) > 0 and process.returncode == 0
+    assert main(["rm", "first"]) == 0 and not bundle.folder.exists()
+
+
+def test_one_of_two_of_a_name_is_removed_by_its_place(
+    tmp_path: Path, cache: Path, capsys: Capture
+) -> None:
+    for folder in ("a", "b"):
+        stem_edge.load(gguf(tmp_path / folder, "m.gguf")).close()
+    gc.collect()
+    advice = refused(lambda: named("m"), InputError, "give one as")
+    assert main(["rm", "m"]) == 1
+    assert main(["rm", advice.rpartition(", ")[2]]) == 0
+    assert listed(capsys) == ["m"]
+    for name in ("", ".", "..", "/", str(cache / MADE), str(tmp_path)):
+        assert main(["rm", name]) == 1
+    assert listed(capsys) == ["m"]
+
+
+def leads_up(folder: Path) -> Path:
+    return folder / "a" / ".."
+
+
+def leads_elsewhere(folder: Path) -> Path:
+    (folder / "link").symlink_to(folder / "a")
+    return folder / "link"
+
+
+def lies_deeper(folder: Path) -> Path:
+    return folder / "a" / "b"
+
+
+def is_a_file(folder: Path) -> Path:
+    (folder / "file").touch()
+    return folder / "file"
+
+
+@pytest.mark.parametrize(
+    "path", [leads_up, leads_elsewhere, lies_deeper, is_a_file, lambda folder: folder]
+)
+def test_only_a_folder_in_its_place_is_deleted(
+    path: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "out").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="not a folder of stem-edge"):
+        remove_tree(path(tmp_path), tmp_path)
+    with pytest.raises(OSError, match="not a folder of stem-edge"):
+        remove_tree(tmp_path / "a" / "..", tmp_path / "a")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert remove_tree(tmp_path / "a", tmp_path) and not (tmp_path / "a").exists()
