@@ -110,7 +110,6 @@ def load(
     resident: read all tables into memory first.
     overlap: read rows ahead in a thread; without it, the same tokens take longer. Default: yes.
     warm_start: fill the row cache with the most used tokens, and keep counting them. Default: yes.
-    tables_later: leave the tables of a bundle on a hub there, and read rows of them when they are used.
     emulate_flash: delay reads like slower flash: "nvme", "ufs4", "ufs2", "emmc" or "sdcard".
     tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
         instead of in the bundle. fsspec opens it.

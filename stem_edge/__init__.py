@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stem_edge.batches.batch import batch
     from stem_edge.bundle.checksums import verify
     from stem_edge.bundle.opening import open_bundle
-    from stem_edge.bundle.push import push
     from stem_edge.bundle.table_arrays import open_tables
     from stem_edge.edit_files.file import Edit, read_edit
     from stem_edge.editing.making import make_edit, make_row_edit
@@ -63,7 +62,6 @@ __all__ = [
     "open_rows",
     "open_tables",
     "providers",
-    "push",
     "read_edit",
     "verify",
 ]
@@ -73,7 +71,6 @@ _HOMES = {
     "batches.batch": ("batch",),
     "bundle.checksums": ("verify",),
     "bundle.opening": ("open_bundle",),
-    "bundle.push": ("push",),
     "bundle.table_arrays": ("open_tables",),
     "edit_files.file": ("Edit", "read_edit"),
     "editing.making": ("make_edit", "make_row_edit"),

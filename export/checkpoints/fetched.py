@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
-from stem_edge.bundle.fetched import Expected, fetch_checked
+from stem_edge.bundle.fetched import fetch_checked
 from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.errors import CheckpointError, InputError
 from stem_edge.export.checkpoints.blagpt import STATES, step_of
@@ -131,12 +131,8 @@ def _matching(files: set[str], patterns: Iterable[str]) -> list[str]:
 
 
 def _fetch(snapshot: Snapshot, files: list[str]) -> None:
-    """Fetch files. The hub has hashes of files above some megabytes; compare these."""
-    listing = snapshot.listing
-    hashed = {
-        file: Expected(listing[file].nbytes, listing[file].blob)
-        for file in files
-        if file in listing and SHA256.fullmatch(listing[file].blob)
-    }
+    """Fetch files, and compare the large ones with their sha256, which names their blobs in the cache."""
     fetch(snapshot, files)
-    fetch_checked(snapshot, hashed)
+    links = [file for file in files if (snapshot.folder / file).is_symlink()]
+    blobs = {file: (snapshot.folder / file).readlink().name for file in links}
+    fetch_checked(snapshot, {file: blob for file, blob in blobs.items() if SHA256.fullmatch(blob)})

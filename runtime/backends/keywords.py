@@ -36,7 +36,6 @@ class MoreKeywords(DeviceKeywords, total=False):
     resident: bool
     overlap: bool
     warm_start: bool
-    tables_later: bool
     emulate_flash: FlashName | None
     tables: str | None
     disk_tier: int | str | None

@@ -57,7 +57,6 @@ class LoadOptions:
     warm_start: bool = True
     cache_dir: Folder = None
     trial: bool = True
-    tables_later: bool = False
     emulate_flash: FlashName | None = None
     tables: str | None = None
     disk_tier: int | str | None = None
@@ -105,7 +104,7 @@ class LoadOptions:
             from stem_edge.runtime.rows.disk_tier import parse_tier
 
             parse_tier(self.disk_tier)
-        if self.tables is None and not self.tables_later:
+        if self.tables is None:
             return
         if self.emulate_flash is not None or self.reads != "pread":
             raise InputError(
@@ -115,8 +114,7 @@ class LoadOptions:
 
     def open(self, path: str | Path) -> Bundle:
         """Open a bundle as load does. Raises BundleError, HubError, InputError."""
-        later, show = self.tables_later, self.progress
-        return open_bundle(path, self.tables, tables_later=later, progress=show)
+        return open_bundle(path, self.tables, progress=self.progress)
 
     def guesses_ahead(self, costs: StepCosts | None) -> bool:
         """Return whether a model guesses ahead: if asked to, or if that is known to be exact and to pay."""

@@ -72,7 +72,7 @@ def check_safety(
     tables, if their shards are elsewhere; they are then left out, and the result says so. Raises
     BundleError if there is no such folder.
     """
-    root = bundle_folder(path, tables_later=tables is not None, progress=progress)
+    root = bundle_folder(path, shards=tables is None, progress=progress)
     try:
         manifest = open_manifest(root)
     except BundleError as error:

@@ -35,7 +35,7 @@ def verify(
     `progress` is called with the number of bytes just hashed. Raises BundleError when the bundle
     cannot be opened at all.
     """
-    root = bundle_folder(path, tables_later=not shards)
+    root = bundle_folder(path, shards=shards)
     manifest = open_manifest(root)
     folders = PlainFolders(root)
     results = {

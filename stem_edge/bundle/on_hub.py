@@ -1,14 +1,16 @@
-"""A bundle on a model hub: its files are fetched into the hub's cache as needed."""
+"""A bundle on a model hub: its files are fetched into the hub's cache, and hashed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from stem_edge.bundle.fetched import Expected, fetch_checked
-from stem_edge.bundle.manifest import MANIFEST, TABLES, is_shard, open_manifest
-from stem_edge.errors import BundleError, InputError
-from stem_edge.hub.fetch import fetch, keep_ref, open_snapshot, remove
-from stem_edge.hub.names import HubName, name_of, parsed_name
+from stem_edge.bundle.fetched import fetch_checked
+from stem_edge.bundle.manifest import MANIFEST, is_shard, open_manifest
+from stem_edge.errors import BundleError
+from stem_edge.files import disk
+from stem_edge.hub.asking import UnreachableError
+from stem_edge.hub.fetch import Snapshot, fetch, keep_first_ref, keep_ref, open_snapshot
+from stem_edge.hub.names import HubName, parsed_name
 
 
 class NoBundleError(BundleError):
@@ -21,37 +23,43 @@ class NoBundleError(BundleError):
         self.found = found  # with its commit
 
 
-def fetched_folder(path: str, *, tables_later: bool, progress: bool | None) -> Path:
-    """Fetch what a bundle's folder in the hub's cache lacks; return the folder.
+def fetched_folder(path: str, *, shards: bool, progress: bool | None) -> Path:
+    """Fetch the files of a bundle that its folder in the hub's cache lacks; return the folder.
 
-    tables_later: leave its shards on the hub. Raises BundleError, HubError, InputError.
+    shards: False leaves out the shards of its tables. Raises BundleError, HubError, InputError.
     """
     name = parsed_name(path)
     snapshot = open_snapshot(name, progress)
-    if snapshot.lacking([MANIFEST]):
-        if MANIFEST not in snapshot.listing:
-            raise NoBundleError(snapshot.name, name)
-        fetch(snapshot, [MANIFEST])
+    if snapshot.lacking([MANIFEST]) and not _is_listed(snapshot):
+        keep_first_ref(snapshot)
+        raise NoBundleError(snapshot.name, name)
+    fetch(snapshot, [MANIFEST])
     try:
         manifest = open_manifest(snapshot.folder)
-    except BundleError:
-        remove(snapshot, MANIFEST)  # otherwise a damaged one would stay for ever
-        raise
+    except BundleError as error:
+        raise BundleError(f"{error}; or delete {_cached(snapshot)}, and fetch it again") from error
     files = {
-        file: Expected(entry.nbytes, entry.sha256)
-        for file, entry in manifest.files.items()
-        if not (tables_later and is_shard(file))
+        file: entry.sha256 for file, entry in manifest.files.items() if shards or not is_shard(file)
     }
     fetch_checked(snapshot, files)
     keep_ref(snapshot)
     return snapshot.folder
 
 
-def tables_on_hub(root: Path) -> str:
-    """Return the URL, as fsspec takes it, of the tables of a bundle in the hub's cache."""
-    name = name_of(root)
-    if name is None:
-        raise InputError(
-            f"{root}: tables_later is for models on a hub, by their names (hf:org/name); leave it out"
-        )
-    return f"hf://{name.repository}@{name.revision}/{TABLES}"
+def _is_listed(snapshot: Snapshot) -> bool:
+    """Return whether the hub has the manifest. Raises HubError."""
+    try:
+        return MANIFEST in snapshot.listing
+    except UnreachableError:
+        if snapshot.folder.is_dir():  # of a bundle, the manifest is fetched first
+            return False
+        raise
+
+
+def _cached(snapshot: Snapshot) -> Path:
+    """Return the path of a manifest's blob in the hub's cache; of another link, its own path."""
+    path = snapshot.folder / MANIFEST
+    try:
+        return disk.plain(path)
+    except OSError:
+        return path

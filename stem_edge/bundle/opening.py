@@ -47,7 +47,6 @@ def open_bundle(
     path: str | Path,
     tables: str | None = None,
     *,
-    tables_later: bool = False,
     progress: bool | None = None,
 ) -> Bundle:
     """Open a bundle: check its manifest, and that every file is there in its exact size.
@@ -57,19 +56,13 @@ def open_bundle(
         name of a bundle that is kept, as `stem-edge list` shows it.
     tables: URL of its table store, as fsspec takes it, if the folder lacks the shards, which are not
         fetched then.
-    tables_later: leave the shards of a bundle from a hub there; Bundle.tables names them.
     progress: show a bar on stderr while fetching. Default: if stderr is a terminal.
 
     Raises BundleError, HubError, InputError. Checksums of a folder are left to `verify`, because
     hashing gigabytes at every start would take too long.
     """
-    elsewhere = tables_later or tables is not None
-    root = bundle_folder(path, tables_later=elsewhere, progress=progress)
+    root = bundle_folder(path, shards=tables is None, progress=progress)
     manifest = open_manifest(root)
-    if tables_later and tables is None and manifest.tables is not None:
-        from stem_edge.bundle.on_hub import tables_on_hub
-
-        tables = tables_on_hub(root)
     shards = [name for name in manifest.files if is_shard(name)]
     lacking = tables is None and all(_is_missing(root / name) for name in shards)
     folders = PlainFolders(root)
@@ -100,12 +93,11 @@ def _is_missing(path: Path) -> bool:
     return False
 
 
-def bundle_folder(
-    path: str | Path, *, tables_later: bool = False, progress: bool | None = None
-) -> Path:
+def bundle_folder(path: str | Path, *, shards: bool = True, progress: bool | None = None) -> Path:
     """Return the folder of a bundle; one on a hub is fetched, as open_bundle says.
 
     Where no file has this path, it may be the short name of a bundle that is kept (stem_edge.hub.kept).
+    shards: False leaves out the shards of its tables, which are elsewhere.
     """
     if not (name := str(path)).startswith(PREFIX):
         if os.sep in name or "/" in name or os.path.lexists(path):
@@ -117,7 +109,7 @@ def bundle_folder(
         path = kept.place
     from stem_edge.bundle.on_hub import fetched_folder  # for names on a hub alone
 
-    return fetched_folder(str(path), tables_later=tables_later, progress=progress)
+    return fetched_folder(str(path), shards=shards, progress=progress)
 
 
 def _check_backbones(root: Path, manifest: Manifest) -> None:

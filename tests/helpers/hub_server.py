@@ -1,12 +1,10 @@
 """A model hub of our own on the loopback interface, which speaks the protocol of huggingface_hub.
 
-It keeps what is pushed in memory, serves files of a disk a piece at a time, writes down what it was
-asked, and fails as it is told.
+It serves files of folders a piece at a time, records requests, and fails on request.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
@@ -22,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -32,41 +30,30 @@ LFS_FROM = 1000  # bytes; smaller files are blobs of git
 
 @dataclass(frozen=True)
 class Blob:
-    """Contents of a file: bytes, or a file of the disk that is served from there."""
+    """Contents of a file."""
 
-    data: bytes | Path
+    data: bytes
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         """Size."""
-        return len(self.data) if isinstance(self.data, bytes) else self.data.stat().st_size
+        return len(self.data)
 
     @cached_property
     def sha256(self) -> str | None:
-        """What large files are called by; None for small ones."""
-        if self.nbytes < LFS_FROM:
-            return None
-        digest = hashlib.sha256()
-        for piece in self.pieces(0):
-            digest.update(piece)
-        return digest.hexdigest()
+        """Name of a large file; None for a small one."""
+        return hashlib.sha256(self.data).hexdigest() if self.nbytes >= LFS_FROM else None
 
     @cached_property
     def oid(self) -> str:
-        """What git calls it: of large files, the pointer in its place."""
-        text = b"".join(self.pieces(0)) if self.sha256 is None else self.sha256.encode()
+        """Name in git: for a large file, that of a pointer to it."""
+        text = self.data if self.sha256 is None else self.sha256.encode()
         return hashlib.sha1(b"blob %d\0" % len(text) + text).hexdigest()
 
     def pieces(self, start: int) -> Iterator[bytes]:
         """Yield the contents from a byte on."""
-        if isinstance(self.data, bytes):
-            for at in range(start, len(self.data), PIECE_NBYTES):
-                yield self.data[at : at + PIECE_NBYTES]
-            return
-        with self.data.open("rb") as file:
-            file.seek(start)
-            while piece := file.read(PIECE_NBYTES):
-                yield piece
+        for at in range(start, self.nbytes, PIECE_NBYTES):
+            yield self.data[at : at + PIECE_NBYTES]
 
 
 @dataclass
@@ -75,7 +62,6 @@ class Model:
 
     commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
-    private: bool = False
     gated: bool = False
 
     def commit(self, files: dict[str, Blob], ref: str = "main") -> str:
@@ -98,9 +84,7 @@ class Faults:
     cuts: dict[str, list[int]] = field(default_factory=dict)
     reset: bool = False  # cut by a reset instead of an end
     wrong: dict[str, bytes] = field(default_factory=dict)  # served instead, for its own size
-    status: dict[str, int] = field(
-        default_factory=dict
-    )  # instead of an answer, by part of the path
+    status: dict[str, int] = field(default_factory=dict)  # part of a path -> status of the answer
     said: str = "something is wrong here"  # with such a status
     seconds: float = 0.0  # before each piece
 
@@ -110,7 +94,6 @@ class HubServer:
 
     def __init__(self) -> None:
         self.models: dict[str, Model] = {}
-        self.objects: dict[str, bytes] = {}  # uploaded, not yet committed
         self.faults = Faults()
         self.requests: list[str] = []  # like "GET /org/name/resolve/..."
         self.sent = 0  # bytes of files
@@ -126,7 +109,7 @@ class HubServer:
     def add(self, name: str, folder: Path, ref: str = "main") -> str:
         """Commit the files of a folder to a model; return the commit."""
         files = {
-            path.relative_to(folder).as_posix(): Blob(path)
+            path.relative_to(folder).as_posix(): Blob(path.read_bytes())
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         }
@@ -164,17 +147,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    def do_POST(self) -> None:
-        self._answer()
-
-    def do_PUT(self) -> None:
-        self._answer()
-
     def _answer(self) -> None:
         split = urlsplit(self.path)
-        path, self.query = unquote(split.path), parse_qs(split.query)
+        path = unquote(split.path)
         self.hub.requests.append(f"{self.command} {path}")
-        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         for part, status in self.hub.faults.status.items():
             if part in path:
                 return self._refuse(status, self.hub.faults.said)
@@ -218,19 +194,12 @@ class _Handler(BaseHTTPRequestHandler):
     def info(self, name: str, revision: str = "main") -> None:
         if found := self._model(name, revision):
             sha, files = found
-            siblings = [_sibling(file, blob, "blobs" in self.query) for file, blob in files.items()]
-            private = self.hub.models[name].private
-            self._json(
-                {"id": name, "sha": sha, "siblings": siblings, "private": private, "tags": []}
-            )
+            siblings = [{"rfilename": file} for file in files]
+            self._json({"id": name, "sha": sha, "siblings": siblings, "tags": []})
 
-    def tree(self, name: str, revision: str, folder: str = "") -> None:
+    def tree(self, name: str, revision: str) -> None:
         if found := self._model(name, revision):
-            inside = {file: blob for file, blob in found[1].items() if file.startswith(folder)}
-            if not inside:
-                self._refuse(404, f"{folder} does not exist", "EntryNotFound")
-                return
-            self._json([_entry(file, blob) for file, blob in inside.items()])
+            self._json([_entry(file, blob) for file, blob in found[1].items()])
 
     def file(self, name: str, revision: str, file: str) -> None:
         if not (found := self._model(name, revision)):
@@ -281,103 +250,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(socket.SHUT_RDWR) if not self.hub.faults.reset else None
         self.connection.close()
 
-    def create(self) -> None:
-        asked = json.loads(self.body)
-        name = f"{asked['organization']}/{asked['name']}"
-        if name in self.hub.models:
-            told = json.dumps({"error": "exists", "url": f"{self.hub.url}/{name}"}).encode()
-            return self._send(409, told, {"X-Error-Message": "You already created this model repo"})
-        model = self.hub.models[name] = Model(private=asked.get("visibility") == "private")
-        model.commit({".gitattributes": Blob(b"")})
-        return self._json({"url": f"{self.hub.url}/{name}", "name": name})
-
-    def branch(self, name: str, branch: str) -> None:
-        model = self.hub.models[name]
-        if branch in model.refs:
-            return self._refuse(409, "Reference already exists")
-        model.refs[branch] = model.refs["main"]
-        return self._json({})
-
-    def yaml(self) -> None:
-        self._json({"errors": [], "warnings": []})
-
-    def preupload(self, name: str, revision: str) -> None:
-        if not (found := self._model(name, revision)):
-            return
-        files = [
-            {
-                "path": file["path"],
-                "uploadMode": "lfs" if file["size"] >= LFS_FROM else "regular",
-                "shouldIgnore": False,
-                "oid": _remote_oid(found[1].get(file["path"])),
-            }
-            for file in json.loads(self.body)["files"]
-        ]
-        self._json({"files": files})
-
-    def batch(self, name: str) -> None:
-        kept = {
-            b.sha256
-            for m in self.hub.models.values()
-            for c in m.commits.values()
-            for b in c.values()
-        }
-        objects: list[dict[str, Any]] = []
-        for each in json.loads(self.body)["objects"]:
-            answer = {"oid": each["oid"], "size": each["size"]}
-            if each["oid"] not in kept | self.hub.objects.keys():
-                href = f"{self.hub.url}/objects/{each['oid']}"
-                answer["actions"] = {"upload": {"href": href, "header": {}}}
-            objects.append(answer)
-        self._json({"transfer": "basic", "objects": objects})
-
-    def put(self, oid: str) -> None:
-        if hashlib.sha256(self.body).hexdigest() != oid:
-            return self._refuse(400, "other bytes than announced")
-        self.hub.objects[oid] = self.body
-        return self._send(200, b"", {})
-
-    def commit(self, name: str, revision: str) -> None:
-        if not (found := self._model(name, revision)):
-            return
-        files = dict(found[1])
-        for line in self.body.splitlines():
-            operation = json.loads(line)
-            value = operation["value"]
-            match operation["key"]:
-                case "file":
-                    files[value["path"]] = Blob(base64.b64decode(value["content"]))
-                case "lfsFile":
-                    files[value["path"]] = Blob(self._object(value["oid"]))
-                case "deletedFile":
-                    del files[value["path"]]
-        sha = self.hub.models[name].commit(files, revision)
-        url = f"{self.hub.url}/{name}/commit/{sha}"
-        self._json({"commitUrl": url, "commitOid": sha, "success": True})
-
-    def _object(self, oid: str) -> bytes | Path:
-        if oid in self.hub.objects:
-            return self.hub.objects[oid]
-        return next(
-            blob.data
-            for model in self.hub.models.values()
-            for files in model.commits.values()
-            for blob in files.values()
-            if blob.sha256 == oid
-        )
-
-
-def _remote_oid(blob: Blob | None) -> str | None:
-    return None if blob is None else blob.sha256 or blob.oid
-
-
-def _sibling(file: str, blob: Blob, sizes: bool) -> dict[str, Any]:
-    if not sizes:
-        return {"rfilename": file}
-    lfs = {"size": blob.nbytes, "sha256": blob.sha256, "pointerSize": 130}
-    found = {"rfilename": file, "size": blob.nbytes, "blobId": blob.oid}
-    return found | ({"lfs": lfs} if blob.sha256 else {})
-
 
 def _entry(file: str, blob: Blob) -> dict[str, Any]:
     lfs = {"size": blob.nbytes, "oid": blob.sha256, "pointerSize": 130}
@@ -390,11 +262,8 @@ def impatient(patch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants, file_download
     from huggingface_hub.utils import _http
 
-    from stem_edge.hub import fetch
-
     for module in (file_download, _http):
         patch.setattr(module, "time", SimpleNamespace(sleep=lambda s: None, time=time.time))
-    patch.setattr(fetch, "PAUSE_SECONDS", 0.0)
     # What is short of a piece is lost when the connection is cut.
     patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 12)
 
@@ -411,13 +280,5 @@ ROUTES: dict[str, Callable[..., None]] = {
     f"/api/models/{NAME}": _Handler.info,
     f"/api/models/{NAME}/revision/(?P<revision>.+)": _Handler.info,
     f"/api/models/{NAME}/tree/{REVISION}": _Handler.tree,
-    f"/api/models/{NAME}/tree/{REVISION}/(?P<folder>.+)": _Handler.tree,
-    f"/api/models/{NAME}/branch/(?P<branch>.+)": _Handler.branch,
-    f"/api/models/{NAME}/preupload/{REVISION}": _Handler.preupload,
-    f"/api/models/{NAME}/commit/{REVISION}": _Handler.commit,
-    "/api/repos/create": _Handler.create,
-    "/api/validate-yaml": _Handler.yaml,
-    f"/{NAME}\\.git/info/lfs/objects/batch": _Handler.batch,
-    "/objects/(?P<oid>[0-9a-f]{64})": _Handler.put,
     f"/{NAME}/resolve/{REVISION}/(?P<file>.+)": _Handler.file,
 }

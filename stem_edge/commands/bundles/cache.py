@@ -8,7 +8,7 @@
     tier/<key>.rows    records of tables that are elsewhere, and in <key>.map what it holds
     ggml/<key>.json    verdict: this library of ggml computes what it should (stem_edge.ggml.check)
     trials/<key>.json  verdict: this bundle loads, or why it does not (stem_edge.bundle.verdicts)
-    checked/<key>.json files of a model on a hub that have the right hashes
+    checked/<key>      mark: the files of a model on a hub have the right hashes (stem_edge.bundle.fetched)
     places/<key>.json  verdict: the files at this path are those of the bundle's manifest
     prefixes/<key>-<key>.safetensors  keys and values of a prompt (runtime/prefixes)
 
@@ -30,7 +30,7 @@ import msgspec
 import onnxruntime as ort
 
 from stem_edge import __version__
-from stem_edge.bundle.fetched import CHECKED, read_checked
+from stem_edge.bundle.fetched import CHECKED, marked_folder
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.bundle.verdicts import PLACES, TRIALS, Verdicts, read_verdict
 from stem_edge.commands.options.loading import add_loading
@@ -59,7 +59,7 @@ DESCRIPTION = """\
 List what stem-edge keeps in the user's cache folder: bundles made of checkpoints that were loaded
 as they are, backbones prepared for this processor, graphs, checked tokenizers, counts of used
 tokens, which warm the row cache, verdicts on installed versions of ggml and on bundles that were
-tried before they were loaded, lists of files from hubs with the right hashes, and prompts
+tried before they were loaded, marks of models from hubs with the right hashes, and prompts
 (--prompt-cache without DIR). All of it can be removed: what is needed is made again. Prompts in a
 DIR and saved conversations are not listed.
 
@@ -82,7 +82,8 @@ OURS = {
     TIER: re.compile(rf"{_KEY}\.(rows|map)"),
     PREFIXES: re.compile(f"{PREFIX_NAME.pattern}|{TEMPORARY_NAME.pattern}"),
     **dict.fromkeys((TOKENIZERS, GRAPHS), re.compile(f"{_KEY}-{_KEY}")),
-    **dict.fromkeys((ggml_check.FOLDER, TRIALS, PLACES, CHECKED), re.compile(rf"{_KEY}\.json")),
+    CHECKED: re.compile(_KEY),
+    **dict.fromkeys((ggml_check.FOLDER, TRIALS, PLACES), re.compile(rf"{_KEY}\.json")),
 }
 
 
@@ -204,11 +205,8 @@ def entries(root: Path) -> Iterator[Entry]:
             of, stale = judge(root, path)
             yield Entry(path=path, kind=kind, nbytes=_nbytes(path), of=of, stale=stale)
     for path in _ours(root, CHECKED):
-        checked = read_checked(path)
-        of = "" if checked is None else checked.folder
-        stale = "" if Path(of).is_dir() else "its model is gone"
-        if checked is None:
-            stale = "damaged"
+        of = marked_folder(path)
+        stale = "" if of and Path(of).is_dir() else "its model is gone"
         yield Entry(path=path, kind=CHECKED, nbytes=_nbytes(path), of=of, stale=stale)
     yield from _prefixes(root)
 

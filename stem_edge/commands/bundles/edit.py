@@ -118,7 +118,7 @@ def _add_comparing(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     _check_options(args)
     args.bundle = pinned(args.bundle)
-    bundle = open_bundle(args.bundle, tables_later=args.tables_later)
+    bundle = open_bundle(args.bundle)
     if args.compare is not None:
         _compare(args, bundle)
     elif args.list:

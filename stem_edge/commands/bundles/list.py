@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         shown = f"{model['name']:{widest}}  {format_size(model['nbytes']):>9}  {model['place']}"
         print(printable(shown))
     if not models:
-        print(f"no models are kept; fetch one with: {own_command()} pull hf:org/name")
+        print(f"no models are kept; fetch one with: {own_command()} run hf:org/name")
     return 0
 
 

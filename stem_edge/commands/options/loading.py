@@ -76,7 +76,6 @@ LOADING: dict[str, dict[str, Any]] = {
     "resident": _FLAG,
     "overlap": _EITHER,
     "warm_start": _EITHER,
-    "tables_later": _FLAG,
     "emulate_flash": {"choices": FLASH_NAMES},
     "tables": {"metavar": "URL"},
     "disk_tier": _SIZE,

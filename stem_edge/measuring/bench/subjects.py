@@ -19,7 +19,7 @@ from stem_edge.runtime.rows.shards import FlashName
 # Options of load: those for accelerators, those that a dense model has no use for, and those that
 # every subject has apart from its options.
 DEVICE = ("providers", "provider_libraries", "device_memory")
-OF_ROWS = ("memory", "tables_later", "slots", "resident", "emulate_flash")
+OF_ROWS = ("memory", "slots", "resident", "emulate_flash")
 APART = ("engine", "threads", "context_length")
 UNLIMITED = 1 << 62
 

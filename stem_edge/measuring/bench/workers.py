@@ -54,8 +54,7 @@ class Subject:
         given = self.options
         if "engine" not in given:
             return ()
-        later = given.get("tables_later", False)
-        bundle = open_bundle(self.path, given.get("tables"), tables_later=later)
+        bundle = open_bundle(self.path, given.get("tables"))
         found = ENGINES[given["engine"]].ways.expected.prepared_folder(
             bundle, given.get("cache_dir"), given.get("kv", "auto")
         )

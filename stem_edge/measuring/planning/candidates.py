@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,11 @@ import numpy as np
 
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import BACKBONES, MANIFEST
+from stem_edge.bundle.on_hub import NoBundleError
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
-from stem_edge.hub.asking import UnreachableError
-from stem_edge.hub.fetch import keep_ref, open_snapshot
 from stem_edge.hub.names import hub_name
 from stem_edge.runtime.backends.engines import ENGINES, engine_names
 from stem_edge.runtime.backends.options import AUTO
@@ -35,21 +33,14 @@ def model_folder(path: str | Path) -> Path:
 
     Raises HubError, BundleError, CheckpointError, InputError.
     """
-    name = hub_name(path)
-    if name is None:
+    if hub_name(path) is None:
         return Path(path)
-    snapshot = open_snapshot(name)
-    there = not snapshot.lacking([MANIFEST])
-    with suppress(UnreachableError):  # then its readers use what is there
-        there = there or MANIFEST in snapshot.listing
-    if there:
-        folder = bundle_folder(str(snapshot.name))
-    else:
+    try:
+        return bundle_folder(path)
+    except NoBundleError as error:
         from stem_edge.export.checkpoints.fetched import checkpoint_folder
 
-        folder = checkpoint_folder(str(snapshot.name))
-    keep_ref(snapshot)
-    return folder
+        return checkpoint_folder(str(error.found))
 
 
 def is_bundle(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Models that are kept: found by short names, pulled, listed and removed."""
+"""Models that are kept: found by short names, listed and removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, CheckpointError, InputError, StemEdgeError
 from stem_edge.hub.kept import MADE, kept_bundles, named
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.first_load import made
+from stem_edge.runtime.loading import open_or_make
 
 Capture = pytest.CaptureFixture[str]
 NAME = "acme/model"
@@ -52,8 +54,7 @@ def listed(capsys: Capture) -> list[str]:
 def test_a_made_bundle_has_the_name_of_its_checkpoint(
     hub: HubServer, cache: Path, file: Path, capsys: Capture
 ) -> None:
-    assert main(["pull", str(file)]) == 0
-    assert "run Small.Q4_0\n" in capsys.readouterr().out
+    open_or_make(file, LoadOptions())
     assert listed(capsys) == ["Small.Q4_0"]
     file.unlink()  # the bundle does without
     with stem_edge.load("Small.Q4_0") as model:
@@ -69,8 +70,8 @@ def test_a_made_bundle_has_the_name_of_its_checkpoint(
 
 def test_a_bundle_on_a_hub_has_its_name_there(hub: HubServer, cache: Path, capsys: Capture) -> None:
     commit = hub.add(NAME, DEMO)
-    assert main(["pull", f"hf:{NAME}", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "model"
+    open_or_make(f"hf:{NAME}", LoadOptions())
+    assert listed(capsys) == ["model"]
     hub.requests.clear()
     assert open_bundle("model").path == cache_of(NAME) / "snapshots" / commit
     assert hub.requests == []  # because it is known by its commit
@@ -100,14 +101,13 @@ def test_the_last_state_of_a_model_is_meant(hub: HubServer, cache: Path, tmp_pat
     ],
 )
 def test_a_checkpoint_on_a_hub_becomes_a_bundle(
-    name: str, files: dict[str, bytes], hub: HubServer, cache: Path, capfd: Capture
+    name: str, files: dict[str, bytes], hub: HubServer, cache: Path
 ) -> None:
     hub.models[NAME] = Model()
     hub.models[NAME].commit({file: Blob(data) for file, data in files.items()})
     asked = f"hf:{NAME}" + (":model.Q8_0.gguf" if name != "model" else "")
     for _ in range(2):
-        assert main(["pull", asked, "--json"]) == 0
-        assert json.loads(capfd.readouterr().out)["name"] == name
+        assert open_or_make(asked, LoadOptions()).path.name == name
     assert len(list((cache / MADE).iterdir())) == 1
 
 
