@@ -1,8 +1,10 @@
-"""Sizes of the tree: none grows, and each has an aim."""
+"""Sizes of the tree: none grows, and limits only fall."""
 
 from __future__ import annotations
 
+import argparse
 import ast
+import inspect
 import json
 import re
 import subprocess
@@ -18,6 +20,8 @@ import pytest
 from installed import ROOT
 
 import stem_edge
+from stem_edge.commands import main
+from stem_edge.commands.options.arguments import Parser
 
 ENGINES = {"onnxruntime", "ggml"}
 FORMATS = {"OnnxFormat", "GgufFormat"}
@@ -145,40 +149,68 @@ def plain_run(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 class Budget(NamedTuple):
-    """A figure of the tree: a limit above which it must not grow, and where it shall go.
-
-    The limit is the figure of the day when it was lowered last. It is raised only by a decision.
-    """
+    """A figure of the tree and its limit, which is only ever lowered."""
 
     figure: Callable[[], int]
     limit: int
-    aim: int
+
+
+SLACK = 100  # a figure that falls further below its limit takes the limit with it
+
+
+def package_classes() -> int:
+    return sum(isinstance(node, ast.ClassDef) for m in modules() for node in ast.walk(m.tree))
+
+
+def actions() -> Iterator[argparse.Action]:
+    """Yield the options of all commands."""
+    for name in main.COMMANDS:
+        parser = Parser(name)
+        main._import(name).add_arguments(parser)
+        yield from (one for one in parser._actions if one.option_strings and one.dest != "help")
+
+
+def flags() -> int:
+    """Count options of the command line, each once; a flag and its --no- form are one."""
+    return len({next(s for s in one.option_strings if s.startswith("--")) for one in actions()})
+
+
+def options_of(function: Callable[..., object], *more: type) -> int:
+    """Count the options of a function beside what it works on."""
+    named = set().union(*(kind.__annotations__ for kind in more))
+    given = inspect.signature(function).parameters.values()
+    return len(named | {one.name for one in given if one.kind is one.KEYWORD_ONLY})
 
 
 BUDGETS = {
-    "package, lines": Budget(package_lines, 67_233, 47_000),
-    "tools, lines": Budget(lambda: lines_in("tools"), 7_392, 5_000),
-    "tests, lines": Budget(lambda: lines_in("tests"), 65_589, 48_000),
-    "measuring, lines": Budget(lambda: lines_in("stem_edge/measuring"), 6_224, 4_800),
-    "files in a room": Budget(fullest_room, 15, 15),
-    "public names": Budget(lambda: len(stem_edge.__all__), 25, 25),
-    "places that ask which engine it is": Budget(places_that_ask_for_engine, 0, 8),
-    "circles between modules": Budget(circles, 0, 0),
+    "package, lines": Budget(package_lines, 67_233),
+    "tools, lines": Budget(lambda: lines_in("tools"), 7_392),
+    "tests, lines": Budget(lambda: lines_in("tests"), 65_589),
+    "classes": Budget(package_classes, 703),
+    "commands": Budget(lambda: len(main.COMMANDS), 21),
+    "flags": Budget(flags, 137),
+    "files in a room": Budget(fullest_room, 15),
+    "public names": Budget(lambda: len(stem_edge.__all__), 25),
+    "places that ask which engine it is": Budget(places_that_ask_for_engine, 0),
+    "circles between modules": Budget(circles, 0),
 }
 # Of a process that loads a local bundle on onnxruntime's CPU, and generates.
-PLAIN_MODULES = Budget(int, 110, 110)
-PLAIN_LINES = Budget(int, 13_795, 13_000)
+PLAIN_MODULES, PLAIN_LINES = 110, 13_795
 
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_the_tree_does_not_grow(name: str) -> None:
-    figure, limit, aim = BUDGETS[name]
-    assert figure() <= limit, f"{name}: the aim is {aim}"
+    check(name, BUDGETS[name].figure(), BUDGETS[name].limit)
 
 
 def test_a_plain_run_imports_no_more(plain_run: list[Path]) -> None:
-    assert len(plain_run) <= PLAIN_MODULES.limit, f"the aim is {PLAIN_MODULES.aim} modules"
-    assert lines(plain_run) <= PLAIN_LINES.limit, f"the aim is {PLAIN_LINES.aim} lines"
+    check("PLAIN_MODULES", len(plain_run), PLAIN_MODULES)
+    check("PLAIN_LINES", lines(plain_run), PLAIN_LINES)
+
+
+def check(name: str, figure: int, limit: int) -> None:
+    assert figure <= limit, f"{name}: {figure} of {limit}; take away elsewhere what this adds"
+    assert figure >= limit - SLACK, f"{name}: write {figure} as the limit, in place of {limit}"
 
 
 def test_the_core_is_small() -> None:
