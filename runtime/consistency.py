@@ -199,8 +199,7 @@ def _ways(bundle: Bundle, own: EngineWays, cache_dir: str | Path | None) -> Ways
     ways |= {
         "fewest slots": plain | {"slots": min(fewest, tables.records)},
         f"{several} slots, overlapped": plain | {"slots": several, "overlap": True},
-        "mmap": plain | {"reads": "mmap"},
-        "mmap, overlapped": plain | {"reads": "mmap", "overlap": True},
+        "overlapped": plain | {"overlap": True},
         "warm start": plain | {"warm_start": True},
         "emulated SD card, overlapped": plain | {"emulate_flash": "sdcard", "overlap": True},
     }

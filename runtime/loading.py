@@ -104,8 +104,6 @@ def load(
         part of `memory`. Asks for guesses as speculate=True does.
     exact: compute several tokens, or sequences, in a step only where preparing found that each gets the bits
         of a step of its own, so that tokens are those of plain decoding in any case.
-    reads: how records are read: "pread" turns a failing disk into an error, "mmap" may kill the process
-        instead. Default: pread.
     slots: tokens whose rows the row cache holds. Default: as many as fit.
     resident: read all tables into memory first.
     overlap: read rows ahead in a thread; without it, the same tokens take longer. Default: yes.
@@ -265,7 +263,7 @@ def _keys(config: ModelConfig) -> RowKeys:
 def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> Records:
     """Open the table store, with a disk tier if its shards are elsewhere."""
     rows, flash = bundle.manifest.model.prompt_rows, options.flash
-    store = open_store(bundle.file(TABLES), format, options.reads, flash, rows, bundle.tables)
+    store = open_store(bundle.file(TABLES), format, flash, rows, bundle.tables)
     if bundle.tables is None or (options.resident and options.disk_tier is None):
         return store
     from stem_edge.runtime.rows.disk_tier import tier_over

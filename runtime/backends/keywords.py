@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 
 from stem_edge.graph.kv import KvChoice
 from stem_edge.runtime.backends.options import Folder, Providers, Speculate
-from stem_edge.runtime.rows.shards import FlashName, ReadMode
+from stem_edge.runtime.rows.shards import FlashName
 
 
 class DeviceKeywords(TypedDict, total=False):
@@ -31,7 +31,6 @@ class MoreKeywords(DeviceKeywords, total=False):
     speculate: Speculate
     draft: str | Path | None
     exact: bool
-    reads: ReadMode
     slots: int | None
     resident: bool
     overlap: bool

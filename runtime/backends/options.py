@@ -14,7 +14,7 @@ from stem_edge.graph.kv import KV_CHOICES, KvChoice, KvType
 from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS
 from stem_edge.runtime.backends.planner import contexts
-from stem_edge.runtime.rows.shards import READ_MODES, FlashName, ReadMode
+from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.shown import shown
 from stem_edge.system.memory import usable_cpus
 from stem_edge.units import parse_size
@@ -41,7 +41,6 @@ class LoadOptions:
     threads: int | None = None
     providers: Providers = None
     context_length: int | None = None
-    reads: ReadMode = "pread"
     engine: str = AUTO  # or a key of stem_edge.runtime.backends.engines.ENGINES
     device_memory: int | str | None = None
     provider_libraries: Mapping[str, str | Path] | None = None
@@ -71,8 +70,6 @@ class LoadOptions:
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads is {self.threads}; expected at least 1")
         check_sequences(self.sequences)
-        if self.reads not in READ_MODES:
-            raise InputError(f"reads is {self.reads!r}; expected one of {', '.join(READ_MODES)}")
         if self.kv not in KV_CHOICES:
             raise InputError(f"kv is {self.kv!r}; expected one of {', '.join(KV_CHOICES)}")
         if self.resident and self.slots is not None:
@@ -106,10 +103,9 @@ class LoadOptions:
             parse_tier(self.disk_tier)
         if self.tables is None:
             return
-        if self.emulate_flash is not None or self.reads != "pread":
+        if self.emulate_flash is not None:
             raise InputError(
-                "emulate_flash and reads are for tables in the bundle's folder; leave them out with "
-                "tables elsewhere"
+                "emulate_flash is for tables in the bundle's folder; leave it out with tables elsewhere"
             )
 
     def open(self, path: str | Path) -> Bundle:

@@ -23,7 +23,7 @@ from stem_edge.ngrams.store import open_ngrams
 from stem_edge.numerics.quantize import F32, I64, U8
 from stem_edge.runtime.rows.emulated_flash import open_flash
 from stem_edge.runtime.rows.records import RowCounters
-from stem_edge.runtime.rows.shards import FlashName, ReadMode
+from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.runtime.rows.store import RowStore, open_shards
 
 # Pages that are read together: 8 MB of memory, and more than keeps a drive busy.
@@ -41,7 +41,6 @@ class NgramRows:
         path: str | Path,
         *,
         url: str | None = None,
-        reads: ReadMode = "pread",
         flash: FlashName | None = None,
     ) -> None:
         store = open_ngrams(Path(path))
@@ -50,7 +49,7 @@ class NgramRows:
         device = open_flash(flash)
         with ExitStack() as opened:
             for pages in store.tables:
-                shards = open_shards(pages, reads, url)
+                shards = open_shards(pages, url)
                 self._stores.append(opened.enter_context(RowStore(pages, shards, device)))
             opened.pop_all()
 
@@ -127,7 +126,6 @@ def open_rows(
     path: str | Path,
     *,
     url: str | None = None,
-    reads: ReadMode = "pread",
     flash: FlashName | None = None,
 ) -> NgramRows:
     """Open tables of n-grams that `stem-edge export --tables-only` wrote. Raises BundleError.
@@ -137,7 +135,7 @@ def open_rows(
             vectors = rows.rows(ids)  # float32 [T, heads * width]
 
     url: where the shards are, if the folder has descriptions alone, for fsspec; nothing is prefetched
-        then. reads: "pread", or "mmap", which a truncated file can kill. flash: name of a device whose speed
+        then. flash: name of a device whose speed
         is emulated, as `load` takes it.
     """
-    return NgramRows(path, url=url, reads=reads, flash=flash)
+    return NgramRows(path, url=url, flash=flash)

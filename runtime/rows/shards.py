@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-
-from stem_edge.errors import BundleError
 from stem_edge.files import disk
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.records import Traffic
 from stem_edge.tables.shards import ShardGrid
 
-ReadMode = Literal["pread", "mmap"]
-READ_MODES: tuple[ReadMode, ...] = get_args(ReadMode)
 # Devices that emulated_flash.py knows.
 FlashName = Literal["ufs4", "ufs2", "nvme", "emmc", "sdcard"]
 
@@ -75,7 +69,6 @@ class _Opened(NamedTuple):
 
     path: str
     file: int
-    mapped: mmap.mmap | None
 
 
 class ShardFiles:
@@ -88,30 +81,16 @@ class ShardFiles:
     )
     traffic = None
 
-    def __init__(self, grids: Sequence[ShardGrid], reads: ReadMode) -> None:
+    def __init__(self, grids: Sequence[ShardGrid]) -> None:
         self._opened = list[_Opened]()
         try:
             for grid in grids:
                 for shard in range(grid.shards):
-                    self._open(grid, shard, mapped=reads == "mmap")
+                    opened = _Opened(str(grid.shard_path(shard)), grid.open_shard(shard))
+                    self._opened.append(opened)
         except BaseException:
             self.close()
             raise
-
-    def _open(self, grid: ShardGrid, shard: int, *, mapped: bool) -> None:
-        path, descriptor = str(grid.shard_path(shard)), grid.open_shard(shard)
-        self._opened.append(_Opened(path, descriptor, None))
-        if not mapped:
-            return
-        try:
-            mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise BundleError(
-                f"{path}: cannot map this shard into memory "
-                f'({error.strerror or error}); load with reads="pread", which maps nothing, or '
-                "raise the limit on virtual memory (ulimit -v)"
-            ) from error
-        self._opened[-1] = _Opened(path, descriptor, mapping)
 
     def name(self, shard: int) -> str:
         return self._opened[shard].path
@@ -126,13 +105,7 @@ class ShardFiles:
         return self.fill
 
     def fill(self, piece: ByteRange, buffer: U8) -> int:
-        _, file, mapped = self._opened[piece.shard]
-        if mapped is None:
-            return disk.fill(file, buffer.data, piece.offset)
-        # Bytes rather than a view, because a view kept alive by a traceback would block close().
-        found = mapped[piece.offset : piece.offset + len(buffer)]
-        buffer[: len(found)] = np.frombuffer(found, np.uint8)
-        return len(found)
+        return disk.fill(self._opened[piece.shard].file, buffer.data, piece.offset)
 
     def forget(self, piece: ByteRange) -> None:
         if hasattr(os, "posix_fadvise"):  # otherwise its cached copy would be read again
@@ -146,7 +119,4 @@ class ShardFiles:
 
     def close(self) -> None:
         while self._opened:  # popped, so that closing twice cannot close a descriptor in new use
-            shard = self._opened.pop()
-            if shard.mapped is not None:
-                shard.mapped.close()
-            disk.close(shard.file)
+            disk.close(self._opened.pop().file)

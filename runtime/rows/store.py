@@ -24,7 +24,7 @@ import numpy.typing as npt
 from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.records import READ_AT_ONCE, Flags, Records, RowCounters
-from stem_edge.runtime.rows.shards import ByteRange, Fill, ReadMode, ShardFiles, Shards
+from stem_edge.runtime.rows.shards import ByteRange, Fill, ShardFiles, Shards
 from stem_edge.system.memory import pages_to_fill
 from stem_edge.tables.shards import CRC_NBYTES, ShardGrid
 from stem_edge.tables.store import TableFormat, TableStore, open_table_store
@@ -196,7 +196,6 @@ class RowStore(Records):
 def open_store(
     root: Path,
     format: TableFormat,
-    reads: ReadMode = "pread",
     flash: EmulatedFlash | None = None,
     prompt_rows: int = 0,
     url: str | None = None,
@@ -213,13 +212,13 @@ def open_store(
             f"{root}: its records are {tables.format}, expected {format} as in the manifest; the "
             "files are of different bundles: export again"
         )
-    return RowStore(tables, open_shards(tables, reads, url), flash, prompt_rows)
+    return RowStore(tables, open_shards(tables, url), flash, prompt_rows)
 
 
-def open_shards(tables: TableStore, reads: ReadMode, url: str | None) -> Shards:
+def open_shards(tables: TableStore, url: str | None) -> Shards:
     """Open shards in the store's folder, or below a url. Raises BundleError, InputError."""
     if url is None:
-        return ShardFiles(tables.grids, reads)
+        return ShardFiles(tables.grids)
     from stem_edge.runtime.rows.remote import RemoteShards  # for tables elsewhere alone
 
     return RemoteShards(tables, url)

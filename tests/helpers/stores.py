@@ -22,7 +22,7 @@ from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.zarr_json import encode_metadata
 
-Way: TypeAlias = Literal["pread", "mmap", "far", "memory", "tier"]
+Way: TypeAlias = Literal["pread", "far", "memory", "tier"]
 
 
 class MemoryStore(RowStore):
@@ -147,11 +147,11 @@ def write_store(
 def open_way(root: Path, format: tables.TableFormat, way: Way, prompt_rows: int = 0) -> Records:
     """Open a table store in one of the ways that records are read.
 
-    way: pread, mmap; far: its shards through fsspec; memory: these in fsspec's memory; tier: far, with
+    way: pread; far: its shards through fsspec; memory: these in fsspec's memory; tier: far, with
     a disk tier of five records.
     """
-    if way == "pread" or way == "mmap":
-        return open_store(root, format, way, prompt_rows=prompt_rows)
+    if way == "pread":
+        return open_store(root, format, prompt_rows=prompt_rows)
     url = str(root)
     if way == "memory":
         from fsspec.implementations.memory import MemoryFileSystem

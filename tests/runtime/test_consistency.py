@@ -33,8 +33,6 @@ WAYS = {
     "overlapped",
     "fewest slots",
     "64 slots, overlapped",
-    "mmap",
-    "mmap, overlapped",
     "warm start",
     "emulated SD card, overlapped",
     "resident",

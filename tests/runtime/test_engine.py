@@ -18,7 +18,6 @@ from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.rows.cache import RowCache
 from stem_edge.runtime.rows.prefetch import Prefetcher
-from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.slots import ArraySlots
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.runtime.steps import cut
@@ -33,7 +32,6 @@ def run(
     slots: int = 300,
     chunk: int = 128,
     overlap: bool = True,
-    reads: ReadMode = "pread",
     threads: int = 1,
 ) -> tuple[list[int], F32]:
     """Greedy tokens after PROMPT, and the logits of the last step."""
@@ -43,7 +41,7 @@ def run(
     graphs = cpu_graphs(opened, prefill=opened.manifest.has_prefill)
     storage = ArraySlots(tables.tables, slots)
     cache = RowCache(storage)
-    store = open_store(opened.file(TABLES), tables, reads)
+    store = open_store(opened.file(TABLES), tables)
     backend = OrtBackend(opened.manifest.model, graphs, storage, threads)
     engine = Engine(backend, Prefetcher(store, cache, overlap=overlap), chunk)
     try:
@@ -70,11 +68,10 @@ VARIANTS: list[dict[str, Any]] = [
     {"slots": 2},
     {"slots": 7, "overlap": False},
     {"slots": 33},
-    {"reads": "mmap"},
-    {"reads": "mmap", "slots": 3, "overlap": False},
+    {"slots": 3, "overlap": False},
     {"chunk": 1},
     {"chunk": 16},
-    {"slots": 9, "chunk": 4, "reads": "mmap"},
+    {"slots": 9, "chunk": 4},
     {"threads": 2},
     {"threads": 2, "slots": 5, "chunk": 4},
 ]

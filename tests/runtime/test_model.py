@@ -161,7 +161,6 @@ def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model)
         ({"context_length": 0}, "context_length is 0; this model takes 1 to 256"),
         ({"context_length": 257}, "takes 1 to 256"),
         ({"threads": 0}, "threads is 0"),
-        ({"reads": "fast"}, "reads is 'fast'; expected one of pread, mmap"),
         ({"memory": "lots"}, "not understood"),
         ({"device_memory": "much"}, "much"),
         ({"device_memory": "60MB", "prefill_graph": True}, "prefill_graph"),

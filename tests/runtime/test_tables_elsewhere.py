@@ -86,7 +86,6 @@ def test_what_does_not_go_together_is_refused(here: Path, server: RangeServer) -
     refused(lambda: load(here), BundleError, "records")
     refused(lambda: load(DEMO, disk_tier="1GB"), InputError, "disk_tier")
     refused(lambda: load(here, tables=server.url, emulate_flash="ufs2"), InputError, "tables")
-    refused(lambda: load(here, tables=server.url, reads="mmap"), InputError, "tables")
     refused(lambda: load(here, tables=server.url, disk_tier="x"), InputError, "disk_tier")
     refused(lambda: load(here, tables="nosuch://there"), InputError, "nosuch")
 

@@ -90,9 +90,9 @@ def test_every_scheme_in_every_architecture(any_model: Tried, engine: EngineName
 @pytest.mark.parametrize(
     "options",
     [
-        {"slots": 4}, {"slots": 4, "overlap": False}, {"slots": 5, "reads": "mmap"},
+        {"slots": 4}, {"slots": 4, "overlap": False}, {"slots": 5},
         {"slots": 7, "warm_start": False}, {"resident": True},
-        {"resident": True, "overlap": False, "reads": "mmap"}, {"context_length": 48},
+        {"resident": True, "overlap": False}, {"context_length": 48},
     ],
     ids=str,
 )  # fmt: skip

@@ -202,9 +202,9 @@ def test_a_text_generated_within_an_edit(made: Made) -> None:
 
 
 WAYS: list[dict[str, Any]] = [
-    {"slots": 4}, {"slots": 4, "overlap": False}, {"slots": 5, "reads": "mmap"},
+    {"slots": 4}, {"slots": 4, "overlap": False}, {"slots": 5},
     {"slots": 7, "warm_start": False}, {"resident": True}, {"slots": 9, "emulate_flash": "sdcard"},
-    {"resident": True, "overlap": False, "reads": "mmap"}, {"context_length": 48},
+    {"resident": True, "overlap": False}, {"context_length": 48},
 ]  # fmt: skip
 
 

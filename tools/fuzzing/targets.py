@@ -88,7 +88,7 @@ def _store(path: Path) -> None:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(content)
     tables = open_table_store(root)
-    with RowStore(tables, ShardFiles(tables.grids, "pread")) as store:
+    with RowStore(tables, ShardFiles(tables.grids)) as store:
         store.read(np.arange(min(store.layout.records, 16)))
 
 

@@ -17,7 +17,6 @@ from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions, Speculate
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
-from stem_edge.runtime.rows.shards import READ_MODES
 
 BUNDLE_HELP = (
     "folder that stem-edge export wrote, hf:org/name, a name that stem-edge list shows, or a checkpoint "
@@ -71,7 +70,6 @@ LOADING: dict[str, dict[str, Any]] = {
     },
     "draft": {"metavar": "BUNDLE"},
     "exact": _FLAG,
-    "reads": {"choices": READ_MODES},
     "slots": _COUNT,
     "resident": _FLAG,
     "overlap": _EITHER,

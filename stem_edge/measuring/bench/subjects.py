@@ -40,7 +40,6 @@ ALTERNATIVES = {
         without=("slots",),
     ),
     "unprepared": Alternative("the same bundle without a prepared backbone", {"prepare": False}),
-    "mmap": Alternative("the same bundle, records read through a mapping", {"reads": "mmap"}),
     "plain": Alternative("the same bundle, no rows read ahead", {"overlap": False}),
     "cpu": Alternative(
         "the same bundle on the CPU, if it runs on another provider", without=DEVICE

@@ -193,9 +193,7 @@ def test_rows_are_stored_without_rounding(packed: Packed, bundle: Path) -> None:
     format = opened.manifest.table_format
     assert format is not None
     layout = format.tables
-    store = open_store(
-        opened.file("tables.zarr"), format, "pread", None, layout.layers[-1] + 1, None
-    )
+    store = open_store(opened.file("tables.zarr"), format, prompt_rows=layout.layers[-1] + 1)
     try:
         records = store.read(np.arange(9), np.ones(9, bool))
         for index, layer in enumerate(layout.layers):

@@ -129,27 +129,6 @@ def test_d7_a_medium_that_is_gone_is_reported_and_may_come_back(
         assert generate(again) == expected
 
 
-@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENODEV])
-def test_d8_shards_that_cannot_be_mapped(
-    number: int, tiny_bundle: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """mmap was asked for, so it is not replaced silently: the error names the alternative."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("stem_edge.runtime.rows.shards.mmap.mmap", refuse)
-    refused(
-        lambda: load(tiny_bundle, reads="mmap"),
-        BundleError,
-        "c/0/0",
-        os.strerror(number),
-        'reads="pread"',
-    )
-    with load(tiny_bundle) as model:
-        assert generate(model) == expected
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
 def test_d9_statistics_that_cannot_be_written_disturb_nothing(

@@ -204,9 +204,8 @@ def test_emulated_flash_is_waited_for(root: Path) -> None:
         assert time.perf_counter() - started >= 0.5
 
 
-@pytest.mark.parametrize("reads", ["pread", "mmap"])
 def test_advice_is_given_for_each_record_as_it_lies(
-    root: Path, reads: Any, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advised = list[tuple[int, int, int]]()
     monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
@@ -214,7 +213,7 @@ def test_advice_is_given_for_each_record_as_it_lies(
     monkeypatch.setattr(
         os, "posix_fadvise", lambda file, *advice: advised.append(advice), raising=False
     )
-    with open_store(root, FORMAT, reads) as store:
+    with open_store(root, FORMAT) as store:
         store.read(np.array([1]))  # because a single one is read at once
         assert advised == []
         store.read(np.array([1, 2]))

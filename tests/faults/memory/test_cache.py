@@ -116,13 +116,12 @@ def test_r10_a_context_is_planned_before_it_grows(engine: EngineName, tiny: Path
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system drops no pages")
-@pytest.mark.parametrize("reads", ["pread", "mmap"])
-def test_r11_pages_that_are_dropped_between_steps_are_read_again(reads: str) -> None:
+def test_r11_pages_that_are_dropped_between_steps_are_read_again() -> None:
     """Without free memory, no page of the tables stays cached, but the text is the same."""
     shards = sorted(path for path in (DEMO / "tables.zarr").rglob("*") if path.is_file())
     with stem_edge.load(DEMO, resident=True, threads=1) as model:
         expected = model.generate_text("The capital of Peru is", max_new_tokens=20)
-    with stem_edge.load(DEMO, slots=4, reads=reads, threads=1, warm_start=False) as model:  # type: ignore[arg-type]
+    with stem_edge.load(DEMO, slots=4, threads=1, warm_start=False) as model:
         text = ""
         for chunk in model.generate("The capital of Peru is", max_new_tokens=20):
             text += chunk.text

@@ -18,14 +18,13 @@ from damaged_stores import FORMAT, INDEX_NBYTES, NOWHERE, RECORDS, STRIDE, index
 from stem_edge.bundle.mmap_store import MmapStore
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, RowReadError
-from stem_edge.runtime.rows.shards import ReadMode, ShardFiles
+from stem_edge.runtime.rows.shards import ShardFiles
 from stem_edge.runtime.rows.store import RowStore, open_store
 from stem_edge.tables.store import open_table_store
 
 
 def runtime_opens(root: Path) -> None:
-    for reads in ("pread", "mmap"):
-        open_store(root, FORMAT, reads).close()
+    open_store(root, FORMAT).close()
 
 
 def numpy_opens(root: Path) -> None:
@@ -64,15 +63,14 @@ def test_z2_a_shard_that_was_cut(root: Path, left: int, reader: Callable[[Path],
     refused(lambda: reader(root), BundleError, path, said, kept=[root])
 
 
-@pytest.mark.parametrize("reads", ["pread", "mmap"])
-def test_z3_a_flipped_bit_in_a_record(root: Path, reads: ReadMode) -> None:
+def test_z3_a_flipped_bit_in_a_record(root: Path) -> None:
     path, neighbours = shard(root, 1), np.array([0, 1, 2, 4])
     whole = path.read_bytes()
     for at in range(STRIDE):
         data = bytearray(whole)
         data[STRIDE + at] ^= 1 << at % 8
         path.write_bytes(data)
-        with open_store(root, FORMAT, reads) as store:
+        with open_store(root, FORMAT) as store:
             for numbers in ([3], [0, 3, 4], [3, 3]):
                 refused(partial(store.read, np.array(numbers)), RowReadError, path, "record 3")
             assert np.array_equal(store.read(neighbours), RECORDS[neighbours])
@@ -224,5 +222,5 @@ def test_a_whole_store_is_read(root: Path) -> None:
     for reader in (runtime_opens, numpy_opens, zarr_reads):
         reader(root)
     tables = open_table_store(root)
-    with RowStore(tables, ShardFiles(tables.grids, "pread")) as store:
+    with RowStore(tables, ShardFiles(tables.grids)) as store:
         assert np.array_equal(store.read(np.arange(5)), RECORDS)

@@ -1,7 +1,6 @@
 """The row store: one contract for both ways to read, with and without optional system calls."""
 
 import errno
-import mmap
 import os
 import sys
 from contextlib import closing
@@ -18,7 +17,6 @@ from stem_edge.errors import BundleError, InputError, RowReadError
 from stem_edge.files import disk, plain_files
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.rows.records import RowCounters
-from stem_edge.runtime.rows.shards import ReadMode
 from stem_edge.runtime.rows.store import open_store
 from stem_edge.tables import shards
 from stem_edge.tables.packing import pack_records
@@ -37,11 +35,8 @@ LACKING: dict[str, tuple[str, ...]] = {
     "linux": (), "no advice": ("posix_fadvise",), "no positional read": ("preadv",),
     "windows": ("posix_fadvise", "preadv"),
 }  # fmt: skip
-WAYS: list[tuple[ReadMode, str]] = [
-    *[("pread", system) for system in LACKING],
-    *[("mmap", system) for system in ("linux", "no advice")],
-]
-every_way = pytest.mark.parametrize(("reads", "system"), WAYS)
+every_system = pytest.mark.parametrize("system", LACKING)
+WAYS: list[tuple[Way, str]] = [("pread", system) for system in LACKING]
 # What holds for tables elsewhere, too.
 FAR: list[tuple[Way, str]] = [("far", "linux"), ("memory", "linux"), ("tier", "linux")]
 everywhere = pytest.mark.parametrize(("reads", "system"), [*WAYS, *FAR])
@@ -75,16 +70,15 @@ def test_records_are_what_was_written(reads: Way, system: str, written: U8, tmp_
         assert np.array_equal(found, written[tokens])
 
 
-@pytest.mark.parametrize("reads", ["pread", "mmap"])
 def test_advice_that_the_system_refuses_fails_no_read(
-    reads: ReadMode, written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: U8, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
-    with open_store(tmp_path, FORMAT, reads) as store:
+    with open_store(tmp_path, FORMAT) as store:
         assert np.array_equal(store.read(ids(1, 2)), written[[1, 2]])
 
 
@@ -100,16 +94,11 @@ def test_id_outside_of_the_vocabulary_is_refused(
 
 
 class Opened:
-    """Every shard that is opened for its records, or mapped, from here on."""
+    """Every shard that is opened for its records from here on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.files, self.open, self.maps = 0, set[int](), list[mmap.mmap]()
+        self.files, self.open = 0, set[int]()
         open_plain, close = plain_files.open_plain, disk.close
-        maps = self.maps
-
-        class Map(mmap.mmap):
-            def __init__(self, *_: Any, **__: Any) -> None:
-                maps.append(self)
 
         def noted(path: Path, what: str) -> int:
             descriptor = open_plain(path, what)
@@ -123,20 +112,6 @@ class Opened:
 
         monkeypatch.setattr(shards, "open_plain", noted)
         monkeypatch.setattr(disk, "close", noted_close)
-        monkeypatch.setattr(mmap, "mmap", Map)
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Files and maps."""
-        return self.files, len(self.maps)
-
-    def all_closed(self) -> bool:
-        """Return whether all files and maps are closed."""
-        return not self.open and all(map.closed for map in self.maps)
-
-    def none_closed(self) -> bool:
-        """Return whether no file and no map is closed."""
-        return len(self.open) == self.files and not any(map.closed for map in self.maps)
 
 
 @pytest.fixture
@@ -144,19 +119,16 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     return Opened(monkeypatch)
 
 
-@every_way
-def test_a_closed_store_says_so(reads: ReadMode, system: str, written: U8, tmp_path: Path) -> None:
-    store = open_store(tmp_path, FORMAT, reads)
+@every_system
+def test_a_closed_store_says_so(system: str, written: U8, tmp_path: Path) -> None:
+    store = open_store(tmp_path, FORMAT)
     store.close()
     for tokens in (ids(1), ids(1, 2)):
         with pytest.raises((ValueError, RuntimeError), match=r"closed|shutdown"):
             store.read(tokens)
 
 
-@pytest.mark.parametrize("reads", ["pread", "mmap"])
-def test_interrupted_read_does_not_keep_the_store_from_closing(
-    reads: ReadMode, written: U8, tmp_path: Path
-) -> None:
+def test_interrupted_read_does_not_keep_the_store_from_closing(written: U8, tmp_path: Path) -> None:
     """An interrupt's traceback keeps the frames of the read alive, and what they point to."""
 
     def interrupt(frame: FrameType, event: str, _: object) -> Any:
@@ -164,7 +136,7 @@ def test_interrupted_read_does_not_keep_the_store_from_closing(
             raise KeyboardInterrupt
         return interrupt
 
-    store = open_store(tmp_path, FORMAT, reads)
+    store = open_store(tmp_path, FORMAT)
     before = sys.gettrace()
     with pytest.raises(KeyboardInterrupt) as caught:
         sys.settrace(interrupt)
@@ -227,12 +199,10 @@ def test_rare_records_are_widened(reads: Way, system: str, mixed: U8, tmp_path: 
         assert store.index.tolist() == INDEX
 
 
-@every_way
-def test_rare_records_count_their_stored_bytes(
-    reads: ReadMode, system: str, mixed: U8, tmp_path: Path
-) -> None:
+@every_system
+def test_rare_records_count_their_stored_bytes(system: str, mixed: U8, tmp_path: Path) -> None:
     sizes = [LAYOUT.record_nbytes + 4] * 5 + [RARE.record_nbytes + 4] * 6
-    with open_store(tmp_path, MIXED, reads) as store:
+    with open_store(tmp_path, MIXED) as store:
         for numbers in ([], [0, 4, 5, 10], [9, 9]):
             before = store.bytes_read
             store.read(ids(*numbers))
@@ -316,25 +286,24 @@ def test_damage_is_found_in_the_pieces_that_are_read(
             store.read(ids(2))
 
 
-@pytest.mark.parametrize("reads", ["pread", "mmap"])
 def test_a_mixed_store_that_fails_to_open_leaves_nothing_open(
-    reads: ReadMode, opened: Opened, mixed: U8, tmp_path: Path
+    opened: Opened, mixed: U8, tmp_path: Path
 ) -> None:
     os.truncate(tmp_path / "rare_records/c/1/0", 9)
     with pytest.raises(BundleError, match="rare_records/c/1/0: shard has 9 bytes"):
-        open_store(tmp_path, MIXED, reads)
-    assert opened.counts == (4, 3 if reads == "mmap" else 0)
-    assert opened.all_closed()
+        open_store(tmp_path, MIXED)
+    assert opened.files == 4
+    assert not opened.open
 
 
-@every_way
+@every_system
 def test_close_closes_both_arrays_and_may_be_called_again(
-    reads: ReadMode, system: str, opened: Opened, mixed: U8, tmp_path: Path
+    system: str, opened: Opened, mixed: U8, tmp_path: Path
 ) -> None:
-    with open_store(tmp_path, MIXED, reads) as store:
+    with open_store(tmp_path, MIXED) as store:
         store.read(ids(*range(V)))
-        assert opened.counts == (4, 4 if reads == "mmap" else 0)
-        assert opened.none_closed()
+        assert opened.files == 4
+        assert len(opened.open) == 4
     for _ in range(2):
-        assert opened.all_closed()
+        assert not opened.open
         store.close()

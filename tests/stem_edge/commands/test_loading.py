@@ -35,9 +35,7 @@ def test_without_arguments_they_are_the_defaults_of_load() -> None:
 
 
 def test_changed_options_are_named_as_they_are_typed() -> None:
-    args = parsed(
-        "--no-overlap", "--provider-library", "a=b", "--no-prefill-graph", "--reads=pread"
-    )
+    args = parsed("--no-overlap", "--provider-library", "a=b", "--no-prefill-graph")
     assert sorted(changed_options(args)) == [
         "--no-overlap", "--no-prefill-graph", "--provider-library",
     ]  # fmt: skip

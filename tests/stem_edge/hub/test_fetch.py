@@ -369,7 +369,7 @@ def demo(hub: HubServer) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"reads": "mmap", "resident": True}, {"repack": True}])
+@pytest.mark.parametrize("options", [{}, {"resident": True}, {"repack": True}])
 def test_engines_read_the_cache(
     hub: HubServer, tiny: Path, engine: EngineName, options: dict[str, Any]
 ) -> None:
@@ -401,7 +401,7 @@ def test_workers_get_the_folder(
 
 @pytest.mark.slow
 def test_commands_take_names(demo: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", demo, "Once", "-n", "2", "--no-prepare", "--reads", "mmap"]) == 0
+    assert main(["generate", demo, "Once", "-n", "2", "--no-prepare"]) == 0
     assert main(["generate", str(DEMO), "Once", "-n", "2", "--no-prepare"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == second

@@ -80,7 +80,7 @@ def test_memory_is_where_it_must_be(found: Measurement) -> None:
 @pytest.mark.slow
 @linux
 def test_reading_by_mmap_shows_as_mapped_tables() -> None:
-    found = stem_edge.measure(DEMO, prompt_tokens=60, new_tokens=4, reads="mmap", warm_start=False)
+    found = stem_edge.measure(DEMO, prompt_tokens=60, new_tokens=4, warm_start=False)
     assert (found.phase("decode").memory.at_end.tables or 0) > 100_000
 
 

@@ -81,7 +81,7 @@ def test_a_whole_run(own_cache_folder: Path) -> None:
 
 @LINUX
 def test_the_first_phase_excludes_the_engine_and_tables_are_not_the_backbone() -> None:
-    with WorkerProcess(demo(reads="mmap")) as worker:
+    with WorkerProcess(demo()) as worker:
         worker.start()
         before = Path(f"/proc/{worker.pid}/maps").read_text()
         worker.load(context=64, threads=1)
@@ -90,7 +90,7 @@ def test_the_first_phase_excludes_the_engine_and_tables_are_not_the_backbone() -
         at_end = worker.sampler.phases["prefill"].at_end
     for name in ("numpy", "onnxruntime"):
         assert name not in before and name in after
-    assert at_end.tables and at_end.backbone and at_end.libraries
+    assert at_end.backbone and at_end.libraries
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_the_first_phase_excludes_the_engine_and_tables_are_not_the_backbone() -
     [
         (Subject("x", "stem-edge", "/none"), BundleError, "/none"),
         (demo(memory=1_000_000), MemoryPlanError, "at least"),
-        (demo(reads="telepathy"), InputError, "telepathy"),
+        (demo(kv="telepathy"), InputError, "telepathy"),
     ],
 )
 def test_an_error_of_the_engine_is_the_same_here(
