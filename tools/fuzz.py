@@ -2,7 +2,7 @@
 
     python tools/fuzz.py --list
     python tools/fuzz.py manifest                      # 200,000 inputs
-    python tools/fuzz.py torch --seconds 60 --seed 7
+    python tools/fuzz.py gguf --seconds 60 --seed 7
     python tools/fuzz.py manifest --guided --seconds 600
     python tools/fuzz.py edit --replay build/fuzz/edit/finding-0123456789ab
 

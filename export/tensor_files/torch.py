@@ -1,13 +1,15 @@
-"""Tensors in files of torch.save, read as data, without torch and without unpickling.
+"""Tensors in files of torch.save: torch opens them without values, which are then read in place.
 
-Such a file is an archive (torch_zip.py) with a pickle that says which values make which tensor
-(torch_pickle.py), and the values themselves, which are read in place (stored_tensor.py).
+`weights_only` keeps torch from running anything in such a file. With `map_location="meta"` it reads
+no values, but notes where those of each tensor begin.
 """
 
 from __future__ import annotations
 
-import math
+import io
 import re
+import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,45 +17,42 @@ from typing import Any, NamedTuple, TypeVar
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.json import one_line, reason_of
 from stem_edge.export.tensor_files.stored_tensor import (
+    HEAD_NBYTES,
     VALUE_NBYTES,
+    ZIP,
     Checksum,
     SourceFile,
     StoredTensor,
-    check_shape,
     check_type,
     extent,
+    looks_like,
 )
-from stem_edge.export.tensor_files.torch_pickle import Made, Name, read_pickle
-from stem_edge.export.tensor_files.torch_zip import Member, read_member, read_members
 
-MAX_PICKLE_NBYTES = 1 << 26  # enough, since the values are not in it
-STORAGES = {
-    "Float": "F32", "Half": "F16", "BFloat16": "BF16", "Double": "F64", "Int": "I32", "Long": "I64",
-    "Char": "I8", "Byte": "U8", "Bool": "BOOL", "Short": "I16", "ComplexFloat": "C64",
-    "ComplexDouble": "C128",
-}  # fmt: skip
-UNTYPED = "torch.storage.UntypedStorage"
+OLDEST = (2, 10)  # a pickle could run code in earlier releases, in spite of weights_only
 DTYPES = {
-    "uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int32": "I32",
+    "int64": "I64", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
-# Names in a trainer's state; those without a maker are known only so that they can be skipped.
-_BESIDE = """
-collections.OrderedDict collections.defaultdict collections.Counter builtins.dict builtins.list
-builtins.set builtins.complex builtins.bytearray _codecs.encode
-torch.Size torch.device torch.Tensor torch.nn.parameter.Parameter torch.serialization._get_layout
-torch._utils._rebuild_parameter torch._utils._rebuild_parameter_with_state
-torch._utils._rebuild_sparse_tensor torch._utils._rebuild_meta_tensor_no_storage
-torch._utils._rebuild_qtensor torch._utils._rebuild_tensor_v2 torch._utils._rebuild_tensor_v3
-torch._tensor._rebuild_from_type_v2
-numpy.ndarray numpy.dtype numpy.core.multiarray._reconstruct numpy._core.multiarray._reconstruct
-"""
-_TENSOR_NAMES = frozenset(_BESIDE.split()) | {UNTYPED}
-_TENSOR_NAMES |= {f"torch.{kind}Storage" for kind in STORAGES}
+# Calls that a state of numpy's random numbers makes, which is in files of BlaGPT's trainer.
+ARRAYS = (
+    *("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct"),
+    *("numpy.ndarray", "numpy.dtype"),
+)
+LOCAL = struct.Struct("<4s22x2H")  # a member's local header: magic, lengths of name and extra field
 # Prefixes that wrappers of a model put before its names.
 WRAPPERS = re.compile(r"\b(lm_transformer|module|_orig_mod|_checkpoint_wrapped_module)\.")
 T = TypeVar("T")
+
+
+class Unread:
+    """Stands for an object of any class, and has its attributes."""
+
+    def __init__(self, *arguments: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        if isinstance(state, dict):
+            vars(self).update(state)
 
 
 def load_tensors(path: Path) -> dict[Any, Any]:
@@ -62,7 +61,7 @@ def load_tensors(path: Path) -> dict[Any, Any]:
     state = guarded(path, lambda: read_archive(file, 0, file.nbytes))
     if not isinstance(state, dict):
         raise CheckpointError(
-            f"{path}: holds {describe(state)}; expected a dict of tensors: give another file"
+            f"{path}: holds a {type(state).__name__}; expected a dict of tensors: give another file"
         )
     return state
 
@@ -73,7 +72,7 @@ def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict
     skipped: prefixes of names to be left out. Raises CheckpointError.
     """
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: holds {describe(state)}; expected a dict of tensors")
+        raise CheckpointError(f"{path}: holds a {type(state).__name__}; expected a dict of tensors")
     tensors: dict[str, StoredTensor] = {}
     for key, tensor in state.items():
         name = WRAPPERS.sub("", str(key))
@@ -81,7 +80,7 @@ def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict
             continue
         if not isinstance(tensor, StoredTensor):
             raise CheckpointError(
-                f"{path}: {one_line(key)} is {one_line(describe(tensor))} without plain values; "
+                f"{path}: {one_line(key)} is a {type(tensor).__name__} without plain values; "
                 "expected a tensor"
             )
         if len(tensor.shape) not in (1, 2) or name in tensors:
@@ -93,120 +92,129 @@ def named_tensors(path: Path, state: Any, skipped: tuple[str, ...] = ()) -> dict
     return tensors
 
 
-def describe(value: object) -> str:
-    """Describe a value of a file in a message."""
-    if isinstance(value, StoredTensor):
-        return f"a tensor {list(value.shape)}"
-    if isinstance(value, Made):
-        return f"a {value.name}"
-    return f"a {type(value).__name__}"
-
-
 def guarded(path: Path, read: Callable[[], T]) -> T:
     """Run a reader; any error of a damaged or hostile file becomes a CheckpointError of one line."""
     try:
         return read()
+    except CheckpointError:
+        raise
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: missing; copy the whole checkpoint folder") from error
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot read ({error.strerror or error}); check the disk, or copy it again"
         ) from error
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # torch raises errors of many types for a damaged file
+        code = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = f"it names {code[1]}, which no tensor needs" if code else reason_of(error)
         raise CheckpointError(
-            f"{path}: not readable as plain tensors ({reason_of(error)}); the file is truncated, "
-            "damaged or carries code: copy it again from where it was trained, or save the model as "
+            f"{path}: not readable as plain tensors ({reason}); the file is truncated, damaged or "
+            "carries code: copy it again from where it was trained, or save the model as "
             "safetensors there"
         ) from error
 
 
 def read_archive(file: SourceFile, start: int, nbytes: int) -> Any:
-    """Read what one torch.save wrote. Raises ValueError."""
-    members = read_members(file, start, nbytes)
-    roots = {name.split("/", 1)[0] for name in members}
-    root = min(roots, default="")
-    if len(roots) != 1 or f"{root}/data.pkl" not in members:
-        raise ValueError("a zip archive without data.pkl, so not one of torch.save")
-    order = members.get(f"{root}/byteorder")
-    if order is not None and read_member(file, order, 16) != b"little":
-        raise ValueError("its values are not little-endian; save it again on another machine")
-    data = read_member(file, members[f"{root}/data.pkl"], MAX_PICKLE_NBYTES)
-    tensors = _Tensors(file, {n.removeprefix(f"{root}/data/"): m for n, m in members.items()})
-    return read_pickle(data, _TENSOR_NAMES, tensors.makers(), tensors.storage)
+    """Open what one torch.save wrote into these bytes of a file. Raises whatever torch does."""
+    torch = _import_torch(file.path)
+    head = file.read(start, min(HEAD_NBYTES, nbytes))
+    if not head.startswith(ZIP):
+        what = looks_like(head) or f"bytes {head[:8].hex(' ') or 'none'}"
+        raise ValueError(f"it is {what}, not an archive of torch.save")
+    part = _FilePart(file, start, nbytes)
+    records = _records(part)
+    part.seek(0)
+    with torch.serialization.safe_globals([(Unread, name) for name in ARRAYS]):
+        state = torch.load(part, map_location="meta", weights_only=True)
+
+    def opened(value: Any, depth: int) -> Any:
+        if isinstance(value, dict) and depth:
+            return {key: opened(inner, depth - 1) for key, inner in value.items()}
+        return _stored(value, file, records) if isinstance(value, torch.Tensor) else value
+
+    return opened(state, 2)  # deep enough for the tensors of a model in a trainer's state
 
 
-class _Storage(NamedTuple):
-    """Storage of torch: values of one type, end to end."""
+def _import_torch(path: Path) -> Any:
+    """Import torch. Raises CheckpointError if it is missing or too old to be safe."""
+    try:
+        import torch
+    except ImportError as error:
+        raise CheckpointError(
+            f"{path}: needs torch, which cannot be imported ({error}); pip install "
+            "'stem-edge[torch]', or save the model as safetensors where it was trained"
+        ) from error
+    version = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
+    if version is None or (int(version[1]), int(version[2])) < OLDEST:
+        raise CheckpointError(
+            f"{path}: torch is {torch.__version__}; expected {'.'.join(map(str, OLDEST))} or newer, "
+            "because a checkpoint could run code in earlier releases: pip install -U torch"
+        )
+    return torch
 
-    member: Member
-    dtype: str
+
+class _FilePart(io.RawIOBase):
+    """Bytes of a file as a file of their own."""
+
+    def __init__(self, file: SourceFile, start: int, nbytes: int) -> None:
+        self.file, self.start, self.nbytes, self._at = file, start, nbytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = max(0, offset + (0, self._at, self.nbytes)[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self.nbytes - self._at))
+        buffer[:count] = self.file.read(self.start + self._at, count)
+        self._at += count
+        return count
+
+
+class _Record(NamedTuple):
+    """Values of a storage in an archive."""
+
+    at: int  # byte of the file
+    nbytes: int
     checksum: Checksum | None
 
 
-class _Tensors:
-    """Maker of the tensors of one archive. Its methods get arguments that may be anything."""
+def _records(part: _FilePart) -> dict[int, _Record]:
+    """Map byte of the archive -> record that begins there. Raises ValueError, BadZipFile."""
+    records = {}
+    with zipfile.ZipFile(part) as archive:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{member.filename} is compressed, which torch.save never does")
+            small = member.filename.endswith(("/data.pkl", "/byteorder"))
+            data = archive.read(member) if small else b""  # which compares its checksum
+            if data == b"big":
+                raise ValueError("its values are not little-endian; save it on another machine")
+            part.seek(member.header_offset)
+            magic, *lengths = LOCAL.unpack(part.read(LOCAL.size) or b"")
+            at = member.header_offset + LOCAL.size + sum(lengths)
+            if magic != ZIP or at + member.file_size > part.nbytes:
+                raise ValueError(f"{member.filename} is not where its directory says")
+            place = part.file, part.start + at, member.file_size
+            checksum = Checksum(*place, member.CRC) if member.CRC else None  # 0: not computed
+            records[at] = _Record(part.start + at, member.file_size, checksum)
+    return records
 
-    def __init__(self, file: SourceFile, members: dict[str, Member]) -> None:
-        self._file, self._members = file, members
-        self._checksums: dict[str, Checksum] = {}
 
-    def makers(self) -> dict[str, Callable[..., Any]]:
-        """Return name in the pickle -> function that makes what a call of it would."""
-        return {
-            "collections.OrderedDict": dict,
-            "torch._utils._rebuild_tensor_v2": self._plain,
-            "torch._utils._rebuild_tensor_v3": self._untyped,
-            "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
-            "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
-            "torch._tensor._rebuild_from_type_v2": self._of_type,
-        }
-
-    def storage(self, described: Any) -> _Storage:
-        """Find the values that a persistent id of the pickle describes."""
-        kind, name, key, _, count = described
-        if kind != "storage" or not isinstance(name, Name) or not isinstance(key, str):
-            raise ValueError("a tensor without values")
-        member = self._members.get(key)
-        if member is None:
-            raise ValueError(f"the values {key[:80]!r} are missing")
-        typed = name.text.removeprefix("torch.").removesuffix("Storage")
-        dtype = "U8" if name.text == UNTYPED else STORAGES.get(typed, "")
-        if dtype not in VALUE_NBYTES or type(count) is not int:
-            raise ValueError(f"values of the kind {name.text}")
-        if count * VALUE_NBYTES[dtype] != member.nbytes:
-            raise ValueError(f"{member.nbytes} bytes for {count} values of {dtype}")
-        if key not in self._checksums and member.crc32:
-            self._checksums[key] = Checksum(self._file, *member)
-        return _Storage(member, dtype, self._checksums.get(key))
-
-    def _plain(
-        self, storage: Any, offset: Any, size: Any, stride: Any, *_: Any, dtype: str | None = None
-    ) -> StoredTensor:
-        if not isinstance(storage, _Storage) or not isinstance(size, tuple | list):
-            raise TypeError("a tensor without values")
-        kind = dtype or storage.dtype
-        count = storage.member.nbytes // VALUE_NBYTES[kind]
-        name = f"at byte {storage.member.at}"
-        shape, strides = check_shape(name, size), check_shape(name, stride)
-        if len(shape) != len(strides) or type(offset) is not int or offset < 0:
-            raise ValueError(f"tensor {name} is {list(shape)} with strides {list(strides)}")
-        if offset + extent(shape, strides) > count or math.prod(shape) > count:
-            raise ValueError(f"tensor {name} is {list(shape)}, but has {count} values")
-        at = storage.member.at + offset * VALUE_NBYTES[kind]
-        return StoredTensor(self._file, name, kind, shape, at, strides, storage.checksum)
-
-    def _untyped(
-        self, storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any,
-        *_: Any,
-    ) -> StoredTensor:  # fmt: skip
-        text = dtype.text.removeprefix("torch.") if isinstance(dtype, Name) else ""
-        if text not in DTYPES:
-            raise ValueError(f"values of the kind {text or describe(dtype)}")
-        return self._plain(storage, offset, size, stride, dtype=DTYPES[text])
-
-    def _of_type(self, maker: Any, kind: Any, arguments: Any, *_: Any) -> Any:
-        """Make a tensor that has attributes or is of a subclass."""
-        known = self.makers().get(maker.text if isinstance(maker, Name) else "")
-        if known is None or known == self._of_type or not isinstance(arguments, tuple):
-            raise ValueError("a tensor of an unknown kind")
-        return known(*arguments)
+def _stored(tensor: Any, file: SourceFile, records: dict[int, _Record]) -> Any:
+    """Return where a tensor's values lie; a tensor of an unknown kind as it is."""
+    dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+    if dtype is None or str(tensor.layout) != "torch.strided":
+        return tensor
+    record = records.get(tensor.untyped_storage()._checkpoint_offset)
+    shape, strides, first = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    count = max(first + extent(shape, strides), tensor.numel())
+    if record is None or count * VALUE_NBYTES[dtype] > record.nbytes:
+        raise ValueError(f"a tensor {list(shape)} is larger than its values")
+    at = record.at + first * VALUE_NBYTES[dtype]
+    return StoredTensor(file, f"at byte {at}", dtype, shape, at, strides, record.checksum)

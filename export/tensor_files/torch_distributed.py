@@ -1,12 +1,13 @@
 """Torch distributed checkpoints: `__*.distcp` files, and `.metadata`, their index.
 
-The files hold an archive of torch.save for each piece of each tensor, end to end. The index is a
-bare pickle, which is read as data like all others.
+The files hold an archive of torch.save for each piece of each tensor, end to end. The index is a bare
+pickle, which torch itself would run. Here every name in it stands for `Unread`, so nothing is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import pickle
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,25 +23,10 @@ from stem_edge.export.tensor_files.stored_tensor import (
     check_type,
     joined,
 )
-from stem_edge.export.tensor_files.torch import describe, guarded, read_archive
-from stem_edge.export.tensor_files.torch_pickle import Made, read_pickle
+from stem_edge.export.tensor_files.torch import Unread, guarded, read_archive
 from stem_edge.files import disk
 
 MAX_METADATA_NBYTES = 1 << 28
-_CHECKPOINT = "torch.distributed.checkpoint."
-_METADATA_NAMES = (
-    *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
-    *("TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
-    "TensorProperties._MEM_FORMAT_ENCODING",
-)
-_PATHS = [f"pathlib.{n}" for n in ("Path", "PosixPath", "WindowsPath", "_local.PosixPath")]
-_INDEX_NAMES = {
-    *("torch.Size", "collections.OrderedDict", "torch.serialization._get_layout"),
-    "builtins.getattr",  # in pickles of some Python versions, for members of an enum
-    f"{_CHECKPOINT}filesystem._StorageInfo",
-    *(f"{_CHECKPOINT}metadata.{name}" for name in _METADATA_NAMES),
-    *_PATHS,
-}
 T = TypeVar("T")
 
 
@@ -49,6 +35,14 @@ def load_distributed(folder: Path) -> dict[str, StoredTensor | Joined]:
     path = folder / ".metadata"
     metadata = guarded(path, lambda: _read_metadata(path))
     return guarded(path, lambda: _matrices(folder, metadata))
+
+
+class _Reader(pickle._Unpickler):
+    """Reader of a pickle that looks no name up. In Python, because the one in C trusts sizes."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        plain: dict[str, Any] = {"torch.Size": tuple, "collections.OrderedDict": dict}
+        return plain.get(f"{module}.{name}", Unread)
 
 
 class _Place(msgspec.Struct):
@@ -84,37 +78,28 @@ class _Metadata(msgspec.Struct):
     storage_data: dict[Any, Any]
 
 
-def _read_metadata(path: Path) -> Any:
+def _read_metadata(path: Path) -> _Metadata:
     data = disk.read_file(path.resolve(), MAX_METADATA_NBYTES)
     if len(data) > MAX_METADATA_NBYTES:
         raise ValueError(f"larger than {MAX_METADATA_NBYTES} bytes")
-    makers: dict[str, Callable[..., Any]] = {
-        "torch.Size": lambda sizes: sizes,
-        "collections.OrderedDict": dict,
-        **dict.fromkeys(_PATHS, lambda *parts: "/".join(parts)),
-    }
-    return read_pickle(data, _INDEX_NAMES, makers)
+    return _as(_Reader(io.BytesIO(data)).load(), _Metadata)
 
 
-def _as(made: Any, type: type[T]) -> T:
-    """Convert the state of an object in the pickle. Raises TypeError, ValueError."""
-    state = made.state if isinstance(made, Made) else None
-    if not isinstance(state, dict):
-        raise TypeError(f"{describe(made)} instead of {type.__name__.strip('_').lower()}")
-    return msgspec.convert(state, type)
+def _as(found: object, type: type[T]) -> T:
+    """Convert an object of the index. Raises TypeError, ValueError."""
+    return msgspec.convert(vars(found), type)
 
 
-def _matrices(folder: Path, found: Any) -> dict[str, StoredTensor | Joined]:
-    metadata = _as(found, _Metadata)
+def _matrices(folder: Path, metadata: _Metadata) -> dict[str, StoredTensor | Joined]:
     places = {}
     for key, place in metadata.storage_data.items():
         index = _as(key, _Index)
         places[index.fqn, index.offset or ()] = place
     matrices, files = {}, dict[Path, SourceFile]()
-    for key, made in metadata.state_dict_metadata.items():
-        if not key.startswith("model.") or "chunks" not in (getattr(made, "state", None) or ()):
+    for key, found in metadata.state_dict_metadata.items():
+        if not key.startswith("model.") or not hasattr(found, "chunks"):
             continue
-        entry = _as(made, _Entry)
+        entry = _as(found, _Entry)
         pieces = sorted((_as(chunk, _Piece) for chunk in entry.chunks), key=lambda p: p.offsets)
         tensors = [_read(folder, key, places, piece, files) for piece in pieces]
         _check_pieces(folder, key, check_shape(key, entry.size), pieces)
@@ -163,7 +148,7 @@ def _read(
     tensor = guarded(path, lambda: read_archive(files[path], place.offset, place.length))
     if not isinstance(tensor, StoredTensor) or tensor.shape != piece.sizes or not piece.sizes:
         raise CheckpointError(
-            f"{path}: found {describe(tensor)} at byte {place.offset}; expected a tensor "
+            f"{path}: found a {type(tensor).__name__} at byte {place.offset}; expected a tensor "
             f"{list(piece.sizes)}: the checkpoint is damaged, copy it again"
         )
     return check_type(tensor.named(name))

@@ -1,24 +1,28 @@
-"""An export needs neither torch nor transformers."""
+"""An export needs no transformers, and torch for files of torch.save alone."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from architectures import SIZES, write
+from contract import refused
 from exports import contents
-from hf_folders import make_model
+from gguf_files import write_model
+from hf_folders import SIZES as HF_SIZES
+from hf_folders import make_model, randomized
 from installed import DATA
-from make_checkpoint import Shape, write_checkpoint
 from tokenizers import Tokenizer, models
-from trained_tokenizers import train_ranks, train_sp, write_ranks
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
 from stem_edge.config import ModelConfig
+from stem_edge.errors import CheckpointError
+from stem_edge.export.checkpoints.readers import read_checkpoint
 
+LARGER = LlamaConfig(**(HF_SIZES | {"vocab_size": 300}))  # enough for a token for each byte
 EXPORT = """
 import sys
 sys.modules |= {"torch": None, "transformers": None}  # so that importing one raises
@@ -26,15 +30,6 @@ import stem_edge
 for checkpoint, out in zip(sys.argv[2::2], sys.argv[3::2]):
     stem_edge.export_bundle(checkpoint, out, calibration=sys.argv[1], threads=1, progress=False)
 """
-
-
-def write_lingua(folder: Path, kind: str, tokenizer: Path) -> Path:
-    """Write a checkpoint of the public STEM trainer with this tokenizer."""
-    write_checkpoint(folder, Shape(vocab_size=700, n_layers=2, d_ff=32, stem_layers=(1,)))
-    params = json.loads((folder / "params.json").read_text())
-    params["data"]["tokenizer"] = {"name": kind, "path": str(tokenizer)}
-    (folder / "params.json").write_text(json.dumps(params))
-    return folder
 
 
 def write_dense(folder: Path) -> Path:
@@ -46,16 +41,11 @@ def write_dense(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_every_kind_of_checkpoint_gives_the_same_bundle(tmp_path: Path) -> None:
-    train_sp(tmp_path / "sp.model")
-    ranks = write_ranks(tmp_path / "ranks.tiktoken", train_ranks(400))
+def test_checkpoints_without_pickles_give_the_same_bundles(tmp_path: Path) -> None:
     checkpoints = [
-        DATA / "conformance/full/training",
-        DATA / "conformance/blagpt-full",
         DATA / "conformance/gemma4-text",
-        write_lingua(tmp_path / "sp", "sp", tmp_path / "sp.model"),
-        write_lingua(tmp_path / "tiktoken", "tiktoken", ranks),
         write_dense(tmp_path / "dense"),
+        write_model(tmp_path / "model.gguf", randomized(LlamaForCausalLM(LARGER))),
         write(tmp_path / "schema", ModelConfig(**SIZES))[0],
     ]
     outs = [tmp_path / f"out-{number}" for number in range(len(checkpoints))]
@@ -67,3 +57,10 @@ def test_every_kind_of_checkpoint_gives_the_same_bundle(tmp_path: Path) -> None:
         usual = tmp_path / f"usual-{out.name}"
         stem_edge.export_bundle(checkpoint, usual, calibration=text, threads=1, progress=False)
         assert contents(out) == contents(usual), checkpoint
+
+
+@pytest.mark.parametrize("name", ["full/training", "full/consolidated", "blagpt-full"])
+def test_files_of_torch_name_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    folder = DATA / "conformance" / name
+    refused(lambda: read_checkpoint(folder), CheckpointError, folder, "'stem-edge[torch]'")

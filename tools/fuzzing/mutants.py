@@ -7,11 +7,9 @@ files are packed into one input by `join`.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import struct
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from random import Random
@@ -192,23 +190,6 @@ def change_safetensors(random: Random, data: bytes, other: bytes) -> bytes:
     header = change_json(random, data[8 : 8 + length], other[8 : 8 + donor])
     number = len(header) if random.random() < 0.9 else random.choice(BORDERS)
     return struct.pack("<Q", number) + header + data[8 + length :]
-
-
-def change_archive(random: Random, data: bytes, other: bytes) -> bytes:
-    """Change a member of a torch.save archive, or the archive's own structure."""
-    if random.random() < 0.25:
-        return change_bytes(random, data, other)
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    # The pickle half of the time, because it determines how all other members are read.
-    names = sorted(members) + [name for name in members if name.endswith(".pkl")] * len(members)
-    name = random.choice(names)
-    members[name] = change_bytes(random, members[name], b"".join(members.values()))
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for member, content in members.items():
-            archive.writestr(member, content)
-    return file.getvalue()
 
 
 def change_template(random: Random, data: bytes, other: bytes) -> bytes:

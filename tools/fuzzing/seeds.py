@@ -47,10 +47,6 @@ def exported(folder: Path) -> Iterator[Seed]:
     )
     for name in ("onnx", "gguf"):
         yield "manifest", f"{name}.json", (folder / name / "manifest.json").read_bytes()
-    few = Shape(vocab_size=8, dim=4, n_layers=1, n_heads=1, n_kv_heads=1, d_ff=4, stem_layers=(0,))
-    saved = write_checkpoint(folder / "saved", few, layout="consolidated")
-    for path in sorted(saved.glob("*.pth")):
-        yield "torch", path.name, path.read_bytes()
 
 
 def stores() -> Iterator[Seed]:

@@ -23,8 +23,6 @@ from stem_edge.edit_files.file import encode_edit, read_edit
 from stem_edge.errors import CheckpointError
 from stem_edge.export.tensor_files.gguf import open_gguf
 from stem_edge.export.tensor_files.safetensors import open_tensors
-from stem_edge.export.tensor_files.stored_tensor import StoredTensor
-from stem_edge.export.tensor_files.torch import load_tensors
 from stem_edge.export.tokenizers.gguf import read_gguf_tokenizer
 from stem_edge.runtime.rows.shards import ShardFiles
 from stem_edge.runtime.rows.store import RowStore
@@ -90,12 +88,6 @@ def _store(path: Path) -> None:
     tables = open_table_store(root)
     with RowStore(tables, ShardFiles(tables.grids)) as store:
         store.read(np.arange(min(store.layout.records, 16)))
-
-
-def _torch(path: Path) -> None:
-    for value in load_tensors(path).values():
-        if isinstance(value, StoredTensor) and value.shape:
-            value.rows(0, min(value.shape[0], 16))
 
 
 def _gguf(path: Path) -> None:
@@ -191,12 +183,6 @@ TARGETS = {
         "x.gguf",
         mutants.change_bytes,
         _gguf,
-    ),
-    "torch": Target(
-        "a torch.save file: archive, pickle, first rows of each tensor",
-        "x.pth",
-        mutants.change_archive,
-        _torch,
     ),
     "tokenizer": Target(
         "tokenizer.json, before the tokenizers library reads it",

@@ -21,6 +21,7 @@ from stem_edge.export.tensor_files.stored_tensor import (
     StoredTensor,
     check_shape,
     check_type,
+    joined,
     looks_like,
 )
 from stem_edge.files import disk
@@ -197,3 +198,18 @@ def test_checksums(file: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> N
     other = Checksum(opened, 5, 10, zlib.crc32(data[5:15]))
     for _ in range(2):
         refused(other.compare, CheckpointError, file, "10 bytes at byte 5", "checksum")
+
+
+def test_shards_beside_each_other(tmp_path: Path) -> None:
+    halves = []
+    for name, data in (("a", [[0.0, 1], [2, 3]]), ("b", [[4.0], [5]])):
+        values = np.array(data, "<f4")
+        halves.append(tensor(tmp_path / name, "F32", values.shape, values.tobytes()))
+    table = joined(halves, axis=1)
+    assert (table.shape, table.nbytes) == ((2, 3), 24)
+    assert table.rows(0, 2).tolist() == [[0, 1, 4], [2, 3, 5]]
+    assert joined(halves[:1], axis=1) is halves[0]
+    vector = np.array([4.0, 5], "<f4")
+    lines = joined([tensor(tmp_path / "b", "F32", (2,), vector.tobytes())] * 2, axis=0)
+    assert lines.shape == (4,)
+    assert [lines.rows(at, at + 2).tolist() for at in range(4)] == [[4, 5], [5, 4], [4, 5], [5]]
