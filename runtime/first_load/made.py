@@ -205,7 +205,7 @@ class Made:
                 remove_tree(bundle, self.root)
         tell(
             f"making a bundle of {printable(Path(source.path).name)}, once, in {self.root}; "
-            "stem-edge cache lists and removes it",
+            "stem-edge list shows it",
             show,
         )
         try:

@@ -55,8 +55,7 @@ COMMANDS = {
     "eval": ("measuring", "measure perplexity, and divergence from another bundle or a checkpoint"),
     "prepare": ("bundles", "make later loads faster: rearrange a backbone for this processor"),
     "list": ("bundles", "list the models that are kept, by the names that commands take"),
-    "rm": ("bundles", "remove a model that is kept"),
-    "cache": ("bundles", "list or remove what is kept for faster loads"),
+    "rm": ("bundles", "remove a model, or something that is kept for faster loads"),
 }
 ALIASES = {"run": "chat"}
 # Command -> extra of the package that it needs.

@@ -7,16 +7,20 @@ import json
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from stem_edge.bundle.manifest import open_manifest
+from stem_edge.commands.bundles.entries import entries
 from stem_edge.commands.options.arguments import own_command
 from stem_edge.errors import BundleError
 from stem_edge.hub.kept import Kept, kept_bundles
 from stem_edge.shown import printable
+from stem_edge.system.user_folder import cache_folder
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
-List the models that this machine keeps: bundles that were made of checkpoints, and those that were
-fetched from a hub. Every command that takes a bundle takes their names."""
+List the models on this machine: bundles that were made of checkpoints, and bundles that were fetched
+from a hub. Every command that takes a bundle takes their names."""
 
 EPILOG = """\
 examples:
@@ -26,13 +30,19 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the models as JSON")
+    what = "also list the user's cache folder: prepared backbones, counts, tokenizers, prompts, ..."
+    parser.add_argument("--all", action="store_true", help=what)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     models = [line for kept in kept_bundles() if (line := _described(kept)) is not None]
+    folder = cache_folder(None)
+    found = list(entries(folder)) if args.all else []
     if args.json:
-        print(json.dumps(models, indent=1))
+        cached = msgspec.to_builtins(found, enc_hook=str)
+        result = {"models": models, "folder": str(folder), "entries": cached}
+        print(json.dumps(result if args.all else models, indent=1))
         return 0
     widest = max((len(model["name"]) for model in models), default=0)
     for model in models:
@@ -40,6 +50,11 @@ def run(args: argparse.Namespace) -> int:
         print(printable(shown))
     if not models:
         print(f"no models are kept; fetch one with: {own_command()} run hf:org/name")
+    if args.all:
+        size = format_size(sum(entry.nbytes for entry in found))
+        print(f"\n{printable(str(folder))}: {size} in {len(found)} entries, made again when needed")
+    for entry in found:
+        print(printable(str(entry)))
     return 0
 
 

@@ -27,7 +27,7 @@ done for another kind of processor, whose matrices lie otherwise."""
 EPILOG = """\
 examples:
   stem-edge prepare model
-  stem-edge cache                 what is kept, and what is old"""
+  stem-edge list --all            what is kept, and what is old"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

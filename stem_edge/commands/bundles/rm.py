@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stem_edge.commands.bundles.cache import belonging, entries, remove_entries
+from stem_edge.commands.bundles.entries import Entry, belonging, entries
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.hub import PREFIX
 from stem_edge.hub.fetch import cache
@@ -14,23 +14,34 @@ from stem_edge.shown import printable
 from stem_edge.system.user_folder import cache_folder
 
 DESCRIPTION = """\
-Remove models that this machine keeps, with all that was prepared for them. A checkpoint that a bundle
-was made of stays where it is. A model that a process uses stays, too."""
+Remove models from this machine, with everything that was prepared for them, or other entries of the cache
+folder. A checkpoint that a bundle was made of stays where it is. A model that a process uses stays, too."""
 
 EPILOG = """\
 examples:
-  stem-edge list
-  stem-edge rm my-model"""
+  stem-edge list --all
+  stem-edge rm my-model
+  stem-edge rm 6f8dcde149d0"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", metavar="NAME", nargs="+", help="as stem-edge list shows it")
+    what = "name of a model or an entry, as stem-edge list --all shows it, or a model's place"
+    parser.add_argument("names", metavar="NAME", nargs="+", help=what)
 
 
 def run(args: argparse.Namespace) -> int:
-    for kept in [_find(name) for name in args.names]:
-        _remove(kept)
-        print(printable(f"removed {kept.name} ({kept.place})"))
+    for name in args.names:
+        found = list(entries(cache_folder(None)))
+        cached = [entry for entry in found if name == entry.path.name]
+        if cached:
+            _remove(
+                name, [*cached, *(e for c in cached for e in belonging(found, c.path) if e != c)]
+            )
+            print(printable(f"removed {name}"))
+        else:
+            kept = _find(name)
+            _remove_model(kept, found)
+            print(printable(f"removed {kept.name} ({kept.place})"))
     return 0
 
 
@@ -41,18 +52,23 @@ def _find(name: str) -> Kept:
         name
     )
     if kept is None:
-        raise InputError(f"no kept model is called {name!r}; stem-edge list shows all")
+        raise InputError(
+            f"no model or entry is called {name!r}; give one that stem-edge list --all shows"
+        )
     return kept
 
 
-def _remove(kept: Kept) -> None:
+def _remove_model(kept: Kept, found: list[Entry]) -> None:
     """Delete a bundle, and what was prepared for it. Raises StemEdgeError."""
     on_hub = kept.place.startswith(PREFIX)
-    folder = kept.folder if on_hub else kept.folder.parent
-    chosen = belonging(list(entries(cache_folder(None))), folder)
-    if len(remove_entries(chosen)) < len(chosen):
-        raise StemEdgeError(f"{kept.name}: a process uses it; end that first")
+    _remove(kept.name, belonging(found, kept.folder if on_hub else kept.folder.parent))
     if on_hub:
         from huggingface_hub import scan_cache_dir
 
         scan_cache_dir(cache()).delete_revisions(kept.folder.name).execute()
+
+
+def _remove(name: str, chosen: list[Entry]) -> None:
+    """Delete entries, the first one first. Raises StemEdgeError if a process uses one."""
+    if not all(entry.remove() for entry in chosen):
+        raise StemEdgeError(f"{name}: a process uses it; end that first")

@@ -1,9 +1,8 @@
-"""Checkpoints that are loaded as they are: their bundles are made once, and listed by `stem-edge cache`."""
+"""Checkpoints that are loaded as they are: their bundles are made once, and are listed by `stem-edge list`."""
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 import subprocess
@@ -23,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import stem_edge
 from stem_edge.bundle.manifest import MANIFEST
-from stem_edge.commands.bundles.cache import entries
+from stem_edge.commands.bundles.entries import entries
 from stem_edge.commands.main import main
 from stem_edge.errors import (
     BundleError,
@@ -199,7 +198,7 @@ def test_an_interrupted_one_is_made_again(
         patch.setattr(made, "make", cut)
         with pytest.raises(KeyboardInterrupt):
             opened(path)
-    found = [(entry.of, entry.stale) for entry in entries(cache) if entry.kind == MADE]
+    found = [(entry.of, entry.old) for entry in entries(cache) if entry.kind == MADE]
     assert found == [(str(path), "was not finished")] * left
     assert opened(path).is_dir() and len(exports) == 1
 
@@ -236,7 +235,7 @@ def test_a_bundle_keeps_its_record_if_the_next_export_fails(
         patch.setattr(made, "make", refuses)
         refused(lambda: opened(path), CheckpointError, "damaged")
     (entry,) = (entry for entry in entries(cache) if entry.kind == MADE)
-    assert (entry.of, entry.stale) == (str(path), "its checkpoint is gone or has changed")
+    assert (entry.of, entry.old) == (str(path), "its checkpoint is gone or has changed")
     earlier.replace(path)
     assert opened(path).is_dir() and len(exports) == 1
 
@@ -433,48 +432,44 @@ def test_without_writing_it_is_used_as_it_is(
     assert opened(path).is_dir() and len(exports) == 1
 
 
-def removed(name: str, capsys: Capture) -> tuple[int, list[str]]:
-    """Remove by the command; return its status and the kinds of what it removed."""
-    capsys.readouterr()
-    status = main(["cache", "--json", "--remove", name])
-    entries = json.loads(capsys.readouterr().out)["entries"]
-    return status, [entry["kind"] for entry in entries if entry["removed"]]
-
-
 def test_the_command_lists_and_removes(
     tmp_path: Path, cache: Path, exports: list[str], capsys: Capture
 ) -> None:
+    def line() -> str:
+        capsys.readouterr()
+        assert main(["list", "--all"]) == 0
+        return next(line for line in capsys.readouterr().out.splitlines() if f"  {MADE} " in line)
+
     path = one_file(tmp_path)
     with stem_edge.load(path) as model:
         assert model.generate_text("The", max_new_tokens=1)
-        assert removed(str(path), capsys)[0] == 1
-        assert main(["cache", "--remove", "all"]) == 1
-        assert "in use, not removed" in capsys.readouterr().out
+        for name in ("m", record(cache).parent.name, str(record(cache).parent / "m")):
+            assert main(["rm", name]) == 1
+            assert "a process uses it" in capsys.readouterr().err
     del model
     gc.collect()
-    assert main(["cache"]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if f"  {MADE} " in line)
-    assert str(path) in line and " used 2" in line and "old" not in line
+    assert str(path) in line() and " used 2" in line() and "old" not in line()
     path.unlink()
-    assert main(["cache"]) == 0
-    assert "old: its checkpoint is gone or has changed" in capsys.readouterr().out
-    assert main(["cache", "--remove", "nothing"]) == 1
-    assert "no entry is called 'nothing'" in capsys.readouterr().err
-    status, kinds = removed(record(cache).parent.name, capsys)
-    assert (status, kinds[0]) == (0, MADE) and not list(cache.glob(f"{MADE}/*"))
+    assert line().endswith("old: its checkpoint is gone or has changed")
+    assert main(["rm", record(cache).parent.name]) == 0 and not list(cache.glob(f"{MADE}/*"))
 
 
-def test_the_command_leaves_what_is_not_ours(tmp_path: Path, exports: list[str]) -> None:
-    path, folder, elsewhere = one_file(tmp_path), tmp_path / "cache", tmp_path / "elsewhere"
-    key = opened(path, cache_dir=folder).parent.name
+def test_the_command_leaves_what_is_not_ours(
+    tmp_path: Path, cache: Path, exports: list[str], capsys: Capture
+) -> None:
+    key, elsewhere = opened(one_file(tmp_path)).parent.name, tmp_path / "elsewhere"
     gc.collect()
-    for kept in (folder / MADE / "website", elsewhere):
-        kept.mkdir()
-        (kept / "mine").touch()
-    (folder / MADE / ("0" * len(key))).symlink_to(elsewhere)
-    assert main(["cache", "--cache-dir", str(folder), "--remove", "all"]) == 0
-    assert sorted(p.name for p in (folder / MADE).iterdir()) == ["0" * len(key), "website"]
-    assert (folder / MADE / "website" / "mine").is_file() and (elsewhere / "mine").is_file()
+    for kept in (cache / MADE / "website" / "m", elsewhere):
+        kept.mkdir(parents=True)
+        (kept / MANIFEST).touch()
+    (link := cache / MADE / ("0" * len(key))).symlink_to(elsewhere)
+    for name in ("website", link.name, str(link), str(cache / MADE / "website" / "m")):
+        assert main(["rm", name]) == 1
+    assert main(["rm", key]) == 0
+    assert sorted(p.name for p in (cache / MADE).iterdir()) == [link.name, "website"]
+    assert (cache / MADE / "website" / "m" / MANIFEST).is_file() and (
+        elsewhere / MANIFEST
+    ).is_file()
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("ggml", marks=needs_ggml)])

@@ -1,0 +1,160 @@
+"""`stem-edge list --all` and `stem-edge rm`: entries of the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import onnxruntime as ort
+import pytest
+from contract import command_refused
+from installed import DEMO
+
+from stem_edge.commands.bundles.entries import OURS, entries
+from stem_edge.commands.main import main
+from stem_edge.hub.kept import MADE
+from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import builders
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
+    FORMAT,
+    RECORD,
+    PreparedRecord,
+    marks,
+)
+from stem_edge.runtime.text.kept import readers
+from stem_edge.system.user_folder import cpu_digest
+
+Capture = pytest.CaptureFixture[str]
+KEY = "0123456789abcdef" * 2
+
+
+def key(label: str) -> str:
+    """Return a name of an entry, as stem-edge gives them."""
+    return hashlib.md5(label.encode()).hexdigest()
+
+
+def prepare(root: Path, name: str, **changes: object) -> None:
+    """Put a prepared backbone of an existing bundle into the folder."""
+    shutil.copytree(DEMO, root / "bundle", dirs_exist_ok=True)
+    folder = root / "prepared" / name
+    folder.mkdir(parents=True)
+    (folder / "g.onnx").write_bytes(bytes(1000))
+    record = PreparedRecord(
+        format=FORMAT,
+        bundle=str(root / "bundle"),
+        onnxruntime=ort.__version__,
+        cpu=cpu_digest(),
+        files={"g.onnx": marks(folder / "g.onnx")},
+        prefill=None,
+        seconds={},
+    )
+    record = msgspec.structs.replace(record, **changes)
+    (folder / RECORD).write_bytes(msgspec.json.encode(record))
+
+
+MAKING, LEFT = (f".making-{number}-{KEY}-01234567" for number in (os.getpid(), 999999999))
+OTHER = "made by another stem-edge or another version of a library"
+# Name of an entry -> why it is old.
+OLD = {
+    KEY: "",
+    key("old-ort"): "made by onnxruntime 1.2.3",
+    key("other-cpu"): "made for another processor",
+    key("orphan"): "its bundle is gone",
+    key("cut"): "damaged",
+    MAKING: "",
+    LEFT: "was not finished",
+    f"{KEY}.npy": "",
+    f"{KEY}.rows": "",
+    f"{KEY}.map": "",
+    f"{readers()}-{key('tokenizers')}": "",
+    f"{builders()}-{key('graphs')}": "",
+    f"{KEY}-{key('tokenizers')}": OTHER,
+    f"{KEY}-{key('graphs')}": OTHER,
+    f"{key('ggml')}.json": "",
+    key("checked"): "its model is gone",
+    f"{KEY}-{KEY}.safetensors": "",
+    f".{KEY[:16]}.tmp": "",
+}
+FOREIGN = (
+    *("prepared/thesis/text", "trials/patients.csv", "places/map.geojson", "graphs/fig-1.pdf"),
+    *("tokenizers/my-tokenizer.json", "counts/birds.npy", "tier/cake.rows", "ggml/notes.json"),
+    *("checked/list.json", "made/website/manifest.json", "prefixes/model.safetensors"),
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path))
+    root = tmp_path / "stem-edge"
+    prepare(root, KEY)
+    prepare(root, key("old-ort"), onnxruntime="1.2.3")
+    prepare(root, key("other-cpu"), cpu="x")
+    prepare(root, key("orphan"), bundle=str(root / "gone"))
+    prepare(root, key("cut"), files={"g.onnx": 1001})
+    prepare(root, MAKING)
+    prepare(root, LEFT)
+    files = {
+        "counts": [f"{KEY}.npy"],
+        "tier": [f"{KEY}.rows", f"{KEY}.map"],
+        "tokenizers": [f"{readers()}-{key('tokenizers')}", f"{KEY}-{key('tokenizers')}"],
+        "graphs": [f"{builders()}-{key('graphs')}", f"{KEY}-{key('graphs')}"],
+        "ggml": [f"{key('ggml')}.json"],
+        "checked": [key("checked")],
+        "prefixes": [f"{KEY}-{KEY}.safetensors", f".{KEY[:16]}.tmp"],
+    }
+    assert {*files, "prepared", MADE} == OURS.keys()
+    for kind, names in files.items():
+        (root / kind).mkdir()
+        for name in names:
+            (root / kind / name).touch()
+    for name in FOREIGN:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("mine")
+    (root / "counts" / f"{key('dangling')}.npy").symlink_to(tmp_path / "gone")
+    (root / "prepared" / key("link")).symlink_to(root / "prepared" / "thesis")
+    return root
+
+
+def test_what_is_old_and_why(root: Path) -> None:
+    assert {e.path.name: e.old for e in entries(root)} == OLD
+
+
+def test_listing(root: Path, capsys: Capture) -> None:
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.startswith("no models are kept")
+    assert main(["list", "--all"]) == 0
+    _, _, first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{root}: ") and f" in {len(OLD)} entries" in first
+    assert len(lines) == len(OLD)
+    for name, why in OLD.items():
+        (line,) = (line for line in lines if f" {name} " in f"{line} ")
+        assert line.endswith(f"old: {why}") == bool(why)
+    assert main(["list", "--all", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {Path(e["path"]).name: e["old"] for e in report["entries"]} == OLD
+    shutil.rmtree(root)
+    assert main(["list", "--all"]) == 0
+    assert f"{root}: 0 B in 0 entries" in capsys.readouterr().out
+
+
+def test_removing_what_is_listed_and_nothing_else(root: Path, capsys: Capture) -> None:
+    for name in (
+        "",
+        ".",
+        "..",
+        "thesis",
+        "birds.npy",
+        key("link"),
+        f"{key('dangling')}.npy",
+        "prepared",
+    ):
+        command_refused(capsys, ["rm", name], "list --all")
+    assert len(list(entries(root))) == len(OLD)
+    assert main(["rm", *OLD]) == 0
+    assert list(entries(root)) == [] and (root / "bundle").is_dir()
+    assert all((root / name).read_text() == "mine" for name in FOREIGN)
+    assert (root / "prepared" / key("link") / "text").is_file()
