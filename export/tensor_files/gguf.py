@@ -50,8 +50,17 @@ class GgufFile(NamedTuple):
 
 def open_gguf(path: Path) -> GgufFile:
     """Open a file and, if it is part of a split model, the others. Raises CheckpointError."""
-    paths = split_files(path)
-    files = [_open(each) for each in paths]
+    files: list[GgufFile] = []
+    for each in split_files(path):
+        file = _open(each)
+        # Not all keys of later files, since one file under many names would take gigabytes.
+        own = {key: file.keys[key] for key in SPLIT_KEYS if key in file.keys}
+        files.append(file._replace(keys=own) if files else file)
+        if sum(len(file.tensors) for file in files) > MAX_TENSORS:
+            raise CheckpointError(
+                f"{each}: the files up to this one have more than {MAX_TENSORS} tensors; give "
+                "the first file of a model"
+            )
     _check_split(files)
     tensors: dict[str, GgufTensor] = {}
     for file in files:

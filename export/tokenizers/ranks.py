@@ -14,6 +14,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from stem_edge.export.tokenizers.comparison import Conversion, Encode, import_original
 
+MAX_TOKEN_CHARS = 4096
+MAX_COMPARED = (
+    1 << 27
+)  # characters in all cuts of all tokens; a vocabulary of 256,000 has 20 million
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 _PATTERN = (  # the trainer's, which cuts text before bytes are merged
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -66,13 +70,23 @@ def convert_ranks(path: Path) -> Conversion:
 
 
 def merges(ranked: Iterable[str], known: Collection[str]) -> list[tuple[str, str]]:
-    """List every pair of known tokens that makes a ranked one, in the order of the ranks."""
-    return [
-        (name[:at], name[at:])
-        for name in ranked
-        for at in range(1, len(name))
-        if name[:at] in known and name[at:] in known
-    ]
+    """List every pair of known tokens that makes a ranked one, in the order of the ranks.
+
+    Raises ValueError for a vocabulary that would take minutes and gigabytes.
+    """
+    lengths, pairs, compared = {len(name) for name in known}, list[tuple[str, str]](), 0
+    for name in ranked:
+        if len(name) > MAX_TOKEN_CHARS:
+            raise ValueError(
+                f"a token has {len(name)} characters; expected up to {MAX_TOKEN_CHARS}"
+            )
+        cuts = [at for at in range(1, len(name)) if at in lengths and len(name) - at in lengths]
+        compared += len(cuts) * len(name)
+        if compared > MAX_COMPARED:
+            raise ValueError("its tokens are too long and too alike for one made by merging")
+        parts = ((name[:at], name[at:]) for at in cuts)
+        pairs += [(first, second) for first, second in parts if first in known and second in known]
+    return pairs
 
 
 def _finish(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,14 @@ def test_heads_in_another_order_keep_the_codes_of_their_rows(tmp_path: Path) -> 
 # ---------------------------------------------------------------- split models
 
 
-def write_split(folder: Path, count: int = 3, **changes: Any) -> list[Path]:
-    """Write a model of one tensor a file; changes: of the keys of the second file."""
+def write_split(
+    folder: Path, count: int = 3, more: list[str] | None = None, **changes: Any
+) -> list[Path]:
+    """Write a model of one tensor a file; more: in each; changes: of the keys of the second file."""
     paths = []
     for number in range(count):
         keys: dict[str, Any] = {} if number else {"a.key": 1}
+        keys |= {"more": more} if more else {}
         split = {"split.no": number, "split.count": count, "split.tensors.count": count}
         if number == 1:
             split |= {key.replace("_", "."): value for key, value in changes.items()}
@@ -160,3 +164,16 @@ def test_a_tensor_of_two_files_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_names_of_split_files(name: str, count: int) -> None:
     assert len(split_files(Path(name))) == count
+
+
+def test_the_keys_of_later_files_are_not_kept(tmp_path: Path) -> None:
+    """The same tokens in each of 40 files took 4 GB."""
+    peaks = []
+    for count in (2, 12):
+        (tmp_path / str(count)).mkdir()
+        paths = write_split(tmp_path / str(count), count, [f"{n:030}" for n in range(5000)])
+        tracemalloc.start()
+        open_gguf(paths[0])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -207,3 +208,24 @@ def test_every_pattern_is_one_that_the_library_takes(tmp_path: Path) -> None:
     for pre in PRE:
         found = converted(written(tmp_path, byte_keys(258), pre=pre))
         assert ids(found, "ab 12") == [256, 32, 49, 50]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a" * size for size in range(1, 1000)], "too long and too alike"),
+        (["a", "a" * 4097], "a token has 4097 characters; expected up to 4096"),
+    ],
+    ids=["a ladder", "long"],
+)
+def test_tokens_that_would_take_gigabytes_are_refused(
+    names: list[str], said: str, tmp_path: Path
+) -> None:
+    """The ladder took 1.5 GB, and with twice the steps more than 5."""
+    size = {"scores": [0.0] * len(names), "token_type": [NORMAL] * len(names), "merges": None}
+    path = written(tmp_path, byte_keys(258), model="llama", tokens=names, **size)
+    tracemalloc.start()
+    refused(lambda: converted(path), path, said, "--tokenizer")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 300e6
