@@ -22,7 +22,6 @@ from stem_edge.bundle.manifest import (
     encode_manifest,
 )
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.errors import ExportError
 from stem_edge.export.add_backbone import add_assistant, check_base, keep_files, open_base
 from stem_edge.export.backbone.assistant import AssistantPart, assistant_part
 from stem_edge.export.backbone.forms import FORMS
@@ -46,7 +45,7 @@ from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.job.recipe import Quality
 from stem_edge.export.job.source import read_source, with_special_tokens
 from stem_edge.export.job.stored_types import keep_stored_types
-from stem_edge.export.job.table_plan import ExportTables, TablePlan
+from stem_edge.export.job.table_plan import ExportTables
 from stem_edge.export.job.trained_grid import keep_trained_grid
 from stem_edge.export.quality_check import TooFarError, accept
 from stem_edge.export.quantization.calibration import (
@@ -55,7 +54,6 @@ from stem_edge.export.quantization.calibration import (
     read_token_ids,
 )
 from stem_edge.export.quantization.error_meter import ErrorMeter
-from stem_edge.export.shards import Elsewhere, ShardTask, write_elsewhere
 from stem_edge.export.tables import TableWriter
 from stem_edge.graph.formats import (
     GgufType,
@@ -103,7 +101,6 @@ def export_bundle(
     force: bool = False,
     threads: int | None = None,
     progress: bool | None = None,
-    elsewhere: Elsewhere | None = None,
 ) -> Bundle:
     """Export a checkpoint of any known trainer (checkpoints/readers.py) to a bundle in `out`.
 
@@ -161,8 +158,6 @@ def export_bundle(
     force: replace `out` if it is a bundle; it stays whole until the new one is.
     threads: threads that compute. Default: one for each CPU that this process may use.
     progress: show a progress bar on stderr. Default: if that is a terminal; else a line every 10 seconds.
-    elsewhere: has the shards of the tables written by other processes, as stem_edge.cluster.exports.ray_shards does
-        on a cluster; the bytes are the same.
 
     With onnx only: quality, size, head, bits, block_size, asymmetric, quantizer, prefill_graph.
 
@@ -171,23 +166,18 @@ def export_bundle(
     BundleError; `out` is then unchanged.
     """
     given = dict(locals())
-    for name in ("checkpoint", "out", "elsewhere"):
+    for name in ("checkpoint", "out"):
         del given[name]
-    return export_with(checkpoint, Path(out), ExportOptions(**given), elsewhere)
+    return export_with(checkpoint, Path(out), ExportOptions(**given))
 
 
-def export_with(
-    checkpoint: str | Path,
-    out: Path,
-    options: ExportOptions,
-    elsewhere: Elsewhere | None = None,
-) -> Bundle:
+def export_with(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bundle:
     """Export a checkpoint as export_bundle does, with its keywords as one object."""
     missed: TooFarError | None = None
     while True:
         give_back_freed_blocks(KEPT_NBYTES)  # each time, because loading what was written sets less
         try:
-            return _export(checkpoint, out, options, elsewhere, missed)
+            return _export(checkpoint, out, options, missed)
         except TooFarError as miss:
             if (closer := options.closer(miss.nats)) is None or miss is missed:
                 raise
@@ -198,13 +188,8 @@ def _export(
     checkpoint: str | Path,
     out: Path,
     options: ExportOptions,
-    elsewhere: Elsewhere | None,
     missed: TooFarError | None,
 ) -> Bundle:
-    if options.add and elsewhere is not None:
-        raise ExportError(
-            "elsewhere (--ray) shares the writing of tables, and add writes none; leave it out"
-        )
     if options.add:
         check_base(out, force=options.force)
     checkpoint = checkpoint_folder(checkpoint, options.progress)
@@ -248,14 +233,6 @@ def _export(
         work.needed_nbytes = max(0, footprint.flash_nbytes - kept - done)
         check_free(out, work.needed_nbytes)
         with Progress(0, "exporting", options.progress) as bar:
-            if elsewhere is not None and job.tables is not None:
-                shards = _shards(job, job.tables, journal, used)
-                bar.begin("writing tables elsewhere", 4 * job.source.config.table_parameters)
-                try:
-                    write_elsewhere(elsewhere, shards, journal, bar)
-                except Exception:  # of machines, which can be repaired
-                    work.keep = bool(journal.steps)
-                    raise
             _run(job, journal, bar)
         sources.check([source.path, *options.files], own)
     bundle = open_bundle(out)
@@ -288,24 +265,6 @@ def _run(job: Job, journal: Journal, bar: Progress) -> None:
     manifest = accept(job, journal, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
     journal.close()
-
-
-def _shards(
-    job: Job, plan: TablePlan, journal: Journal, files: Mapping[Path, tuple[int, ...]]
-) -> ShardTask:
-    """Describe the shards that are not finished yet. files: as Sources.used returns."""
-    lora, writer = job.options.lora, TableWriter(job.folder / TABLES, plan, {}, 1)
-    return ShardTask(
-        names=[name for name, _ in writer.shards() if name not in journal.steps],
-        subject=journal.subject,
-        folder=job.folder.absolute(),
-        checkpoint=job.source.path.absolute(),  # its name tells what a link is
-        lora=None if lora is None else Path(lora).absolute(),
-        ignore_keys=job.options.ignore_keys,
-        files=files,
-        plan=plan,
-        shard_nbytes=writer.shard_nbytes,
-    )
 
 
 def _steps(

@@ -43,21 +43,16 @@ class TableWriter:
         plan: TablePlan,
         tables: Mapping[int, Matrix],
         threads: int,
-        shard_nbytes: int | None = None,
     ) -> None:
         self._root, self._plan, self._tables, self._threads = root, plan, tables, threads
-        self.shard_nbytes, self._grids = shard_nbytes or SHARD_NBYTES, list[ShardGrid]()
+        self._grids = list[ShardGrid]()
         for name, layout in plan.format.arrays().items():
-            grid = _make_grid(root / name, layout, plan.prompt_rows, self.shard_nbytes)
+            grid = _make_grid(root / name, layout, plan.prompt_rows, SHARD_NBYTES)
             self._grids.append(grid)
 
     def steps(self) -> list[tuple[str, WriteStep]]:
         """Return the name and function of each step."""
-        return [("tables", lambda meter, progress: self._describe()), *self.shards()]
-
-    def shards(self) -> list[tuple[str, WriteStep]]:
-        """Return the name and function of the steps that write shards, in any order."""
-        steps: list[tuple[str, WriteStep]] = []
+        steps: list[tuple[str, WriteStep]] = [("tables", lambda meter, progress: self._describe())]
         first = 0
         for grid in self._grids:
             for shard in range(grid.shards):
@@ -65,12 +60,6 @@ class TableWriter:
                 steps.append((f"{grid.root.name} {shard}", write))
             first += grid.layout.records
         return steps
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that writing a shard takes, beside what the process has."""
-        pieces = [4 * grid.layout.row_width * len(grid.layout.layers) for grid in self._grids]
-        return 4 * max(PIECE_NBYTES, *pieces) * (self._threads + 1)
 
     def _describe(self) -> dict[Path, FileEntry]:
         """Write every zarr.json, and the token index."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -60,17 +59,6 @@ def run_step(folder: Path, name: str, write: WriteStep, progress: Advance) -> Jo
     return JournalStep(name=name, files=entries, totals=meter.totals(), progress=sum(seen))
 
 
-def read_subject(folder: Path) -> str | None:
-    """Return what the journal in a folder says is exported there; None if there is no journal."""
-    try:
-        first = disk.read_file(folder / NAME, MAX_NBYTES).splitlines()[:1]
-    except OSError:
-        return None
-    with suppress(msgspec.DecodeError):
-        return msgspec.json.decode(first[0], type=Header).subject if first else None
-    return None
-
-
 class Journal:
     """Steps of the export in `folder`, also from an earlier run."""
 
@@ -93,11 +81,8 @@ class Journal:
         """Run a step and record it, unless an earlier run has finished it."""
         if name in self.steps:
             progress(self.steps[name].progress)
-        else:
-            self.record(run_step(self.folder, name, write, progress))
-
-    def record(self, step: JournalStep) -> None:
-        """Add a step that is finished, here or on another machine that writes to this folder."""
+            return
+        step = run_step(self.folder, name, write, progress)
         self._sync_names(self.folder / name for name in step.files)
         self._append(msgspec.json.encode(step) + b"\n")
         self.steps[step.name] = step
