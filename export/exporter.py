@@ -12,7 +12,6 @@ import numpy as np
 
 from stem_edge.bundle.keeping import keep_good
 from stem_edge.bundle.manifest import (
-    BACKBONES,
     MANIFEST,
     TABLES,
     TOKEN_COUNTS,
@@ -22,7 +21,6 @@ from stem_edge.bundle.manifest import (
     encode_manifest,
 )
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.export.add_backbone import add_assistant, check_base, keep_files, open_base
 from stem_edge.export.backbone.assistant import AssistantPart, assistant_part
 from stem_edge.export.backbone.forms import FORMS
 from stem_edge.export.backbone.onnx import PREFILL_STEP
@@ -37,13 +35,12 @@ from stem_edge.export.job.job import (
     begin_layers,
     check_kinds,
     make_job,
-    subject,
 )
-from stem_edge.export.job.journal import Journal
 from stem_edge.export.job.options import ExportEngine, ExportOptions
 from stem_edge.export.job.publish import LOCK, check_free, publish
 from stem_edge.export.job.recipe import Quality
 from stem_edge.export.job.source import read_source, with_special_tokens
+from stem_edge.export.job.steps import Steps
 from stem_edge.export.job.stored_types import keep_stored_types
 from stem_edge.export.job.table_plan import ExportTables
 from stem_edge.export.job.trained_grid import keep_trained_grid
@@ -97,7 +94,6 @@ def export_bundle(
     max_kl: float | None = None,
     accept_far: bool = False,
     frequent: float | None = None,
-    add: bool = False,
     force: bool = False,
     threads: int | None = None,
     progress: bool | None = None,
@@ -121,7 +117,7 @@ def export_bundle(
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
     assistant: folder, or GGUF file, of the drafter that was made for a Gemma 4, which then guesses ahead on
         onnxruntime's CPU. It has the types that `backbone`, `head` and `bits` give, and 8 bits where types are measured;
-        no token depends on them. With `add`, it is all that is added.
+        no token depends on them.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
     ignore_keys: key of config.json that you know to change nothing, though transformers knows it;
         several of them.
@@ -152,18 +148,15 @@ def export_bundle(
     accept_far: keep a bundle that is far from its checkpoint, by more than 0.5 nats, too.
     frequent: share of the records that mixed tables keep at 8 bits: those that the calibration text
         uses most. Default: a twentieth.
-    add: put the backbone into the existing bundle `out`, beside that of the other engine or in
-        place of an older one; tables, tokenizer and counts are kept, and must be those of the
-        checkpoint.
     force: replace `out` if it is a bundle; it stays whole until the new one is.
     threads: threads that compute. Default: one for each CPU that this process may use.
     progress: show a progress bar on stderr. Default: if that is a terminal; else a line every 10 seconds.
 
     With onnx only: quality, size, head, bits, block_size, asymmetric, quantizer, prefill_graph.
 
-    An export that was killed continues where it stopped when it is started again. Raises
-    CheckpointError, ExportError (FarError for what is too far from the checkpoint), with engine "gguf" BackendError if ggml is not installed, with add
-    BundleError; `out` is then unchanged.
+    A killed export leaves a folder beside `out`, which the next one removes. Raises CheckpointError,
+    ExportError (FarError for a bundle that is too far from the checkpoint) and, with engine "gguf",
+    BackendError if ggml is not installed; `out` is then unchanged.
     """
     given = dict(locals())
     for name in ("checkpoint", "out"):
@@ -190,8 +183,6 @@ def _export(
     options: ExportOptions,
     missed: TooFarError | None,
 ) -> Bundle:
-    if options.add:
-        check_base(out, force=options.force)
     checkpoint = checkpoint_folder(checkpoint, options.progress)
     if options.assistant is not None:
         options = replace(options, assistant=checkpoint_folder(options.assistant, options.progress))
@@ -205,16 +196,11 @@ def _export(
     options = keep_stored_types(source, options, form.stored)
     source, options = keep_trained_grid(with_special_tokens(source, converted), options)
     part = _assistant(source, options)
-    if part is not None and options.add:
-        files = sources.used([options.assistant], [out])
-        add_assistant(out, source, converted, part, options.cpus, files)
-        return open_bundle(out)
     text_ids = np.array([source.config.bos_id or 0])  # for a step that shows that it runs
     if options.judged:
         text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
-    with publish(out, force=options.force or options.add) as work:
-        folder, base = work.path, open_base(out, source, converted) if options.add else None
-        job = make_job(folder, source, converted, options, text_ids, base, library)
+    with publish(out, force=options.force) as folder:
+        job = make_job(folder, source, converted, options, text_ids, library)
         job = replace(job, assistant=part)
         if missed is not None:
             if job.format == missed.format:  # no matrix is left to get more bits
@@ -222,18 +208,12 @@ def _export(
             what = f"{missed.nats:g} nats from the checkpoint; again, with more bits"
             tell(what, options.progress)
         own = [out, folder, folder.with_name(folder.name + LOCK)]
-        used = sources.used([source.path, options.lora, options.assistant], own)
-        journal = Journal(folder, subject(job, used))
-        done = sum(entry.nbytes for entry in journal.files().values())
         footprint = form.footprint(
             job.source.config, job.format, job.table_format, prefill=options.prefill
         )
-        # Tables of the base are hard links, so they need no room.
-        kept = footprint.tables_nbytes if base is not None else 0
-        work.needed_nbytes = max(0, footprint.flash_nbytes - kept - done)
-        check_free(out, work.needed_nbytes)
+        check_free(out, footprint.flash_nbytes)
         with Progress(0, "exporting", options.progress) as bar:
-            _run(job, journal, bar)
+            _run(job, bar)
         sources.check([source.path, *options.files], own)
     bundle = open_bundle(out)
     keep_good(bundle, options.runs_on)  # needs no trial, since the comparison has just run it here
@@ -246,41 +226,37 @@ def _assistant(source: Checkpoint, options: ExportOptions) -> AssistantPart | No
     return assistant_part(Path(options.assistant), source.config, options)
 
 
-def _run(job: Job, journal: Journal, bar: Progress) -> None:
-    """Run the steps that are not finished yet, compare, and write the manifest."""
+def _run(job: Job, bar: Progress) -> None:
+    """Run the steps, compare, and write the manifest."""
+    steps = Steps(job.folder)
     ids, expected = judged_ids(job.text_ids, job.source.config.max_context), None
     peaks: dict[str, F32] = {}
     if job.options.judged:
         bar.begin("computing with the checkpoint")
         expected, peaks = observe(job.source, ids, FORMS[job.options.runs_on].texts_of_peaks(job))
     config = job.source.config
-    for name, write in _steps(job, peaks, journal, bar):
+    for name, write in _steps(job, peaks, steps, bar):
         if name == "tables":
             bar.begin("writing tables", 4 * config.table_parameters)
         elif name in LAYERED:
             begin_layers(bar, LAYERED[name], config)
-        journal.run(name, write, bar.advance)
+        steps.run(name, write, bar.advance)
     bar.begin("trying it" if expected is None else "comparing with the checkpoint")
     return_freed_memory()  # of the pieces, before the engine takes as much
-    manifest = accept(job, journal, peaks, ids, expected)
+    manifest = accept(job, steps, peaks, ids, expected)
     write_file(job.folder / MANIFEST, encode_manifest(manifest))
-    journal.close()
 
 
 def _steps(
-    job: Job, peaks: dict[str, F32], journal: Journal, bar: Progress
+    job: Job, peaks: dict[str, F32], done: Steps, bar: Progress
 ) -> Iterator[tuple[str, WriteStep]]:
     """Yield the name and function of each step. peaks: as Form.steps takes them."""
-    if job.base is not None:
-        without = BACKBONES[job.options.runs_on].files
-        yield "kept", partial(keep_files, job.base, without, job.folder)
-    else:
-        yield "tokenizer", partial(_write_tokenizer, job)
+    yield "tokenizer", partial(_write_tokenizer, job)
     form = FORMS[job.options.runs_on]
-    steps = form.steps(job, peaks, journal.files, bar)
+    steps = form.steps(job, peaks, done.files, bar)
     if not form.after_tables:
         yield from steps
-    if job.base is None and job.tables is not None:
+    if job.tables is not None:
         root, cpus = job.folder / TABLES, job.options.cpus
         yield from TableWriter(root, job.tables, job.source.tables, cpus).steps()
     if form.after_tables:

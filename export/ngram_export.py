@@ -1,31 +1,24 @@
 """Export of a model's tables of n-grams alone, for a server of its backbone.
 
-Pages are written piece by piece, so that 100 GB of rows take some MB of memory, and the journal of
-exports continues one that was interrupted.
+Pages are written piece by piece, so that 100 GB of rows take some MB of memory.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
 import numpy as np
 
-from stem_edge import __version__
-from stem_edge.bundle.manifest import FileEntry
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.checkpoints.ngram_tables import StoredRows, is_table, open_tables
 from stem_edge.export.checkpoints.sources import Sources, check_apart
 from stem_edge.export.job.files import BundleFile, write_file
-from stem_edge.export.job.job import Advance, WriteStep
-from stem_edge.export.job.journal import Journal
+from stem_edge.export.job.job import Advance
 from stem_edge.export.job.publish import LOCK, check_free, publish
-from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.streams import FileThreads
 from stem_edge.export.token_classes import token_classes
 from stem_edge.ngrams.rows import NgramTable
@@ -64,7 +57,7 @@ def export_rows(
     progress: show a bar on stderr; default: if that is a terminal.
 
     Nothing else of the model is read: config.json, the index and the files with the tables suffice,
-    and tokenizer.json for DeepSeek's. An export that was interrupted continues. Returns `out`. Raises
+    and tokenizer.json for DeepSeek's. Returns `out`. Raises
     CheckpointError, ExportError.
     """
     folder, out = checkpoint_folder(checkpoint, progress, is_table), Path(out)
@@ -76,17 +69,11 @@ def export_rows(
     if format.classes is not None:
         class_of = token_classes(folder / "tokenizer.json", *format.classes)
     with publish(out, force=force, is_ours=is_ngrams) as work:
-        own = [out, work.path, work.path.with_name(work.path.name + LOCK)]
-        described = repr((__version__, format, sources.used([folder], own)))
-        journal = Journal(work.path, hashlib.sha256(described.encode()).hexdigest())
-        work.needed_nbytes = max(0, format.nbytes - journal.progress)
-        check_free(out, work.needed_nbytes)
+        own = [out, work, work.with_name(work.name + LOCK)]
+        check_free(out, format.nbytes)
         with Progress(format.nbytes, "exporting tables", progress) as bar:
-            bar.advance(journal.progress)
-            for name, write in _steps(work.path, rows, format, class_of, threads or usable_cpus()):
-                journal.run(name, write, bar.advance)
+            _write(work, rows, format, class_of, threads or usable_cpus(), bar.advance)
         sources.check([folder], own)
-        journal.close()
     return out
 
 
@@ -102,14 +89,15 @@ def _stored(table: NgramTable, tables: RowsStored) -> NgramTable:
     return msgspec.structs.replace(table, stored=tables, block=block, scale=1.0)
 
 
-def _steps(
+def _write(
     root: Path,
     rows: Sequence[StoredRows],
     format: NgramFormat,
     class_of: I32 | None,
     threads: int,
-) -> Iterator[tuple[str, WriteStep]]:
-    """Yield the name and function of each step, each of which writes whole files."""
+    advance: Advance,
+) -> None:
+    """Write the pages of every table, and what describes them."""
     files = {root / "zarr.json": encode_metadata(group_metadata(format))}
     if class_of is not None:
         files[root / CLASSES / "zarr.json"] = encode_metadata(index_metadata(len(class_of)))
@@ -118,9 +106,9 @@ def _steps(
         grid = _grid(root / table.name, table)
         files[grid.root / "zarr.json"] = encode_metadata(array_metadata(grid))
         for shard in range(grid.shards):
-            write = partial(_write_shard, source, table, grid, shard, threads)
-            yield f"{table.name} {shard}", write
-    yield "descriptions", lambda meter, advance: {p: write_file(p, b) for p, b in files.items()}
+            _write_shard(source, table, grid, shard, threads, advance)
+    for path, data in files.items():
+        write_file(path, data)
 
 
 def _grid(root: Path, table: NgramTable) -> ShardGrid:
@@ -135,9 +123,8 @@ def _write_shard(
     grid: ShardGrid,
     shard: int,
     threads: int,
-    meter: ErrorMeter,
     advance: Advance,
-) -> dict[Path, FileEntry]:
+) -> None:
     """Write a shard of a table's pages."""
 
     def seal(span: tuple[int, int]) -> bytes:
@@ -153,7 +140,6 @@ def _write_shard(
         for piece in pool.in_order(seal, spans):
             file.write(piece)
         file.write(grid.index_bytes(shard))
-    return {path: file.entry}
 
 
 def _pages(source: StoredRows, table: NgramTable, start: int, stop: int) -> U8:

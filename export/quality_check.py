@@ -19,7 +19,6 @@ from stem_edge.bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     TABLES,
-    KindError,
     Manifest,
     QualityReport,
     encode_manifest,
@@ -30,9 +29,8 @@ from stem_edge.export.backbone.forms import FORMS
 from stem_edge.export.backbone.onnx import PREFILL_STEP, planned_format
 from stem_edge.export.job.files import write_file
 from stem_edge.export.job.job import Job
-from stem_edge.export.job.journal import Journal
 from stem_edge.export.job.options import FAR
-from stem_edge.export.quantization.error_meter import errors
+from stem_edge.export.job.steps import Steps
 from stem_edge.files import disk
 from stem_edge.graph.formats import BackboneFormat, GgufFormat
 from stem_edge.graph.names import STEP_TOKENS
@@ -52,7 +50,7 @@ class TooFarError(FarError):
 
 
 def accept(
-    job: Job, journal: Journal, peaks: dict[str, F32], ids: list[int], expected: F32 | None
+    job: Job, steps: Steps, peaks: dict[str, F32], ids: list[int], expected: F32 | None
 ) -> Manifest:
     """Compare the new bundle with its checkpoint, and return its manifest.
 
@@ -62,22 +60,22 @@ def accept(
     Raises TooFarError for a bundle that diverges from its checkpoint more than the options' bound.
     """
     options, format, notes = job.options, job.format, job.source.notes
-    computed = _logits(job, _manifest(job, journal, format), ids, pack=expected is not None)
+    computed = _logits(job, _manifest(job, steps, format), ids, pack=expected is not None)
     if expected is None:
         deque(computed, maxlen=0)
-        return _manifest(job, journal, format, notes=notes)
+        return _manifest(job, steps, format, notes=notes)
     decode, first = _compare(expected, computed)
     prefill, apart = None, None
     greatest = decode["divergence"]
     if options.prefill:
         with_prefill = planned_format(job, peaks)
-        by_prefill = _logits(job, _manifest(job, journal, with_prefill), ids)
+        by_prefill = _logits(job, _manifest(job, steps, with_prefill), ids)
         found_prefill, first_prefill = _compare(expected, by_prefill)
         prefill = found_prefill["divergence"]
         if prefill > greatest and not options.prefill_graph:
             found = f"{prefill:g} nats, that of the decoding graph {greatest:g}"
             notes += (f"no prefill graph: its divergence from the checkpoint was {found}",)
-            journal.forget(PREFILL_STEP)
+            steps.forget(PREFILL_STEP)
             prefill = None
         else:
             format, apart = with_prefill, _rounded(mean_divergence(first, first_prefill))
@@ -85,7 +83,7 @@ def accept(
     _check_divergence(job, greatest, len(ids))
     return _manifest(
         job,
-        journal,
+        steps,
         format,
         notes=notes,
         probe_tokens=tuple(ids),
@@ -174,21 +172,16 @@ def _rounded(value: float | np.floating[Any]) -> float:
 
 
 def _manifest(
-    job: Job, journal: Journal, format: BackboneFormat | GgufFormat, **measured: Any
+    job: Job, steps: Steps, format: BackboneFormat | GgufFormat, **measured: Any
 ) -> Manifest:
     """Describe the bundle as written so far; measured: fields of the quality report."""
-    base = job.base.manifest if job.base else None
-    formats: dict[str, Any] = (
-        {one.field: base.format(one.engine) for one in BACKBONES.values()} if base else {}
-    )
-    formats[BACKBONES[format.engine].field] = format
-    tables, assistant = job.table_format, base.assistant if base else None
-    engine, files = job.options.runs_on, journal.files()
+    formats: dict[str, Any] = {BACKBONES[format.engine].field: format}
+    tables, engine, files = job.table_format, job.options.runs_on, steps.files()
     report = QualityReport(
         checkpoint_nbytes=job.source.nbytes,
         backbone_nbytes=sum(e.nbytes for n, e in files.items() if n in BACKBONES[engine].files),
         tables_nbytes=sum(e.nbytes for n, e in files.items() if n.startswith(TABLES + "/")),
-        errors=_errors(job, journal),
+        errors=steps.errors(),
         probe_tokens=(),
         worst_logit_difference=0.0,
         greatest_logit=0.0,
@@ -198,20 +191,11 @@ def _manifest(
         format_version=FORMAT_VERSION,
         model=job.source.config,
         **formats,
-        assistant=job.assistant.described if job.assistant else assistant,
+        assistant=job.assistant.described if job.assistant else None,
         stored=tables.stored if tables else None,
         rare_tables=tables.rare_tables if tables else None,
         indexed=tables is not None and tables.indexed,
-        sampling=job.source.sampling or (base.sampling if base else None),
+        sampling=job.source.sampling,
         files=files,
-        reports=(base.reports if base else {}) | {engine: replace(report, **measured)},
+        reports={engine: replace(report, **measured)},
     )
-
-
-def _errors(job: Job, journal: Journal) -> dict[str, KindError]:
-    """Collect the steps' errors; errors of the base's tables stay as measured when written."""
-    found = errors(step.totals for step in journal.steps.values())
-    if job.base is not None:
-        before = job.base.manifest.report.errors
-        found |= {kind: e for kind, e in before.items() if kind.startswith("tables")}
-    return dict(sorted(found.items()))

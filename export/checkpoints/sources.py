@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from stem_edge.errors import CheckpointError, ExportError
@@ -23,33 +23,19 @@ class Sources:
             file: state for file in sorted(inside) if (state := _state(file)) is not None
         }
 
-    def used(
-        self, paths: Sequence[str | Path | None], written: Sequence[Path]
-    ) -> dict[Path, tuple[int, ...]]:
-        """Return the files that are among `paths` or inside them -> size and time of change.
+    def check(self, paths: Sequence[str | Path | None], written: Sequence[Path]) -> None:
+        """Raise CheckpointError if a file among `paths`, or inside one, was changed or removed.
 
         written: what the export itself writes, which is left out.
         """
         within, own = set(_real(paths)), set(_real(written))
-        return {
-            file: state[:2]
-            for file, state in self._before.items()
-            if (around := {file, *file.parents}) & within and not around & own
-        }
-
-    def check(self, paths: Sequence[str | Path | None], written: Sequence[Path]) -> None:
-        """Raise CheckpointError if one of used(paths, written) was changed or removed since."""
-        for file in self.used(paths, written):
-            if (after := _state(file)) != self._before[file]:
+        for file, before in self._before.items():
+            around = {file, *file.parents}
+            if around & within and not around & own and (after := _state(file)) != before:
                 raise CheckpointError(
                     f"{file}: was {'removed' if after is None else 'changed'} during the export; "
                     "nothing was written: wait until training or copying has ended, and export again"
                 )
-
-
-def changed(files: Mapping[Path, tuple[int, ...]]) -> Path | None:
-    """Return a file that is not here as Sources.used returned it; None if all are."""
-    return next((f for f, before in files.items() if (_state(f) or ())[:2] != before), None)
 
 
 def _real(paths: Sequence[str | Path | None]) -> list[Path]:

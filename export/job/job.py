@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,10 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge import __version__
 from stem_edge.bundle.expected import kinds_of
-from stem_edge.bundle.manifest import FileEntry, encode_manifest
-from stem_edge.bundle.opening import Bundle
+from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
@@ -53,7 +50,6 @@ class Job:
     text_ids: npt.NDArray[np.int64]  # of the calibration text
     counts: Counts  # of the tokens in a text that the user gave
     tables: TablePlan | None  # None for a dense model
-    base: Bundle | None = None  # the bundle that a backbone is added to
     ggml: Ggml | None = None  # None unless the backbone is for ggml
     assistant: AssistantPart | None = None  # to be written
 
@@ -85,19 +81,16 @@ def make_job(
     converted: ExportedTokenizer,
     options: ExportOptions,
     text_ids: npt.NDArray[np.int64],
-    base: Bundle | None,
     ggml: Ggml | None,
 ) -> Job:
     """Plan the tables, and choose types by measuring unless the options say them."""
     given = text_ids if options.calibration is not None else text_ids[:0]
-    counts, plan = count_tokens(given, source.config.vocab_size), None
-    if (tables := options.stored_tables) is not None:
-        plan = plan_tables(source, *tables[:3], counts, tables.scales)
-    elif base is not None and (format := base.manifest.table_format) is not None:
-        plan = TablePlan(format)
+    counts = count_tokens(given, source.config.vocab_size)
+    tables = options.stored_tables
+    plan = plan_tables(source, *tables[:3], counts, tables.scales)
     layout = plan.format.tables if plan else None
     chosen = chosen_format(source, options, layout, text_ids)
-    return Job(folder, source, converted, options, chosen, text_ids, counts, plan, base, ggml)
+    return Job(folder, source, converted, options, chosen, text_ids, counts, plan, ggml)
 
 
 def chosen_format(
@@ -128,15 +121,3 @@ def check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int] | None) -> No
             f"{source.path}: has no matrix of the kind {absent[0]!r} named in bits; expected some of "
             f"{', '.join(sorted(known))}"
         )
-
-
-def subject(job: Job, files: object) -> str:
-    """Return a digest of all that changes the bundle's bytes; files: as Sources.used returns."""
-    text_hash = hashlib.sha256(job.text_ids.tobytes()).hexdigest()
-    base = encode_manifest(job.base.manifest) if job.base else None
-    ggml = job.ggml.version if job.ggml else None
-    options = job.options.described(), job.assistant and job.assistant.described
-    described = repr(
-        (__version__, options, job.format, job.converted, text_hash, base, ggml, files)
-    )
-    return hashlib.sha256(described.encode()).hexdigest()

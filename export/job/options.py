@@ -104,7 +104,6 @@ class ExportOptions:
     max_kl: float | None = None
     accept_far: bool = False
     frequent: float | None = None
-    add: bool = False
     force: bool = False
     threads: int | None = None
     progress: bool | None = None
@@ -200,11 +199,6 @@ class ExportOptions:
         """Most tokens of the calibration text that guide the quantizer."""
         return self.calibration_tokens or CALIBRATION_TOKENS
 
-    def described(self) -> str:
-        """Return a text that differs for options that lead to different bytes."""
-        asked = self.prefill, self.prefill_graph
-        return repr((self.format, self.text_tokens, self.stored_tables, asked))
-
     @cached_property
     def format(self) -> BackboneFormat | GgufFormat:
         """Storage of the backbone."""
@@ -241,15 +235,8 @@ class ExportOptions:
         return self._quantized(self._plain(cast(WeightType, self.backbone or "int8")))
 
     @cached_property
-    def stored_tables(self) -> StoredTables | None:
-        """How tables are stored; None with add, which keeps the bundle's tables."""
-        if self.add:
-            _refuse(
-                self._given("tables", "group_size", "frequent"),
-                "add keeps the bundle's tables as they are; leave this out, or export a new bundle, "
-                "without --add",
-            )
-            return None
+    def stored_tables(self) -> StoredTables:
+        """How tables are stored."""
         if self.stored_rows is not None:
             return self.stored_rows
         kind, group_size, frequent = self.tables or "int8", self.group_size, self.frequent

@@ -1,8 +1,8 @@
 """Giving a finished bundle its name, so that what was there stays whole until then.
 
 A new bundle grows in a working folder beside its target and takes the target's name only when
-every file and folder of it has been fsynced. The working folder of an export that was interrupted
-stays, so that the next one can continue it (journal.py).
+every file and folder of it has been fsynced. A killed export leaves the working folder; the next
+export to the same target removes it and begins again.
 
 A power cut may lose or mix whatever was not synced, names included, so the order is: contents of
 files, names in their folders, the new name, its parent folder; only then is anything old deleted.
@@ -15,7 +15,6 @@ import errno
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -35,59 +34,51 @@ class Leftover(UserWarning):
     """An interrupted export left something behind; the message says what was done with it."""
 
 
-@dataclass
-class Working:
-    """Folder or file that takes the target's name when it is complete."""
-
-    path: Path
-    needed_nbytes: int = 0  # least bytes still to be written; 0: not known yet
-    keep: bool = False  # after any error, because the next export can continue it
-
-
 @contextlib.contextmanager
 def publish(
     out: Path, *, force: bool, is_ours: Callable[[Path], bool] | None = None
-) -> Iterator[Working]:
-    """Yield a working folder that becomes `out` when the block ends without an error.
+) -> Iterator[Path]:
+    """Yield a new folder that becomes `out` when the block ends without an error, or is removed.
 
-    is_ours: tells what force may replace; default: bundles.
+    is_ours: returns True for a folder that force may replace; default: for bundles.
 
-    After an interrupt, on a full disk or if it says so it stays, so that the next export to the same
-    target can continue; after any other error in the block it is removed. Raises ExportError when `out` exists
-    and `force` is not set, when `out` is something other than a bundle (never deleted, even with
-    force), when another export to it is running, or when the disk is full or fails; `out` is then
-    unchanged.
+    Raises ExportError when `out` exists and `force` is not set, when `out` is something other than
+    a bundle (never deleted, even with force), when another export to it is running, or when the
+    disk is full or fails; `out` is then unchanged.
     """
     kind = "a bundle" if is_ours is None else "a folder of tables"
     ours = is_ours or _is_bundle
-    check_target(out, force, "folder", kind, ours)
-    work = Working(out.with_name(WORKING + out.name))
-    again = f"export again to continue from there, or delete {work.path}"
-    with locked(out, "folder"), explained(out, work, again):
+    _check_target(out, force, kind, ours)
+    with _locked(out), _explained(out):
         _recover(out)
         # Checked again because `out` may have been recovered, or made by others, since.
-        check_target(out, force, "folder", kind, ours)
+        _check_target(out, force, kind, ours)
+        work = _empty_folder(out)
+        unfinished = True
         try:
-            make_folders(work.path)
-            disk.sync_folder(out.parent)  # its name must be durable before leftovers are deleted
             yield work
-            _sync_all(work.path)
-            work.keep = True  # must not be deleted: from here on it may be the old bundle
-            take_place(work.path, out)
-        except (KeyboardInterrupt, SystemExit):
-            work.keep = True
-            raise
-        except OSError as error:
-            work.keep = work.keep or error.errno in DISK_FULL
-            raise
+            _sync_all(work)
+            unfinished = False  # must not be deleted: from here on it may be the old bundle
+            _take_place(work, out)
         finally:
-            if not work.keep:
+            if unfinished:
                 with contextlib.suppress(OSError):
-                    remove_tree(work.path, out.parent)
+                    remove_tree(work, out.parent)
+
+
+def _empty_folder(out: Path) -> Path:
+    """Make the working folder of a target, without what a killed export left in it."""
+    work = out.with_name(WORKING + out.name)
+    if work.is_dir():
+        # It may be the replaced bundle. A power cut could give it its name back until this sync.
+        disk.sync_folder(out.parent)
+        remove_tree(work, out.parent)
+    make_folders(work)
+    return work
 
 
 @contextlib.contextmanager
-def locked(out: Path, what: str) -> Iterator[None]:
+def _locked(out: Path) -> Iterator[None]:
     """Keep other exports to `out` away, and make its parent folder.
 
     Raises ExportError if one is running. The lock of a process that was killed is free.
@@ -98,15 +89,15 @@ def locked(out: Path, what: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         if not Path(lock.lock_file).exists():  # /proc and the like cannot hold files
-            raise ExportError(f"{out.parent}: cannot write here; choose another {what}") from None
+            raise ExportError(f"{out.parent}: cannot write here; choose another folder") from None
         raise ExportError(
-            f"{out}: another export to it is running; wait for it, or choose another {what}"
+            f"{out}: another export to it is running; wait for it, or choose another folder"
         ) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise ExportError(
             f"{out.parent}: cannot write here ({reason}); check its permissions, or choose another "
-            f"{what}"
+            "folder"
         ) from error
     try:
         yield
@@ -118,8 +109,8 @@ def locked(out: Path, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained(out: Path, work: Working, again: str) -> Iterator[None]:
-    """Turn an OSError of the block into an ExportError; again: what to do once there is room."""
+def _explained(out: Path) -> Iterator[None]:
+    """Turn an OSError of the block into an ExportError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -132,13 +123,11 @@ def explained(out: Path, work: Working, again: str) -> Iterator[None]:
         if error.errno == errno.EFBIG:
             raise ExportError(
                 f"{place}: larger than a file may be here ({reason}); choose another disk or raise "
-                f"ulimit -f, and {again}"
+                "ulimit -f, and export again"
             ) from error
-        more = format_size(work.needed_nbytes, up=True)
-        needed = f", about {more} more needed" if work.needed_nbytes else ""
         raise ExportError(
-            f"{out}: the disk is full ({reason}; {format_size(free_nbytes(out))} free{needed}); free "
-            f"some space and {again}"
+            f"{out}: the disk is full ({reason}; {format_size(free_nbytes(out))} free); free some "
+            "space and export again"
         ) from error
 
 
@@ -157,19 +146,17 @@ def check_free(out: Path, needed: int) -> None:
         )
 
 
-def check_target(
-    out: Path, force: bool, place: str, kind: str, is_ours: Callable[[Path], bool]
-) -> None:
+def _check_target(out: Path, force: bool, kind: str, is_ours: Callable[[Path], bool]) -> None:
     """Raise ExportError unless `out` is free, or force is set and it is ours and not a link."""
     if not out.exists() and not out.is_symlink():
         return
     if not force:
         raise ExportError(
-            f"{out}: already exists; choose another {place}, or replace it with --force"
+            f"{out}: already exists; choose another folder, or replace it with --force"
         )
     if out.is_symlink() or not is_ours(out):
         raise ExportError(
-            f"{out}: exists and is not {kind}; choose another {place}: --force replaces nothing else"
+            f"{out}: exists and is not {kind}; choose another folder: --force replaces nothing else"
         )
 
 
@@ -213,7 +200,7 @@ def _sync_all(folder: Path) -> None:
     disk.sync_folder(folder)
 
 
-def take_place(new: Path, out: Path) -> None:
+def _take_place(new: Path, out: Path) -> None:
     """Give `new` the name `out` durably, then delete what had that name.
 
     After an OSError `out` is what it was, as far as the disk still obeys. Nothing is deleted then,
@@ -237,9 +224,6 @@ def _swap(new: Path, out: Path) -> tuple[Path | None, Callable[[], object]]:
         return None, lambda: disk.rename(out, new)
     if disk.exchange(new, out):
         return new, lambda: disk.exchange(new, out)
-    if out.is_file():
-        disk.rename(new, out)  # replaces it in one step, which cannot be undone
-        return None, lambda: None
     aside = _aside(out)
     disk.rename(out, aside)  # because a folder cannot replace another
 
@@ -257,10 +241,7 @@ def _swap(new: Path, out: Path) -> tuple[Path | None, Callable[[], object]]:
 
 def _remove_old(old: Path) -> None:
     try:
-        if old.is_dir():
-            remove_tree(old, old.parent)
-        else:
-            disk.remove(old)
+        remove_tree(old, old.parent)
     except OSError as error:
         reason = error.strerror or str(error)
         warnings.warn(

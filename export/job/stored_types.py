@@ -106,7 +106,7 @@ def _stored_rows(source: Checkpoint, options: ExportOptions) -> StoredTables | N
         if isinstance(table, Scaled)
     }
     asked = (options.tables, options.group_size, options.frequent) != (None, None, None)
-    if len(found) != 1 or asked or options.add:
+    if len(found) != 1 or asked:
         return None
     ((bits, group_size, scales),) = found
     kind = next(name for name, codec in CODECS.items() if codec.scaled and codec.bits == bits)

@@ -43,7 +43,7 @@ def keep_trained_grid(
     if four and options.stored is None:
         options, said = _matrices(trained_kinds(source), kinds_of(source.config), options)
     stem = source.config.stem_layers and not source.config.n_experts
-    kept = options.add or any(isinstance(table, Scaled) for table in source.tables.values())
+    kept = any(isinstance(table, Scaled) for table in source.tables.values())
     if stem and options.tables in (None, "int4") and not kept:
         block = min(map(_block, _some(source.tables.values())))
         options, more = _rows(block, options)

@@ -44,8 +44,8 @@ def choose_engine(bundle: Bundle, wanted: str = AUTO) -> str:
         backbone = BACKBONES[ENGINES[wanted].backbone]
         raise BackendError(
             f"{bundle.path}: no backbone for {wanted} ({backbone.files[0]}), only for "
-            f"{' and '.join(bundle.manifest.engines)}; add one with: stem-edge export CHECKPOINT {bundle.path} "
-            f"--engine {backbone.option} --add"
+            f"{' and '.join(bundle.manifest.engines)}; make a bundle for it with: "
+            f"stem-edge export CHECKPOINT OUT --engine {backbone.option}"
         )
     return wanted
 

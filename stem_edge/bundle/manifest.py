@@ -10,7 +10,7 @@
     tokenizer.json, tokenizer_config.json
     token_counts.npy        optional: stem_edge.tables.token_counts
 
-A bundle has one backbone or both; they share everything else. manifest.json lists every other file
+A bundle has one backbone. manifest.json lists every other file
 with its size and sha256. Unknown fields are refused, so that a bundle never means more than this
 version understands; `format_version` grows when the meaning does.
 """

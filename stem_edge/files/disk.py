@@ -160,11 +160,6 @@ def exchange(first: Path, second: Path) -> bool:
     return swap(first, second)
 
 
-def link(source: Path, target: Path) -> None:
-    """Give a file a second name (a hard link)."""
-    os.link(source, target)
-
-
 def remove(path: Path) -> None:
     """Delete a file."""
     path.unlink()

@@ -1,4 +1,4 @@
-"""Assistants in bundles: exported with them or added, in the types asked for, and what is refused."""
+"""Assistants in bundles: their types, and what is refused."""
 
 from __future__ import annotations
 
@@ -46,19 +46,6 @@ def bundle(folder: Path) -> Path:
     """The pair without any quantization."""
     stem_edge.export_bundle(folder / "t", folder / "b", assistant=folder / "a", **EXACT)
     return folder / "b"
-
-
-def test_one_that_is_added_has_the_same_bytes(folder: Path, bundle: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    stem_edge.export_bundle(folder / "t", out, **EXACT)
-    before = stem_edge.open_bundle(out).manifest
-    stem_edge.export_bundle(folder / "t", out, assistant=folder / "a", add=True, backbone="fp32")
-    after, at_once = stem_edge.open_bundle(out).manifest, stem_edge.open_bundle(bundle).manifest
-    assert after == at_once and before.assistant is None
-    assert (out / DATA).read_bytes() == (bundle / DATA).read_bytes()
-    for _ in range(2):  # another backbone beside it, and the same assistant in its place
-        stem_edge.export_bundle(folder / "t", out, add=True, backbone="int8")
-        assert stem_edge.open_bundle(out).manifest.assistant == at_once.assistant
 
 
 @pytest.mark.parametrize("clusters", [True, False])
@@ -209,13 +196,6 @@ def test_it_is_for_onnxruntime(folder: Path, tmp_path: Path) -> None:
         stem_edge.export_bundle(
             folder / "t", tmp_path / "b", assistant=folder / "a", backbone="f32"
         )
-
-
-@needs_ggml
-def test_a_bundle_without_its_backbone_is_told(folder: Path, tmp_path: Path) -> None:
-    stem_edge.export_bundle(folder / "t", tmp_path / "b", backbone="f32", tables="fp32")
-    with pytest.raises(ExportError, match="no backbone for onnxruntime, which an assistant needs"):
-        stem_edge.export_bundle(folder / "t", tmp_path / "b", assistant=folder / "a", add=True)
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exports import Steps, contents
-from installed import needs_ggml
+from exports import contents
 from make_checkpoint import Shape, write_checkpoint
 from tiers import slow_but
 
@@ -28,12 +27,6 @@ from stem_edge.export.quality_check import TooFarError
 from stem_edge.export.quantization import streams
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.numerics.reference import forward
-
-RECORDS = [f"records {n}" for n in range(3)]
-ALL_STEPS: dict[Any, list[str]] = {
-    "onnx": ["tokenizer", "backbone", "prefill", "tables", *RECORDS],
-    "gguf": ["tokenizer", "tables", *RECORDS, "backbone"],
-}
 
 
 @pytest.fixture(scope="module")
@@ -130,62 +123,29 @@ def test_force_never_replaces_what_is_not_a_bundle(tiny_checkpoint: Path, tmp_pa
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("engine", "step"),
-    [
-        pytest.param(engine, step, marks=needs_ggml if engine == "gguf" else ())
-        for engine, steps in ALL_STEPS.items()
-        for step in steps
-    ],
-)
-def test_an_interrupted_export_goes_on_and_ends_in_the_same_bytes(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Any, step: str
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left"), ValueError])
+def test_an_export_that_ends_early_leaves_nothing(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
 ) -> None:
-    monkeypatch.setattr("stem_edge.export.tables.SHARD_NBYTES", 20_000)  # several shards
-    expected, out, every = tmp_path / "expected", tmp_path / "out", ALL_STEPS[engine]
-    stem_edge.export_bundle(tiny_checkpoint, expected, engine=engine)
-    steps = Steps(monkeypatch)
-    steps.interrupt(step, lambda: stem_edge.export_bundle(tiny_checkpoint, out, engine=engine))
-    assert not out.exists()
-    stem_edge.export_bundle(tiny_checkpoint, out, engine=engine)
-    assert contents(out) == contents(expected)
-    assert steps.done == every[every.index(step) :]
+    def fail(*_: object) -> None:
+        assert (tmp_path / ".stem-edge-out" / "tables.zarr").is_dir()
+        raise error
+
+    monkeypatch.setattr(exporter, "accept", fail)
+    with pytest.raises((KeyboardInterrupt, ValueError, ExportError)):
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
-def test_what_another_checkpoint_or_option_left_is_not_used(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_killed_export_left_is_removed(
+    tiny_checkpoint: Path, exported: Path, tmp_path: Path
 ) -> None:
-    expected = tmp_path / "expected"
-    stem_edge.export_bundle(tiny_checkpoint, expected, tables="int4")
-
-    out = tmp_path / "out"
-    Steps(monkeypatch).interrupt("records 0", lambda: stem_edge.export_bundle(tiny_checkpoint, out))
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", tables="int4")
-    assert contents(tmp_path / "out") == contents(expected)
-
-
-@pytest.mark.parametrize("damage", slow_but(["cut"], ["cut", "foreign", "stray"]))
-def test_an_unfinished_export_whose_journal_or_files_are_damaged(
-    tiny_checkpoint: Path,
-    exported: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    damage: str,
-) -> None:
-    out, work = (tmp_path / name for name in ("out", ".stem-edge-out"))
-    steps = Steps(monkeypatch)
-    steps.interrupt("records 0", lambda: stem_edge.export_bundle(tiny_checkpoint, out))
-    journal, stray = work / "export.journal", work / "tables.zarr/records/c/9/0"
-    if damage == "cut":
-        journal.write_bytes(journal.read_bytes()[:-7])
-    if damage == "foreign":
-        journal.write_bytes(b"\xff" * 100)
-    if damage == "stray":
-        stray.parent.mkdir(parents=True)
-        stray.write_bytes(b"x")
-    stem_edge.export_bundle(tiny_checkpoint, out)
-    assert contents(out) == contents(exported)
+    left = tmp_path / ".stem-edge-out" / "tables.zarr" / "records" / "c" / "9"
+    left.mkdir(parents=True)
+    (left / "0").write_bytes(b"x")
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(exported)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_two_exports_to_one_place_do_not_meet(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -215,17 +215,14 @@ def test_the_command(
     assert main([*arguments, "--backbone", "q8_0"]) == 0
     assert "q8_0" in capsys.readouterr().out
     before = (out / MANIFEST).read_bytes()
-    assert main([*arguments, "--backbone", "q6_k", "--add", "--head", "int8"]) == 1
+    assert main([*arguments, "--backbone", "q6_k", "--force", "--head", "int8"]) == 1
     assert "head: for the engine onnx" in capsys.readouterr().err
     assert (out / MANIFEST).read_bytes() == before
-    assert main([*arguments, "--backbone", "f16", "--add"]) == 0
+    assert main([*arguments, "--backbone", "f16", "--force"]) == 0
     assert "f16" in (told := capsys.readouterr().out)
-    assert f"generate {out} 'Once" in told  # because it has no other
-    assert main(["export", str(tiny_checkpoint), str(out), "--engine", "onnx", "--add"]) == 0
-    assert main([*arguments, "--add"]) == 0
-    assert f"generate {out} --engine ggml 'Once" in capsys.readouterr().out
+    assert f"generate {out} 'Once" in told
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     told = capsys.readouterr().out
-    for name in ("--engine {onnx,gguf}", "q4_k_m is the usual one", "--add", *GGUF_TYPES):
+    for name in ("--engine {onnx,gguf}", "q4_k_m is the usual one", *GGUF_TYPES):
         assert name in told

@@ -200,9 +200,6 @@ class Recorder:
         back = replaced if exchanged else None
         self._do(Names(one[0], ((one[1], node, back), (other[1], replaced, node))))
 
-    def _link(self, _: None, source: Path, target: Path) -> None:
-        self._change(target, self._node(source))
-
     def _remove(self, _: None, path: Path) -> None:
         if self._node(path) is not None:
             self._change(path, None)

@@ -82,7 +82,7 @@ class Tried:
 
 
 def tried(folder: Path, name: str) -> Tried:
-    """Export a random model with a backbone for each engine and one store of float32 rows."""
+    """Export a random model for each engine, with float32 rows."""
     config = ModelConfig(**(SIZES | VARIANTS[name]))
     write(folder / "checkpoint", config)
     out = export_exact(folder / "checkpoint", folder / "out")

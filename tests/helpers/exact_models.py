@@ -1,4 +1,4 @@
-"""Bundles that compute what their model does: float32 everywhere, a backbone for each engine."""
+"""Bundles that compute what their model does: float32 everywhere, one for each engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from architectures import SIZES, write
 from conformance import CASES, CONFORMANCE, reference
 from hf_folders import write_flat, write_gemma
-from installed import add_ggml
+from installed import export_ggml
 
 import stem_edge
 from stem_edge.config import ModelConfig
@@ -43,11 +43,10 @@ class Exact(NamedTuple):
 
 
 def export_exact(checkpoint: Path, out: Path, *, ggml: bool = True, **options: Any) -> Path:
-    """Export what rounds nothing, for ggml, too."""
-    exact: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
-    stem_edge.export_bundle(checkpoint, out, **exact, **options)
+    """Export bundles that round nothing; that for ggml is beside `out` (installed.bundle_for)."""
+    stem_edge.export_bundle(checkpoint, out, backbone="fp32", tables="fp32", **options)
     if ggml:
-        add_ggml(checkpoint, out)
+        export_ggml(checkpoint, out, tables="fp32")
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,13 @@ NO_GGML = "ggml is not installed (make test-all installs it)"
 needs_ggml = pytest.mark.skipif(not HAS_GGML, reason=NO_GGML)
 
 
-def add_ggml(checkpoint: Path, out: Path) -> None:
-    """Put a backbone for ggml into the checkpoint's bundle, where ggml is installed."""
+def export_ggml(checkpoint: Path, out: Path, **options: Any) -> None:
+    """Export the checkpoint of the bundle `out` once more, in float32 for ggml, if that is installed."""
     if HAS_GGML:
-        stem_edge.export_bundle(checkpoint, out, engine="gguf", backbone="f32", add=True)
+        beside = bundle_for(out, "ggml")
+        stem_edge.export_bundle(checkpoint, beside, engine="gguf", backbone="f32", **options)
+
+
+def bundle_for(out: Path, engine: str) -> Path:
+    """Return the bundle for an engine: `out` itself, or what export_ggml wrote beside it."""
+    return out if engine == "onnxruntime" else out.with_name(f"{out.name}-ggml")

@@ -14,14 +14,13 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 
-Kind = Literal["new", "force", "add"]
-KINDS: tuple[Kind, ...] = ("new", "force", "add")
+Kind = Literal["new", "force"]
+KINDS: tuple[Kind, ...] = ("new", "force")
 SHAPE = Shape(vocab_size=258, n_layers=2, d_ff=32, stem_layers=(1,))
 OLD: dict[str, Any] = {"backbone": "int8", "prefill_graph": False, "tables": "fp16"}
 OPTIONS: dict[Kind, dict[str, Any]] = {
     "new": {"tables": "int8"},
     "force": {"tables": "int8", "force": True},
-    "add": {"add": True},
 }
 PIECE_NBYTES = 2048  # size of a write, small so that there are many
 
@@ -73,12 +72,9 @@ def tiny_exports(folder: Path) -> Exports:
     checkpoint = write_checkpoint(folder / "checkpoint", SHAPE, layout="consolidated")
     run_export(checkpoint, folder / "old", OLD)
     run_export(checkpoint, folder / "new", OPTIONS["new"])
-    shutil.copytree(folder / "old", folder / "added")
-    run_export(checkpoint, folder / "added", OPTIONS["add"])
     ends: dict[Kind, tuple[Path | None, Path]] = {
         "new": (None, folder / "new"),
         "force": (folder / "old", folder / "new"),
-        "add": (folder / "old", folder / "added"),
     }
     return {kind: TinyExport(kind, checkpoint, old, new) for kind, (old, new) in ends.items()}
 

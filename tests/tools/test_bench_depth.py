@@ -8,7 +8,7 @@ import bench_depth
 import numpy as np
 import pytest
 from architectures import SIZES, write
-from installed import add_ggml
+from installed import bundle_for, export_ggml
 
 import stem_edge
 from stem_edge.config import ModelConfig
@@ -25,8 +25,10 @@ def test_the_context_is_as_full_as_if_it_had_computed_them(
     config = ModelConfig(**(SIZES | (changes if window else {"max_context": 1024})))
     write(tmp_path / "checkpoint", config)
     stem_edge.export_bundle(tmp_path / "checkpoint", tmp_path / "out", backbone="fp32")
-    add_ggml(tmp_path / "checkpoint", tmp_path / "out")
-    with stem_edge.load(tmp_path / "out", engine=engine, context_length=1024) as model:
+    export_ggml(tmp_path / "checkpoint", tmp_path / "out")
+    with stem_edge.load(
+        bundle_for(tmp_path / "out", engine), engine=engine, context_length=1024
+    ) as model:
         context, computed = (model.engine.open_context(1024) for _ in range(2))
         ids = np.arange(GIVEN)
         model.engine.step(context, ids)
@@ -45,8 +47,8 @@ def test_the_context_is_as_full_as_if_it_had_computed_them(
 def test_the_command(tmp_path: Any, engine: EngineName, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "checkpoint", ModelConfig(**(SIZES | {"max_context": 1024})))
     stem_edge.export_bundle(tmp_path / "checkpoint", tmp_path / "out", backbone="fp32")
-    add_ggml(tmp_path / "checkpoint", tmp_path / "out")
+    export_ggml(tmp_path / "checkpoint", tmp_path / "out")
     depths = ["--depths", "100", "300", "--prompt-tokens", "64", "--new-tokens", "3"]
-    bench_depth.main([str(tmp_path / "out"), "--engine", engine, *depths])
+    bench_depth.main([str(bundle_for(tmp_path / "out", engine)), "--engine", engine, *depths])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["100", "300"]

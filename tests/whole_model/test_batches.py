@@ -15,7 +15,7 @@ import pytest
 from architectures import CPU_ONLY, VARIANTS
 from beside import MOST, Beside
 from exact_models import GEMMA, GEMMA_3N, exact_gemma, exact_stem, published
-from installed import needs_ggml
+from installed import bundle_for, needs_ggml
 from tiers import slow_but
 
 import stem_edge
@@ -65,14 +65,15 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def model(case: Case, request: pytest.FixtureRequest) -> Iterator[Model]:
     """A model on an engine, or on onnxruntime with the CPU playing a device."""
     options: Any = {"engine": request.param}
-    bundle = stem_edge.open_bundle(case.path)
+    path = case.path
     if request.param == "device":
         options = {"providers": "cpu", "device_memory": "4GB"}
-        if any(getattr(bundle.manifest.model, field) for field in CPU_ONLY):
+        config = stem_edge.open_bundle(path).manifest.model
+        if any(getattr(config, field) for field in CPU_ONLY):
             pytest.skip("this model has no graphs for devices")
-    elif request.param not in bundle.manifest.engines:
+    elif not (path := bundle_for(path, request.param)).exists():
         pytest.skip("this model runs on the other engine only")
-    with stem_edge.load(case.path, **options) as loaded:
+    with stem_edge.load(path, **options) as loaded:
         yield loaded
 
 
@@ -198,7 +199,7 @@ def test_types_of_keys_and_values(case: Case, engine: EngineName, kv: KvType) ->
     heads = {layer.head_dim for layer in stem_edge.open_bundle(case.path).manifest.model.layers}
     if engine == "ggml" and kv in QUANTIZED and any(head % 32 for head in heads):
         pytest.skip("ggml needs heads of a multiple of 32 values")
-    with stem_edge.load(case.path, engine=engine, kv=kv) as model:
+    with stem_edge.load(bundle_for(case.path, engine), engine=engine, kv=kv) as model:
         both = Beside(model, case.length, MOST[kv])
         for ids in prompts(case):
             both.join(ids)

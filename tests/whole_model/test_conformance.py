@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conformance import CASES, CONFORMANCE, reference, stepwise
-from installed import add_ggml
+from installed import bundle_for, export_ggml
 from tiers import slow_but
 
 import stem_edge
@@ -43,10 +43,10 @@ STORED_ALIKE = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def bundle(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle with a backbone for each engine over one table store."""
+    """A float32 bundle for each engine (installed.bundle_for)."""
     out = tmp_path_factory.mktemp("conformance") / "bundle"
     stem_edge.export_bundle(CONFORMANCE / case, out, backbone="fp32", tables="fp32")
-    add_ggml(CONFORMANCE / case, out)
+    export_ggml(CONFORMANCE / case, out, tables="fp32")
     return out
 
 
@@ -62,7 +62,7 @@ def test_reference_model_computes_the_trainers_logits(case: str) -> None:
 def test_each_way_computes_the_trainers_logits(
     way: Callable[[Model, list[int]], F32], case: str, bundle: Path, engine: EngineName
 ) -> None:
-    with stem_edge.load(bundle, engine=engine) as model:
+    with stem_edge.load(bundle_for(bundle, engine), engine=engine) as model:
         for ids, expected in zip(*reference(case), strict=True):
             assert np.abs(way(model, ids) - expected).max() < TOLERANCE
 
@@ -72,7 +72,7 @@ def test_greedy_generation_follows_the_trainers_argmax(
     case: str, bundle: Path, engine: EngineName
 ) -> None:
     ids, logits = reference(case)
-    with stem_edge.load(bundle, engine=engine) as model:
+    with stem_edge.load(bundle_for(bundle, engine), engine=engine) as model:
         for prompt, expected in zip(ids, logits, strict=True):
             for length in (1, len(prompt) // 2, len(prompt)):
                 chunks = list(model.generate(prompt[:length], max_new_tokens=1))

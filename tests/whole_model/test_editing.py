@@ -14,7 +14,7 @@ import torch
 from architectures import HASHED, SIZES, VARIANTS, write
 from edit_oracle import PROMPT, Oracle, Rows, Tried, swap, tokens, tried
 from exact_models import TOLERANCE, exact_stem, off
-from installed import DEMO, add_ggml
+from installed import DEMO, HAS_GGML, bundle_for, export_ggml
 from tiers import slow_but
 from torch import Tensor
 
@@ -82,7 +82,7 @@ def test_every_scheme_in_every_architecture(any_model: Tried, engine: EngineName
     cases = [case for case in CASES if not experts or all(len(one) == 1 for one in case[4])]
     every = [(case, scope, None) for case in cases for scope in ("positions", "everywhere")]
     some = [(case, scope, [2]) for case, scope, _ in every[1::3]]
-    with stem_edge.load(any_model.path, engine=engine) as model:
+    with stem_edge.load(bundle_for(any_model.path, engine), engine=engine) as model:
         check_cases(model, any_model.oracle, every + some)
 
 
@@ -98,14 +98,16 @@ def test_every_scheme_in_every_architecture(any_model: Tried, engine: EngineName
 )  # fmt: skip
 def test_however_rows_come(options: dict[str, Any], stem: Tried, engine: EngineName) -> None:
     cases = [(case, scope, None) for case in CASES[::3] for scope in ("positions", "everywhere")]
-    with stem_edge.load(stem.path, engine=engine, **options) as model:
+    with stem_edge.load(bundle_for(stem.path, engine), engine=engine, **options) as model:
         check_cases(model, stem.oracle, cases)
 
 
 def test_generation_looks_up_what_the_edits_say(any_model: Tried, engine: EngineName) -> None:
     oracle = any_model.oracle
     # Letters that random models like to write: an edit everywhere must meet generated tokens.
-    with stem_edge.load(any_model.path, engine=engine, slots=fewest(any_model)) as model:
+    with stem_edge.load(
+        bundle_for(any_model.path, engine), engine=engine, slots=fewest(any_model)
+    ) as model:
         ids = model.tokenize(PROMPT)
         plain = list(tokens(model.generate(ids, max_new_tokens=8)))
         assert plain == oracle.greedy(ids, [], 8)
@@ -136,7 +138,9 @@ def test_rows_of_other_values(any_model: Tried, engine: EngineName) -> None:
         token: (scale * rng.normal(size=(len(layers), width))).astype(np.float32)
         for token in (ord("c"), 256)
     }
-    with stem_edge.load(any_model.path, engine=engine, slots=fewest(any_model)) as model:
+    with stem_edge.load(
+        bundle_for(any_model.path, engine), engine=engine, slots=fewest(any_model)
+    ) as model:
         ids = model.tokenize(PROMPT)
         rows = oracle.own(ids)
         for at, token in enumerate(ids):
@@ -186,15 +190,15 @@ def test_with_other_types_of_rows(tables: Any, stem: Tried, tmp_path: Path) -> N
     out = stem_edge.export_bundle(
         checkpoint, tmp_path / "out", backbone="fp32", tables=tables, **options
     ).path
-    add_ggml(checkpoint, out)
+    export_ggml(checkpoint, out, tables=tables, **options)
     with stem_edge.open_tables(out) as opened:
         rows = {layer: torch.from_numpy(opened[:, layer]) for layer in opened.layers}
     layout = open_bundle(out).manifest.tables
     assert layout is not None
     oracle = Rounded(stem.oracle.config, stem.oracle.tensors, rows, layout)
     cases = [*product(CASES[::3], ["positions", "everywhere"], [None, [2]])]
-    for engine in open_bundle(out).manifest.engines:
-        with stem_edge.load(out, engine=engine, slots=5) as model:
+    for engine in ("onnxruntime", "ggml") if HAS_GGML else ("onnxruntime",):
+        with stem_edge.load(bundle_for(out, engine), engine=engine, slots=5) as model:
             check_cases(model, oracle, cases)
 
 
@@ -209,7 +213,9 @@ def stem_rows(oracle: Oracle, stem_ids: Sequence[int | Sequence[int]]) -> Rows:
 
 def test_stem_ids_can_be_given(any_model: Tried, engine: EngineName) -> None:
     oracle, rng = any_model.oracle, np.random.default_rng(5)
-    with stem_edge.load(any_model.path, engine=engine, slots=fewest(any_model)) as model:
+    with stem_edge.load(
+        bundle_for(any_model.path, engine), engine=engine, slots=fewest(any_model)
+    ) as model:
         ids = model.tokenize(PROMPT)
         others: Any = rng.integers(0, 260, len(ids))
         expected = oracle.logits(ids, stem_rows(oracle, others.tolist()))

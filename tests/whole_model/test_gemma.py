@@ -18,7 +18,7 @@ import pytest
 from conformance import CONFORMANCE, stepwise
 from exact_models import GEMMA, GEMMA_3N, GEMMAS, Exact, export_exact, off, published
 from hf_folders import wrap_gemma, write_flat
-from installed import needs_ggml
+from installed import bundle_for, needs_ggml
 from tiers import slow_but
 
 import stem_edge
@@ -53,7 +53,9 @@ def bundle(exact: Exact) -> Path:
 def test_tokens_of_a_prompt_read_the_first_rows_alone(
     bundle: Path, engine: EngineName, overlap: bool
 ) -> None:
-    with stem_edge.load(bundle, engine=engine, warm_start=False, overlap=overlap) as model:
+    with stem_edge.load(
+        bundle_for(bundle, engine), engine=engine, warm_start=False, overlap=overlap
+    ) as model:
         config, ids = model.config, [*range(3, 13)]
         rows, layout = config.prompt_rows, model.bundle.manifest.tables
         assert layout is not None and 0 < rows < config.n_layers
@@ -77,7 +79,7 @@ def test_windows_that_move_often(
     monkeypatch.setattr(io, "WINDOW_BLOCK", 2)
     monkeypatch.setattr(io, "STEP_TOKENS", 16)
     ids, expected = exact.ids, exact.expected
-    with stem_edge.load(exact.path, engine=engine) as model:
+    with stem_edge.load(bundle_for(exact.path, engine), engine=engine) as model:
         contexts = [model.engine.open_context(len(ids)) for _ in range(2)]
         for size in takewhile(lambda _: contexts[0].position < len(ids), cycle(sizes)):
             for context in contexts:
@@ -194,7 +196,7 @@ def test_ggmls_types_are_near_the_model(
 
 
 def test_a_kv_cache_has_no_cells_for_layers_that_borrow(bundle: Path, engine: EngineName) -> None:
-    with stem_edge.load(bundle, engine=engine) as model:
+    with stem_edge.load(bundle_for(bundle, engine), engine=engine) as model:
         config, value = model.config, np.dtype(np.float32).itemsize
         context = model.engine.open_context(64)
         model.engine.step(context, np.arange(64))
@@ -205,7 +207,7 @@ def test_a_kv_cache_has_no_cells_for_layers_that_borrow(bundle: Path, engine: En
 
 def test_an_edit_looks_up_the_row_of_another_token(exact: Exact, engine: EngineName) -> None:
     ids = exact.ids
-    with stem_edge.load(exact.path, engine=engine) as model:
+    with stem_edge.load(bundle_for(exact.path, engine), engine=engine) as model:
         plain, edited = model.logits(ids), model.logits(ids, stem_ids=[ids[0], 7, *ids[2:]])
         assert np.abs(plain[0] - edited[0]).max() == 0
         assert np.abs(plain[1] - edited[1]).max() > 0.01

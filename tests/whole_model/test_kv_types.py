@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from architectures import SIZES, VARIANTS
 from exact_models import GEMMA, Exact, exact_gemma, exact_stem
+from installed import bundle_for
 from make_checkpoint import Shape, write_checkpoint
 from tiers import slow_but
 
@@ -81,13 +82,15 @@ def kv(request: pytest.FixtureRequest) -> KvType:
 
 
 def test_logits_are_near_the_models(case: Case, engine: EngineName, kv: KvType) -> None:
-    manifest = stem_edge.open_bundle(case.exact.path).manifest
+    manifest = stem_edge.open_bundle(bundle_for(case.exact.path, engine)).manifest
     if engine == "ggml" and kv in QUANTIZED and manifest.model.head_dim % 32:
         with pytest.raises(InputError, match="ggml needs heads of a multiple of 32 values"):
-            stem_edge.load(case.exact.path, engine=engine, kv=kv)
+            stem_edge.load(bundle_for(case.exact.path, engine), engine=engine, kv=kv)
         return
     footprint = footprint_of(manifest, engine).with_kv(kv)
-    with stem_edge.load(case.exact.path, engine=engine, kv=kv, context_length=TOKENS) as model:
+    with stem_edge.load(
+        bundle_for(case.exact.path, engine), engine=engine, kv=kv, context_length=TOKENS
+    ) as model:
         found = model.logits(case.exact.ids)
         assert model.plan.kv == kv
         assert model.plan.kv_cache == footprint.kv_nbytes(TOKENS)

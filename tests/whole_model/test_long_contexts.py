@@ -12,7 +12,7 @@ import torch
 from architectures import SIZES, write
 from exact_models import export_exact, off
 from hf_folders import make_gemma, written
-from installed import HAS_GGML
+from installed import HAS_GGML, bundle_for
 
 import stem_edge
 from stem_edge.config import ModelConfig
@@ -75,7 +75,7 @@ def test_logits_are_those_of_torch(name: str, tmp_path: Path) -> None:
     for engine, count in COMPUTED.items():
         if engine == "ggml" and not HAS_GGML:
             continue
-        with stem_edge.load(out, engine=engine) as model:
+        with stem_edge.load(bundle_for(out, engine), engine=engine) as model:
             assert model.plan.context_length == TOKENS
             found = model.logits(ids[:count].tolist())
         assert off(found, expected[:count]) < TOLERANCE.get(name, 1e-4)

@@ -11,7 +11,7 @@ import pytest
 from architectures import VARIANTS
 from conformance import CASES, CONFORMANCE
 from exact_models import exact_stem
-from installed import DEMO, add_ggml
+from installed import DEMO, bundle_for, export_ggml
 from prefix_bits import after_prompt, check_bits
 from tiers import GGML_IS_SLOW, slow_but
 
@@ -53,9 +53,9 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_bits_of_long_prompts(bundle: Path, engine: EngineName) -> None:
-    if engine not in stem_edge.open_bundle(bundle).manifest.engines:
+    if not bundle_for(bundle, engine).exists():
         pytest.skip(f"no backbone for {engine}")
-    with stem_edge.load(bundle, engine=engine) as model:
+    with stem_edge.load(bundle_for(bundle, engine), engine=engine) as model:
         drawn = prompts(model.config.vocab_size - 4, LONG, 24)
         assert check_bits(model, drawn) > sum(map(len, drawn)) // 10
 
@@ -66,9 +66,9 @@ def test_bits_of_conformance_checkpoints(case: str, engine: EngineName, tmp_path
     out = stem_edge.export_bundle(
         CONFORMANCE / case, tmp_path / "b", backbone="fp32", tables="int8"
     ).path
-    add_ggml(CONFORMANCE / case, out)
+    export_ggml(CONFORMANCE / case, out, tables="int8")
     # Few slots make short steps, so that there are several.
-    with stem_edge.load(out, engine=engine, slots=16) as model:
+    with stem_edge.load(bundle_for(out, engine), engine=engine, slots=16) as model:
         longest = min(60, model.plan.context_length - 10)
         assert check_bits(model, prompts(250, longest, 16)) > 0
 

@@ -16,6 +16,7 @@ from answer_ways import NEW, Answers, after_kept, in_turn, together, tokens, wit
 from architectures import SIZES, VARIANTS, write
 from edit_oracle import swap
 from exact_models import export_exact
+from installed import bundle_for
 from tiers import slow_but
 from torch_model import random_tensors, torch_logits
 
@@ -72,7 +73,7 @@ WAYS: list[Callable[[Model, list[list[int]]], Answers]] = [
 
 @pytest.mark.parametrize("way", WAYS)
 def test_answers(made: Made, engine: EngineName, way: Any) -> None:
-    with stem_edge.load(made.path, engine=engine, slots=40) as model:
+    with stem_edge.load(bundle_for(made.path, engine), engine=engine, slots=40) as model:
         for number, answer in way(model, made.texts).items():
             made.check(made.texts[number], answer, (0, 0))
 
@@ -81,7 +82,7 @@ def test_answers(made: Made, engine: EngineName, way: Any) -> None:
 def test_answers_with_an_edit(made: Made, engine: EngineName, way: Any) -> None:
     """Rows of other tokens enter the means at every place of the source."""
     text = list(b"a cab, a bad cab")
-    with stem_edge.load(made.path, engine=engine) as model:
+    with stem_edge.load(bundle_for(made.path, engine), engine=engine) as model:
         edits = [swap(model, *pair, scope="everywhere") for pair in ("ab", "ba")]
         with model.edited(*edits):
             made.check(text, way(model, [text])[0], (ord("a"), ord("b")))
@@ -90,7 +91,7 @@ def test_answers_with_an_edit(made: Made, engine: EngineName, way: Any) -> None:
 def test_a_prompt_kept_in_a_file(made: Made, engine: EngineName, tmp_path: Path) -> None:
     for cached in (False, True):
         options: Any = {"engine": engine, "prompt_cache": tmp_path / "prompts"}
-        with stem_edge.load(made.path, **options) as model:
+        with stem_edge.load(bundle_for(made.path, engine), **options) as model:
             text = made.texts[-1]
             made.check(text, tokens(model.generate(text, max_new_tokens=NEW)), (0, 0))
             assert (model.stats.cached_tokens > 0) == cached

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conformance import stepwise
 from exact_models import GEMMA, Exact, exact_gemma, exact_stem, off
+from installed import bundle_for
 from tiers import GGML_IS_SLOW, slow_but
 
 import stem_edge
@@ -54,7 +55,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def model(case: Exact, engine: EngineName) -> Iterator[Model]:
-    with stem_edge.load(case.path, engine=engine) as loaded:
+    with stem_edge.load(bundle_for(case.path, engine), engine=engine) as loaded:
         yield loaded
 
 
@@ -88,7 +89,7 @@ def test_logits_token_by_token(case: Exact, model: Model) -> None:
 
 @pytest.mark.parametrize("engine", GGML_IS_SLOW)
 def test_logits_with_few_slots(case: Exact, engine: EngineName) -> None:
-    with stem_edge.load(case.path, engine=engine, slots=4) as model:
+    with stem_edge.load(bundle_for(case.path, engine), engine=engine, slots=4) as model:
         found = model.logits(case.ids)
     assert off(found, case.expected) < case.tolerance
 
@@ -171,8 +172,10 @@ def test_scores_go_back_as_far_as_the_window_allows(case: Exact, model: Model) -
 
 
 def test_plan_footprint_and_context_agree(case: Exact, engine: EngineName) -> None:
-    footprint = footprint_of(stem_edge.open_bundle(case.path).manifest, engine)
-    with stem_edge.load(case.path, engine=engine, context_length=TOKENS) as model:
+    footprint = footprint_of(stem_edge.open_bundle(bundle_for(case.path, engine)).manifest, engine)
+    with stem_edge.load(
+        bundle_for(case.path, engine), engine=engine, context_length=TOKENS
+    ) as model:
         context = model.engine.open_context(TOKENS)
         backend = context.backend
         assert model.plan.kv_cache == footprint.kv_nbytes(TOKENS)
@@ -191,7 +194,7 @@ def test_a_prompt_longer_than_a_large_window(
     sizes = {"n_layers": 2, "stem_layers": (1,), "n_heads": 1, "n_kv_heads": 1}
     kept = {"max_context": LONG, "sliding_window": window, "window_layers": (0,)}
     exact = exact_stem(tmp_path, sizes | kept, LONG)
-    with stem_edge.load(exact.path, engine=engine) as model:
+    with stem_edge.load(bundle_for(exact.path, engine), engine=engine) as model:
         context = model.engine.open_context(LONG)
         taken = steps(model, context, exact.ids, [256] * 36 + [1] * (LONG - 36 * 256))
         found = np.concatenate(list(taken))

@@ -6,11 +6,9 @@ import argparse
 import inspect
 import math
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
-from stem_edge.bundle.absent import WORKING
 from stem_edge.bundle.manifest import TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
@@ -52,8 +50,7 @@ CHECKPOINT comes from one of
                             STEM models of any trainer in this project's schema (docs/models.md)
   llama.cpp and others      FILE.gguf: Llama, Mistral, Qwen2, Qwen3, SmolLM
   BlaGPT                    state_step*.pt or best_model*.pt, or their folder
-Nothing in it is executed. OUT appears only when the export is complete. If an export is interrupted
-or killed, the same command continues it."""
+Nothing in it is executed. OUT appears only when the export is complete."""
 
 EPILOG = """\
 examples:
@@ -64,7 +61,6 @@ examples:
   stem-edge export SmolLM2-135M smol --quality near-lossless
   stem-edge export SmolLM2-135M smol --size 100MB
   stem-edge export runs/0000100000 model --calibration prompt.txt --max-kl 0.02
-  stem-edge export runs/0000100000 model --backbone q4_k_m --add
   stem-edge export SmolLM2.Q4_K_M.gguf model --engine gguf
   stem-edge export Qwen3.8-Flash-Next rows --tables-only --tables int4"""
 
@@ -73,8 +69,7 @@ onnx runs on onnxruntime, which is always installed, on processors and accelerat
 ggml, the kernels of llama.cpp (pip install 'stem-edge[gguf]'), on processors only; its weights
 can stay in the file, so that the system may drop them when memory is short. Its types are
 llama.cpp's mixtures: q4_k_m is the usual one, q4_0 the fastest with --repack, q6_k and q8_0 are
-nearly exact, f16 and f32 are not quantized; without one, a GGUF file keeps its own types. A bundle can have both backbones, which share its
-tables."""
+nearly exact, f16 and f32 are not quantized; without one, a GGUF file keeps its own types."""
 
 
 ROWS_HELP = """write no bundle, but the tables of n-grams of a Qwen3.8-Flash-Next, DeepSeek-V4.1 or
@@ -118,7 +113,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
             for engine, (types, usual) in BACKBONES.items()
         ),
     },
-    "add": {"action": "store_true"},
     "quality": {"choices": QUALITIES},
     "size": {"metavar": "SIZE"},
     "head": {"choices": list(CHOSEN), "rare": True},
@@ -151,7 +145,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("out", metavar="OUT", help="folder of the new bundle")
     _add(parser, "calibration", "calibration_tokens", "lora", "tokenizer", "ignore_keys")
-    _add(parser.add_argument_group("backbone", BACKBONE_HELP), "engine", "backbone", "add")
+    _add(parser.add_argument_group("backbone", BACKBONE_HELP), "engine", "backbone")
     _add(parser.add_argument_group("backbone, --engine onnx only"), *ONNX_ONLY, "assistant")
     tables = parser.add_argument_group("tables")
     _add(tables, "tables", "frequent", "group_size")
@@ -169,22 +163,10 @@ def run(args: argparse.Namespace) -> int:
     others = ("checkpoint", "out", "tables_only")
     given = {name: value for name, value in vars(args).items() if name not in others}
     options = ExportOptions(**given)  # its fields must have the names of the options
-    try:
-        bundle = export_with(args.checkpoint, Path(args.out), options)
-    except KeyboardInterrupt:
-        out = Path(args.out)
-        kept = out.with_name(WORKING + out.name)
-        if kept.exists():
-            print(
-                f"stem-edge: the same command continues this export; {kept} is kept for it",
-                file=sys.stderr,
-            )
-        raise
+    bundle = export_with(args.checkpoint, Path(args.out), options)
     print("\n".join(_verdict(args, bundle, options)), end="\n\n")
     print(bundle_table(bundle), end="\n\n")
-    second = options.runs_on != bundle.manifest.engines[0]
-    engine = f" --engine {options.runs_on}" if second else ""
-    print(f"try it: {own_command()} generate {args.out}{engine} 'Once upon a time'")
+    print(f"try it: {own_command()} generate {args.out} 'Once upon a time'")
     return 0
 
 

@@ -19,7 +19,7 @@ from hf_folders import (
     wrap_gemma,
     written,
 )
-from installed import add_ggml
+from installed import bundle_for, export_ggml
 
 import stem_edge
 from stem_edge.export.checkpoints.readers import read_checkpoint
@@ -62,7 +62,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], F
     model = make_gemma3(vocab_size=310, rope_parameters=ROPES)
     written(model, folder / "checkpoint")
     stem_edge.export_bundle(folder / "checkpoint", folder / "out", backbone="fp32")
-    add_ggml(folder / "checkpoint", folder / "out")
+    export_ggml(folder / "checkpoint", folder / "out")
     ids = [*IDS, 256, 299]
     with torch.no_grad():
         return folder / "out", ids, model(torch.tensor([ids])).logits[0].numpy()
@@ -72,7 +72,7 @@ def test_each_engine_computes_the_logits_of_transformers(
     bundle: tuple[Path, list[int], F32], engine: EngineName
 ) -> None:
     path, ids, expected = bundle
-    with stem_edge.load(path, engine=engine) as model:
+    with stem_edge.load(bundle_for(path, engine), engine=engine) as model:
         assert off(model.logits(ids), expected) < 5e-4
 
 

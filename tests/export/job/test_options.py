@@ -55,10 +55,6 @@ GGUF = {"engine": "gguf"}
         (GGUF | {"asymmetric": True}, "^asymmetric: "),
         (GGUF | {"quantizer": "rtn", "prefill_graph": False}, "^quantizer, prefill_graph: for the"),
         (GGUF | {"quality": "small"}, "^quality: for the engine onnx only"),
-        ({"add": True, "tables": "int8"}, "^tables: add keeps the bundle's tables"),
-        ({"add": True, "group_size": 32, "frequent": 0.1}, "^group_size, frequent: add keeps"),
-        ({"add": True}, "is not a bundle, so no backbone can be added to it; leave out --add"),
-        ({"add": True, "force": True}, "add keeps what is in the bundle, force replaces it"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_names_are_changed(file: Path, tmp_path: Path) -> None:
     disk.make_folder(tmp_path / "folder")
     with pytest.raises(FileExistsError):
         disk.make_folder(tmp_path / "folder")
-    disk.link(file, tmp_path / "folder" / "second")
+    (tmp_path / "folder" / "second").hardlink_to(file)
     assert (tmp_path / "folder" / "second").samefile(file)
     with pytest.raises(OSError, match=r"."):
         disk.remove_folder(tmp_path / "folder")

@@ -97,7 +97,7 @@ def test_x1_a_kill_at_every_operation(
         if at % FINISHED_OF == 0:
             finish(killer, export, out)
         shutil.rmtree(folder)
-    assert at > 40
+    assert at > 35
     assert bundle_files(out) == bundle_files(export.new)
     assert found == ({"bundle", "none"} if kind in ("new", "renames") else {"bundle"})
 

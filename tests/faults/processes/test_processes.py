@@ -117,8 +117,8 @@ def export_in_a_child(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
     """Run an exporter that stops as soon as it holds its lock."""
     script = (
         "import sys, time, stem_edge\n"
-        "from stem_edge.export.job.journal import Journal\n"
-        "Journal.__init__ = lambda *_: (print('locked', flush=True), time.sleep(600))\n"
+        "from stem_edge.export import exporter\n"
+        "exporter.make_job = lambda *_: (print('locked', flush=True), time.sleep(600))\n"
         "stem_edge.export_bundle(sys.argv[1], sys.argv[2], force=True)\n"
     )
     child = subprocess.Popen(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from installed import HAS_GGML, NO_GGML, add_ggml
 from toy_engine import ToyEngine, ToyLoader
 
 import stem_edge
@@ -20,18 +19,6 @@ from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, BundleError, InputError
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine, engines_of
 from stem_edge.runtime.backends.ggml.engine import GgmlEngine
-from stem_edge.runtime.backends.onnxruntime.engine import OnnxRuntimeEngine
-
-
-@pytest.fixture(scope="module")
-def both(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle with a backbone for each engine. Do not change it."""
-    out = tmp_path_factory.mktemp("both") / "bundle"
-    if not HAS_GGML:
-        pytest.skip(NO_GGML)
-    stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="int8")
-    add_ggml(tiny_checkpoint, out)
-    return out
 
 
 def greedy(bundle: Path, **options: Any) -> tuple[str, str]:
@@ -41,41 +28,32 @@ def greedy(bundle: Path, **options: Any) -> tuple[str, str]:
         return model.plan.engine, text
 
 
-def test_the_bundle_decides(both: Path, tiny_bundle: Path, tiny_gguf: Path) -> None:
-    assert greedy(both)[0] == greedy(tiny_bundle)[0] == "onnxruntime"
+def test_the_bundle_decides(tiny_bundle: Path, tiny_gguf: Path) -> None:
+    assert greedy(tiny_bundle)[0] == "onnxruntime"
     assert greedy(tiny_gguf)[0] == "ggml"
 
 
-def test_both_engines_write_the_same_text(both: Path) -> None:
-    chosen = [greedy(both, engine=name) for name in ("onnxruntime", "ggml")]
-    assert [name for name, _ in chosen] == ["onnxruntime", "ggml"]
-    assert chosen[0][1] == chosen[1][1]
-
-
-def test_what_is_not_installed_is_not_chosen(
-    both: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(OnnxRuntimeEngine, "installed", False)
-        assert greedy(both)[0] == "ggml"
+def test_what_is_not_installed_is_named(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GgmlEngine, "installed", False)
-    assert greedy(both)[0] == "onnxruntime"
     names: list[str] = ["auto", "ggml"]
     for name in names:
         with pytest.raises(BackendError, match=r"ggml is not installed.*stem-edge\[gguf\]"):
             stem_edge.load(tiny_gguf, engine=name)
 
 
-def test_the_plan_is_of_the_engine(both: Path) -> None:
-    plans = [stem_edge.memory_plan(both, engine=name) for name in ("onnxruntime", "ggml")]
+def test_the_plan_is_of_the_engine(tiny_bundle: Path, tiny_gguf: Path) -> None:
+    plans = [stem_edge.memory_plan(path) for path in (tiny_bundle, tiny_gguf)]
     assert [plan.engine for plan in plans] == ["onnxruntime", "ggml"]
     assert plans[0].weights > plans[1].weights  # used in place, in their file
-    repacked = stem_edge.memory_plan(both, engine="ggml", repack=True)
+    repacked = stem_edge.memory_plan(tiny_gguf, repack=True)
     assert repacked.weights == plans[1].weights  # because f32 is never rearranged
 
 
 def test_a_missing_backbone(tiny_bundle: Path, tiny_gguf: Path) -> None:
-    with pytest.raises(BackendError, match=r"no backbone for ggml.*--engine gguf --add"):
+    with pytest.raises(
+        BackendError,
+        match=r"no backbone for ggml.*only for onnxruntime.*export CHECKPOINT OUT --engine gguf",
+    ):
         choose_engine(open_bundle(tiny_bundle), "ggml")
     with pytest.raises(BackendError, match=r"no backbone for onnxruntime.*only for ggml"):
         stem_edge.load(tiny_gguf, engine="onnxruntime")
@@ -89,11 +67,13 @@ def test_a_missing_backbone(tiny_bundle: Path, tiny_gguf: Path) -> None:
         ("onnxruntime", "repack", True),
     ],
 )
-def test_options_of_the_other_engine(both: Path, engine: str, option: str, value: Any) -> None:
-    options = {option: value}
+def test_options_of_the_other_engine(
+    tiny_bundle: Path, tiny_gguf: Path, engine: str, option: str, value: Any
+) -> None:
+    options, bundle = {option: value}, tiny_gguf if engine == "ggml" else tiny_bundle
     said = f"{option}: not supported by the engine in use, {engine}"
     with pytest.raises(InputError, match=said):
-        stem_edge.load(both, engine=engine, **options)
+        stem_edge.load(bundle, engine=engine, **options)
 
 
 def damaged(bundle: Path, tmp_path: Path, at: int, value: bytes) -> Path:
@@ -145,10 +125,10 @@ def test_generating_on_ggml_loads_no_onnxruntime(tiny_gguf: Path) -> None:
 
 
 def test_the_command_says_which_engine_it_was(
-    both: Path, capsys: pytest.CaptureFixture[str]
+    tiny_bundle: Path, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("onnxruntime", "ggml"):
-        assert main(["generate", str(both), "-p", "Once", "-n", "4", "--engine", name]) == 0
+    for name, bundle in (("onnxruntime", tiny_bundle), ("ggml", tiny_gguf)):
+        assert main(["generate", str(bundle), "-p", "Once", "-n", "4", "--engine", name]) == 0
         assert f"{name}: prompt" in capsys.readouterr().err
 
 

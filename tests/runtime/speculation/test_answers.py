@@ -12,6 +12,7 @@ from constraints import constrain
 from edit_oracle import swap
 from exact_models import exact_stem
 from guessing import CHEAP, ToldSpeculation, answer_of, answered
+from installed import bundle_for
 from prefix_bits import after_prompt
 from tiers import slow_but
 from toy_engine import ToyEngine, ToyLoader
@@ -52,7 +53,9 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def model(bundle: Path, engine: EngineName) -> Iterator[Model]:
-    with stem_edge.load(bundle, engine=engine, threads=1, trial=False) as loaded:
+    with stem_edge.load(
+        bundle_for(bundle, engine), engine=engine, threads=1, trial=False
+    ) as loaded:
         yield loaded
 
 
@@ -252,7 +255,7 @@ def test_positions_within_a_window_can_always_be_gone_back_to(model: Model) -> N
 def test_a_lone_request_joins_another_after_any_step(bundle: Path, engine: EngineName) -> None:
     """Its keys and values are copied with what guesses, right or wrong, have left of them."""
     options: dict[str, Any] = {"threads": 1, "trial": False, "sequences": 4}
-    with stem_edge.load(bundle, engine=engine, **options) as model:
+    with stem_edge.load(bundle_for(bundle, engine), engine=engine, **options) as model:
         check_joining(model)
 
 
