@@ -33,37 +33,30 @@ class Command(Protocol):
 
 # Command, which is also the name of its module -> the module's room, and the line in --help.
 COMMANDS = {
-    "demo": ("running", "see it work on the small model inside this package"),
-    "export": ("bundles", "turn a trained checkpoint into a bundle"),
-    "generate": ("running", "continue a text with a bundle"),
-    "chat": ("running", "talk with a bundle, or send it a message a line"),
-    "run": ("running", "the same as chat"),
-    "serve": (
-        "running",
-        "serve a bundle to programs by OpenAI's interface, and to people by a page",
-    ),
-    "batch": ("running", "run every prompt in a file and append the results; resumable"),
+    "demo": ("running", "see it work on the small model in this package"),
+    "export": ("bundles", "convert a trained checkpoint to a bundle"),
+    "generate": ("running", "continue a text"),
+    "run": ("running", "chat with a model, or send it a message a line"),
+    "serve": ("running", "serve a model by OpenAI's interface, and a chat page"),
+    "batch": ("running", "run every prompt in a file; resumable"),
     "inspect": ("bundles", "show what a bundle is made of"),
-    "verify": (
-        "bundles",
-        "check that a bundle is safe to load, or that all ways of running it agree",
-    ),
-    "edit": ("bundles", "change what a model knows: let tokens look up other tokens' rows"),
+    "verify": ("bundles", "check a bundle, or that all ways of running it agree"),
+    "edit": ("bundles", "make one word use another word's table rows"),
     "fit": ("measuring", "plan how to run a model on a device, without running it"),
-    "measure": ("measuring", "measure time and memory of a run, phase by phase"),
+    "measure": ("measuring", "measure time and memory of a run"),
     "bench": ("measuring", "compare speed and memory of ways to run a model"),
-    "eval": ("measuring", "measure perplexity, and divergence from another bundle or a checkpoint"),
-    "prepare": ("bundles", "make later loads faster: rearrange a backbone for this processor"),
+    "eval": ("measuring", "measure perplexity, and divergence from a checkpoint"),
+    "prepare": ("bundles", "rearrange a backbone for this processor now"),
     "list": ("bundles", "list the models that are kept, by the names that commands take"),
     "rm": ("bundles", "remove a model, or something that is kept for faster loads"),
 }
-ALIASES = {"run": "chat"}
 # Command -> extra of the package that it needs.
 EXTRAS = {"serve": "server"}
 
 DESCRIPTION = """\
-Run STEM language models whose parameters do not fit in memory. A checkpoint is exported once, to a
-folder called a bundle, which the other commands run, check and measure."""
+Run language models that are bigger than your memory: Gemma 3n and 4, STEM, and
+dense ones. A checkpoint (Hugging Face, GGUF, STEM) is exported once, to a bundle
+that the other commands run; commands that run one do this by themselves."""
 
 EPILOG = """\
 first steps:
@@ -71,7 +64,7 @@ first steps:
   stem-edge export runs/0000100000 model
   stem-edge generate model "Once upon a time"
 
-`stem-edge COMMAND --help` explains a command and its usual options, --help-all all of them."""
+`stem-edge COMMAND --help` explains a command."""
 
 MORE_MEMORY = "free some, or raise the limit of this process (ulimit -v)"
 EXIT_ERROR = 1
@@ -180,7 +173,7 @@ def _parse_name(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _import(name: str) -> Command:
-    module = f"stem_edge.commands.{COMMANDS[name][0]}.{ALIASES.get(name, name)}"
+    module = f"stem_edge.commands.{COMMANDS[name][0]}.{name}"
     try:
         return cast(Command, import_module(module))
     except ImportError as error:

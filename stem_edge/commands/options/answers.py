@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from stem_edge import sampling
-from stem_edge.commands.options.arguments import Rare, read_text
-from stem_edge.commands.options.described import add_described, keywords, option_of
+from stem_edge.commands.options.arguments import MORE, read_text
 from stem_edge.errors import InputError
 from stem_edge.runtime.generation import Chunk
 from stem_edge.runtime.grammars.grammar import MAX_CHARS, Grammar
@@ -25,46 +24,37 @@ from stem_edge.text_table import shown_lines
 
 MAX_DIGITS = 1000  # a limit, because the time of int() grows faster than the text
 
-USUAL = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
-SHORT = {"max_new_tokens": "-n", "temperature": "-t"}
+LENGTH = "tokens of an answer at most (default: %d)"
+LIKELY = "choose among likely tokens"
+FORM = "answers of this form only"
 
 
-def add_sampling(group: argparse._ArgumentGroup, others: Mapping[str, str] | None = None) -> None:
+def add_sampling(group: argparse._ArgumentGroup, max_new_tokens: int = 128) -> None:
     """Declare the fields of SamplingParams; sampling_params reads them.
 
-    others: defaults that this command has instead, in words, by field.
+    Those that are not given are the model's own.
     """
-    settings: dict[str, dict[str, Any]] = {
-        name: {
-            "flags": (*filter(None, [SHORT.get(name)]), option_of(name)),
-            "type": whole_number if isinstance(most, int) else float,
-            "metavar": "N" if isinstance(most, int) else "X",
-            "rare": name not in USUAL,
-        }
-        for name, (_, most) in RANGES.items()
-    }
-    settings["logprobs"]["help"] = "with JSON: print log probabilities of the N best"
-    settings["stop"] = {"action": "append", "metavar": "TEXT", "default": []}
-    settings["stop"]["help"] = "end before this text; may be repeated"
-    said = keywords(SamplingParams)
-    for name, default in (others or {}).items():
-        if name in said:  # docstrings are not there with python -OO
-            settings[name]["help"] = said[name]._replace(default=default).help()
-    add_described(group, SamplingParams, settings)
-    greedy = "take the most probable token each time, whatever the model's own values are"
-    group.add_argument("--greedy", action="store_true", help=greedy)
-    bias = (
-        "add B, from -100 (never) to 100, to the logits of the token with this id; may be repeated"
-    )
-    group.add_argument(
-        "--logit-bias", action="append", type=_bias, metavar="ID=B", default=[], help=Rare(bias)
-    )
+    add = group.add_argument
+    number: dict[str, Any] = {"type": float, "metavar": "X"}
+    count: dict[str, Any] = {"type": whole_number, "metavar": "N"}
+    several: dict[str, Any] = {"action": "append", "default": []}
+    add("-n", "--max-new-tokens", **count, default=max_new_tokens, help=LENGTH % max_new_tokens)
+    add("-t", "--temperature", **number, help="0: the most probable token; 1: as trained")
+    add("--greedy", action="store_true", help="temperature 0, whatever the model's own is")
+    add("--top-k", **count, help=LIKELY)
+    add("--top-p", **number, help=LIKELY)
+    add("--min-p", **number, help=LIKELY)
+    add("--seed", **count, help="the same seed gives the same answer")
+    add("--stop", **several, metavar="TEXT", help="end before TEXT; may be repeated")
     form = group.add_mutually_exclusive_group()
-    schema = "answer with JSON that this file, a JSON Schema, allows"
-    form.add_argument("--schema", type=Path, metavar="FILE", help=schema)
-    form.add_argument("--regex", metavar="TEXT", help="answer with a text that matches this")
-    grammar = "answer with a text that this file allows, a grammar in Lark or GBNF"
-    form.add_argument("--grammar", type=Path, metavar="FILE", help=grammar)
+    form.add_argument("--schema", type=Path, metavar="FILE", help=FORM)
+    form.add_argument("--regex", metavar="TEXT", help=FORM)
+    form.add_argument("--grammar", type=Path, metavar="FILE", help=FORM)
+    add("--repetition-penalty", **number, help=MORE)
+    add("--presence-penalty", **number, default=0.0, help=MORE)
+    add("--frequency-penalty", **number, default=0.0, help=MORE)
+    add("--logit-bias", **several, type=_bias, metavar="ID=B", help=MORE)
+    add("--logprobs", **count, help=MORE)
 
 
 def sampling_params(args: argparse.Namespace, as_json: bool) -> SamplingParams:

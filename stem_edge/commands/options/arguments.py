@@ -8,9 +8,10 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import nullcontext
 from difflib import get_close_matches
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,71 +27,77 @@ def engine_name(name: str) -> str:
     return next((engine for engine, backbone in BACKBONE_FOR.items() if backbone == name), name)
 
 
-TOGETHER = "\0"  # stands for a space at which no line ends
+MORE = "(docs/commands.md)"  # help of options that few people need
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Format help as wide as the terminal, so that commands in it can still be pasted.
+    """Format help for 80 columns: a line for each option, or for several that share their help."""
 
-    Paragraphs and last columns wrap; a long command goes on in the next line after a backslash.
-    """
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=27, width=80)
+        self._together = dict[argparse.Action, list[argparse.Action]]()
 
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        """Wrap the help of an option, whose words may be options, at spaces alone."""
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+    def add_arguments(self, actions: Iterable[argparse.Action]) -> None:
+        """Add options; neighbours with the same help become one entry."""
+        for _, found in groupby(actions, key=lambda action: action.help or action):
+            together = list(found)
+            self._together[together[0]] = together
+            self.add_argument(together[0])
 
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines: list[str] = []
-        for line in text.splitlines():
-            in_paragraph = line[:1].strip() and lines and lines[-1][:1].strip()
-            in_last_column = line.startswith(" " * 8)
-            if in_paragraph or in_last_column:
-                lines[-1] += f" {line.strip()}"
-            else:
-                lines.append(line)
-        return "\n".join(indent + part for line in lines for part in _wrapped(line, width))
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return ", ".join(self._typed(one) for one in self._together.get(action, [action]))
 
+    def _typed(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return action.option_strings[0].replace("--", "--[no-]")
+        names = ", ".join(action.option_strings)
+        return names if action.nargs == 0 else f"{names} {self._format_args(action, action.dest)}"
 
-class Rare(str):
-    """Help of an option that --help leaves out, and --help-all shows."""
-
-    __slots__ = ()
+    def _format_action(self, action: argparse.Action) -> str:
+        """Put options and their help on one line as far as that fits, and wrap at spaces."""
+        if action.choices is not None and isinstance(action.choices, dict):
+            return super()._format_action(action)  # the list of commands
+        line = f"  {self._format_action_invocation(action):{self._max_help_position - 4}}  "
+        inside = max(self._max_help_position, 4) if len(line) <= self._max_help_position else 4
+        text = line + (self._expand_help(action) if action.help else "")
+        wrapped = textwrap.wrap(
+            text, self._width, subsequent_indent=" " * inside, break_on_hyphens=False
+        )
+        return "\n".join(wrapped) + "\n"
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser with errors of one line, like the commands' own errors."""
+    """Argument parser with help on one screen and errors of one line."""
 
     def __init__(self, prog: str, **options: Any) -> None:
-        super().__init__(prog=prog, formatter_class=Help, **options)
-        self._all = self.add_argument("--help-all", action=_HelpAll, help=argparse.SUPPRESS)
+        options |= {"formatter_class": Help, "allow_abbrev": False, "add_help": False}
+        super().__init__(prog=prog, **options)
+        self._positionals = self._optionals  # one section for what a command works on and how
+        self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
 
     def format_usage(self) -> str:
-        """Return the usage, without rare options."""
-        with self._usual():
-            return super().format_usage()
+        """Return the usage, which names positional arguments alone."""
+        self._set_usage()
+        return super().format_usage()
 
     def format_help(self) -> str:
-        """Return the help, without rare options."""
-        with self._usual():
-            return super().format_help()
-
-    def format_all(self) -> str:
-        """Return the help of all options."""
+        """Return the help."""
+        self._set_usage()
         return super().format_help()
 
-    @contextmanager
-    def _usual(self) -> Iterator[None]:
-        """Hide rare options, if there are some, and show the option that shows them."""
-        rare = {action: action.help for action in self._actions if isinstance(action.help, Rare)}
-        if rare:
-            self._all.help = f"show {len(rare)} rarer options, too, and exit"
-        for action in rare:
-            action.help = argparse.SUPPRESS
-        try:
-            yield
-        finally:
-            for action, said in rare.items():
-                action.help = said
+    def _set_usage(self) -> None:
+        if self.usage is None:  # later, argparse changes the arguments while it parses
+            words = [self._word(one) for one in self._actions if not one.option_strings]
+            self.usage = " ".join(["%(prog)s [options]", *words])
+
+    @staticmethod
+    def _word(action: argparse.Action) -> str:
+        name = str(action.metavar or action.dest)
+        return {"?": f"[{name}]", "+": f"{name} ...", "*": f"[{name} ...]"}.get(
+            str(action.nargs), name
+        )
 
     def error(self, message: str) -> NoReturn:
         """Print the message, with the option that may be meant, and end the process with status 2."""
@@ -98,30 +105,6 @@ class Parser(argparse.ArgumentParser):
         near = get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
         hint = "".join(f"did you mean {name}? " for name in near)
         self.exit(2, f"{self.prog}: {message}; {hint}see {self.prog} --help\n")
-
-
-class _HelpAll(argparse.Action):
-    """Prints the help of all options, and ends."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        text = parser.format_all() if isinstance(parser, Parser) else parser.format_help()
-        print(text, end="")
-        parser.exit()
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    if len(line) <= width:
-        return [line]
-    column = re.match(r"\s*\S.*?\s{2,}(?=\S)", line)
-    if column or line[:1].strip():
-        indent = " " * len(column[0] if column else "")
-        return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
-    together = re.sub(r"( --?[a-z-]+) (?=[^-])", rf"\1{TOGETHER}", line)  # options with values
-    parts = textwrap.wrap(together, width - 2, subsequent_indent=" " * 6, break_on_hyphens=False)
-    return " \\\n".join(parts).replace(TOGETHER, " ").split("\n")
 
 
 def with_options(parser: argparse.ArgumentParser, message: str) -> str:

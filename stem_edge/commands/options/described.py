@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stem_edge.commands.options.arguments import Rare
-
 POSITIONAL = ("bundle", "checkpoint", "out")
 _ENTRY = re.compile(r"(\w+(?:, \w+)*)(?: \(([^)]+)\))?: (.*)")
 
@@ -56,7 +54,7 @@ def add_described(
 ) -> None:
     """Declare options from settings of argparse by keyword, described by a function's docstring.
 
-    A setting "rare" leaves an option to --help-all. defaults: by keyword. Default: the function's own.
+    defaults: by keyword. Default: the function's own.
     """
     texts = keywords(function)
     if defaults is None:
@@ -66,8 +64,6 @@ def add_described(
         said = texts[name].help() if name in texts else None
         given: dict[str, Any] = {"help": said, "dest": name, "default": defaults[name]} | setting
         flags: Sequence[str] = given.pop("flags", (option_of(name),))
-        if given.pop("rare", False):
-            given["help"] = Rare(given["help"] or "")
         group.add_argument(*flags, **given)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
-from stem_edge.commands.options.arguments import engine_name
+from stem_edge.commands.options.arguments import MORE, engine_name
 from stem_edge.commands.options.described import add_described
 from stem_edge.errors import InputError
 from stem_edge.graph.kv import KV_CHOICES
@@ -18,10 +18,7 @@ from stem_edge.runtime.backends.options import LoadOptions, Speculate
 from stem_edge.runtime.loading import load
 from stem_edge.runtime.rows.emulated_flash import FLASH_NAMES
 
-BUNDLE_HELP = (
-    "folder that stem-edge export wrote, hf:org/name, a name that stem-edge list shows, or a checkpoint "
-    "(FILE.gguf, hf:org/name:FILE.gguf, or a folder)"
-)
+BUNDLE_HELP = "folder, FILE.gguf, hf:org/name, or a listed name"
 
 
 def speculation(text: str) -> Speculate:
@@ -34,19 +31,31 @@ _SIZE = {"metavar": "SIZE"}
 _COUNT = {"type": int, "metavar": "N"}
 _FLAG = {"action": "store_true"}
 _EITHER = {"action": argparse.BooleanOptionalAction}
+KV = "type of keys and values: fp32, fp16, int8 or int4"
+SPECULATE = "draft tokens: auto (only if answers stay the same), on, off, N"
 # Keywords of load that are options of every command that loads a bundle, and their settings of argparse.
 LOADING: dict[str, dict[str, Any]] = {
-    "memory": _SIZE,
-    "threads": _COUNT,
-    "context_length": _COUNT,
-    "sequences": _COUNT
-    | {
-        "help": "full contexts that the KV cache has room for at a time (default: 1; of batch and serve: 8 "
-        "answers, in what memory leaves room for)"
-    },
-    "engine": {"type": engine_name},
+    "memory": _SIZE | {"help": "limit on memory, like 600MB (default: half the free)"},
+    "threads": _COUNT | {"help": "threads that compute (default: one for each CPU)"},
+    "context_length": _COUNT | {"help": "tokens of prompt and answer at most"},
+    "sequences": _COUNT | {"help": "full contexts that fit at a time"},
+    "engine": {"type": engine_name, "metavar": "NAME", "help": "onnxruntime or ggml"},
+    "kv": {"choices": KV_CHOICES, "metavar": "TYPE", "help": KV},
+    "speculate": {"type": speculation, "metavar": "WHEN", "help": SPECULATE},
+    "exact": _FLAG | {"help": "the same answer, however it is run"},
+    "draft": {"metavar": "BUNDLE", "help": MORE},
+    "slots": _COUNT | {"help": MORE},
+    "resident": _FLAG | {"help": MORE},
+    "tables": {"metavar": "URL", "help": MORE},
+    "device_memory": _SIZE | {"help": MORE},
+    "cache_dir": {"metavar": "DIR", "help": MORE},
     "repack": _FLAG,
-    "kv": {"choices": KV_CHOICES},
+    "prefill_graph": _EITHER,
+    "prepare": _EITHER,
+    "overlap": _EITHER,
+    "warm_start": _EITHER,
+    "emulate_flash": {"choices": FLASH_NAMES},
+    "disk_tier": _SIZE,
     "providers": {
         "metavar": "NAME,...",
         "help": "execution providers of onnxruntime that run the backbone, like cuda or "
@@ -60,26 +69,6 @@ LOADING: dict[str, dict[str, Any]] = {
         "help": "load an execution provider from this library, and call it NAME; its code runs here, "
         "so use one that you trust",
     },
-    "device_memory": _SIZE,
-    "speculate": {
-        "type": speculation,
-        "metavar": "WHEN",
-        "help": "guess the next tokens from the text so far, and compute several in a step while that "
-        "pays: on, which may change answers by rounding, off, or the most to guess for a step "
-        "(default: auto, on if preparing the bundle found that steps of several round as steps of one)",
-    },
-    "draft": {"metavar": "BUNDLE"},
-    "exact": _FLAG,
-    "slots": _COUNT,
-    "resident": _FLAG,
-    "overlap": _EITHER,
-    "warm_start": _EITHER,
-    "emulate_flash": {"choices": FLASH_NAMES},
-    "tables": {"metavar": "URL"},
-    "disk_tier": _SIZE,
-    "prefill_graph": _EITHER,
-    "prepare": _EITHER,
-    "cache_dir": {"metavar": "DIR"},
 }
 # For commands that answer prompts.
 PROMPT_CACHE: dict[str, dict[str, Any]] = {
@@ -87,26 +76,18 @@ PROMPT_CACHE: dict[str, dict[str, Any]] = {
         "nargs": "?",
         "const": True,
         "metavar": "DIR",
-        "help": "keep prompts in files, which tell what was asked, and go on from them in later runs "
-        "(default of DIR: a folder in the user's cache folder). Write --prompt-cache=DIR, or "
-        "--prompt-cache after BUNDLE and PROMPT, because a word behind it is taken for DIR",
+        "help": "keep prompts in files for later runs (--prompt-cache=DIR)",
     }
 }
-USUAL = (
-    *("memory", "threads", "context_length", "sequences"),
-    *("engine", "kv", "providers", "speculate"),
-)
 DEVICE = ("providers", "provider_libraries", "device_memory")
 
 
 def add_loading(group: argparse._ActionsContainer, *names: str) -> None:
-    """Declare options that are keywords of load: these, or all, of which --help shows USUAL."""
+    """Declare options that are keywords of load: these, or all."""
     defaults = {field.name: field.default for field in fields(LoadOptions)}
     known = LOADING | PROMPT_CACHE
     known["engine"] = known["engine"] | {"choices": engine_names()}
-    rare = () if names else LOADING.keys() - USUAL
-    chosen = {name: known[name] | {"rare": name in rare} for name in names or LOADING}
-    add_described(group, load, chosen, defaults)
+    add_described(group, load, {name: known[name] for name in names or LOADING}, defaults)
 
 
 def loading_options(args: argparse.Namespace) -> LoadKeywords:

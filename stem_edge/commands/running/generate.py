@@ -29,42 +29,33 @@ from stem_edge.runtime.sampling_params import SamplingParams
 MAX_PROMPT_CHARS = 64 << 20  # a limit, because stdin may have no end
 
 DESCRIPTION = """\
-Continue a text. The new text goes to stdout as it is generated, and a line of figures to stderr.
-Without a prompt on the command line, the prompt is read from stdin."""
+Continue a text. The new text goes to stdout as it is generated, and a line of
+figures to stderr. Without PROMPT, stdin is read."""
 
 EPILOG = """\
 examples:
-  stem-edge generate model "The capital of France is"
   stem-edge generate model "Once" -n 200 -t 0.8 --top-p 0.95 --seed 1
-  stem-edge generate chat_model --chat "What is the capital of Spain?"
-  stem-edge generate model "A person as JSON: " --schema person.json
-  stem-edge generate model --edit spain.edit "The capital of Spain is"
-  stem-edge generate model --memory 600MB -f prompt.txt"""
+  stem-edge generate model --chat "What is the capital of Spain?" """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add("text", metavar="PROMPT", nargs="?", help="text to continue")
-    add("-p", "--prompt", metavar="TEXT", help="text to continue, as an option")
-    file = "continue the text in this file"
-    add("-f", "--prompt-file", type=Path, metavar="FILE", help=file)
-    edit = (
-        "apply an edit that stem-edge edit made, given as a file or by name; may be repeated: "
-        "later ones win"
-    )
+    add("-p", "--prompt", metavar="TEXT", help="the same, as an option")
+    add("-f", "--prompt-file", type=Path, metavar="FILE", help="continue the text in this file")
+    edit = "apply an edit, a file or a name; may be repeated: later ones win"
     add("--edit", action="append", metavar="FILE", default=[], help=edit)
-    chat = "take the prompt as a user's message, and put it into the bundle's chat template"
-    add("--chat", action="store_true", help=chat)
-    special = "read names of special tokens in the prompt as these tokens (default: as text)"
+    add("--chat", action="store_true", help="put the prompt into the bundle's chat template")
+    special = "read names of special tokens in the prompt as tokens"
     add("--special-tokens", dest="special_tokens_in_text", action="store_true", help=special)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    lines = "print a JSON object for each piece of text, then one of figures"
+    lines = "print a JSON object for each piece of text, then figures"
     form.add_argument("--json-lines", action="store_true", help=lines)
-    add("-q", "--quiet", action="store_true", help="do not print the line of figures")
+    add("-q", "--quiet", action="store_true", help="print no line of figures")
     add_sampling(parser.add_argument_group("choosing tokens"))
-    loading = parser.add_argument_group("how to load")
+    loading = parser.add_argument_group("loading")
     add_loading(loading)
     add_loading(loading, "prompt_cache")
 

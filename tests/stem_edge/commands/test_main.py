@@ -213,36 +213,6 @@ def test_help_of_every_command_teaches(
     assert not re.search(r"-$", out, re.MULTILINE)  # options are not broken in two
 
 
-@pytest.mark.parametrize(
-    ("name", "usual", "rare"),
-    [
-        ("generate", "--top-p X", "--min-p X"),
-        ("chat", "--memory SIZE", "--device-memory SIZE"),
-        ("serve", "--sequences N", "--no-overlap"),
-        ("batch", "--stop TEXT", "--logit-bias ID=B"),
-        ("export", "--quality", "--block-size N"),
-        ("prepare", "--cache-dir DIR", None),
-    ],
-)
-def test_rare_options_are_in_the_help_of_all(
-    name: str, usual: str, rare: str | None, capsys: Capture
-) -> None:
-    told = []
-    for option in ("--help", "--help-all"):
-        with pytest.raises(SystemExit) as caught:
-            main([name, option])
-        assert caught.value.code == 0
-        told.append(capsys.readouterr().out)
-    short, whole = told
-    assert usual in short
-    assert usual in whole
-    assert ("--help-all" in short) == (rare is not None)
-    if rare is None:
-        assert short == whole
-    else:
-        assert (rare in short, rare in whole) == (False, True)
-
-
 def test_wrong_names_and_no_name_are_usage_errors(capsys: Capture) -> None:
     for arguments in (["frobnicate"], []):
         with pytest.raises(SystemExit) as caught:

@@ -1,4 +1,4 @@
-"""Commands that are typed in `stem-edge chat`, which begin with a slash."""
+"""Commands that are typed in `stem-edge run`, which begin with a slash."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stem_edge.commands.running.chat.session import Session
+from stem_edge.commands.running.run.session import Session
 from stem_edge.errors import InputError
 from stem_edge.runtime.prefixes.file import check_conversation
 from stem_edge.runtime.sampling_params import RANGES

@@ -1,4 +1,4 @@
-"""The command `stem-edge chat`."""
+"""The command `stem-edge run`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stem_edge.commands.options.answers import (
 )
 from stem_edge.commands.options.arguments import Parser, with_options
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
-from stem_edge.commands.running.chat.input import Typed, TypedLines
-from stem_edge.commands.running.chat.session import Session
-from stem_edge.commands.running.chat.typed_commands import ENDS, obey
+from stem_edge.commands.running.run.input import Typed, TypedLines
+from stem_edge.commands.running.run.session import Session
+from stem_edge.commands.running.run.typed_commands import ENDS, obey
 from stem_edge.errors import DeviceLostError, InputError, StemEdgeError
 from stem_edge.runtime import load
 from stem_edge.runtime.model import Model
@@ -23,41 +23,30 @@ from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.sampling import CONVERSATION
 
 MAX_NEW_TOKENS = 1024
-DEFAULTS = {
-    "max_new_tokens": str(MAX_NEW_TOKENS),
-    "temperature": f"the model's own, else {CONVERSATION.temperature}",
-    "top_p": f"the model's own, else {CONVERSATION.top_p}",
-}
-
 DESCRIPTION = """\
-Talk with a model. Each message goes into the bundle's chat template, together with all that was
-said before. At a terminal, Ctrl-C stops an answer, /help lists commands, and Ctrl-D ends.
-Otherwise each line of stdin is a message, and stdout gets the answers alone."""
+Chat with a model. At a terminal, Ctrl-C stops an answer, /help lists commands,
+and Ctrl-D ends. Otherwise each line of stdin is a message."""
 
 EPILOG = """\
 examples:
-  stem-edge chat model
-  stem-edge chat model --system "Answer in one sentence." -t 0.7 --top-p 0.9
-  echo "What is the capital of Spain?" | stem-edge chat model"""
+  stem-edge run model --system "Answer in one sentence." -t 0.7 --top-p 0.9
+  echo "What is the capital of Spain?" | stem-edge run model"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help=BUNDLE_HELP)
     add("--system", metavar="TEXT", help="system message, which comes before all others")
-    thinking = "let the model think before it answers, or not, if its chat template can tell it"
+    thinking = "let the model think before it answers, or not"
     add("--thinking", action=argparse.BooleanOptionalAction, help=thinking)
     add("--json", action="store_true", help="print a JSON object for each answer")
-    amount = parser.add_mutually_exclusive_group()
-    quiet = "do not print a line of figures after each answer"
-    amount.add_argument("-q", "--quiet", action="store_true", help=quiet)
-    verbose = "print these lines to stderr without a terminal, too"
-    amount.add_argument("--verbose", action="store_true", help=verbose)
-    add_sampling(parser.add_argument_group("choosing tokens"), DEFAULTS)
-    loading = parser.add_argument_group("how to load")
+    add("-q", "--quiet", action="store_true", help="print no line of figures after an answer")
+    verbose = "print figures without a terminal, too, to stderr"
+    add("--verbose", action="store_true", help=verbose)
+    add_sampling(parser.add_argument_group("choosing tokens"), MAX_NEW_TOKENS)
+    loading = parser.add_argument_group("loading")
     add_loading(loading)
     add_loading(loading, "prompt_cache")
-    parser.set_defaults(max_new_tokens=MAX_NEW_TOKENS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _explain(message: str) -> str:
     """Return an error message that names this command's options, on one line."""
-    parser = Parser("stem-edge chat")
+    parser = Parser("stem-edge run")
     add_arguments(parser)
     return with_options(parser, " ".join(message.split()))
 

@@ -1,4 +1,4 @@
-"""Answers of `stem-edge chat`, as they are printed."""
+"""Answers of `stem-edge run`, as they are printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages and commands of `stem-edge chat`, read from a terminal or a pipe, of one line or more."""
+"""Messages and commands of `stem-edge run`, read from a terminal or a pipe, of one line or more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stem-edge chat` at a terminal and with pipes."""
+"""`stem-edge run` at a terminal and with pipes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from terminal import CTRL_C, CTRL_D, Terminal
 import stem_edge
 from stem_edge import Chunk, SamplingParams
 from stem_edge.commands.main import main
-from stem_edge.commands.running.chat.command import take
-from stem_edge.commands.running.chat.input import Typed
-from stem_edge.commands.running.chat.session import Session
+from stem_edge.commands.running.run.command import take
+from stem_edge.commands.running.run.input import Typed
+from stem_edge.commands.running.run.session import Session
 from stem_edge.runtime.conversations.conversation import Conversation
 
 Capture = pytest.CaptureFixture[str]
@@ -52,7 +52,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, text: str | bytes, *arguments: str | 
     data = text if isinstance(text, bytes) else text.encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
     chosen = [] if "-t" in arguments else ["--greedy"]
-    return main(["chat", *map(str, arguments), *chosen])
+    return main(["run", *map(str, arguments), *chosen])
 
 
 def test_a_line_is_a_message_and_stdout_has_the_answers_alone(
@@ -195,7 +195,7 @@ def test_without_stdin_and_with_a_closed_pipe(bundle: Path) -> None:
 
 def test_a_conversation_at_a_terminal(bundle: Path) -> None:
     options = ["-n", "200", "-t", "9", "--seed", "1", "--no-overlap"]
-    with Terminal([sys.executable, "-c", SLOWLY, "chat", str(bundle), *options]) as terminal:
+    with Terminal([sys.executable, "-c", SLOWLY, "run", str(bundle), *options]) as terminal:
         assert "A context of 256 tokens; temperature 9, top_p 0.95. /help lists" in terminal.until(
             "> "
         )
@@ -320,15 +320,6 @@ def test_set(
 ) -> None:
     piped(monkeypatch, line, bundle, "--verbose")
     assert said in capsys.readouterr().err
-
-
-def test_the_help_has_the_defaults_of_a_chat(capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        main(["chat", "--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    for default in ("stop after this many tokens (default: 1024)", "(default: the model's own, else 0.7)",
-                    "(default: the model's own, else 0.95)"):  # fmt: skip
-        assert default in told
 
 
 @pytest.mark.parametrize("end", ["/exit", "/quit", "/bye"])

@@ -1,5 +1,0 @@
-"""The command `stem-edge chat`: what is typed (input.py), commands in it, answers as printed."""
-
-from stem_edge.commands.running.chat.command import DESCRIPTION, EPILOG, add_arguments, run
-
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
