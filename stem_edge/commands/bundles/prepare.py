@@ -17,17 +17,14 @@ from stem_edge.system.memory import usable_cpus
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
-Rearrange a bundle's backbone for this processor, and keep it in the user's cache folder. Later
-loads map it: they are faster, and the system can take the memory of the weights back when it
-needs room. The first load of a large bundle does this by itself. Preparing needs about twice the
-size of the weights on disk, but little memory, since it takes one matrix at a time; interrupted, it
-goes on from there the next time. It also measures which graph is faster for prompts. It cannot be
-done for another kind of processor, whose matrices lie otherwise."""
+Rearrange a bundle's backbone for this processor now, and keep the result in the
+user's cache folder. Later loads map it: they are faster, and the system can take
+back the memory of the weights. The first load of a large bundle does the same.
+Preparing needs about twice the size of the weights on disk."""
 
 EPILOG = """\
-examples:
-  stem-edge prepare model
-  stem-edge list --all            what is kept, and what is old"""
+example:
+  stem-edge prepare model"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,9 @@ from stem_edge.runtime import load
 from stem_edge.units import format_size
 
 DESCRIPTION = """\
-Continue three prompts with the small STEM model inside this package, and show what was read from
-flash on the way. The model was trained on plain sentences about the countries of the world
-(tools/demo/train_demo.py) and knows nothing else."""
+Continue three prompts with the small STEM model in this package, and show what
+was read from flash. It was trained on plain sentences about the countries of
+the world (tools/demo/train_demo.py) and knows nothing else."""
 
 PROMPTS = (
     "The capital of France is",
