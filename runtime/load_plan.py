@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 else:
     MoreKeywords = dict  # for those who ask for the types of memory_plan
 
-# Of tables elsewhere: records read at a time at first, all of them under way at once; memory of
-# threads, connections and answers (measured); memory of a record in the tier's map.
-FAR_BATCH, FAR_NBYTES, FAR_RECORD_NBYTES = 32, 10_500_000, 32
+# Of tables elsewhere: memory of connections and their libraries (measured); records read at a time.
+FAR_NBYTES, FAR_BATCH = 10_500_000, 32
 
 
 def memory_plan(
@@ -160,8 +159,6 @@ def check_tables(bundle: Bundle, options: LoadOptions) -> None:
         from stem_edge.runtime.rows.remote import open_url
 
         open_url(bundle.tables)
-    elif options.disk_tier is not None:
-        raise InputError("disk_tier is for tables that are elsewhere; give tables, or leave it out")
 
 
 def _far_nbytes(bundle: Bundle) -> int:
@@ -169,4 +166,4 @@ def _far_nbytes(bundle: Bundle) -> int:
     layout = bundle.manifest.tables
     if bundle.tables is None or layout is None:
         return 0
-    return FAR_NBYTES + 3 * FAR_BATCH * layout.record_nbytes + FAR_RECORD_NBYTES * layout.records
+    return FAR_NBYTES + 3 * FAR_BATCH * layout.record_nbytes

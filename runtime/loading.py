@@ -42,10 +42,9 @@ from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
 from stem_edge.runtime.rows.records import Records, RowKeys
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.runtime.rows.store import open_store
-from stem_edge.runtime.rows.warm import Caches, bundle_key, expected_records, fill, keep_counts
+from stem_edge.runtime.rows.warm import Caches, expected_records, fill, keep_counts
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.system.memory import raise_out_of_memory
-from stem_edge.system.user_folder import cache_folder
 from stem_edge.tables.store import TableFormat
 
 if TYPE_CHECKING:
@@ -111,8 +110,6 @@ def load(
     emulate_flash: delay reads like slower flash: "nvme", "ufs4", "ufs2", "emmc" or "sdcard".
     tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
         instead of in the bundle. fsspec opens it.
-    disk_tier: how much of `tables` elsewhere to keep on this machine's disk, in `cache_dir`, like 1GB; 0
-        keeps nothing. Default: 1 GB, or a tenth of the free space if that is less.
     prefill_graph (onnxruntime): process prompts with the bundle's int8 graph. Default: if a trial finds it as
         exact here as the bundle says, and preparing did not find it slower.
     prepare (onnxruntime): rearrange a large backbone for this processor at the first load, and keep the
@@ -261,15 +258,8 @@ def _keys(config: ModelConfig) -> RowKeys:
 
 
 def _open_tables(bundle: Bundle, format: TableFormat, options: LoadOptions) -> Records:
-    """Open the table store, with a disk tier if its shards are elsewhere."""
     rows, flash = bundle.manifest.model.prompt_rows, options.flash
-    store = open_store(bundle.file(TABLES), format, flash, rows, bundle.tables)
-    if bundle.tables is None or (options.resident and options.disk_tier is None):
-        return store
-    from stem_edge.runtime.rows.disk_tier import tier_over
-
-    root, key = cache_folder(options.cache_dir), bundle_key(bundle)
-    return tier_over(store, root, key, options.disk_tier)
+    return open_store(bundle.file(TABLES), format, flash, rows, bundle.tables)
 
 
 def _open_and_fill(loader: EngineLoader, slots: Slots, fill_slots: Callable[[], None]) -> Backend:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Figures that follow from others.
 DERIVED = ("prefill_tokens_per_second", "decode_tokens_per_second", "tokens_per_step", "records_per_step",
-           "flash_bytes_per_token", "hit_rate", "tier_hit_rate")  # fmt: skip
+           "flash_bytes_per_token", "hit_rate")  # fmt: skip
 # Field of RowCounters -> field of GenerationStats, where the names differ.
 STATS_OF = {"hits": "row_hits", "misses": "row_misses", "bytes_read": "flash_bytes"}
 
@@ -51,8 +51,6 @@ class GenerationStats:
     uploaded_bytes: int = 0
     network_bytes: int = 0  # read from tables that are elsewhere
     network_reads: int = 0  # requests for them
-    tier_hits: int = 0  # records that were in no memory, but in the disk tier
-    tier_misses: int = 0  # those that it lacked; both are 0 without one
 
     @classmethod
     def planned(cls, plan: MemoryPlan) -> Self:
@@ -97,12 +95,6 @@ class GenerationStats:
         uses = self.row_hits + self.row_misses
         return self.row_hits / uses if uses else 0.0
 
-    @property
-    def tier_hit_rate(self) -> float:
-        """Share of the records that were in no memory that the disk tier had."""
-        reads = self.tier_hits + self.tier_misses
-        return self.tier_hits / reads if reads else 0.0
-
     def to_dict(self) -> dict[str, float | str]:
         """Return all figures, for JSON."""
         return asdict(self) | {name: getattr(self, name) for name in DERIVED}
@@ -123,10 +115,8 @@ class GenerationStats:
             )
         if self.prefill_refused:
             refused = f"; prefill graph not used: {self.prefill_refused}"
-        if self.tier_hits + self.tier_misses:
-            elsewhere += f"{self.tier_hit_rate:.0%} of the rest on disk, "
         if self.network_reads:
-            elsewhere += f"{self.network_bytes / 1e6:.2f} MB in {self.network_reads} reads from the network, "
+            elsewhere = f"{self.network_bytes / 1e6:.2f} MB in {self.network_reads} reads from the network, "
         if self.uploaded_bytes:
             uploaded = f"{self.uploaded_bytes / 1e6:.2f} MB to the device, "
         # The first token is counted with the prompt.

@@ -37,7 +37,6 @@ class MoreKeywords(DeviceKeywords, total=False):
     warm_start: bool
     emulate_flash: FlashName | None
     tables: str | None
-    disk_tier: int | str | None
     prefill_graph: bool | None
     prepare: bool
     pack: bool

@@ -58,7 +58,6 @@ class LoadOptions:
     trial: bool = True
     emulate_flash: FlashName | None = None
     tables: str | None = None
-    disk_tier: int | str | None = None
     keep_prefixes: bool = True
     prompt_cache: Literal[True] | Folder = None
     speculate: Speculate = "auto"
@@ -97,10 +96,6 @@ class LoadOptions:
 
     def _check_tables(self) -> None:
         _ = self.flash  # refuses other names
-        if self.disk_tier is not None:
-            from stem_edge.runtime.rows.disk_tier import parse_tier
-
-            parse_tier(self.disk_tier)
         if self.tables is None:
             return
         if self.emulate_flash is not None:

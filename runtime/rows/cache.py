@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES
-from stem_edge.numerics.quantize import I32, I64
+from stem_edge.numerics.quantize import I64
 from stem_edge.runtime.rows.records import Flags
 from stem_edge.runtime.rows.slots import Slots, Staged
 from stem_edge.tables.token_counts import Counts
@@ -71,19 +71,6 @@ class RowCache:
         used = np.flatnonzero(counts)
         best = used[np.argsort(counts[used], kind="stable")[::-1]]
         return np.asarray(best[: self.slots], np.int64)
-
-    def resume(self, slot_of: I32, counts: Counts) -> None:
-        """Start with records [records] in slots that have kept them, and with the counts of their uses.
-
-        What cannot be, such as two records in a slot, is left out.
-        """
-        held = np.flatnonzero((slot_of > EMPTY) & (slot_of < self.slots))
-        self._record_of[slot_of[held]] = held
-        used = np.flatnonzero(self._record_of != EMPTY)
-        self._slot_of[self._record_of[used]] = used
-        self._whole[used] = True
-        self.filled = int(used.max(initial=EMPTY)) + 1
-        self._count[:] = counts
 
     def make_room(self, numbers: int) -> None:
         """Extend the bookkeeping to records 0..numbers-1; edits number theirs after the store's."""

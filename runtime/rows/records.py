@@ -30,8 +30,6 @@ class RowCounters:
     uploaded_bytes: int = 0
     network_bytes: int = 0  # read from tables that are elsewhere
     network_reads: int = 0  # requests for them
-    tier_hits: int = 0  # records that the disk tier had, of those that no memory had
-    tier_misses: int = 0
 
     def __add__(self, more: RowCounters) -> RowCounters:
         pairs = zip(vars(self).values(), vars(more).values(), strict=True)
@@ -77,7 +75,6 @@ class Traffic:
 
     nbytes: int = 0
     requests: int = 0
-    repeated: int = 0  # of the requests, because one before failed
 
 
 class RowKeys:

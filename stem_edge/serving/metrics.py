@@ -30,8 +30,6 @@ ROWS = {
     "uploaded_bytes": "bytes copied to a device",
     "network_bytes": "bytes read from tables that are elsewhere",
     "network_reads": "requests for them",
-    "tier_hits": "records in no memory that the disk tier had",
-    "tier_misses": "records in no memory that the disk tier lacked",
 }
 
 

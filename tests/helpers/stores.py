@@ -12,7 +12,6 @@ from stem_edge.files import disk
 from stem_edge.numerics.quantize import I64, U8
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.disk_tier import DiskTier
 from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.records import Flags, Records
 from stem_edge.runtime.rows.slots import ArraySlots
@@ -22,7 +21,7 @@ from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.zarr_json import encode_metadata
 
-Way: TypeAlias = Literal["pread", "far", "memory", "tier"]
+Way: TypeAlias = Literal["pread", "far", "memory"]
 
 
 class MemoryStore(RowStore):
@@ -147,8 +146,7 @@ def write_store(
 def open_way(root: Path, format: tables.TableFormat, way: Way, prompt_rows: int = 0) -> Records:
     """Open a table store in one of the ways that records are read.
 
-    way: pread; far: its shards through fsspec; memory: these in fsspec's memory; tier: far, with
-    a disk tier of five records.
+    way: pread; far: its shards through fsspec; memory: these in fsspec's memory.
     """
     if way == "pread":
         return open_store(root, format, prompt_rows=prompt_rows)
@@ -159,5 +157,4 @@ def open_way(root: Path, format: tables.TableFormat, way: Way, prompt_rows: int 
         url = f"memory://{root.name}"
         for path in root.glob("*/c/*/0"):
             MemoryFileSystem().pipe(f"/{root.name}/{path.relative_to(root)}", path.read_bytes())
-    store = open_store(root, format, prompt_rows=prompt_rows, url=url)
-    return DiskTier(store, root / "cache" / "five.rows", 5) if way == "tier" else store
+    return open_store(root, format, prompt_rows=prompt_rows, url=url)

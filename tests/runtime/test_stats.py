@@ -71,7 +71,7 @@ def test_line_begins_with_the_engine() -> None:
     assert json.loads(json.dumps(named.to_dict()))["engine"] == "ggml"
 
 
-def test_the_line_mentions_tiers_only_if_there_are_any() -> None:
+def test_the_line_mentions_a_device_only_if_there_is_one() -> None:
     device = replace(STATS, uploaded_rows=4, uploaded_bytes=1_200_000)
     assert "75% hits, 2.50 MB read from flash, 1.20 MB to the device, 25 ms" in device.line()
     figures = device.to_dict()

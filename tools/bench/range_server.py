@@ -53,8 +53,7 @@ def serving(
     class Handler(_Handler):
         server_state = state
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
+    with _Server(("127.0.0.1", 0), Handler) as server:
         state.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
@@ -63,6 +62,11 @@ def serving(
         finally:
             state.ended.set()
             server.shutdown()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # connections that are opened at the same time
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -5,7 +5,6 @@ prepared/<key>/    backbone rearranged for one processor and onnxruntime
 counts/<key>.npy   how often each token was used with one bundle
 graphs/<key>-<key>  graphs as they were built
 tokenizers/<key>-<key>  tokenizer as it was checked, read by parts
-tier/<key>.rows    records of tables that are elsewhere, and in <key>.map what it holds
 ggml/<key>.json    result: this library of ggml computes what it should
 checked/<key>      mark: the files of a model on a hub have the right hashes
 prefixes/<key>-<key>.safetensors  keys and values of a prompt
@@ -37,7 +36,6 @@ from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import read_prepa
 from stem_edge.runtime.first_load.made import RECORD, Made
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
-from stem_edge.runtime.rows.disk_tier import TIER
 from stem_edge.runtime.rows.warm import COUNTS
 from stem_edge.runtime.text.kept import TOKENIZERS, readers
 from stem_edge.system.user_folder import KEY_CHARS, cpu_digest
@@ -50,7 +48,6 @@ OURS = {
     PREPARED: re.compile(rf"{_KEY}|{re.escape(TEMPORARY)}(left|\d+)-{_KEY}-[0-9a-f]{{8}}"),
     COUNTS: re.compile(rf"{_KEY}\.npy"),
     **dict.fromkeys((GRAPHS, TOKENIZERS), re.compile(f"{_KEY}-{_KEY}")),
-    TIER: re.compile(rf"{_KEY}\.(rows|map)"),
     ggml_check.FOLDER: re.compile(rf"{_KEY}\.json"),
     CHECKED: re.compile(_KEY),
     PREFIXES: re.compile(f"{PREFIX_NAME.pattern}|{TEMPORARY_NAME.pattern}"),

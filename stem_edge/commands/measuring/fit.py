@@ -53,10 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="NAME", help="plan for a device listed below, not this machine")
     flash = "kind of flash that holds the tables (default: the device's, or the page cache)"
     add("--flash", choices=FLASH_NAMES, help=flash)
-    network = "latency and bandwidth to tables that are elsewhere, like 20ms,100MB"
-    add("--network", metavar="LATENCY,BANDWIDTH", help=network)
-    tier = "with --network: what flash keeps of such tables, or 0 (default: 1GB)"
-    add("--disk-tier", metavar="SIZE", help=tier)
     add_loading(parser, "tables")
     bandwidth = (
         "bytes that the processor reads from memory in a second, like 17GB (default: the device's, "
@@ -79,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         asked = "" if args.engine == "auto" else args.engine
         path = shown if args.tables is None else f"{shown} --tables {args.tables}"
-        path += f" --disk-tier {args.disk_tier}" if args.tables and args.disk_tier else ""
         print(report_table(fits, path, bundle=is_bundle(args.path), engine=asked))
     return 0
 
@@ -101,7 +96,6 @@ def to_dict(one: Fit) -> dict[str, object]:
         "hit_source": one.hit_source,
         "rates": one.bandwidth.source,
         "flash": one.flash,
-        "network": None if one.network is None else one.network._asdict(),
         "plan": asdict(one.plan),
         "prediction": one.prediction.to_dict(),
     }
@@ -147,18 +141,6 @@ def _figures(one: Fit) -> list[str]:
         rows += [
             ("  from flash", f"{format_size(found.rows_per_token)} on average"),
             ("row cache hit rate", f"{found.hit_rate:.0%} ({one.hit_source})"),
-        ]
-    if one.network is not None:
-        size = format_size(one.network.tier_nbytes)
-        rows += [
-            (
-                "disk tier hit rate",
-                f"{found.tier_hit_rate:.0%} of the others, once {size} are full",
-            ),
-            (
-                "from the network",
-                f"{format_size(found.network_per_token)} on average, {one.network}",
-            ),
         ]
     rows += [
         ("decoding, at most", f"{format_rate(found.decode_tokens_per_second)} tokens/s, {text}"),

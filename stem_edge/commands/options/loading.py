@@ -55,7 +55,6 @@ LOADING: dict[str, dict[str, Any]] = {
     "overlap": _EITHER,
     "warm_start": _EITHER,
     "emulate_flash": {"choices": FLASH_NAMES},
-    "disk_tier": _SIZE,
     "providers": {
         "metavar": "NAME,...",
         "help": "execution providers of onnxruntime that run the backbone, like cuda or "

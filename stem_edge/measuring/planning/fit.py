@@ -28,7 +28,6 @@ from stem_edge.measuring.planning.hit_rates import (
     token_index,
     zipf_counts,
 )
-from stem_edge.measuring.planning.network import parse_network
 from stem_edge.measuring.planning.target import Fit, PlanTarget
 from stem_edge.measuring.workload import read_ids
 from stem_edge.runtime.backends.engines import ENGINES, choose_backbone
@@ -55,8 +54,6 @@ def fit(
     repack: bool = False,
     kv: KvChoice = "auto",
     sequences: int = 1,
-    network: str | None = None,
-    disk_tier: int | str | None = None,
     tables: str | None = None,
 ) -> list[Fit]:
     """Return plans that fit, to run a bundle or to export a checkpoint, the recommended one first.
@@ -68,9 +65,7 @@ def fit(
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         that of this machine is measured, which takes a second.
     text: a text, or token ids, like those that the model will see, for the hit rate.
-    network: latency and bandwidth to tables that are elsewhere, like "20ms,100MB"; flash then holds
-        the disk tier.
-    engine, repack, kv, sequences, tables, disk_tier: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
+    engine, repack, kv, sequences, tables: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
 
     Raises MemoryPlanError, which names the least that is needed, if nothing fits; InputError,
     BundleError, CheckpointError.
@@ -83,7 +78,6 @@ def fit(
         footprints = [footprint_of(bundle.manifest, choose_backbone(bundle, engine))]
     first = footprints[0].with_kv(kv)
     check_sequences(sequences)
-    over = parse_network(network, disk_tier)
     _check(first, flash, context_length, threads, repack=repack)
     stated = None if device is None else find_device(device)
     if memory is not None:
@@ -104,7 +98,6 @@ def fit(
         hits=hits,
         hit_source=source,
         flash=flash,
-        network=over,
         repack=repack,
         sequences=sequences,
     )

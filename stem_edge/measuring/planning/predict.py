@@ -16,7 +16,6 @@ import numpy as np
 from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle
 from stem_edge.measuring.planning.hit_rates import record_ids, simulate, token_index
-from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.process import worker_nbytes
 from stem_edge.measuring.workload import Workload
 from stem_edge.runtime.backends.engines import ENGINES
@@ -50,7 +49,6 @@ class Usage:
     filled_slots: int  # at the end
     hit_rate: float  # while decoding
     sequences: int = 1  # of so many tokens each, at a time
-    tier_hit_rate: float = 0.0  # of the disk tier, if the tables are elsewhere
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,8 @@ class Prediction:
     kv_per_token: int
     rows_per_token: int  # read from flash, on average
     hit_rate: float
-    stall_per_token: float  # waiting for flash and network
+    stall_per_token: float  # waiting for flash
     decode_tokens_per_second: float
-    network_per_token: int = 0  # bytes, on average
-    tier_hit_rate: float = 0.0  # of the records that are in no memory
 
     def to_dict(self) -> dict[str, float]:
         """Return all figures, for JSON."""
@@ -81,7 +77,6 @@ def predict(
     usage: Usage,
     bandwidth: float,
     flash: FlashName | None = None,
-    network: Network | None = None,
     *,
     process: int,
     tokenizer: TokenizerMemory = NO_TOKENIZER,
@@ -89,9 +84,8 @@ def predict(
 ) -> Prediction:
     """Predict the figures of one run, and of the speed the most that the bandwidth allows.
 
-    `flash`: None if records come out of the page cache. `network`: None if the tables are on this
-    machine; otherwise flash holds the disk tier. `process`: its memory before it loads. `tokenizer`: that
-    of the tokenizer. `room`: limit of process and mapped files together; None without one.
+    `flash`: None if records come out of the page cache. `process`: its memory before it loads.
+    `tokenizer`: that of the tokenizer. `room`: limit of process and mapped files together; None without one.
     """
     needs = needs_at(plan.context_length)
     footprint, model, engine = (
@@ -115,11 +109,7 @@ def predict(
     kv_per_token = footprint.kv_read_nbytes(usage.prompt_tokens + usage.new_tokens // 2)
     step = (footprint.step_nbytes + kv_per_token) / bandwidth
     early = step * model.stem_layers[0] / model.n_layers if model.stem_layers else 0.0
-    far = missed * (1 - usage.tier_hit_rate) if network is not None else 0.0
-    near = missed - far
-    stall = near * _wait(flash, record, early)
-    if network is not None:
-        stall += far * max(0.0, network.wait(record) - early)
+    stall = missed * _wait(flash, record, early)
     return Prediction(
         anonymous=anonymous,
         mapped=mapped,
@@ -127,12 +117,10 @@ def predict(
         row_cache=row_cache,
         weights_per_token=footprint.step_nbytes,
         kv_per_token=kv_per_token,
-        rows_per_token=round(near * record),
+        rows_per_token=round(missed * record),
         hit_rate=usage.hit_rate,
         stall_per_token=stall,
         decode_tokens_per_second=1 / (step + stall),
-        network_per_token=round(far * record),
-        tier_hit_rate=usage.tier_hit_rate,
     )
 
 

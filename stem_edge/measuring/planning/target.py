@@ -13,7 +13,6 @@ from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import MemoryPlanError
 from stem_edge.graph.formats import BackboneFormat, EngineName, GgufFormat
 from stem_edge.measuring.planning.bandwidth import Bandwidth
-from stem_edge.measuring.planning.network import Network
 from stem_edge.measuring.planning.predict import (
     Prediction,
     Usage,
@@ -25,7 +24,6 @@ from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.backends.expected import NeedsAt
 from stem_edge.runtime.backends.memory_plan import MemoryPlan, Needs
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, Planner, leaves_room
-from stem_edge.runtime.rows.disk_tier import file_slot_nbytes
 from stem_edge.runtime.rows.shards import FlashName
 from stem_edge.text.checked_tokenizer import TokenizerMemory
 from stem_edge.units import format_size
@@ -42,7 +40,6 @@ class Fit:
     hit_source: str  # of the hit rate, in words
     bandwidth: Bandwidth
     flash: FlashName | None
-    network: Network | None  # to the tables; None: they are on flash
     prediction: Prediction
     loading: int  # bytes that it takes while its tokenizer loads
 
@@ -90,7 +87,6 @@ class PlanTarget:
     hits: Callable[[int], float]
     hit_source: str
     flash: FlashName | None
-    network: Network | None
     repack: bool
     sequences: int
 
@@ -115,20 +111,15 @@ class PlanTarget:
             self.root, needs_at, self.memory, self.contexts, tokenizer, sequences=self.sequences
         )
         context, hit_rate = plan.context_length, self.hits(plan.slots)
-        tables, tier = footprint.table_format, 0.0
-        if self.network is not None and tables is not None:
-            nbytes = file_slot_nbytes(tables.tables)
-            tier = self.network.tier_share(self.hits, plan.slots, nbytes)
         used = min(context, USUAL_CONTEXT)  # half of it by a prompt, the other half decoded
         usage = Usage(
             *(used // 2, used - used // 2, min(used, 500), plan.slots, hit_rate),
-            *(self.sequences, tier),
+            self.sequences,
         )
-        media = self.flash, self.network
         process = generate_nbytes(footprint.engine)
-        given = needs_at, plan, usage, self.bandwidth.rate, *media
+        given = needs_at, plan, usage, self.bandwidth.rate, self.flash
         figures = predict(*given, process=process, tokenizer=tokenizer)
-        about = self.hit_source, self.bandwidth, *media, figures
+        about = self.hit_source, self.bandwidth, self.flash, figures
         return Fit(needs_at(context), plan, *about, _loading(footprint.engine, tokenizer))
 
     @cached_property

@@ -38,7 +38,7 @@ LACKING: dict[str, tuple[str, ...]] = {
 every_system = pytest.mark.parametrize("system", LACKING)
 WAYS: list[tuple[Way, str]] = [("pread", system) for system in LACKING]
 # What holds for tables elsewhere, too.
-FAR: list[tuple[Way, str]] = [("far", "linux"), ("memory", "linux"), ("tier", "linux")]
+FAR: list[tuple[Way, str]] = [("far", "linux"), ("memory", "linux")]
 everywhere = pytest.mark.parametrize(("reads", "system"), [*WAYS, *FAR])
 
 
@@ -209,7 +209,7 @@ def test_rare_records_count_their_stored_bytes(system: str, mixed: U8, tmp_path:
             assert store.bytes_read - before == sum(sizes[number] for number in numbers)
 
 
-@pytest.mark.parametrize(("reads", "system"), [*WAYS, ("far", "linux"), ("tier", "linux")])
+@pytest.mark.parametrize(("reads", "system"), [*WAYS, ("far", "linux")])
 @pytest.mark.parametrize("number", [2, 5, 10])
 def test_damage_in_either_array_is_reported(
     reads: Way, system: str, number: int, mixed: U8, tmp_path: Path

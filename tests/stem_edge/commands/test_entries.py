@@ -67,8 +67,6 @@ OLD = {
     MAKING: "",
     LEFT: "was not finished",
     f"{KEY}.npy": "",
-    f"{KEY}.rows": "",
-    f"{KEY}.map": "",
     f"{readers()}-{key('tokenizers')}": "",
     f"{builders()}-{key('graphs')}": "",
     f"{KEY}-{key('tokenizers')}": OTHER,
@@ -80,7 +78,7 @@ OLD = {
 }
 FOREIGN = (
     *("prepared/thesis/text", "trials/patients.csv", "places/map.geojson", "graphs/fig-1.pdf"),
-    *("tokenizers/my-tokenizer.json", "counts/birds.npy", "tier/cake.rows", "ggml/notes.json"),
+    *("tokenizers/my-tokenizer.json", "counts/birds.npy", "ggml/notes.json"),
     *("checked/list.json", "made/website/manifest.json", "prefixes/model.safetensors"),
 )
 
@@ -99,7 +97,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     prepare(root, LEFT)
     files = {
         "counts": [f"{KEY}.npy"],
-        "tier": [f"{KEY}.rows", f"{KEY}.map"],
         "tokenizers": [f"{readers()}-{key('tokenizers')}", f"{KEY}-{key('tokenizers')}"],
         "graphs": [f"{builders()}-{key('graphs')}", f"{KEY}-{key('graphs')}"],
         "ggml": [f"{key('ggml')}.json"],

@@ -98,7 +98,7 @@ def test_predictions(found: Measurement) -> None:
 def test_what_reads_tables_elsewhere_is_predicted(found: Measurement) -> None:
     with serving(DEMO / TABLES) as server:
         far = stem_edge.measure(
-            DEMO, prompt_tokens=100, new_tokens=20, warm_start=False, tables=server.url, disk_tier=0
+            DEMO, prompt_tokens=100, new_tokens=20, warm_start=False, tables=server.url
         )
     grown = far.prediction.anonymous - found.prediction.anonymous
     assert grown == pytest.approx(far.peak - found.peak, rel=0.4)
