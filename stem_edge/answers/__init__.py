@@ -1,12 +1,11 @@
-"""Requests and answers of the interfaces, for a server or a batch of a file.
+"""Requests and answers in OpenAI's form, for a server or a batch of a file.
 
 | file | has |
 |---|---|
-| turn.py | a conversation in no interface's form, and how tokens are chosen |
-| events.py | answers in no interface's form: thoughts, text, calls of tools, the end |
-| growing.py | answers as streams with events for each part: what both interfaces share |
-| openai/, anthropic/, ollama.py | requests and answers in each interface's form |
-| refusals.py | what is refused, and errors in each interface's form |
+| turn.py | a conversation to answer, and how tokens are chosen |
+| events.py | answers as they are generated: thoughts, text, tool calls, the end |
+| openai/ | request bodies and answers of completions and chat completions |
+| refusals.py | HTTP errors, decoding of request bodies, and error bodies |
 | token_texts.py | texts of single tokens |
 
 No HTTP, and no event loop.

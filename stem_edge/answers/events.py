@@ -1,4 +1,4 @@
-"""Answers in no interface's form, as they come: thoughts, text, calls of tools, the end."""
+"""Answers as they are generated: thoughts, text, tool calls, the end."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ class Thought(NamedTuple):
     """More of what the model thinks before its answer."""
 
     text: str
-    tokens: int = 0
 
 
 class End(NamedTuple):
     """The end of an answer."""
 
     reason: Literal["stop", "length", "tool_calls"]
-    stop: str | None  # the stop text that ended it
 
 
 AnswerEvent: TypeAlias = Thought | Text | CallBegin | CallArguments | CallEnd | End
@@ -52,14 +50,14 @@ class AnswerEvents:
             yield event
         if chunk.finish_reason is not None:
             reason: Literal["stop", "tool_calls"] = "tool_calls" if self._called else "stop"
-            yield End("length" if chunk.finish_reason == "length" else reason, chunk.stop)
+            yield End("length" if chunk.finish_reason == "length" else reason)
 
     def _pieces(self, chunk: Chunk) -> Iterator[AnswerEvent]:
         text, logprobs, ended = chunk.text, chunk.logprobs, chunk.finish_reason is not None
         if self._thoughts is not None:
             thought, text = self._thoughts.push(text, ended=ended)
             if thought:
-                yield Thought(thought, len(chunk.token_ids))
+                yield Thought(thought)
         if self._calls is None:
             if text or logprobs:
                 yield Text(text, logprobs)
@@ -94,5 +92,5 @@ class Whole:
                 self.calls.append({"id": id_, "name": name, "arguments": ""})
             case CallArguments(number, more):
                 self.calls[number]["arguments"] += more
-            case End(ended, _):
+            case End(ended):
                 self.reason = ended

@@ -1,4 +1,4 @@
-"""Refusals, with their status in HTTP; JSON of requests, and errors in the form of each interface."""
+"""HTTP errors, decoding of request bodies, and error bodies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ PLACE = re.compile(r" - at `\$\.?(.*)`$")
 MISSING = re.compile(r"missing required field `(.*?)`")
 FLOAT = "got `float`"  # in msgspec's words, where a whole number belongs
 MAX_EXACT = 1 << 53  # floats beyond it are all whole, but not the numbers that were written
-# Where the two interfaces have other names for the same.
-ANTHROPIC_KINDS = {"server_error": "api_error", "unavailable_error": "overloaded_error"}
 
 
 class RefusalError(StemEdgeError):
@@ -129,18 +127,6 @@ def openai_error(error: StemEdgeError) -> dict[str, Any]:
     param = error.param if isinstance(error, RefusalError) else None
     body = {"message": str(error), "type": kind_of(error), "param": param, "code": None}
     return {"error": body}
-
-
-def anthropic_error(error: StemEdgeError) -> dict[str, Any]:
-    """Return the body of an error in Anthropic's form, which an event of a stream has, too."""
-    kind = kind_of(error)
-    body = {"type": ANTHROPIC_KINDS.get(kind, kind), "message": str(error)}
-    return {"type": "error", "error": body}
-
-
-def ollama_error(error: StemEdgeError) -> dict[str, Any]:
-    """Return the body of an error in Ollama's form, which a line of a stream has, too."""
-    return {"error": str(error)}
 
 
 def decoded(body: bytes, kind: type[T]) -> T:

@@ -1,4 +1,4 @@
-"""A conversation to answer, in no interface's form, and how tokens are chosen, with errors that name a field."""
+"""A conversation to answer, and how its tokens are chosen, with errors that name the field at fault."""
 
 from __future__ import annotations
 
@@ -75,11 +75,6 @@ def prepare(model: Model, turn: Turn, count: int = 1) -> PreparedTurn:
     requests = [model.request(ids, each) for each in seeded(params, count)]
     end = model.detokenize(ids[-LAST_TOKENS:], skip_special_tokens=False)
     return PreparedTurn(requests, end, thoughts, family, tools)
-
-
-def count_tokens(model: Model, turn: Turn) -> int:
-    """Return the number of tokens of a turn's prompt, which may be too many. Raises InputError."""
-    return len(prompt_ids(model, turn, offered(turn)))
 
 
 def offered(turn: Turn) -> list[dict[str, Any]] | None:

@@ -1,4 +1,4 @@
-"""A server for programs and people: OpenAI's, Anthropic's and Ollama's interfaces, and a chat page.
+"""A server for programs and people: OpenAI's chat and completions, and a chat page.
 
 | file | has |
 |---|---|
@@ -7,7 +7,7 @@
 | compute.py, jobs.py | the one thread that computes the answers of all clients, and scores of texts |
 | budget.py | the memory that requests may take |
 | reply.py | the answers to a turn, as they reach the event loop |
-| routes/ | the paths: those of each interface, tokens and templates, the state, and the chat page |
+| routes/ | the paths: OpenAI's, tokens and templates, the state, and the chat page |
 | metrics.py | figures of all answers, and of one |
 | streams.py | events of a stream, and clients that leave |
 | access.py | who may ask, from where, and how much |

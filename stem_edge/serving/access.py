@@ -50,7 +50,7 @@ class Access:
         try:
             check(self._service, path, Headers(scope=scope))
         except RefusalError as error:
-            await error_response(path, error)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         self._service.compute.start()
         share = scope["share"] = Share(self._held)
@@ -77,7 +77,7 @@ class Cors(CORSMiddleware):
         if response.status_code < 400:
             return response
         told = f"{bytes(response.body).decode()}; start the server with --cors-origin"
-        refusal = error_response("", HostRefusedError(told))
+        refusal = error_response(HostRefusedError(told))
         refusal.headers.update(
             {name: value for name, value in response.headers.items() if name not in refusal.headers}
         )

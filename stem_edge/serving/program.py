@@ -22,10 +22,7 @@ from stem_edge.serving.metrics import Metrics
 from stem_edge.serving.routes import (
     chat,
     completions,
-    messages,
-    ollama,
     pages,
-    responses,
     state,
     texts,
 )
@@ -42,9 +39,6 @@ ROUTES = (
     *texts.ROUTES,
     *chat.ROUTES,
     *completions.ROUTES,
-    *responses.ROUTES,
-    *messages.ROUTES,
-    *ollama.ROUTES,
     *pages.ROUTES,
 )
 

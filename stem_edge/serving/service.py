@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from stem_edge.answers.openai.shapes import unix_time
 from stem_edge.answers.refusals import BusyError
 from stem_edge.answers.token_texts import TokenTexts
-from stem_edge.answers.turn import Turn, count_tokens, prepare
+from stem_edge.answers.turn import Turn, prepare
 from stem_edge.hub.names import shown_name
 from stem_edge.runtime.model import Model
 from stem_edge.serving.budget import give_back
@@ -94,11 +94,6 @@ class Service:
         prepared = await self.in_thread(lambda: prepare(model, turn, count), self.prompts)
         replies = self.compute.submit(prepared.requests)
         return TurnAnswers([TurnAnswer(reply, prepared.events()) for reply in replies])
-
-    async def count_tokens(self, turn: Turn) -> int:
-        """Return the number of tokens of a turn's prompt. Raises InputError."""
-        model = self.model
-        return await self.in_thread(lambda: count_tokens(model, turn), self.texts)
 
     @property
     def name(self) -> str:

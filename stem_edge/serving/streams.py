@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, TypeVar
 
@@ -12,14 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from stem_edge.answers.refusals import public
-from stem_edge.errors import StemEdgeError
+from stem_edge.answers.refusals import openai_error, public
 
 T = TypeVar("T")
 
 KEEP_ALIVE_SECONDS = 15.0  # proxies close connections on which nothing comes, often after a minute
 COMMENT = b":\n\n"  # which clients skip
 HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # nginx would hold events back
 }
@@ -29,31 +29,26 @@ class ClientLeftError(Exception):
     """The client of a request has closed its connection."""
 
 
-def event(data: object, name: str | None = None) -> bytes:
-    """Return an event of JSON; name: its type, in interfaces whose events have one."""
-    head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
+def event(data: object) -> bytes:
+    """Return a server-sent event of JSON."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 class EventStream(Response):
-    """A response of events, server-sent or other ones, ended as soon as its client leaves.
+    """A response of server-sent events that ends as soon as its client leaves.
 
-    events: `event`s, made as they come. held: what they come from, such as Answers; left when the
-    response ends, however that comes. told: makes the event that tells an error to the client. alive:
-    what keeps the connection while nothing else comes. kind: of the content.
+    events: encoded by `event`, as the model makes them. held: the answers they come from, which are
+    cancelled when the response ends early.
     """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes],
         held: AbstractContextManager[object],
-        told: Callable[[StemEdgeError], bytes],
-        alive: bytes = COMMENT,
-        kind: str = "text/event-stream; charset=utf-8",
     ) -> None:
-        super().__init__(headers=HEADERS | {"content-type": kind})
+        super().__init__(headers=HEADERS)
         del self.headers["content-length"]  # which Response knows as 0
-        self._events, self._held, self._told, self._alive = events, held, told, alive
+        self._events, self._held = events, held
         self._last = 0.0  # when something was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,14 +82,14 @@ class EventStream(Response):
             async for data in self._events:
                 yield data
         except Exception as error:
-            yield self._told(public(error))
+            yield event(openai_error(public(error)))
 
     async def _keep_alive(self, send: Send) -> None:
         while True:
             await asyncio.sleep(max(0.0, self._last + KEEP_ALIVE_SECONDS - _now()))
             if _now() - self._last >= KEEP_ALIVE_SECONDS:
                 self._last = _now()
-                await send(_body(self._alive))
+                await send(_body(COMMENT))
 
 
 def _now() -> float:

@@ -30,11 +30,8 @@ from stem_edge.serving import app
 
 BUNDLE = "STEM_EDGE_LLAMA_BUNDLE"
 NATIVE = ("/completion", "/completions")
-PATHS = {path: f"/v1{path}" for path in ("/chat/completions", "/models", "/responses")}
+PATHS = {path: f"/v1{path}" for path in ("/chat/completions", "/models")}
 PATHS |= dict.fromkeys(NATIVE, "/v1/completions")
-COUNTS = "/v1/responses/input_tokens"
-PATHS["/chat/completions/input_tokens"] = COUNTS
-LIMITS = {"/v1/messages": None, "/v1/responses": "max_output_tokens"}  # else "max_tokens"
 TOO_LONG = re.compile(r"has ([\d,]+) tokens.* holds (?:at most )?([\d,]+)")
 NO_IMAGES = "image input is not supported"
 
@@ -96,12 +93,9 @@ class Shim:
             return body
         if path == "/apply-template":
             return {"chat_template_kwargs": self._variables()} | body
-        if path == COUNTS:
-            return {"input": body["messages"]}
-        limit = LIMITS.get(path, "max_tokens")
         defaults = {"temperature": self._given.temp, "seed": self._given.seed}
-        if limit is not None and "n_predict" not in body:
-            defaults[limit] = self._given.n_predict
+        if "n_predict" not in body:
+            defaults["max_tokens"] = self._given.n_predict
         if "n_predict" in body:
             body["max_tokens"] = body.pop("n_predict")
         return defaults | body

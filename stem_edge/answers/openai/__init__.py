@@ -1,1 +1,1 @@
-"""OpenAI's interfaces: completions, chat completions, responses."""
+"""OpenAI's completions and chat completions."""

@@ -34,8 +34,8 @@ MAX_KEY_CHARS = 4096
 MAX_PORT = 65535
 
 DESCRIPTION = """\
-Serve a bundle to programs and people on this machine: OpenAI's and Anthropic's interfaces, and a chat
-page. It ends with Ctrl-C, or when the system asks it to: answers under way are finished first."""
+Serve a bundle to programs and people on this machine: OpenAI's interface, and a chat page. It
+ends with Ctrl-C, or when the system asks it to: answers under way are finished first."""
 
 EPILOG = """\
 examples:

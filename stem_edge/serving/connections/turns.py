@@ -214,7 +214,7 @@ class Waiting(HttpToolsProtocol):
 
 
 def _response(error: RefusalError) -> bytes:
-    response = error_response("", error)
+    response = error_response(error)
     lines = [STATUS_LINE[response.status_code]]
     for name, value in (*response.raw_headers, (b"connection", b"close")):
         lines += [name, b": ", value, b"\r\n"]

@@ -89,7 +89,7 @@ class _Stream:
             case CallArguments(number, text):
                 call = {"index": number, "function": {"arguments": text}}
                 return self._chunk(index, {"tool_calls": [call]})
-            case End(reason, _):
+            case End(reason):
                 return self._chunk(index, {}, reason=reason)
         return None
 

@@ -85,7 +85,7 @@ async def _events(
     base = head(service.name, "cmpl", "text_completion") | ({"usage": None} if with_usage else {})
     offsets = dict[int, int]()  # characters so far, of choices that have begun
     for number in () if asked.generates else range(len(asked.requests)):
-        end = End("length", None)
+        end = End("length")
         choice = await _choice(service, asked, number, end, offsets)
         yield event(base | {"choices": [choice]})
     async for number, piece in merged(answers.all):

@@ -14,10 +14,6 @@ from installed import DATA, DEMO
 from msgspec.structs import replace
 
 import stem_edge
-from stem_edge.answers import ollama
-from stem_edge.answers.anthropic import body as anthropic_body
-from stem_edge.answers.anthropic.conversation import sampling_of
-from stem_edge.answers.openai import responses_body
 from stem_edge.answers.openai.chat import ChatBody
 from stem_edge.answers.openai.completion import CompletionBody
 from stem_edge.batches import answering
@@ -29,7 +25,6 @@ from stem_edge.export.checkpoints.hugging_face.generation_config import of_folde
 from stem_edge.runtime.model import Model
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.sampling import CONVERSATION, Sampling, resolved
-from stem_edge.serving.routes.responses import turn_of
 
 OWN = Sampling(temperature=1.0, top_p=0.9, top_k=64)
 NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -105,7 +100,6 @@ def values(params: SamplingParams | None) -> tuple[float | None, float | None, i
 
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
-SAID = [anthropic_body.Message("user", "Hello")]
 
 
 def row(**given: object) -> Callable[[Model], SamplingParams]:
@@ -117,9 +111,6 @@ def row(**given: object) -> Callable[[Model], SamplingParams]:
 CONVERSATIONS: dict[str, Callable[[Model], SamplingParams | None]] = {
     "chat completions": lambda model: ChatBody(messages=HELLO).turn(model).params,
     "completions": lambda model: CompletionBody(prompt="Hello").sampling(model),
-    "responses": lambda model: turn_of(model, responses_body.Body("Hello")).params,
-    "messages": lambda model: sampling_of(model, anthropic_body.Body(messages=SAID, max_tokens=9)),
-    "Ollama's chat": lambda model: ollama.Body(messages=HELLO).params(model),
 }
 TEXTS: dict[str, Callable[[Model], SamplingParams | None]] = {
     "generate": lambda model: model.chosen(SamplingParams()),

@@ -21,8 +21,7 @@ NEW_TOKENS = 6
 SLOTS = 24  # few for 300 records, so that rows are read all the time
 MAX_CALLS = 500
 # What one process writes into a file and another reads needs a date; one out of bounds does not count.
-# Ollama's clients are told the date of each line.
-DATES = {"keeping.py", "verdicts.py", "folder.py", "ollama.py"}
+DATES = {"keeping.py", "verdicts.py", "folder.py"}
 
 
 def load(bundle: Path, **options: object) -> Model:

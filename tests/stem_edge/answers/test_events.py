@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tool_families import BY_NAME, TOOLS
 
-from stem_edge.answers.events import AnswerEvent, AnswerEvents, End, Text, Thought, Whole
+from stem_edge.answers.events import AnswerEvent, AnswerEvents, End, Whole
 from stem_edge.runtime.generation import Chunk
 from stem_edge.text.thoughts import KNOWN
 
@@ -43,11 +43,4 @@ def test_calls_are_read_after_thoughts(
         whole.add(event)
     assert (whole.thoughts, whole.text) == (thoughts, content)
     assert [call["name"] for call in whole.calls] == calls
-    assert found[-1] == End("tool_calls" if calls else "stop", None)
-
-
-def test_tokens_of_thoughts_are_counted() -> None:
-    events = AnswerEvents(THINK.parser("<think>"))
-    found = list(events.push(Chunk("Hm", [1, 2], None, None)))
-    found += events.push(Chunk(".</think>Hi", [3], None, "length"))
-    assert found == [Thought("Hm", 2), Thought(".", 1), Text("Hi"), End("length", None)]
+    assert found[-1] == End("tool_calls" if calls else "stop")

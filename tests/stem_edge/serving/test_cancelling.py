@@ -57,16 +57,16 @@ def test_who_leaves_costs_a_step(
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/messages", {"max_tokens": 200, "messages": [{"role": "user", "content": TEXT}]}),
-        ("/v1/responses", {"max_output_tokens": 200, "input": TEXT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}]}),
+        ("/v1/completions", {"prompt": TEXT, "max_tokens": 200, "n": 2}),
     ],
 )
-def test_who_leaves_is_not_answered_in_any_interface(
+def test_who_leaves_before_the_first_token_is_not_answered(
     program: Starlette, steps: Steps, port: int, stream: bool, path: str, body: dict[str, Any]
 ) -> None:
     steps.hold()
     leaving = Connection(port, path, body | {"stream": stream})
-    wait_for(lambda: left(program, 1))
+    wait_for(lambda: left(program, body.get("n", 1)))
     leaving.leave()
     wait_for(lambda: left(program, 0))
     before = steps.computed

@@ -29,8 +29,6 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
         {"model": "m", "messages": QUESTION, "max_tokens": 4, "n": 2, "logprobs": True},
     ),
     ("/completions", {"model": "m", "prompt": "Once", "max_tokens": 8, "logprobs": 2}),
-    ("/responses", {"model": "m", "input": "Hello", "max_output_tokens": 16}),
-    ("/responses/input_tokens", {"model": "m", "input": "Hello"}),
 ]
 
 

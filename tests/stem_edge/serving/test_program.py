@@ -25,8 +25,6 @@ def test_mounted_in_another_program(model: Model) -> None:
     outer = client_of(Starlette(routes=[Mount("/llm", inner)]))
     wait_for(lambda: outer.get("/llm/health").status_code == 200)
     assert outer.post("/llm/v1/completions", json=ASKED).status_code == 401
-    error = outer.post("/llm/v1/messages", json={}).json()
-    assert error["type"] == "error"  # in the form of Anthropic
     done = outer.post("/llm/v1/completions", json=ASKED, headers={"x-api-key": "secret"})
     assert done.json()["choices"][0]["text"] == model.generate_text(
         "The capital of France is", max_new_tokens=12
