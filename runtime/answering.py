@@ -70,7 +70,7 @@ class Answering(ModelText):
         Raises EditError for a file that is not an edit or was made for another bundle, InputError
         for an edit that cannot be applied.
         """
-        from stem_edge.edit_files.folder import as_edit
+        from stem_edge.edit_files.opening import as_edit
 
         self.engine.check_usable()
         with self._open_edits.added(tuple(as_edit(self.bundle, edit) for edit in edits)):

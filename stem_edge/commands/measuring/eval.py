@@ -12,7 +12,7 @@ from typing import Any
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.options.described import add_described, values_of
 from stem_edge.commands.options.loading import DEVICE, add_loading, device_options
-from stem_edge.edit_files.folder import open_edits
+from stem_edge.edit_files.opening import open_edits
 from stem_edge.hub.fetch import pinned
 from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
 from stem_edge.runtime.backends.engines import ENGINES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
@@ -103,25 +103,6 @@ def device_options(args: argparse.Namespace) -> DeviceKeywords:
         "provider_libraries": parse_libraries(args.provider_libraries),
         "device_memory": args.device_memory,
     }
-
-
-def changed_options(
-    args: argparse.Namespace, add: Callable[[argparse.ArgumentParser], None] = add_loading
-) -> list[str]:
-    """Options that `add` declares and that do not have their default value, as they are typed."""
-    changed = {a: getattr(args, a.dest) for a in _actions(add) if a.option_strings}
-    # The last string of a flag that has a --no- form is that form.
-    return [
-        action.option_strings[-1 if value is False else 0]
-        for action, value in changed.items()
-        if value != action.default
-    ]
-
-
-def _actions(add: Callable[[argparse.ArgumentParser], None]) -> list[argparse.Action]:
-    parser = argparse.ArgumentParser(add_help=False)
-    add(parser)
-    return parser._actions
 
 
 def parse_libraries(given: Sequence[str] | None) -> dict[str, str] | None:

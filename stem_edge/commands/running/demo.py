@@ -61,5 +61,6 @@ NEXT_STEPS = """\
 What to do next:
   {command} inspect {path}
   {command} generate {path} "Spain borders"
-  {command} edit {path} --compare "The capital of Spain is" --source Spain --target Germany
+  {command} edit {path} --source Spain --target Germany -o spain.edit
+  {command} generate {path} "The capital of Spain is" --edit spain.edit
   {command} export CHECKPOINT OUT     your own model"""

@@ -18,7 +18,7 @@ from stem_edge.commands.options.answers import (
 )
 from stem_edge.commands.options.arguments import read_text
 from stem_edge.commands.options.loading import BUNDLE_HELP, add_loading, loading_options
-from stem_edge.edit_files.folder import open_edits
+from stem_edge.edit_files.opening import open_edits
 from stem_edge.errors import InputError
 from stem_edge.runtime import load
 from stem_edge.runtime.backends.options import LoadOptions

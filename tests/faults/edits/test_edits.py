@@ -19,7 +19,7 @@ from contract import refused
 import stem_edge
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files.file import MAX_NBYTES, Edit, NewRows, encode_edit, read_edit
-from stem_edge.edit_files.folder import find_edit
+from stem_edge.edit_files.opening import find_edit
 from stem_edge.errors import EditError
 from stem_edge.files import disk
 
@@ -204,17 +204,17 @@ NAMES = ["", ".", "..", "\0", "a\0b", "secret", "x" * 300, "x" * 5000, "a\nb", "
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_alone_is_looked_for_nowhere_else(here: Path, bundle: Bundle, name: str) -> None:
+def test_a_name_alone_is_looked_for_nowhere_else(here: Path, name: str) -> None:
     with pytest.raises(EditError):
-        find_edit(bundle.path, name)
+        find_edit(name)
 
 
-def test_a_path_names_a_file_and_is_not_a_pattern(here: Path, bundle: Bundle) -> None:
+def test_a_path_names_a_file_and_is_not_a_pattern(here: Path) -> None:
     """A path may lead anywhere, but it is not a pattern, and no search leaves its folder."""
-    assert find_edit(bundle.path, "../secret").resolve() == here.parent / "secret.edit"
+    assert find_edit("../secret").resolve() == here.parent / "secret.edit"
     for name in ("../here", "../none", "/etc/passwd\0", "sub/../../none", "../*"):
         with pytest.raises(EditError):
-            find_edit(bundle.path, name)
+            find_edit(name)
 
 
 def test_a_hostile_edit_leaves_a_loaded_model_as_it_was(bundle: Bundle, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from stem_edge.commands.main import main
-from stem_edge.commands.options.loading import add_loading, changed_options, loading_options
+from stem_edge.commands.options.loading import add_loading, loading_options
 from stem_edge.runtime.backends.options import LoadOptions
 
 
@@ -31,14 +31,6 @@ def test_only_declared_options_are_given_to_load() -> None:
 def test_without_arguments_they_are_the_defaults_of_load() -> None:
     args = parsed()
     assert LoadOptions(**loading_options(args)) == LoadOptions()
-    assert changed_options(args) == []
-
-
-def test_changed_options_are_named_as_they_are_typed() -> None:
-    args = parsed("--no-overlap", "--provider-library", "a=b", "--no-prefill-graph")
-    assert sorted(changed_options(args)) == [
-        "--no-overlap", "--no-prefill-graph", "--provider-library",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

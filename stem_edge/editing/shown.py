@@ -1,0 +1,59 @@
+"""Description of an edit for people: what it replaces, and whose rows each token looks up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from stem_edge.bundle.manifest import TOKENIZER
+from stem_edge.bundle.opening import Bundle
+from stem_edge.edit_files.file import Edit, NewRows, Replacement
+from stem_edge.errors import InputError
+from stem_edge.runtime.lookups.overlay import lookups
+from stem_edge.runtime.lookups.spans import tokens_after
+from stem_edge.runtime.text.codec import TextCodec
+from stem_edge.shown import printable
+from stem_edge.text_table import quoted
+
+# Text before the source -> where that is; a word may be split into other tokens in each place.
+PLACES = {" ": "after a space", "": "at the start of a text", "\n": "at the start of a line"}
+WIDTH = 24  # columns of a token's text
+
+
+def show_edit(bundle: Bundle, edit: Edit) -> Iterator[str]:
+    """Yield lines that describe an edit of this bundle."""
+    change, layers = edit.change, f"STEM layers {','.join(map(str, edit.layers))}"
+    if isinstance(change, NewRows):
+        yield f"new rows of {len(change.rows):,} tokens in {layers}"
+        return
+    texts = f"{printable(change.source)} -> {printable(change.target)}"
+    yield f"{texts}: scheme {change.scheme}, scope {edit.scope}, {layers}"
+    codec, sources = TextCodec(bundle.file(TOKENIZER)), dict[tuple[int, ...], str]()
+    for before in PLACES:
+        with suppress(InputError):  # a tokenizer may have no tokens for the text in some place
+            sources.setdefault(tuple(tokens_after(codec, before, change.source)), before)
+    shortest = min(map(len, sources), default=0)
+    for source, before in sources.items():
+        if edit.scope == "everywhere" and len(source) > shortest:
+            continue  # such an edit leaves longer ways to split the source as they are
+        try:
+            said = _looked_up(codec, change, source, before)
+        except InputError as error:
+            said = f"no fit, so such prompts are refused ({error})"
+        yield f"{PLACES[before]}: {said}"
+
+
+def _looked_up(codec: TextCodec, change: Replacement, source: Sequence[int], before: str) -> str:
+    """Say for each token of the source whose rows it looks up."""
+    found = lookups(codec, change, len(source), before)
+    pairs = [
+        (_names(codec, [token]), _names(codec, each))
+        for token, each in zip(source, found, strict=True)
+    ]
+    return ", ".join(f"{token} looks up {rows}" for token, rows in pairs)
+
+
+def _names(codec: TextCodec, token_ids: Sequence[int]) -> str:
+    texts = ((codec.decode([each], skip_special_tokens=False), each) for each in token_ids)
+    names = " and ".join(quoted(text, each, WIDTH) for text, each in texts)
+    return f"the mean of {names}" if len(token_ids) > 1 else names
