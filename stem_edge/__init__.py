@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from stem_edge.edit_files.file import Edit, read_edit
     from stem_edge.editing.making import make_edit, make_row_edit
     from stem_edge.export import export_bundle
-    from stem_edge.measuring.bench.bench import bench
-    from stem_edge.measuring.phases.measurement import measure
     from stem_edge.measuring.planning.fit import fit
     from stem_edge.measuring.quality.quality import evaluate
+    from stem_edge.measuring.runs.measure import measure
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
     from stem_edge.runtime.backends.onnxruntime.providers.resolve import providers
     from stem_edge.runtime.grammars.grammar import Grammar
@@ -49,7 +48,6 @@ __all__ = [
     "SamplingParams",
     "StemEdgeError",
     "batch",
-    "bench",
     "evaluate",
     "export_bundle",
     "fit",
@@ -75,10 +73,9 @@ _HOMES = {
     "edit_files.file": ("Edit", "read_edit"),
     "editing.making": ("make_edit", "make_row_edit"),
     "export": ("export_bundle",),
-    "measuring.bench.bench": ("bench",),
-    "measuring.phases.measurement": ("measure",),
     "measuring.planning.fit": ("fit",),
     "measuring.quality.quality": ("evaluate",),
+    "measuring.runs.measure": ("measure",),
     "runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
     "runtime.backends.onnxruntime.providers.resolve": ("providers",),
     "runtime.grammars.grammar": ("Grammar",),

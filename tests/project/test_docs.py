@@ -38,7 +38,6 @@ NOT_RUN = (
     "python tools/",
     "mutmut ",
     "stem-edge export build/",
-    "stem-edge bench build/",
     "stem-edge measure build/",
     "stem-edge eval exact",
     "stem-edge inspect stem_edge/",

@@ -48,7 +48,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not loaded_after("import stem_edge") & {"numpy", "torch", "onnxruntime", "tokenizers"}
 
 
-@pytest.mark.parametrize("name", ["bench", "eval", "fit", "measure"])
+@pytest.mark.parametrize("name", ["eval", "fit", "measure"])
 def test_measuring_needs_no_extra(name: str) -> None:
     loaded = loaded_after(f"import stem_edge.commands.measuring.{name}")
     assert not loaded & {"torch", "onnx", "zarr", "matplotlib", "llama_cpp"}

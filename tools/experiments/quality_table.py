@@ -144,24 +144,17 @@ def theirs(whole: Path, quantized: Path) -> Iterator[tuple[str, Path]]:
 
 
 def by_llama(path: Path) -> Logits:
-    """Load a GGUF file with llama.cpp."""
+    """Load a GGUF file with llama.cpp, keys and values in float32."""
     import llama_cpp
 
-    from stem_edge.measuring.bench.engine_llama import LlamaModel
-
-    model = LlamaModel(path, 1024, 2, exact=True)
+    size: Any = {"n_ctx": 1024, "n_batch": 1024, "n_threads": 2, "logits_all": True}
+    size |= dict.fromkeys(("type_k", "type_v"), llama_cpp.GGML_TYPE_F32)
+    model = llama_cpp.Llama(str(path), flash_attn=False, verbose=False, **size)
 
     def logits(ids: list[int]) -> F32:
-        model.clear()
-        batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
-        batch.n_tokens = len(ids)
-        for at, token in enumerate(ids):
-            batch.token[at], batch.pos[at], batch.logits[at] = token, at, 1
-            batch.n_seq_id[at], batch.seq_id[at][0] = 1, 0
-        model.decode(batch)
-        found = np.stack([model.logits(at) for at in range(len(ids))])
-        llama_cpp.llama_batch_free(batch)
-        return found
+        model.reset()
+        model.eval(ids)
+        return np.array(model.scores[: len(ids)], np.float32)
 
     return logits
 

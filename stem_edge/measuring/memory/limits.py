@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stem_edge.errors import InputError
 from stem_edge.measuring.memory.device_profiles import Device
 from stem_edge.system.memory import memory_cgroup, usable_cpus
 from stem_edge.units import format_size
@@ -39,26 +40,34 @@ class Limit:
 class ProcessLimits(contextlib.ExitStack):
     """Context manager around a process: call `confine` with its pid before it starts to work."""
 
-    def __init__(self, device: Device | None, flash: str | None = None) -> None:
-        """`flash`: the profile that delays reads; None if nothing is read, or not delayed."""
+    def __init__(
+        self, device: Device | None, flash: str | None = None, memory: int | None = None
+    ) -> None:
+        """`flash`: the profile that delays reads; None if nothing is read, or not delayed.
+
+        `memory`: a limit in bytes that must be real, instead of the device's.
+        """
         super().__init__()
-        self.device, self.flash = device, flash
+        self.device, self.flash, self.memory = device, flash, memory
         self.limits: list[Limit] = []
 
-    @property
-    def cpus(self) -> int | None:
-        """CPUs that the process gets; None without a device: all that it may use."""
-        return None if self.device is None else min(self.device.cpus, usable_cpus())
-
     def confine(self, pid: int) -> None:
-        """Apply what can be applied to a process that has not started to work."""
+        """Apply what can be applied to a process that has not started to work. Raises InputError."""
+        if self.memory is not None:
+            self.limits = [self.confine_memory(pid, self.memory)]
+            if self.limits[0].how != "real":
+                raise InputError(
+                    f"limit is {self.limits[0].words}; on Linux, root may make cgroups, and so may "
+                    "what systemd-run --user --scope starts"
+                )
         if self.device is None:
             return
         flash = Limit("flash", "not applied", "this run reads no rows from flash")
         if self.flash is not None:
             flash = Limit("flash", "emulated", f"reads delayed as {self.flash} would delay them")
+        memory = [self.confine_memory(pid, self.device.memory)] if self.memory is None else []
         self.limits = [
-            self.confine_memory(pid, self.device.memory),
+            *(memory or self.limits),
             self._limit_cpus(pid, self.device),
             flash,
             Limit("speed", "not applied", "cores and memory are as fast as this machine's"),
@@ -90,7 +99,7 @@ class ProcessLimits(contextlib.ExitStack):
         return Limit("memory", "real", words)
 
     def _limit_cpus(self, pid: int, device: Device) -> Limit:
-        count, wanted = self.cpus or 1, device.cpus
+        count, wanted = min(device.cpus, usable_cpus()), device.cpus
         if not hasattr(os, "sched_setaffinity"):
             return Limit("cpus", "emulated", f"{count} threads; this system binds no process")
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from stem_edge.system.process_memory import Memory, MemoryReader, Totals
 
 # Kinds are sampled more rarely than totals, because the system then walks every mapping: that takes
 # milliseconds, which would slow the measured process down.
-TOTALS_SECONDS, KINDS_SECONDS = 0.01, 0.25
+TOTALS_SECONDS, KINDS_SECONDS = 0.02, 0.25
 # Share of the time that walks may take: with gigabytes mapped, one needs tens of milliseconds.
 MOST_OF_TIME = 0.02
 
@@ -33,6 +33,7 @@ class PhaseMemory:
     at_end: Memory
     resident_at_end: int  # the system's own sum, so that the kinds can be checked by it
     peak_unevictable: int  # anonymous memory and swap
+    peak_together: int  # the same of the process and all that it started, sampled more rarely
     peak_resident: int  # as sampled
     kernel_peak_resident: int | None  # the system's own high-water mark of this phase
 
@@ -45,7 +46,11 @@ class MemorySampler:
         reader: MemoryReader,
         interval: float = TOTALS_SECONDS,
         kinds_interval: float = KINDS_SECONDS,
+        children: Callable[[], int] = lambda: 0,
     ) -> None:
+        """children: returns the anonymous memory and swap of processes that the process has started."""
+        self._children = children
+        self._together: dict[str, int] = {}  # by phase: the peak
         self.reader, self.interval, self.kinds_interval = reader, interval, kinds_interval
         self.samples: list[Sample] = []
         self.phases: dict[str, PhaseMemory] = {}
@@ -73,6 +78,7 @@ class MemorySampler:
             memory,
             totals.resident,
             max(each.unevictable for each in (*seen, totals)),
+            max(self._together[name], *(each.unevictable for each in (*seen, totals))),
             max(each.resident for each in (*seen, totals)),
             max(marks, default=None),
         )
@@ -91,6 +97,8 @@ class MemorySampler:
 
     def _sample(self, name: str) -> Memory:
         memory = self.reader.memory()
+        together = memory.unevictable + self._children()
+        self._together[name] = max(together, self._together.get(name, 0))
         self.samples.append(Sample(time.perf_counter() - self._started, name, memory))
         self._seen[name].append(Totals(memory.unevictable, memory.resident))
         return memory

@@ -10,7 +10,7 @@ from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.system.child import code_command
 from stem_edge.system.memory import TYPICAL_PROCESS_NBYTES
 
-WORKER = "stem_edge.measuring.bench.worker"
+WORKER = "stem_edge.measuring.runs.worker"
 GENERATE = "psutil, stem_edge.commands.running.generate, stem_edge.runtime.loading"
 MEASURE = "import {}\nfrom stem_edge.system.memory import own_memory\nprint(own_memory())"
 SECONDS = 60.0

@@ -44,7 +44,7 @@ def test_prompts_are_kept_where_it_is_said(typed: list[str], expected: object) -
     assert loading_options(parser.parse_args(typed))["prompt_cache"] == expected
 
 
-@pytest.mark.parametrize("command", ["bench", "measure"])
+@pytest.mark.parametrize("command", ["measure"])
 def test_commands_that_keep_no_prompts_refuse_to(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

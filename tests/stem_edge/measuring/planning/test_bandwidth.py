@@ -11,10 +11,10 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.errors import InputError
-from stem_edge.measuring.bench.workers import Subject, WorkerProcess
 from stem_edge.measuring.memory.device_profiles import find_device
 from stem_edge.measuring.planning import process
 from stem_edge.measuring.planning.bandwidth import bandwidth_of
+from stem_edge.measuring.runs.workers import Subject, WorkerProcess
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.system.memory import TYPICAL_PROCESS_NBYTES
 

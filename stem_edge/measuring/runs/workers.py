@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,19 +17,18 @@ from stem_edge import errors
 from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import StemEdgeError
-from stem_edge.measuring.bench.together import FollowedText
-from stem_edge.measuring.bench.worker import KINDS
-from stem_edge.measuring.memory.sampler import KINDS_SECONDS, TOTALS_SECONDS, MemorySampler
+from stem_edge.measuring.memory.sampler import MemorySampler
+from stem_edge.measuring.runs.worker import KINDS
 from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.system.child import code_command
 from stem_edge.system.page_cache import files_in
-from stem_edge.system.process_memory import FileKinds, open_reader
+from stem_edge.system.process_memory import FileKinds, nbytes_of_children, open_reader
 
 # Workers ignore Ctrl-C, which goes to every process of the terminal, so that only the parent prints
 # something; it also ends them.
 COMMAND = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "from stem_edge.measuring.bench.worker import main; main()"
+    "from stem_edge.measuring.runs.worker import main; main()"
 )
 END_SECONDS = 10.0
 KILLED = getattr(signal, "SIGKILL", 9)  # Windows has no such signal
@@ -75,13 +75,6 @@ class WorkerAnswer:
     steps: list[float] = field(default_factory=list)  # seconds of each decode step
     counters: dict[str, float] = field(default_factory=dict)
     about: dict[str, str] = field(default_factory=dict)  # after loading: the accelerator
-    figures: dict[str, float] = field(default_factory=dict)  # of `together` and `guess`
-    own: list[int] = field(default_factory=list)  # of `guess`
-
-
-def together_phase(count: int) -> str:
-    """Name the phase in which `count` sequences decode."""
-    return f"{count} together"
 
 
 class WorkerProcess:
@@ -93,14 +86,10 @@ class WorkerProcess:
     def __init__(
         self,
         subject: Subject,
-        interval: float = TOTALS_SECONDS,
         confine: Callable[[int], None] = lambda pid: None,
-        kinds_interval: float = KINDS_SECONDS,
     ) -> None:
         """Start the process. `confine` is called with its pid before any work."""
         self.subject, self._began = subject, time.perf_counter()
-        self.answers: dict[str, WorkerAnswer] = {}  # the last one in each phase
-        self.counters: dict[str, float] = {}  # of the last answer
         self._process = subprocess.Popen(
             code_command(COMMAND),
             stdin=subprocess.PIPE,
@@ -111,7 +100,8 @@ class WorkerProcess:
             folders = (Path(subject.path), *subject.prepared_folders())
             files = FileKinds(Path(subject.path) / TABLES, folders)
             reader = open_reader(self._process.pid, files)
-            self.sampler = MemorySampler(reader, interval, kinds_interval)
+            children = partial(nbytes_of_children, self._process.pid)
+            self.sampler = MemorySampler(reader, children=children)
             confine(self._process.pid)
         except BaseException:
             self.close()
@@ -121,11 +111,6 @@ class WorkerProcess:
     def pid(self) -> int:
         """Process id of the worker."""
         return self._process.pid
-
-    @property
-    def about(self) -> dict[str, str]:
-        """The accelerator, if it has loaded onto one."""
-        return self.answers["load"].about
 
     def start(self) -> WorkerAnswer:
         """Wait until the interpreter runs, with no engine imported."""
@@ -140,21 +125,13 @@ class WorkerProcess:
         what = {"kind": of.kind, "path": of.path, "options": of.options}
         return imported, self._ask("load", "load", **what, **sizes)
 
-    def prefill(self, ids: list[int], phase: str = "prefill") -> WorkerAnswer:
+    def prompt(self, ids: list[int], phase: str = "prompt") -> WorkerAnswer:
         """Process a prompt in an empty context."""
-        return self._ask(phase, "prefill", ids=ids)
+        return self._ask(phase, "prompt", ids=ids)
 
     def decode(self, ids: list[int]) -> WorkerAnswer:
         """Process more tokens, one by one."""
         return self._ask("decode", "decode", ids=ids)
-
-    def together(self, texts: list[FollowedText], count: int) -> WorkerAnswer:
-        """Follow texts with several sequences at a time."""
-        return self._ask(together_phase(count), "together", texts=texts, count=count)
-
-    def guess(self, text: FollowedText, drafts: int) -> WorkerAnswer:
-        """Follow a text with speculation."""
-        return self._ask("guess", "guess", text=text, drafts=drafts)
 
     def _ask(self, phase: str, do: str, **what: Any) -> WorkerAnswer:
         try:
@@ -167,9 +144,7 @@ class WorkerProcess:
         answer = json.loads(line)
         if "error" in answer:
             raise self._error(answer["type"], answer["error"], phase)
-        found = self.answers[phase] = WorkerAnswer(**answer)
-        self.counters = found.counters
-        return found
+        return WorkerAnswer(**answer)
 
     def _error(self, kind: str, words: str, phase: str) -> StemEdgeError:
         known = getattr(errors, kind, None)

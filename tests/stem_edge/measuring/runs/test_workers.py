@@ -17,9 +17,9 @@ from installed import DEMO
 
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanError, StemEdgeError
-from stem_edge.measuring.bench import workers
-from stem_edge.measuring.bench.worker import Worker
-from stem_edge.measuring.bench.workers import Subject, WorkerProcess
+from stem_edge.measuring.runs import workers
+from stem_edge.measuring.runs.worker import Worker
+from stem_edge.measuring.runs.workers import Subject, WorkerProcess
 from stem_edge.runtime.backends.onnxruntime.prepared import looking
 from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import find_or_make
@@ -51,12 +51,12 @@ def own_fds() -> int:
 
 
 def test_a_whole_run(own_cache_folder: Path) -> None:
-    names = ["start", "import", "load", "prefill", "prefill again", "decode"]
-    with WorkerProcess(demo(), interval=0.001) as worker:
+    names = ["start", "import", "load", "prompt", "prompt again", "decode"]
+    with WorkerProcess(demo()) as worker:
         started = worker.start()
         imported, loaded = worker.load(context=64, threads=1)
-        worker.prefill(list(range(20)))
-        worker.prefill(list(range(20)), "prefill again")
+        worker.prompt(list(range(20)))
+        worker.prompt(list(range(20)), "prompt again")
         decoded = worker.decode([5, 6, 7])
         phases = worker.sampler.phases
     assert list(phases) == names
@@ -86,8 +86,8 @@ def test_the_first_phase_excludes_the_engine_and_tables_are_not_the_backbone() -
         before = Path(f"/proc/{worker.pid}/maps").read_text()
         worker.load(context=64, threads=1)
         after = Path(f"/proc/{worker.pid}/maps").read_text()
-        worker.prefill(list(range(40)))
-        at_end = worker.sampler.phases["prefill"].at_end
+        worker.prompt(list(range(40)))
+        at_end = worker.sampler.phases["prompt"].at_end
     for name in ("numpy", "onnxruntime"):
         assert name not in before and name in after
     assert at_end.backbone and at_end.libraries
@@ -118,8 +118,8 @@ def test_tokens_that_do_not_fit_the_context() -> None:
     with WorkerProcess(demo()) as worker:
         worker.load(context=16, threads=1)
         with pytest.raises(InputError, match="17 tokens do not fit"):
-            worker.prefill(list(range(17)))
-        assert worker.prefill([1, 2]).counters["misses"] == 2
+            worker.prompt(list(range(17)))
+        assert worker.prompt([1, 2]).counters["misses"] == 2
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_worker_that_was_killed_before_it_was_asked() -> None:
 def test_a_worker_that_is_killed_while_it_works(
     scripted: Scripted, ends: signal.Signals, words: str
 ) -> None:
-    with WorkerProcess(scripted(ANSWERS + "time.sleep(60)"), interval=0.001) as worker:
+    with WorkerProcess(scripted(ANSWERS + "time.sleep(60)")) as worker:
 
         def kill_when_watched() -> None:
             deadline = time.monotonic() + DEADLINE_SECONDS
@@ -171,8 +171,8 @@ def test_a_worker_that_is_killed_while_it_works(
 
         thread = threading.Thread(target=kill_when_watched)
         thread.start()
-        with pytest.raises(StemEdgeError, match=f"in phase prefill: {words}"):
-            worker.prefill([1])
+        with pytest.raises(StemEdgeError, match=f"in phase prompt: {words}"):
+            worker.prompt([1])
         thread.join()
 
 
@@ -259,7 +259,7 @@ def test_ctrl_c_in_a_terminal_does_not_reach_the_worker() -> None:
 def test_nothing_runs_before_the_engine_is_loaded() -> None:
     worker = Worker()
     assert set(worker.answer({"do": "start"})) == {"seconds"}
-    for do in ("prefill", "decode"):
+    for do in ("prompt", "decode"):
         with pytest.raises(RuntimeError, match="nothing is loaded"):
             worker.answer({"do": do, "ids": [1]})
 

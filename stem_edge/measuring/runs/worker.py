@@ -1,8 +1,6 @@
-"""Process of one engine that is measured: it reads requests and writes answers, a line of JSON each.
+"""Process of one subject that is measured: it reads requests and writes answers, a line of JSON each.
 
-Every engine has its own process, so that the memory is that engine's, from the first import on.
-Several may be alive at once, so that measurements can take turns. The other end is
-stem_edge.measuring.bench.workers.
+The memory is that of one engine, from its first import on. stem_edge.measuring.runs.workers starts it.
 """
 
 from __future__ import annotations
@@ -14,12 +12,10 @@ import time
 from importlib import import_module
 from typing import Any, Protocol
 
-from stem_edge.measuring.bench.together import FollowedText, Guessed, Together
-
 # Kind of subject -> module and class of its engine.
 KINDS = {
-    "stem-edge": ("stem_edge.measuring.bench.stem", "StemEdge"),
-    "llama.cpp": ("stem_edge.measuring.bench.engine_llama", "LlamaModel"),
+    "stem-edge": ("stem_edge.measuring.runs.stem", "StemEdge"),
+    "llama.cpp": ("stem_edge.measuring.runs.llama", "LlamaModel"),
 }
 
 
@@ -30,31 +26,25 @@ class MeasuredEngine(Protocol):
         """Empty the context."""
 
     def choose(self, token_ids: list[int]) -> int:
-        """Process ids after those before and return the most probable next token."""
+        """Process ids after the ids before them, and return the most probable next token."""
 
     def counters(self) -> dict[str, float]:
         """Return the engine's counters."""
         return {}
 
     def about(self) -> dict[str, str]:
-        """Describe the accelerator, real or emulated; return nothing on the CPU."""
+        """Describe the accelerator; return nothing on the CPU."""
         return {}
-
-    def together(self, texts: list[FollowedText], count: int) -> Together:
-        """Follow texts with `count` sequences at a time; see stem_edge.measuring.bench.together."""
-
-    def guess(self, text: FollowedText, drafts: int) -> Guessed:
-        """Follow a text with speculation. drafts: guesses of a step, where loading did not say."""
 
 
 class Worker:
-    """Carries out requests, one after the other: `do` names a method, which takes the rest."""
+    """Carries out requests, one after the other: `do` names a method, which accepts the rest."""
 
     def __init__(self) -> None:
         self._engine: MeasuredEngine | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a request and return its times and the counters."""
+        """Carry out a request and return its time and the counters."""
         do, started = request.pop("do"), time.perf_counter()
         done = getattr(self, do)(**request) or {}
         answer = {"seconds": time.perf_counter() - started} | done
@@ -67,7 +57,7 @@ class Worker:
         """Do nothing, with no engine imported."""
 
     def bring(self, module: str) -> None:
-        """Import a module before loading, so that both are measured apart."""
+        """Import a module before loading, so that both are timed apart."""
         import_module(module)
 
     def load(self, kind: str, path: str, options: dict[str, Any], **sizes: int) -> None:
@@ -75,7 +65,7 @@ class Worker:
         module, name = KINDS[kind]
         self._engine = getattr(import_module(module), name)(path, **sizes, **options)
 
-    def prefill(self, ids: list[int]) -> None:
+    def prompt(self, ids: list[int]) -> None:
         """Process a prompt in an empty context."""
         self.engine.clear()
         self.engine.choose(ids)
@@ -83,16 +73,6 @@ class Worker:
     def decode(self, ids: list[int]) -> dict[str, Any]:
         """Process more tokens, one by one."""
         return {"steps": [self._timed(token) for token in ids]}
-
-    def together(self, texts: list[tuple[list[int], list[int]]], count: int) -> dict[str, Any]:
-        """Follow texts with several sequences at a time."""
-        found = self.engine.together([FollowedText(*text) for text in texts], count)
-        return {"figures": found.figures()}
-
-    def guess(self, text: tuple[list[int], list[int]], drafts: int) -> dict[str, Any]:
-        """Follow a text with speculation."""
-        found = self.engine.guess(FollowedText(*text), drafts)
-        return {"own": found.own, "figures": found.figures()}
 
     @property
     def engine(self) -> MeasuredEngine:

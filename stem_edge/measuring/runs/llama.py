@@ -1,0 +1,89 @@
+"""llama.cpp on a GGUF file, through llama-cpp-python: a plain prompt, and one token at a time.
+
+Needs pip install 'stem-edge[bench]'.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+from stem_edge.errors import BackendError
+from stem_edge.measuring.runs.worker import MeasuredEngine
+
+BATCH = 512
+
+
+class LlamaModel(MeasuredEngine):
+    """A loaded GGUF with one context, freed with the last reference.
+
+    lazy: read rows of per-layer embeddings when they are needed, or load all of them. Default: as
+        llama.cpp does without being asked, which depends on their size.
+    repack: rearrange weights for this processor, in memory that belongs to no file.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        context: int,
+        threads: int,
+        *,
+        lazy: bool | None = None,
+        repack: bool = True,
+    ) -> None:
+        llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.use_extra_bufts = repack
+        if lazy is not None:
+            on, off = llama_cpp.LLAMA_LAZY_MODE_ON, llama_cpp.LLAMA_LAZY_MODE_OFF
+            model_params.lazy_mode = on if lazy else off
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
+        if not self._model:
+            raise BackendError(f"llama.cpp cannot load {path}")
+        weakref.finalize(self, llama_cpp.llama_model_free, self._model)
+        params = llama_cpp.llama_context_default_params()
+        # A batch must hold a whole prompt, because llama.cpp aborts if a call passes more tokens.
+        params.n_ctx, params.n_batch, params.n_ubatch = context, context, BATCH
+        params.n_threads = params.n_threads_batch = threads
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise BackendError(f"llama.cpp cannot make a context of {context} tokens for {path}")
+        # Finalizers run in reverse order: the context must go before its model.
+        weakref.finalize(self, llama_cpp.llama_free, self._context)
+        vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self.vocab_size = int(llama_cpp.llama_vocab_n_tokens(vocab))
+
+    def clear(self) -> None:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+
+    def choose(self, token_ids: list[int]) -> int:
+        return int(self.process(token_ids).argmax())
+
+    def process(self, token_ids: list[int]) -> np.ndarray:
+        """Process ids and return the logits [V] of the last; the next call overwrites them."""
+        self._check(token_ids)
+        ids = (llama_cpp.llama_token * len(token_ids))(*token_ids)
+        batch = llama_cpp.llama_batch_get_one(ids, len(token_ids))
+        if status := llama_cpp.llama_decode(self._context, batch):
+            raise BackendError(f"llama_decode failed with status {status}")
+        logits = llama_cpp.llama_get_logits_ith(self._context, -1)
+        return np.ctypeslib.as_array(logits, (self.vocab_size,))
+
+    def _check(self, token_ids: Iterable[int]) -> None:
+        """Raise BackendError for ids that would end the process."""
+        if (greatest := max(token_ids)) >= self.vocab_size:
+            raise BackendError(
+                f"token id {greatest} is out of range; llama.cpp's model has 0 to "
+                f"{self.vocab_size - 1}: compare models with the same tokenizer"
+            )
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _quiet(level: int, text: bytes, data: ctypes.c_void_p) -> None:
+    """Drop a line of llama.cpp's log."""

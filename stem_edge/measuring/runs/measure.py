@@ -1,0 +1,248 @@
+"""Time and memory of a bundle, alone or against other ways of running, on the same tokens.
+
+Each run has a process of its own, which is watched from here. Subjects alternate, A B A B, so that
+other load on the machine meets all of them; ratios are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Unpack
+
+import psutil
+
+import stem_edge
+from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
+from stem_edge.bundle.opening import Bundle
+from stem_edge.bundle.prefill_check import crowding
+from stem_edge.errors import InputError, StemEdgeError
+from stem_edge.measuring.memory.device_profiles import find_device
+from stem_edge.measuring.memory.limits import Limit, ProcessLimits
+from stem_edge.measuring.planning.bandwidth import measured
+from stem_edge.measuring.planning.target import fit_on_device
+from stem_edge.measuring.runs.results import Phase, Report, Round, SubjectResult
+from stem_edge.measuring.runs.subjects import load_options, make_subjects
+from stem_edge.measuring.runs.workers import Subject, WorkerAnswer, WorkerProcess
+from stem_edge.measuring.workload import Workload, make_workload
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine, loaders
+from stem_edge.runtime.backends.keywords import LoadKeywords
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.system.memory import usable_cpus
+from stem_edge.system.nvidia import nbytes_on_nvidia
+from stem_edge.system.page_cache import drop_pages, make_cold
+from stem_edge.system.user_folder import cpu_info
+from stem_edge.units import parse_size
+
+ROUNDS = 3
+SHORT_PROMPT = 16  # tokens, for the time from nothing to a first token
+INTEGER_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8")
+
+
+def measure(
+    bundle: str | Path,
+    text: str | Path | None = None,
+    *,
+    against: Iterable[str] = (),
+    cases: Iterable[str] = (),
+    prompt_tokens: int | None = None,
+    new_tokens: int | None = None,
+    rounds: int = ROUNDS,
+    device: str | None = None,
+    limit: int | str | None = None,
+    cold: bool = False,
+    notify: Callable[[str], None] = lambda what: None,
+    **options: Unpack[LoadKeywords],
+) -> Report:
+    """Load a bundle, process a prompt and decode, each time in a new process that is watched from here.
+
+    text: a text in UTF-8, or token ids (.npy, .int32), which decide what rows are read, how often. The
+        first tokens are the prompt, those after it are decoded one by one. Default: the text inside
+        this package.
+    against: what to compare with: other bundles, and GGUF files, which llama.cpp runs. Words after
+        commas say how: FILE.gguf,lazy,no-repack (stem_edge.measuring.runs.subjects.LLAMA_MODES).
+    cases: the same bundle with other options of load, each like "engine=ggml,slots=1000" or "resident".
+    prompt_tokens, new_tokens: of a round. Default: 512 and 128, or what context and text hold.
+    rounds: how often each subject runs. Default: 3.
+    device: name of a device (stem_edge.measuring.memory.device_profiles) within whose limits to run, as
+        far as this machine can enforce them.
+    limit: memory that each process gets, mapped files included, in a cgroup of its own (Linux).
+    cold: take all files out of the page cache before each run; always done for a device and a limit.
+    notify: called with what is going on, in words; at the end with an empty text.
+    options: of stem_edge.load, for every subject whose name does not imply others.
+
+    A subject that fails, but the bundle itself, keeps its rounds before. Raises InputError,
+    BackendError, what loading raises, and MemoryPlanError if the bundle cannot run on the device.
+    """
+    given = LoadOptions(**options)
+    opened = given.open(bundle)
+    if rounds < 1:
+        raise InputError(f"rounds is {rounds}; expected at least 1")
+    work = make_workload(opened, text, prompt_tokens, new_tokens, given.context_length)
+    chosen = _chosen(opened, given, work, device)
+    subjects = make_subjects(opened, chosen, cases, against)
+    asked = None if limit is None else parse_size(limit)
+    reads = opened.manifest.tables is not None and not given.resident
+    flash = chosen.emulate_flash if reads else None
+    runs = _Runs(subjects, chosen, work, device, asked, flash, cold, notify)
+    try:
+        return runs.report(opened, rounds)
+    finally:
+        notify("")
+
+
+def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | None) -> LoadOptions:
+    """Fill in what the options leave open. Raises MemoryPlanError."""
+    engine = choose_engine(bundle, given.engine)
+    chosen = replace(given, engine=engine, context_length=given.context_length or work.tokens)
+    if device is None:
+        return replace(chosen, threads=given.cpus)
+    stated = find_device(device)
+    cpus = given.threads or min(stated.cpus, usable_cpus())
+    chosen = replace(chosen, threads=cpus, emulate_flash=given.emulate_flash or stated.flash)
+    footprint = footprint_of(bundle.manifest, ENGINES[engine].backbone)
+    if given.prefill_graph is None and crowding(footprint, stated.memory):
+        chosen = replace(chosen, prefill_graph=False)  # as a load there would find
+    if given.memory is None and given.slots is None:
+        needs = loaders(bundle, engine, chosen)[0].needs
+        context = chosen.contexts(bundle)[0]
+        chosen = replace(chosen, memory=fit_on_device(bundle, needs, stated.memory, context))
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of all subjects."""
+
+    subjects: Sequence[Subject]
+    options: LoadOptions
+    work: Workload
+    device: str | None
+    limit: int | None
+    flash: str | None  # whose delays reads have
+    cold: bool
+    notify: Callable[[str], None]
+
+    def report(self, bundle: Bundle, rounds: int) -> Report:
+        """Run all rounds. Raises what the first subject raises in its first round."""
+        if self._fresh:
+            drop_pages(())  # raises where that is not possible
+        if self.limit is not None:  # first, because it may be refused
+            with self._confined() as confined, WorkerProcess(self.subjects[0], confined.confine):
+                pass
+        found = {subject.name: SubjectResult() for subject in self.subjects}
+        bandwidth, limits = list[float](), list[Limit]()
+        for subject in self.subjects:
+            self._load_once(subject)
+        for turn in range(rounds):
+            if self.options.providers is None:
+                bandwidth.append(measured(self.options.cpus))
+            for subject in self.subjects:
+                what, result = f"round {turn + 1} of {rounds}: {subject.name}", found[subject.name]
+                if result.failed:
+                    continue
+                self.notify(what)
+                try:
+                    with self._confined() as confined, self._open(subject, confined) as worker:
+                        result.rounds.append(self._round(worker))
+                except StemEdgeError as error:
+                    first = subject is self.subjects[0] and not result.rounds
+                    if first or isinstance(error, InputError):
+                        raise
+                    result.failed = f"{what}: {error}"
+                    continue
+                if subject is self.subjects[0]:
+                    sampler, limits = worker.sampler, confined.limits
+        settings = {
+            "text": self.work.source,
+            "prompt_tokens": len(self.work.prompt),
+            "new_tokens": len(self.work.following),
+            "rounds": rounds,
+            "context_length": self.options.context_length,
+            "threads": self.options.cpus,
+            "device": self.device,
+            "limit": self.limit,
+            "cold": self._fresh,
+            "options": load_options(self.options),
+        }
+        return Report(
+            bundle=str(bundle.path),
+            machine=machine(),
+            versions={"stem-edge": stem_edge.__version__, "python": platform.python_version()},
+            settings=settings,
+            limits=limits,
+            subjects=found,
+            bandwidth=bandwidth,
+            token_nbytes=token_nbytes(bundle, self.options, self.work),
+            samples=sampler.samples,
+            definitions=sampler.reader.definitions,
+        )
+
+    @property
+    def _fresh(self) -> bool:
+        """True if each run begins with no file in the page cache."""
+        return self.cold or self.device is not None or self.limit is not None
+
+    def _confined(self) -> ProcessLimits:
+        device = None if self.device is None else find_device(self.device)
+        return ProcessLimits(device, self.flash, self.limit)
+
+    def _open(self, subject: Subject, limits: ProcessLimits) -> WorkerProcess:
+        if self._fresh:
+            make_cold(subject.files())
+        return WorkerProcess(subject, limits.confine)
+
+    def _load_once(self, subject: Subject) -> None:
+        """Load without limits and unmeasured, so that later loads find a prepared backbone."""
+        if subject.kind != "stem-edge" or subject.options.get("resident"):
+            return
+        self.notify(f"preparing {subject.name}")
+        with WorkerProcess(subject) as worker:
+            self._load(worker)
+
+    def _load(self, worker: WorkerProcess) -> tuple[WorkerAnswer, WorkerAnswer]:
+        return worker.load(self.options.context_length or self.work.tokens, self.options.cpus)
+
+    def _round(self, worker: WorkerProcess) -> Round:
+        """Run all phases in order."""
+        phases, prompt, following = list[Phase](), self.work.prompt, self.work.following
+
+        def add(name: str, answer: WorkerAnswer, tokens: int = 0) -> WorkerAnswer:
+            kv_cache, row_cache = (
+                int(answer.counters.get(key, 0)) for key in ("kv_nbytes", "row_cache_nbytes")
+            )
+            gpu = 0 if self.options.providers is None else nbytes_on_nvidia(worker.pid)
+            memory = worker.sampler.phases[name]
+            phases.append(Phase(name, answer.seconds, tokens, memory, kv_cache, row_cache, gpu))
+            return answer
+
+        add("start", worker.start())
+        imported, loaded = self._load(worker)
+        add("import", imported)
+        add("load", loaded)
+        add("first", worker.prompt(short := prompt[:SHORT_PROMPT], "first"), len(short))
+        before = add("prompt", worker.prompt(prompt), len(prompt))
+        decoded = add("decode", worker.decode(following), len(following))
+        return Round(phases, decoded.steps, before.counters, decoded.counters, loaded.about)
+
+
+def token_nbytes(bundle: Bundle, options: LoadOptions, work: Workload) -> int:
+    """Return the bytes that a decode step reads from memory, in the middle of the decoded text."""
+    backbone = ENGINES[choose_engine(bundle, options.engine)].backbone
+    footprint = footprint_of(bundle.manifest, backbone).with_kv(options.kv)
+    record = 0 if footprint.tables is None else footprint.slot_nbytes - SLOT_BOOKKEEPING_NBYTES
+    position = len(work.prompt) + len(work.following) // 2
+    return footprint.step_nbytes + footprint.kv_read_nbytes(position) + record
+
+
+def machine() -> str:
+    """Describe processor and memory, as far as the system tells."""
+    told = cpu_info()
+    name = " ".join(told.get("model name", [])) or platform.processor() or platform.machine()
+    flags = told.get("flags", [])
+    extras = ", ".join(extra for extra in INTEGER_PRODUCTS if extra in flags) or "no VNNI"
+    memory = psutil.virtual_memory().total / 1e9
+    return f"{os.cpu_count()} x {name}{f' ({extras})' if flags else ''}, {memory:.0f} GB"

@@ -1,0 +1,60 @@
+"""stem-edge itself as a subject, fed with the tokens of a real text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import stem_edge
+from stem_edge.graph.names import PREFILL
+from stem_edge.measuring.runs.worker import MeasuredEngine
+
+
+class StemEdge(MeasuredEngine):
+    """A loaded bundle. Its own tokens could repeat the same few rows, so it is fed with given ones."""
+
+    def __init__(self, bundle: str, context: int, threads: int, **options: Any) -> None:
+        self._model = stem_edge.load(bundle, context_length=context, threads=threads, **options)
+        self._engine, self._length, self._options = self._model.engine, context, options
+        self._context = self._engine.open_context(1)
+        # What the first prompt opens counts as loading, so that prompts are timed alone.
+        if (loaded := getattr(self._engine.backend, "loaded", None)) is not None:
+            loaded.later.find(PREFILL)
+
+    def clear(self) -> None:
+        self._context = self._engine.open_context(self._length)
+
+    def choose(self, token_ids: list[int]) -> int:
+        """Process a prompt in chunks, or a single token as generating does."""
+        if len(token_ids) == 1:
+            ids = np.array(token_ids)
+            self._engine.expect(ids)
+            return int(self._engine.step(self._context, ids, top=1)[0].argmax())
+        best = -1
+        for logits in self._engine.process(self._context, token_ids, top=1):
+            best = int(logits[0].argmax())
+        return best
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters of the rows, and the sizes of plan and caches in bytes."""
+        plan, rows = self._model.plan, self._engine.rows
+        cache = getattr(rows, "cache", None)
+        filled, slot_nbytes = (0, 0) if cache is None else (cache.filled, cache.slot_nbytes)
+        return {
+            **vars(rows.counters()),
+            "planned": plan.total,
+            "slots": plan.slots,
+            "chunk_tokens": plan.chunk_tokens,
+            "filled_slots": filled,
+            "row_cache_nbytes": filled * slot_nbytes,
+            "kv_nbytes": self._context.backend.nbytes,
+        }
+
+    def about(self) -> dict[str, str]:
+        device, providers = self._model.plan.device, self._options.get("providers")
+        if device is None and providers is None:
+            return {}
+        from stem_edge.runtime.backends.onnxruntime.providers.about import about_accelerator
+
+        return about_accelerator(providers, self._options.get("provider_libraries"))
