@@ -10,17 +10,16 @@ import pytest
 
 import stem_edge
 from stem_edge.bundle.checksums import verify
+from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_table
 from stem_edge.export.checkpoints.lingua import read_checkpoint
-from stem_edge.measuring.planning.hit_rates import record_ids
-from stem_edge.measuring.planning.predict import warm_counts
 from stem_edge.numerics.matrix import ArrayMatrix
 from stem_edge.numerics.reference import forward
-from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.consistency import verify_runs
-from stem_edge.runtime.rows.warm import counts_file
+from stem_edge.runtime.rows.warm import counts_file, known_counts
 from stem_edge.system.user_folder import cache_folder
+from stem_edge.tables.store import open_table_store
 from stem_edge.tables.token_counts import read_counts
 
 # Tokens are bytes: 13 letters and the space, more of them than 5 % of 300.
@@ -85,12 +84,14 @@ def test_uses_are_kept_by_record_and_read_again(bundle: Path, tmp_path: Path) ->
         cache: Any = model.engine.rows.cache  # type: ignore[attr-defined]
         cache.counts[:] = 0
         model.logits(ids.tolist())
-    records = record_ids(opened, ids)
+    index = open_table_store(opened.file(TABLES)).index
+    assert index is not None
+    records = index[ids]
     assert records[0] != 48
     counts = read_counts(counts_file(cache_folder(tmp_path), opened), 300)
     assert counts is not None
     assert counts[records].tolist() == [2, 2, 1]
-    found = warm_counts(opened, LoadOptions(cache_dir=tmp_path))
+    found = known_counts(opened, index, tmp_path)
     assert found is not None and np.array_equal(found, counts)
     with stem_edge.load(bundle, slots=4, cache_dir=tmp_path) as model:
         model.logits([48, 97])

@@ -152,7 +152,7 @@ def by_llama(path: Path) -> Logits:
     model = llama_cpp.Llama(str(path), flash_attn=False, verbose=False, **size)
 
     def logits(ids: list[int]) -> F32:
-        model.reset()
+        model.reset()  # type: ignore[no-untyped-call]
         model.eval(ids)
         return np.array(model.scores[: len(ids)], np.float32)
 

@@ -1,8 +1,8 @@
-"""Print, and plot, the hit rate of caches on a stream of token ids, by number of slots.
+"""Print the hit rate of caches on a stream of token ids, by number of slots.
 
     python tools/experiments/simulate_cache.py IDS.int32 [--slots 512 1024 2048]
     python tools/experiments/simulate_cache.py IDS.int32 --warm OTHER.int32 --window 2000
-    python tools/experiments/simulate_cache.py TEXT --tokenizer tokenizer.json --ngrams 1 2 3 --plot hits.png
+    python tools/experiments/simulate_cache.py TEXT --tokenizer tokenizer.json --ngrams 1 2 3
 
 IDS is a file of little-endian int32 token ids of real text; with --tokenizer, a UTF-8 text. A slot holds
 one record, that of the last 1, 2 or 3 ids (--ngrams); the caches see one a step, as in decoding:
@@ -26,17 +26,16 @@ from pathlib import Path
 
 import numpy as np
 
-from stem_edge.drawing import LETTERS, check_plot, draw, new_figure, plain, save
-from stem_edge.measuring.planning.hit_rates import simulate
 from stem_edge.numerics.quantize import I64
-from stem_edge.tables.token_counts import count_tokens
+from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.tables.rows import make_layout
+from stem_edge.tables.token_counts import Counts, count_tokens
 
 SLOTS = (512, 1024, 1282, 2048, 4096, 6413, 12_826)  # 1282 is one percent of Llama 3's ids
 
 NAMES = {1: "token ids", 2: "bigrams", 3: "trigrams"}
-# Of Okabe and Ito, which can also be told apart in grey, and by the colour-blind.
-COLOURS = {"aged LFU": "#009E73", "LRU": "#56B4E9", "pages": "#D55E00", "best": "#000000"}
-Rates = dict[str, list[float]]  # by cache, one for each number of slots
+CACHES = ("aged LFU", "LRU", "pages", "best")
 
 
 def numbered(ids: I64, order: int) -> I64:
@@ -88,8 +87,25 @@ def read_ids(path: Path, tokenizer: Path | None) -> I64:
     return np.array(encoded.ids, np.int64)
 
 
-def rates(args: argparse.Namespace, order: int) -> Rates:
-    """Print the hit rates of records of so many ids, and return them."""
+def aged(ids: I64, records: int, slots: int, counts: Counts | None) -> float:
+    """Hit rate of the runtime's row cache, filled by counts first, as a warm start does."""
+    # The smallest possible rows, because only which of them are kept matters.
+    layout, slots = make_layout(records, (0,), ((16,),), "int8", 16), min(slots, records)
+    cache, read = (
+        RowCache(ArraySlots(layout, slots)),
+        np.zeros((slots, layout.record_nbytes), np.uint8),
+    )
+    if counts is not None and len(first := np.sort(cache.expect_counts(counts))):
+        cache.install(first, read[: len(first)], first)
+    for step in ids.reshape(-1, 1):
+        cache.use(step)
+        if len(missing := cache.missing(step)):
+            cache.install(missing, read[: len(missing)], step)
+    return cache.hits / len(ids)
+
+
+def print_rates(args: argparse.Namespace, order: int) -> None:
+    """Print the hit rates of records of so many ids."""
     ids = read_ids(args.ids, args.tokenizer)[: args.first]
     warm = read_ids(args.warm, args.tokenizer) if args.warm else np.zeros(0, np.int64)
     if order > 1:
@@ -104,12 +120,11 @@ def rates(args: argparse.Namespace, order: int) -> Rates:
         cut = [ids[at : at + args.window] for at in starts]
         title = f"{len(cut)} conversations of {args.window} ids, mean; {NAMES[order]}"
     pages = args.rows_per_page if order > 1 else 1  # a token's record fills pages of its own
-    found = dict[str, list[float]]()
-    print(f"{title}\n{'slots':>8}" + "".join(f"{name:>10}" for name in COLOURS))
+    print(f"{title}\n{'slots':>8}" + "".join(f"{name:>10}" for name in CACHES))
     for slots in args.slots:
         each = [
             (
-                simulate(window, vocab_size, slots, counts)[0],
+                aged(window, vocab_size, slots, counts),
                 least_recent(window, slots),
                 least_recent(window, max(1, slots // pages)),
                 best(window, slots),
@@ -117,29 +132,7 @@ def rates(args: argparse.Namespace, order: int) -> Rates:
             for window in cut
         ]
         means = np.mean(each, axis=0).tolist()
-        for name, rate in zip(COLOURS, means, strict=True):
-            found.setdefault(name, []).append(rate)
         print(f"{slots:>8}" + "".join(f"{rate:>10.3f}" for rate in means), flush=True)
-    return found
-
-
-def plot(slots: list[int], curves: dict[int, Rates], path: Path) -> None:
-    """Draw a panel for each kind of record, and a line in it for each cache."""
-    figure = new_figure(2.6)
-    panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
-    for axes, (order, found) in zip(panels, curves.items(), strict=True):
-        for name, shares in found.items():
-            style = "--" if name == "best" else "-"
-            percent = [100 * share for share in shares]
-            axes.semilogx(
-                slots, percent, style, color=COLOURS[name], marker="o", markersize=3, label=name
-            )
-        axes.set_title(NAMES[order], loc="left", fontsize=LETTERS)
-        axes.set(xlabel="slots", ylim=(0, 102))
-        plain(axes)
-    panels[0].set_ylabel("hit rate, %", fontsize=LETTERS)
-    panels[-1].legend(fontsize=LETTERS, frameon=False)
-    save(figure, path)
 
 
 def main() -> None:
@@ -156,13 +149,9 @@ def main() -> None:
     add("--warm", type=Path, metavar="IDS", help="text whose counts fill the cache")
     add("--ngrams", type=int, nargs="+", default=[1], choices=NAMES, help="of so many ids (1)")
     add("--rows-per-page", type=int, default=12, help="of n-grams (12, of 320 bytes)")
-    add("--plot", type=Path, metavar="FILE", help="draw into this .png, .pdf or .svg, too")
     args = parser.parse_args()
-    if args.plot:
-        check_plot(args.plot)
-    curves = {order: rates(args, order) for order in args.ngrams}
-    if args.plot:
-        draw(args.plot, lambda path: plot(args.slots, curves, path))
+    for order in args.ngrams:
+        print_rates(args, order)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from stem_edge.commands.options.described import values_of
 from stem_edge.commands.options.loading import add_loading, loading_options
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bundle = "folder that stem-edge export wrote, or hf:org/name"
     parser.add_argument("bundle", nargs="?", metavar="BUNDLE", help=bundle)
     group = parser.add_argument_group("what is run")
-    many = {"nargs": "+", "action": "extend", "default": []}
+    many: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
     cases = "also run it with other options, written like engine=ggml,slots=1000 or resident"
     group.add_argument("--cases", metavar="OPTION=VALUE,...", help=cases, **many)
     against = "also run these bundles, and by llama.cpp these files (,lazy ,no-lazy ,no-repack)"

@@ -1,43 +1,92 @@
-"""Plans of a bundle for a device, without running it: bits, context, slots, expected figures.
+"""Plans of a bundle for a device, without running it: what fits, and an upper bound of its speed.
 
 The memory that is allowed is for everything that must stay there for fast decoding: anonymous memory,
-and the mapped weights that every token reads. What is left goes to the row cache.
+and the mapped weights that every token reads. What is left of it is planned as stem_edge.load plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from stem_edge.bundle.footprint import Footprint, footprint_of
-from stem_edge.bundle.manifest import TOKEN_COUNTS
+from stem_edge.bundle.manifest import TABLES, TOKEN_COUNTS
 from stem_edge.bundle.opening import Bundle, open_bundle
+from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError, MemoryPlanError
 from stem_edge.graph.kv import KvChoice
 from stem_edge.measuring.memory.device_profiles import find_device
-from stem_edge.measuring.planning.bandwidth import bandwidth_of
+from stem_edge.measuring.planning.bandwidth import Bandwidth, bandwidth_of
 from stem_edge.measuring.planning.candidates import is_bundle, model_folder, of_checkpoint
-from stem_edge.measuring.planning.hit_rates import (
-    from_counts,
-    record_ids,
-    simulate,
-    token_index,
-    zipf_counts,
-)
-from stem_edge.measuring.planning.target import Fit, PlanTarget
-from stem_edge.measuring.workload import read_ids
 from stem_edge.runtime.backends.engines import ENGINES, choose_backbone
-from stem_edge.runtime.backends.options import SMALL_KV, check_sequences
-from stem_edge.runtime.backends.planner import USUAL_CONTEXT, contexts
-from stem_edge.runtime.rows.emulated_flash import PROFILES
+from stem_edge.runtime.backends.expected import NeedsAt
+from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
+from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions, check_sequences
+from stem_edge.runtime.backends.planner import USUAL_CONTEXT, choose_plan, contexts, plan_memory
+from stem_edge.runtime.load_plan import open_text
+from stem_edge.runtime.rows.emulated_flash import PROFILES, open_flash
 from stem_edge.runtime.rows.shards import FlashName
-from stem_edge.system.memory import available_memory, memory_limit, usable_cpus
-from stem_edge.tables.token_counts import counts_of_records, read_counts
-from stem_edge.units import parse_size
+from stem_edge.system.memory import available_memory, memory_limit, own_memory, usable_cpus
+from stem_edge.tables.shards import CRC_NBYTES
+from stem_edge.tables.store import open_table_store
+from stem_edge.tables.token_counts import Counts, counts_of_records, read_counts
+from stem_edge.units import format_size, parse_size
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Plan and expected figures of a model on a device. Sizes in bytes."""
+
+    needs: Needs
+    plan: MemoryPlan  # of anonymous memory, as load makes it
+    mapped: int  # weights that every token reads in place, in mapped files
+    hit_rate: float  # of the row cache
+    hit_source: str  # in words
+    bandwidth: Bandwidth
+    flash: FlashName | None  # None: records come out of the page cache
+
+    @property
+    def footprint(self) -> Footprint:
+        """Sizes of the bundle's parts."""
+        return self.needs.footprint
+
+    @property
+    def tables(self) -> str:
+        """Type of the rows; empty for a dense model."""
+        return self.footprint.table_format.kind if self.footprint.table_format else ""
+
+    @property
+    def memory(self) -> int:
+        """Anonymous memory at most, and those weights."""
+        return self.plan.total + self.mapped
+
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes that a decoded token reads from memory, in the middle of a text of usual length."""
+        position = min(self.plan.context_length, USUAL_CONTEXT) // 2
+        return self.footprint.step_nbytes + self.footprint.kv_read_nbytes(position)
+
+    @property
+    def stall(self) -> float:
+        """Seconds that a decoded token waits for rows from flash, on average."""
+        stored, model = self.footprint.table_format, self.footprint.model
+        if self.flash is None or stored is None:
+            return 0.0
+        profile, record = PROFILES[self.flash], stored.mean_record_nbytes + CRC_NBYTES
+        # Records are read while the layers before the first one with rows compute.
+        early = self.token_nbytes / self.bandwidth.rate * model.stem_layers[0] / model.n_layers
+        wait = max(0.0, profile.latency + record / profile.bandwidth - early)
+        return (1 - self.hit_rate) * model.lookups * wait
+
+    @property
+    def bound(self) -> float:
+        """Upper bound of tokens a second: a token reads its bytes at the bandwidth of memory."""
+        return 1 / (self.token_nbytes / self.bandwidth.rate + self.stall)
 
 
 def fit(
@@ -48,107 +97,162 @@ def fit(
     context_length: int | None = None,
     device: str | None = None,
     bandwidth: int | str | None = None,
-    text: str | Path | None = None,
     threads: int | None = None,
     engine: str = "auto",
     repack: bool = False,
     kv: KvChoice = "auto",
     sequences: int = 1,
-    tables: str | None = None,
 ) -> list[Fit]:
     """Return plans that fit, to run a bundle or to export a checkpoint, the recommended one first.
 
-    memory: what the program may take. Default: what is available on this machine.
-    context_length: default: chosen as stem_edge.load does, but shorter if few rows fit beside it.
-        Figures are expected for a text that fills it, up to 4096 tokens.
+    memory: what the program may take, mapped weights included. Default: what is available on this machine.
+    flash: kind of flash that holds the tables. Default: the device's, or the page cache.
+    context_length: as in stem_edge.load.
     device: name of a device (stem_edge.measuring.memory.device_profiles): its memory, flash and bandwidth.
     bandwidth: bytes a second that the processor reads from memory. Without device and bandwidth,
         that of this machine is measured, which takes a second.
-    text: a text, or token ids, like those that the model will see, for the hit rate.
-    engine, repack, kv, sequences, tables: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
+    engine, repack, kv, sequences: as in stem_edge.load; for a checkpoint, the engine "auto" is onnxruntime.
 
     Raises MemoryPlanError, which names the least that is needed, if nothing fits; InputError,
     BundleError, CheckpointError.
     """
+    options = LoadOptions(
+        threads=threads, context_length=context_length, engine=engine, kv=kv, repack=repack
+    )
+    check_sequences(sequences)
+    stated = None if device is None else find_device(device)
+    flash = flash or (stated.flash if stated else None)
+    if flash is not None:
+        open_flash(flash)  # raises InputError for an unknown name
+    if memory is not None:
+        allowed = parse_size(memory)
+    else:
+        allowed = available_memory() + own_memory() if stated is None else stated.memory
     root = model_folder(path)
-    bundle = open_bundle(root, tables) if is_bundle(root) else None
+    bundle = open_bundle(root) if is_bundle(root) else None
     if bundle is None:
         footprints = of_checkpoint(root, engine)
     else:
         footprints = [footprint_of(bundle.manifest, choose_backbone(bundle, engine))]
-    first = footprints[0].with_kv(kv)
-    check_sequences(sequences)
-    _check(first, flash, context_length, threads, repack=repack)
-    stated = None if device is None else find_device(device)
-    if memory is not None:
-        allowed = parse_size(memory)
-    else:
-        allowed = available_memory() if stated is None else stated.memory
-    flash = flash or (stated.flash if stated else None)
-    lengths = [context_length] if context_length else contexts(first.model.max_context)
-    hits, source = _hits(bundle, first, text)
-    limit = memory_limit() if stated is None else stated.memory
-    target = PlanTarget(
+    rates = bandwidth_of(stated, bandwidth, threads or usable_cpus())
+    hits, source = _hits(bundle, footprints[0])
+    ENGINES[footprints[0].engine].check_lacks({"repack": repack})
+    planner = _Fitting(
         root,
         bundle,
-        memory=allowed,
-        limit=limit,
-        contexts=lengths,
-        bandwidth=bandwidth_of(stated, bandwidth, threads or usable_cpus()),
-        hits=hits,
-        hit_source=source,
-        flash=flash,
-        repack=repack,
-        sequences=sequences,
+        allowed,
+        memory_limit() if stated is None else stated.memory,
+        _lengths(footprints[0], context_length),
+        sequences,
+        repack,
     )
-    if kv != "auto" or first.caches.obstacle(SMALL_KV):
-        return target.fits([footprint.with_kv(kv) for footprint in footprints])
+
+    # As load does, because the memory of the tokenizer counts.
+    text = None if bundle is None else open_text(bundle, replace(options, memory=allowed))
+
+    def found(kv: KvChoice) -> list[Fit]:
+        later = 0 if text is None else text.nbytes_to_come
+        plans = planner.plans([footprint.with_kv(kv) for footprint in footprints], later)
+        return [
+            Fit(needs, plan, mapped, hits(plan.slots), source, rates, flash)
+            for needs, plan, mapped in plans
+        ]
+
+    if kv != "auto" or footprints[0].caches.obstacle(SMALL_KV):
+        return found(kv)
     with suppress(MemoryPlanError):
-        found = target.fits(footprints)
-        if found[0].plan.context_length >= min(USUAL_CONTEXT, lengths[0]):
-            return found
-    return target.fits([footprint.with_kv(SMALL_KV) for footprint in footprints])
+        usual = found(kv)
+        if usual[0].plan.context_length >= min(USUAL_CONTEXT, planner.contexts[0]):
+            return usual
+    return found(SMALL_KV)
 
 
-def _check(
-    footprint: Footprint,
-    flash: FlashName | None,
-    context_length: int | None,
-    threads: int | None,
-    *,
-    repack: bool,
-) -> None:
-    """Raise InputError for arguments out of range."""
-    most = footprint.model.max_context
-    if threads is not None and threads < 1:
-        raise InputError(f"threads is {threads}; expected at least 1")
-    if flash is not None and flash not in PROFILES:
-        raise InputError(f"flash is {flash!r}; expected one of {', '.join(PROFILES)}")
-    if context_length is not None and not 1 <= context_length <= most:
-        raise InputError(f"context_length is {context_length}; this model takes 1 to {most}")
-    ENGINES[footprint.engine].check_lacks({"repack": repack})
+@dataclass(frozen=True)
+class _Fitting:
+    """Machine and use that plans are made for."""
+
+    path: Path
+    bundle: Bundle | None
+    memory: int
+    limit: int  # bytes that the device has, of which `memory` may be a part
+    contexts: list[int]
+    sequences: int
+    repack: bool
+
+    def plans(
+        self, footprints: Sequence[Footprint], later: int
+    ) -> list[tuple[Needs, MemoryPlan, int]]:
+        """Plan for each possible bundle that fits. Raises the last error if no bundle fits.
+
+        later: bytes that this process will take beside the model.
+        """
+        found, refused = list[tuple[Needs, MemoryPlan, int]](), list[MemoryPlanError]()
+        for footprint in footprints:
+            prefill = footprint.prefill_nbytes > 0 and not crowding(footprint, self.limit)
+            expected = ENGINES[footprint.engine].ways.expected
+            needs_at = expected.needs_at(
+                footprint, self.bundle, prefill=prefill, repack=self.repack
+            )
+            try:
+                plan, mapped = plan_within(
+                    self.path, needs_at, self.memory - later, self.contexts, self.sequences
+                )
+                found.append((needs_at(plan.context_length), plan, mapped))
+            except MemoryPlanError as error:
+                refused.append(error)
+        if not found:
+            raise refused[-1]  # the last, because it needs least
+        return found
 
 
-def _hits(
-    bundle: Bundle | None, footprint: Footprint, text: str | Path | None
-) -> tuple[Callable[[int], float], str]:
+def plan_within(
+    path: Path, needs_at: NeedsAt, memory: int, lengths: Sequence[int], sequences: int = 1
+) -> tuple[MemoryPlan, int]:
+    """Return the plan of a load, and the mapped weights that `memory` holds beside it.
+
+    Raises MemoryPlanError.
+    """
+    needs = needs_at(lengths[-1])
+    mapped = ENGINES[needs.footprint.engine].ways.expected.read_in_place(needs)
+    if mapped >= memory:
+        raise MemoryPlanError(
+            f"{path}: {format_size(memory)} are too little: every token reads {format_size(mapped)} of "
+            "weights, at least which must stay in memory; allow more, or export with fewer bits"
+        )
+    ask, process = Ask(memory - mapped, None, sequences), own_memory()
+
+    def plan_at(context: int) -> MemoryPlan:
+        return plan_memory(path, needs_at(context), ask, process, 0)
+
+    return choose_plan(lengths, plan_at, memory - mapped), mapped
+
+
+def _lengths(footprint: Footprint, context_length: int | None) -> list[int]:
+    longest = footprint.model.max_context
+    if context_length is None:
+        return contexts(longest)
+    if not 1 <= context_length <= longest:
+        raise InputError(f"context_length is {context_length}; this model takes 1 to {longest}")
+    return [context_length]
+
+
+def _hits(bundle: Bundle | None, footprint: Footprint) -> tuple[Callable[[int], float], str]:
     """Return slots -> hit rate, by the best that is known of texts to come, and its source."""
-    config, warm = footprint.model, None
+    config = footprint.model
     if footprint.tables is None:
         return lambda slots: 1.0, "a dense model reads no rows"
     if bundle is not None and not config.ngram_order and TOKEN_COUNTS in bundle.manifest.files:
         counted = read_counts(bundle.file(TOKEN_COUNTS), config.vocab_size)
         if counted is not None:
-            warm = counts_of_records(counted, token_index(bundle), config.records)
-    if text is not None:
-        if bundle is None:
-            raise InputError("a text needs a bundle's tokenizer; export the checkpoint first")
-        ids = record_ids(bundle, np.asarray(read_ids(Path(text), bundle), np.int64))
-        return (
-            lambda slots: simulate(ids, config.records, slots, warm)[0],
-            f"the row cache simulated on {text}",
-        )
-    if warm is not None:
-        return partial(from_counts, warm), "the bundle's token counts"
-    zipf = zipf_counts(config.records)
-    return partial(from_counts, zipf), "assumed: token frequencies by Zipf's law"
+            manifest = bundle.manifest
+            index = open_table_store(bundle.file(TABLES)).index if manifest.indexed else None
+            counts = counts_of_records(counted, index, config.records)
+            return partial(hit_rate, counts), "the bundle's token counts"
+    zipf = (1e6 / np.arange(1, config.records + 1)).astype(np.uint32)
+    return partial(hit_rate, zipf), "assumed: token frequencies by Zipf's law"
+
+
+def hit_rate(counts: Counts, slots: int) -> float:
+    """Return the hit rate if tokens come independently, as counted, and the best are in the slots."""
+    ordered = np.sort(counts)[::-1].astype(np.float64)
+    return float(ordered[:slots].sum() / max(1.0, ordered.sum()))

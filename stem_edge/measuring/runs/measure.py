@@ -23,7 +23,7 @@ from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.measuring.memory.device_profiles import find_device
 from stem_edge.measuring.memory.limits import Limit, ProcessLimits
 from stem_edge.measuring.planning.bandwidth import measured
-from stem_edge.measuring.planning.target import fit_on_device
+from stem_edge.measuring.planning.fit import plan_within
 from stem_edge.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.measuring.runs.workers import Subject, WorkerAnswer, WorkerProcess
@@ -107,9 +107,9 @@ def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | No
     if given.prefill_graph is None and crowding(footprint, stated.memory):
         chosen = replace(chosen, prefill_graph=False)  # as a load there would find
     if given.memory is None and given.slots is None:
-        needs = loaders(bundle, engine, chosen)[0].needs
-        context = chosen.contexts(bundle)[0]
-        chosen = replace(chosen, memory=fit_on_device(bundle, needs, stated.memory, context))
+        needs, lengths = loaders(bundle, engine, chosen)[0].needs, chosen.contexts(bundle)
+        _, mapped = plan_within(bundle.path, needs, stated.memory, lengths)
+        chosen = replace(chosen, memory=stated.memory - mapped)
     return chosen
 
 

@@ -17,7 +17,7 @@ from stem_edge.runtime.backends.engines import check_installed, choose_engine
 from stem_edge.runtime.backends.options import LoadOptions
 
 # Options of load that a dense model has no use for, and those that every subject has apart.
-OF_ROWS = ("memory", "tables_later", "slots", "resident", "emulate_flash")
+OF_ROWS = ("memory", "slots", "resident", "emulate_flash")
 APART = ("threads", "context_length")
 GGUF_SUFFIX = ".gguf"
 # Words that may follow a file of llama.cpp after commas, and the options of LlamaModel.

@@ -1,4 +1,4 @@
-"""Plans for devices: what fits, what does not, and what the command says."""
+"""`stem-edge fit`: what fits, what does not, and that a load decides alike."""
 
 from __future__ import annotations
 
@@ -16,179 +16,150 @@ from installed import DEMO
 
 import stem_edge
 from stem_edge.commands.main import main
-from stem_edge.commands.measuring import fit as fit_cli
+from stem_edge.commands.measuring.fit import report_table
 from stem_edge.errors import InputError, MemoryPlanError
-from stem_edge.graph.formats import BackboneFormat, WeightType
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.measuring.memory.device_profiles import DEVICES
-from stem_edge.measuring.planning.target import Fit, fit_on_device
-from stem_edge.runtime.backends.engines import loaders
+from stem_edge.measuring.planning.fit import Fit, fit, hit_rate
 from stem_edge.runtime.backends.onnxruntime.expected import CHOICES
-from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.system.memory import own_memory
 from stem_edge.units import parse_size
 
 Capture = pytest.CaptureFixture[str]
 
 
-def onnx_types(one: Fit) -> tuple[WeightType, int]:
-    """Weights and block size."""
-    assert isinstance(one.types, BackboneFormat)
-    return one.types.weights, one.types.block_size
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, whose memory counts."""
+    command = [sys.executable, "-m", "stem_edge", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_what_is_planned_can_be_loaded(tiny_bundle: Path) -> None:
-    for memory in ("60MB", "200MB"):
-        found = stem_edge.fit(tiny_bundle, memory, bandwidth="10GB")[0]
-        assert found.memory <= 200_000_000
-        assert found.prediction.anonymous <= found.load_memory
-        with stem_edge.load(tiny_bundle, context_length=found.plan.context_length) as model:
-            assert model.plan.slots == found.plan.slots or found.plan.slots <= model.plan.slots
+def planned(more: int, **options: Any) -> Fit:
+    """Plan for the demo in so many bytes beside this process."""
+    given: dict[str, Any] = {"bandwidth": "10GB", "context_length": 64} | options
+    return fit(DEMO, own_memory() + more, **given)[0]
 
 
-def test_several_sequences_are_planned_and_can_be_loaded() -> None:
-    one, four = (
-        stem_edge.fit(DEMO, "100MB", bandwidth="10GB", context_length=64, sequences=count)[0]
-        for count in (1, 4)
-    )
-    assert four.plan.kv_cache == four.prediction.kv_cache == 4 * one.prediction.kv_cache
-    report = fit_cli.report_table([four], str(DEMO), bundle=True)
-    assert "for 4 x 64 tokens" in report and report.endswith("--context-length 64 --sequences 4")
-    with pytest.raises(InputError, match="sequences is 0; expected 1 to 128"):
-        stem_edge.fit(DEMO, "100MB", bandwidth="10GB", sequences=0)
+def test_a_load_decides_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("measuring.planning.fit", "runtime.load_plan"):
+        monkeypatch.setattr(f"stem_edge.{module}.own_memory", lambda: 30_000_000)
+    for memory in (50_000_000, 52_000_000, 90_000_000):
+        found = fit(DEMO, memory, bandwidth="10GB")[0]
+        assert stem_edge.memory_plan(DEMO, memory) == found.plan
+        assert found.memory == found.plan.total + found.mapped <= memory
 
 
-def least_memory() -> int:
-    """Memory that the demo needs at least with 64 tokens of context, plus a rounding margin."""
-    with pytest.raises(MemoryPlanError) as caught:
-        stem_edge.fit(DEMO, "1MB", bandwidth="10GB", context_length=64)
-    match = re.search(r"at least ([\d.]+ MB) must", str(caught.value))
-    assert match
-    return parse_size(match[1]) + 100_000
-
-
-def test_the_command_that_it_prints_runs_with_the_least_memory() -> None:
-    found = stem_edge.fit(DEMO, least_memory(), bandwidth="10GB", context_length=64)
-    command = fit_cli.report_table(found, str(DEMO), bundle=True).splitlines()[-1].split()
-    run = [sys.executable, "-m", "stem_edge", *command[1:], "-p", "The", "-n", "1"]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
+def test_the_first_line_says_if_it_fits_and_the_least_that_is_named_suffices() -> None:
+    small = ["fit", str(DEMO), "--bandwidth", "10GB", "--context-length", "64", "--memory"]
+    refused = run(*small, "20MB")
+    assert refused.returncode == 1 and refused.stdout.splitlines()[0] == "does not fit"
+    least = re.search(r"at least ([\d.]+ MB)", " ".join(refused.stdout.split()))
+    assert least
+    enough = f"{parse_size(least[1]) + 1_500_000}"
+    accepted = run(*small, enough)
+    assert accepted.returncode == 0, accepted.stdout
+    lines = accepted.stdout.splitlines()
+    assert lines[0].startswith("fits: ")
+    words = lines[-1].split()
+    assert words[:2] == ["stem-edge", "generate"]
+    done = run(*words[1:], "-p", "The", "-n", "1")
     assert done.returncode == 0, done.stderr
 
 
 def test_more_memory_gives_more_slots_and_hits() -> None:
-    least = least_memory()
-    plans = [
-        stem_edge.fit(DEMO, least + more, bandwidth="10GB", context_length=64)[0]
-        for more in (0, 10_000_000)
+    plans = [planned(more) for more in (18_500_000, 60_000_000)]
+    few, all_of_them = (one.plan.slots for one in plans)
+    assert few < all_of_them == 1756
+    assert 0 < plans[0].hit_rate < plans[1].hit_rate == 1
+
+
+def test_several_sequences_are_planned() -> None:
+    one, four = (planned(60_000_000, sequences=count) for count in (1, 4))
+    assert four.plan.kv_cache == 4 * one.plan.kv_cache
+    assert report_table([four], "model", bundle=True).endswith("--sequences 4")
+
+
+@pytest.mark.parametrize(("slots", "share"), [(0, 0), (1, 0.5), (2, 0.75), (3, 1), (9, 1)], ids=str)
+def test_hit_rates_are_those_of_the_best_records(slots: int, share: float) -> None:
+    assert hit_rate(np.array([2, 5, 0, 3], np.uint32), slots) == pytest.approx(share, abs=0.06)
+
+
+def test_the_bound_is_bandwidth_over_bytes_and_slow_flash_costs_time() -> None:
+    few = 18_500_000  # so that some rows are not in memory
+    fast, slow = (planned(few, flash=flash) for flash in ("nvme", "sdcard"))
+    assert fast.stall < slow.stall and fast.bound > slow.bound
+    cached = planned(few)
+    assert cached.stall == 0
+    assert cached.bound == pytest.approx(10e9 / cached.token_nbytes)
+    assert cached.token_nbytes > cached.footprint.step_nbytes
+
+
+def test_a_checkpoint_gets_types_to_export_it_with(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    found = fit(tiny_checkpoint, device="pi5")
+    made = [one.footprint.backbone for one in found]
+    types = [
+        (each.weights, each.block_size, one.tables)
+        for each, one in zip(made, found, strict=True)
+        if isinstance(each, BackboneFormat)
     ]
-    slots = [one.plan.slots for one in plans]
-    hits = [one.prediction.hit_rate for one in plans]
-    assert slots == sorted(slots) and slots[0] < slots[-1] == 1756
-    assert hits == sorted(hits) and 0 < hits[0] < hits[-1] == 1
-
-
-def test_too_little_memory_names_the_least_which_then_fits(tiny_bundle: Path) -> None:
-    with pytest.raises(MemoryPlanError, match=r"1 MB of memory are too little.*at least [\d.]+ MB"):
-        stem_edge.fit(tiny_bundle, "1MB", bandwidth="10GB")
-
-
-def test_a_text_decides_the_hit_rate(tiny_bundle: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "same.npy", np.full(1000, 7))
-    same = stem_edge.fit(tiny_bundle, "60MB", bandwidth="1GB", text=tmp_path / "same.npy")[0]
-    assert same.prediction.hit_rate == 0.999
-    assert "simulated" in same.hit_source
-    assumed = stem_edge.fit(tiny_bundle, "60MB", bandwidth="1GB")[0]
-    assert "Zipf" in assumed.hit_source
-
-
-def test_a_checkpoint_gets_types_to_export_it_with(tiny_checkpoint: Path, capsys: Capture) -> None:
-    found = stem_edge.fit(tiny_checkpoint, device="pi5")
-    choices = [(format.weights, format.block_size, rows) for format, rows in CHOICES]
-    assert [(*onnx_types(one), one.tables) for one in found] == choices
+    assert types == [(format.weights, format.block_size, rows) for format, rows in CHOICES]
     sizes = [one.footprint.flash_nbytes for one in found]
     assert sizes[0] == max(sizes) and sizes[-1] == min(sizes)
     assert main(["fit", str(tiny_checkpoint), "--device", "pi5"]) == 0
     said = capsys.readouterr().out
     assert f"stem-edge export {tiny_checkpoint} OUT --quality near-lossless" in said
     assert "also fit:" in said and "stated for pi5" in said
-
-
-def test_the_predicted_size_is_that_of_the_export(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    planned = stem_edge.fit(tiny_checkpoint, device="pi5")[2]
-    stem_edge.export_bundle(
-        tiny_checkpoint,
-        tmp_path / "bundle",
-        size=planned.footprint.backbone_nbytes,
-        tables="int8",
-        prefill_graph=True,
-    )
-    made = stem_edge.fit(tmp_path / "bundle", device="pi5")[0]
-    assert made.footprint.flash_nbytes == pytest.approx(planned.footprint.flash_nbytes, rel=0.1)
-
-
-def test_slow_flash_costs_time() -> None:
-    speeds = [
-        stem_edge.fit(DEMO, least_memory(), bandwidth="10GB", flash=flash, context_length=64)[
-            0
-        ].prediction
-        for flash in ("nvme", "sdcard")
-    ]
-    assert speeds[0].stall_per_token < speeds[1].stall_per_token
-    assert speeds[0].decode_tokens_per_second > speeds[1].decode_tokens_per_second
+    out = tmp_path / "bundle"
+    options: dict[str, Any] = {"size": found[2].footprint.backbone_nbytes, "tables": "int8"}
+    stem_edge.export_bundle(tiny_checkpoint, out, prefill_graph=True, **options)
+    exported = fit(out, device="pi5")[0]
+    expected = found[2].footprint.flash_nbytes
+    assert exported.footprint.flash_nbytes == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"device": "toaster"}, "device 'toaster' is not known; expected one of phone-4gb"),
-        ({"flash": "tape"}, "flash is 'tape'; expected one of nvme"),
+        ({"flash": "tape"}, "'tape'; expected one of nvme"),
         ({"context_length": 100_000}, "context_length is 100000; this model takes 1 to 256"),
         ({"memory": "much"}, "not understood"),
-        ({"memory": "1GB", "text": "no/such.txt"}, "no/such.txt: cannot read"),
+        ({"sequences": 0}, "sequences is 0; expected 1 to 128"),
+        ({"threads": 0}, "threads is 0"),
     ],
+    ids=str,
 )
-def test_bad_input(options: dict[str, str], message: str) -> None:
+def test_bad_input(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        stem_edge.fit(DEMO, bandwidth="10GB", **options)  # type: ignore[arg-type]
+        fit(DEMO, bandwidth="10GB", **options)
 
 
-def test_a_text_needs_a_tokenizer(tiny_checkpoint: Path) -> None:
-    with pytest.raises(InputError, match="export the checkpoint first"):
-        stem_edge.fit(tiny_checkpoint, device="pi5", text="book.txt")
+def test_weights_that_exceed_the_memory(tiny_gguf: Path) -> None:
+    with pytest.raises(MemoryPlanError, match=r"1 kB are too little: every token reads .* weights"):
+        fit(tiny_gguf, "1kB", bandwidth="10GB")
 
 
 def test_prompts_take_the_matrices_that_decode_where_both_sets_do_not_fit(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rule is that of a load: with a device its memory counts, otherwise this machine's."""
-    options: dict[str, Any] = {"memory": "1GB", "bandwidth": "10GB"}
-    (first, *_) = stem_edge.fit(tiny_checkpoint, **options)
+    options: dict[str, Any] = {"memory": "2GB", "bandwidth": "10GB"}
+    (first, *_) = fit(tiny_checkpoint, **options)
     both = first.footprint.step_nbytes + first.footprint.prefill_nbytes
     for size in (both, both - 1):
-        device = replace(DEVICES["pi4"], memory=size)
-        monkeypatch.setitem(DEVICES, "pi4", device)
-        (there, *_) = stem_edge.fit(tiny_checkpoint, device="pi4", **options)
-        monkeypatch.setattr("stem_edge.measuring.planning.fit.memory_limit", lambda size=size: size)
-        (here, *_) = stem_edge.fit(tiny_checkpoint, **options)
-        assert there.needs.prefill == here.needs.prefill == (size == both)
-        said = fit_cli.report_table([there], "model", bundle=True)
+        monkeypatch.setitem(DEVICES, "pi4", replace(DEVICES["pi4"], memory=size))
+        (there, *_) = fit(tiny_checkpoint, device="pi4", **options)
+        assert there.needs.prefill == (size == both)
+        said = report_table([there], "model", bundle=True)
         assert ("--no-prefill-graph" in said) == (size < both)
 
 
 def test_the_command(capsys: Capture) -> None:
-    assert main(["fit", str(DEMO), "--device", "phone-4gb"]) == 0
-    said = capsys.readouterr().out
-    assert "run it with:" in said and "--context-length 256" in said
-    assert max(map(len, said.splitlines())) <= 100
     assert main(["fit", str(DEMO), "--device", "phone-4gb", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)[0]
-    assert figures["slots"] == 1756 and figures["flash"] == "ufs2"
-    assert main(["fit", str(DEMO), "--memory", "1MB", "--bandwidth", "1GB"]) == 1
-    assert "too little" in capsys.readouterr().err
-
-
-def test_memory_on_a_device_leaves_room_for_mapped_weights(tiny_bundle: Path) -> None:
-    bundle = stem_edge.open_bundle(tiny_bundle)
-    (loader,) = loaders(bundle, "onnxruntime", LoadOptions())
-    fitting = fit_on_device(bundle, loader.needs, 1_000_000_000, 64)
-    assert 30_000_000 < fitting < 1_000_000_000
-    with pytest.raises(MemoryPlanError, match="take a larger device"):
-        fit_on_device(bundle, loader.needs, 1_000_000, 64)
+    (figures,) = json.loads(capsys.readouterr().out)
+    assert figures["plan"]["slots"] == 1756 and figures["flash"] == "ufs2"
+    assert figures["bound_tokens_per_second"] > 0
+    assert main(["fit", str(DEMO), "--memory", "1MB", "--bandwidth", "1GB", "--json"]) == 1
+    assert "is too small" in capsys.readouterr().err
