@@ -54,19 +54,8 @@ FORMS = {
     + "<|tool_call>call:{{ c.name }}{ {{- pairs(c.arguments) -}} }<tool_call|>",
     "functiongemma": VALUE.replace("Q", "<escape>")
     + "<start_function_call>call:{{ c.name }}{ {{- pairs(c.arguments) -}} }<end_function_call>",
-    "qwen3-coder": "{{ '\\n<tool_call>\\n<function=' + c.name + '>\\n' }}"
-    "{% for k, v in c.arguments|items %}{{ '<parameter=' + k + '>\\n' }}"
-    "{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}"
-    "{{ '\\n</parameter>\\n' }}{% endfor %}{{ '</function>\\n</tool_call>' }}",
     "hermes": """{{- '\\n<tool_call>\\n{"name": "' + c.name + '", "arguments": ' }}"""
     """{{- c.arguments | tojson }}{{- '}\\n</tool_call>' }}""",
-    "lfm2": "{{ '<|tool_call_start|>[' if loop.first else ', ' }}{{ c.name }}("
-    "{% for k, v in c.arguments|items %}{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}"
-    "{% endfor %}){{ ']<|tool_call_end|>' if loop.last }}",
-    "pythonic": "{# [func_name1(params_name1=params_value1...), func_name2(params)] #}"
-    "{{ '[' if loop.first else ', ' }}{{ c.name }}("
-    "{% for k, v in c.arguments|items %}{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}"
-    "{% endfor %}){{ ']' if loop.last }}",
     "llama3": """{{ '; ' if not loop.first }}{{- '{"name": "' + c.name + '", ' }}"""
     """{{- '"parameters": ' }}{{- c.arguments | tojson }}}{# <|start_header_id|> #}""",
 }

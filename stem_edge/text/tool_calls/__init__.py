@@ -15,7 +15,7 @@ How a server uses it, with a Model and messages and tools in OpenAI's form:
 `finish_reason` is "tool_calls" if a CallEnd came. With tool_choice "none" give no tools at all.
 "strict" of a tool is read and not enforced, unless the call is required.
 
-families.py has the families, family.py what one is; forms.py, json_form.py and tags_form.py read calls, values.py their
-arguments; lark.py and each form make grammars; arriving.py lets all of them read text that is not
-all there yet.
+families.py has the families, family.py what one is; forms.py and json_form.py read calls, values.py
+their arguments; lark.py and each form make grammars; arriving.py lets all of them read text that is
+not all there yet.
 """

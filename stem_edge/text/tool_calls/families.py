@@ -7,9 +7,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from stem_edge.text.tool_calls.family import Family
-from stem_edge.text.tool_calls.forms import BracesForm, PythonForm
+from stem_edge.text.tool_calls.forms import BracesForm
 from stem_edge.text.tool_calls.json_form import JsonForm
-from stem_edge.text.tool_calls.tags_form import TagsForm
 
 FAMILIES = (
     Family(
@@ -29,37 +28,12 @@ FAMILIES = (
         between="",
     ),
     Family(
-        "qwen3-coder",
-        ("<tool_call>", "<function=", "<parameter="),
-        TagsForm(),
-        begin="<tool_call>",
-        end="</tool_call>",
-        inside="\n",
-    ),
-    Family(
         "hermes",
         (r"(?s)\A(?!.*<tool_calls>)", "<tool_call>", r'"arguments\\*":'),  # no lists of calls
         JsonForm("arguments"),
         begin="<tool_call>",
         end="</tool_call>",
         inside="\n",
-    ),
-    Family(
-        "lfm2",
-        (r"<\|tool_call_start\|>",),
-        PythonForm(),
-        begin="<|tool_call_start|>",
-        end="<|tool_call_end|>",
-        listed=True,
-    ),
-    Family(
-        "pythonic",
-        (r"\[func_name1\(params_name1=params_value1",),
-        PythonForm(),
-        begin="<|python_start|>",
-        end="<|python_end|>",
-        bare="[",
-        listed=True,
     ),
     Family(
         "llama3",

@@ -22,8 +22,7 @@ class Family:
     """How calls are written.
 
     signs: patterns that are all in the source of a chat template of the family. begin, end: markers
-    around a call, or around a list of them (listed); the end may be missing. inside: white space
-    between a marker and a call. between: what separates calls. bare: how an answer begins that is a
+    around a call; the end may be missing. inside: white space between a marker and a call. between: what separates calls. bare: how an answer begins that is a
     call without markers, if there are such. special: markers that are special tokens, whose names
     answers must keep.
     """
@@ -36,14 +35,12 @@ class Family:
     inside: str = ""
     between: str = "\n"
     bare: str = ""
-    listed: bool = False
     special: tuple[str, ...] = ()
 
     def parser(self, tools: Tools | None = None) -> CallParser:
         """Return a parser for an answer.
 
-        tools: those that were offered, as checked_tools returns them: calls of others are content,
-        and their schemas tell texts from numbers where the family does not write which is which.
+        tools: those that were offered, as checked_tools returns them: calls of others are content.
         """
         return CallParser(self, tools)
 
@@ -92,9 +89,6 @@ class Family:
         # Markers that an answer does without are left out, because models then often do, too.
         begin = "" if self.bare else f"{rules.mark(self.begin)} {rules.mark(self.inside)}"
         end = "" if self.bare else f"{rules.mark(self.inside)} {rules.mark(self.end)}"
-        if self.listed:
-            more = f'(", " {call})*' if parallel else ""
-            return f'{begin} "[" {call} {more} "]" {end}'
         one = rules.add(f"{begin} {call} {end}".strip())
         return f"{one} ({rules.mark(self.between)} {one})*" if parallel else one
 
@@ -123,10 +117,9 @@ class CallParser:
         tools: Sequence[Mapping[str, Any]] | None,
         new_id: Callable[[], str] = random_id,
     ) -> None:
-        functions = [tool["function"] for tool in tools or ()]
-        named = {each["name"]: each.get("parameters") or {} for each in functions}
+        names = None if tools is None else {tool["function"]["name"] for tool in tools}
         self._family, self._text = family, ArrivingText()
-        self._pieces = Pieces(self._text, None if tools is None else named, new_id)
+        self._pieces = Pieces(self._text, names, new_id)
         self._reading = self._read()
 
     def push(self, text: str) -> list[Piece]:
@@ -173,10 +166,7 @@ class CallParser:
         text, form = self._text, self._family.form
         try:
             yield from text.space()
-            if self._family.listed:
-                yield from self._read_list()
-            else:
-                yield from form.read(text, self._pieces)
+            yield from form.read(text, self._pieces)
         except NoCallError:
             self._pieces.content()
             return False
@@ -185,14 +175,3 @@ class CallParser:
         if self._family.end and (yield from text.skip(self._family.end)):
             text.release()
         return True
-
-    def _read_list(self) -> Reading[None]:
-        text = self._text
-        yield from text.expect("[")
-        while True:
-            yield from text.space()
-            yield from self._family.form.read(text, self._pieces)
-            yield from text.space()
-            if not (yield from text.skip(",")):
-                yield from text.expect("]")
-                return

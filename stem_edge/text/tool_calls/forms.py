@@ -1,6 +1,6 @@
 """Forms of a call: how a function's name and its arguments are written between markers.
 
-Those with a syntax of their own for all arguments; json_form.py and tags_form.py have the others.
+json_form.py has the form in JSON; here is the one of Gemma.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Protocol
 from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError, Reading
 from stem_edge.text.tool_calls.lark import RuleNames, Schema, Values, literal
 from stem_edge.text.tool_calls.pieces import Pieces
-from stem_edge.text.tool_calls.values import PYTHON, Syntax, read_members
+from stem_edge.text.tool_calls.values import Syntax, read_members
 
 IN_NAMES = frozenset(string.ascii_letters + string.digits + "_-.")
-IN_CALLS = Syntax(quotes=PYTHON.quotes, bare_keys=True)
 
 
 class CallForm(Protocol):
@@ -29,25 +28,6 @@ class CallForm(Protocol):
 
 
 @dataclass(frozen=True)
-class PythonForm:
-    """A call of a Python function with arguments by name."""
-
-    def read(self, text: ArrivingText, pieces: Pieces) -> Reading[None]:
-        """Take a call; see Form."""
-        name = yield from text.while_in(IN_NAMES)
-        if (yield from text.peek()) != "(":
-            raise NoCallError
-        pieces.begin(name)
-        yield from read_members(text, pieces.arguments, IN_CALLS, ("(", "=", ")"))
-        pieces.end()
-
-    def call(self, rules: RuleNames, name: str, schema: Schema) -> str:
-        """Return a rule; see Form."""
-        members = Values(rules, PYTHON, schema, spaced=True).members(schema, "=")
-        return rules.add(f'{literal(name + "(")} {members} ")"')
-
-
-@dataclass(frozen=True)
 class BracesForm:
     """`call:name{key:value}` with a marker around texts instead of quotes, as Gemma writes it."""
 
@@ -55,7 +35,7 @@ class BracesForm:
 
     @property
     def _syntax(self) -> Syntax:
-        return Syntax(raw_quote=self.quote, bare_keys=True)
+        return Syntax(self.quote)
 
     def read(self, text: ArrivingText, pieces: Pieces) -> Reading[None]:
         """Take a call; see Form."""
@@ -69,5 +49,5 @@ class BracesForm:
 
     def call(self, rules: RuleNames, name: str, schema: Schema) -> str:
         """Return a rule; see Form."""
-        members = Values(rules, self._syntax, schema, spaced=False).members(schema, ":")
+        members = Values(rules, self.quote, schema).members(schema)
         return rules.add(f'{literal(f"call:{name}{{")} {members} "}}"')

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from stem_edge.errors import InputError
-from stem_edge.text.tool_calls.values import AFTER_KEYS, Syntax
+from stem_edge.text.tool_calls.values import AFTER_KEYS
 
 Schema = Mapping[str, Any]
 MAX_CHARS = 1 << 20  # of all rules: what a schema defines may be repeated for each argument
@@ -23,7 +23,6 @@ OPTIONS |= {"coerce_one_of": True}
 SPECIAL = re.compile(r"<[^<>\s]+>")  # names of tokens that can stand in a grammar
 INTEGER = "/-?(0|[1-9][0-9]*)/"
 NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
-QUOTED = r'/"([^"\\\x00-\x1F\x7F]|\\["\\nrt])*"/'
 KEY = "/[a-zA-Z_][a-zA-Z0-9_]*/"
 
 
@@ -100,11 +99,13 @@ class RuleNames:
 
 
 class Values:
-    """Rules for values in the syntax of a family, by a schema and those that it refers to."""
+    """Rules for values as Gemma writes them, by a schema and those that it refers to.
 
-    def __init__(self, rules: RuleNames, syntax: Syntax, root: Schema, *, spaced: bool) -> None:
-        self._rules, self._syntax, self._root = rules, syntax, root
-        self._space = " " if spaced else ""
+    quote: the marker around texts.
+    """
+
+    def __init__(self, rules: RuleNames, quote: str, root: Schema) -> None:
+        self._rules, self._quote, self._root = rules, quote, root
         self._known = dict[str, str]()  # names of rules by reference, "" for any value
         self._made = dict[int, str]()  # names of rules by the id of a part of the root
 
@@ -130,28 +131,22 @@ class Values:
             return self._rules.add(" | ".join(self._of_type(kind, schema) for kind in each))
         return self._of_type(str(kinds or ("object" if "properties" in schema else "")), schema)
 
-    def members(self, schema: Schema, between: str) -> str:
+    def members(self, schema: Schema) -> str:
         """Return the name of a rule for the members of an object, in the order of the schema."""
         properties, required = schema.get("properties"), schema.get("required", ())
         if not isinstance(properties, Mapping) or not properties:
             if schema.get("additionalProperties") is False:
                 return ""
-            key = KEY if self._syntax.bare_keys else QUOTED
-            return self._listed(f"{key} {literal(between)} {self._any()}", "*")
-        order = sorted(properties) if self._syntax.bare_keys else properties
+            return self._listed(f'{KEY} ":" {self._any()}', "*")
         each = [
-            (f"{self._key(name, between)} {self.value(properties[name])}", name in required)
-            for name in order
+            (f"{_key(name)} {self.value(properties[name])}", name in required)
+            for name in sorted(properties)
         ]
         return self._in_order(each)
 
-    def _key(self, name: str, between: str) -> str:
-        bare = (self._syntax.bare_keys or between == "=") and not AFTER_KEYS.intersection(name)
-        return literal((name if bare else literal(name)) + between)
-
     def _in_order(self, members: Sequence[tuple[str, bool]]) -> str:
         """Return the name of a rule for members with commas between those that are there."""
-        comma = literal("," + self._space)
+        comma = literal(",")
         first, rest = list[str](), ""
         for member, required in reversed(members):
             begins = self._rules.add(f"{member} {rest}".strip())
@@ -161,7 +156,7 @@ class Values:
         return self._rules.add(some if any(required for _, required in members) else f"({some})?")
 
     def _listed(self, item: str, times: str) -> str:
-        comma = literal("," + self._space)
+        comma = literal(",")
         return self._rules.add(f"({item} ({comma} {item}){times})?")
 
     def _of_type(self, kind: str, schema: Schema) -> str:
@@ -181,14 +176,11 @@ class Values:
                     f'"[" {self._listed(self.value(schema.get("items")), "*")} "]"'
                 )
             case "object":
-                between = ":" + self._space
-                return self._rules.add(f'"{{" {self.members(schema, between)} "}}"')
+                return self._rules.add(f'"{{" {self.members(schema)} "}}"')
         return self._any()
 
     def _text(self) -> str:
-        quote = self._syntax.raw_quote
-        if not quote:
-            return self._rules.add(QUOTED)
+        quote = self._quote
         end = re.escape(quote).replace("/", r"\/")
         if not self._rules.is_special(quote):
             lazy = self._rules.lazy(f"/(?s:.*){end}/")
@@ -197,21 +189,16 @@ class Values:
 
     def _written(self, value: object) -> str:
         """Return the Lark of a value that is given."""
-        comma, syntax = literal("," + self._space), self._syntax
+        comma = literal(",")
         if isinstance(value, str):
-            if not syntax.raw_quote:
-                return literal(literal(value))
-            quote = self._rules.mark(syntax.raw_quote)
+            quote = self._rules.mark(self._quote)
             return f"{quote} {literal(value) if value else ''} {quote}"
         if isinstance(value, list):
             return f'"[" {f" {comma} ".join(map(self._written, value))} "]"'
         if isinstance(value, Mapping):
-            pairs = [
-                f"{self._key(k, ':' + self._space)} {self._written(v)}" for k, v in value.items()
-            ]
+            pairs = [f"{_key(k)} {self._written(v)}" for k, v in value.items()]
             return f'"{{" {f" {comma} ".join(pairs)} "}}"'
-        as_python = "'" in syntax.quotes  # None, True and False
-        return literal(repr(value) if as_python else json.dumps(value))
+        return literal(json.dumps(value))
 
     def _reference(self, reference: str) -> str:
         if reference not in self._known:
@@ -225,3 +212,8 @@ class Values:
             kinds = ("string", "number", "boolean", "null", "array", "object")
             self._rules.define(name, " | ".join(self._of_type(kind, {}) for kind in kinds))
         return self._known[""]
+
+
+def _key(name: str) -> str:
+    """Return the Lark of a key, in quotes if it would not be read as one without."""
+    return literal((literal(name) if AFTER_KEYS.intersection(name) else name) + ":")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 from stem_edge.text.tool_calls.arriving import ArrivingText, NoCallError
 
@@ -46,16 +45,16 @@ Piece = Content | CallBegin | CallArguments | CallEnd
 class Pieces:
     """Pieces of an answer in their order. Each stands for the text that was held when it came.
 
-    schemas: of the arguments of each function that may be called; None allows any function.
+    names: of the functions that may be called; None allows any.
     """
 
     def __init__(
         self,
         text: ArrivingText,
-        schemas: Mapping[str, Mapping[str, Any]] | None,
+        names: Collection[str] | None,
         new_id: Callable[[], str],
     ) -> None:
-        self._text, self._schemas, self._new_id = text, schemas, new_id
+        self._text, self._names, self._new_id = text, names, new_id
         self._pieces: list[Piece] = []
         self._index = -1
 
@@ -66,7 +65,7 @@ class Pieces:
 
     def begin(self, name: str) -> None:
         """Begin a call. Raises NoCallError for a function that was not offered."""
-        if not name or (self._schemas is not None and name not in self._schemas):
+        if not name or (self._names is not None and name not in self._names):
             raise NoCallError
         self._text.release()
         self._index += 1
@@ -81,12 +80,6 @@ class Pieces:
         """End the call."""
         self._text.release()
         self._pieces.append(CallEnd(self._index))
-
-    def schema(self, name: str, argument: str) -> Mapping[str, Any]:
-        """Return the JSON Schema of an argument; empty if it is not known."""
-        properties = (self._schemas or {}).get(name, {}).get("properties")
-        schema = properties.get(argument) if isinstance(properties, Mapping) else None
-        return schema if isinstance(schema, Mapping) else {}
 
     def taken(self) -> list[Piece]:
         """Return the pieces since the last time, of one kind joined."""

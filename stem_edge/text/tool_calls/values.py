@@ -26,17 +26,13 @@ Emit = Callable[[str], object]
 class Syntax:
     """How a family writes values, where that is not as in JSON.
 
-    quotes: characters around a text, in which a backslash escapes. raw_quote: marker around a text
-    in which nothing does. bare_keys: keys of objects may stand without quotes.
+    raw_quote: marker around a text in which nothing escapes; keys then stand without quotes, too.
     """
 
-    quotes: str = '"'
     raw_quote: str = ""
-    bare_keys: bool = False
 
 
 JSON = Syntax()
-PYTHON = Syntax(quotes="\"'")
 
 
 def read_value(text: ArrivingText, emit: Emit, syntax: Syntax, depth: int = 0) -> Reading[None]:
@@ -47,7 +43,7 @@ def read_value(text: ArrivingText, emit: Emit, syntax: Syntax, depth: int = 0) -
     if (yield from read_text(text, emit, syntax)):
         return
     if char == "{":
-        yield from read_members(text, emit, syntax, depth=depth)
+        yield from read_members(text, emit, syntax, depth)
     elif char == "[":
         yield from _read_items(text, emit, syntax, depth)
     elif char in LETTERS:
@@ -56,31 +52,24 @@ def read_value(text: ArrivingText, emit: Emit, syntax: Syntax, depth: int = 0) -
         emit(_number((yield from text.while_in(IN_NUMBERS))))
 
 
-def read_members(
-    text: ArrivingText,
-    emit: Emit,
-    syntax: Syntax,
-    marks: tuple[str, str, str] = ("{", ":", "}"),
-    depth: int = 0,
-) -> Reading[None]:
-    """Take an object. marks: what begins it, what stands after a key, what ends it."""
-    begin, between, end = marks
-    yield from text.expect(begin)
+def read_members(text: ArrivingText, emit: Emit, syntax: Syntax, depth: int = 0) -> Reading[None]:
+    """Take an object."""
+    yield from text.expect("{")
     emit("{")
     separator = ""
     while True:
         yield from text.space()
-        if (yield from text.skip(end)):
+        if (yield from text.skip("}")):
             emit("}")
             return
         key = yield from _read_key(text, syntax)
         yield from text.space()
-        yield from text.expect(between)
+        yield from text.expect(":")
         yield from text.space()
         emit(f"{separator}{dumped(key)}: ")
         yield from read_value(text, emit, syntax, depth + 1)
         separator = ", "
-        yield from read_comma(text, end)
+        yield from read_comma(text, "}")
 
 
 def _read_items(text: ArrivingText, emit: Emit, syntax: Syntax, depth: int) -> Reading[None]:
@@ -109,7 +98,7 @@ def _read_key(text: ArrivingText, syntax: Syntax) -> Reading[str]:
     parts = list[str]()
     if (yield from read_text(text, parts.append, syntax)):
         return str(json.loads("".join(parts)))
-    if not syntax.bare_keys:
+    if not syntax.raw_quote:
         raise NoCallError
     while (char := (yield from text.peek())) and char not in AFTER_KEYS:
         parts.append((yield from text.take()))
@@ -124,12 +113,10 @@ def read_text(text: ArrivingText, emit: Emit, syntax: Syntax) -> Reading[bool]:
             emit(escaped((yield from text.take())))
         emit('"')
         return True
-    quote = yield from text.peek()
-    if not quote or quote not in syntax.quotes:
+    if not (yield from text.skip('"')):
         return False
-    yield from text.take()
     emit('"')
-    while (char := (yield from text.take())) != quote:
+    while (char := (yield from text.take())) != '"':
         emit((yield from _read_escape(text)) if char == "\\" else escaped(char))
     emit('"')
     return True

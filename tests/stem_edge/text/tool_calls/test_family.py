@@ -21,7 +21,7 @@ WRITTEN = [
     ("{{ '<start_function_call>call:' }}{{ '<escape>' + argument }}", "functiongemma"),
     ('<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args>}', "hermes"),
     ('{{- \'<tool_call>\' }}{"name": {{ name }}, "arguments": {{ args }}}', "hermes"),
-    ("'<tool_call>\\n<function=' + name + '>\\n' '<parameter=' + k + '>\\n'", "qwen3-coder"),
+    ("'<tool_call>\\n<function=' + name + '>\\n' '<parameter=' + k + '>\\n'", None),
     (
         "<|start_header_id|>{{- '{\"name\": \"' + name + '\", ' }}{{- '\"parameters\": ' }}",
         "llama3",
@@ -29,10 +29,10 @@ WRITTEN = [
     ("<|header_start|>{{- '{\"name\": \"' + name + '\", ' }}{{- '\"parameters\": ' }}", "llama3"),
     (
         "<|header_start|>[func_name1(params_name1=params_value1, ...), func_name2(params)]",
-        "pythonic",
+        None,
     ),
-    ("<start_of_turn>user [func_name1(params_name1=params_value1...)]", "pythonic"),
-    ("{{- '<|tool_call_start|>[' + calls + ']<|tool_call_end|>' }}", "lfm2"),
+    ("<start_of_turn>user [func_name1(params_name1=params_value1...)]", None),
+    ("{{- '<|tool_call_start|>[' + calls + ']<|tool_call_end|>' }}", None),
     ("{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}{% endfor %}", None),
     ("<|start_header_id|>{{ m.content }}", None),
     ("in <tool_call> tags: '<tool_calls>[{\"name\": ' + name + ', \"arguments\": ' + args", None),
@@ -90,7 +90,7 @@ def test_a_conversation_is_rendered_and_read_back(name: str, content: str | None
     assert pieces == [*begin, first, told, *call(0, "", "")[2:], *call(1, "weather", "{}")]
 
 
-MARKS = ('<|"|>', "<escape>", "</parameter>")
+MARKS = ('<|"|>', "<escape>")
 TEXT = st.text(max_size=20).filter(lambda text: not any(mark in text for mark in MARKS))
 NUMBER = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 KEY = st.from_regex("[a-z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
@@ -110,8 +110,6 @@ GIVEN = st.fixed_dictionaries(
 def test_arguments_come_back_as_they_were(
     name: str, calls: list[dict[str, Any]], data: st.DataObject
 ) -> None:
-    if name == "qwen3-coder":  # which does not write whether a value of any type is a text
-        calls = [{k: v for k, v in each.items() if k != "any"} for each in calls]
     request = {"template": template(name), "messages": conversation(*calls, content=None)}
     text = answer(request | {"tokens": {}, "add_generation_prompt": False})["text"]
     text = text.split("<assistant>", 1)[1].rsplit("</assistant>", 1)[0]
