@@ -13,8 +13,7 @@ from stem_edge.system.nvidia import about_nvidia
 
 # Vulkan drivers that compute in software, and "CPU", which onnxruntime lists if it finds no GPU.
 SOFTWARE = re.compile(r"llvmpipe|lavapipe|lvp|swiftshader|\bcpu\b", re.IGNORECASE)
-# Vendor and device id of SwiftShader's display adapter, and of the stand-in in
-# tools/software_gpu.py.
+# Vendor and device id of SwiftShader's display adapter.
 SOFTWARE_IDS = (0x1AE0, 0xC0DE)
 NVIDIA = ("cuda", "tensorrt")
 VULKAN_DRIVER = "VK_DRIVER_FILES"  # the driver that the Vulkan loader must use
