@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stem_edge.bundle.keeping import keep_good
 from stem_edge.bundle.manifest import (
     MANIFEST,
     TABLES,
@@ -215,9 +214,7 @@ def _export(
         with Progress(0, "exporting", options.progress) as bar:
             _run(job, bar)
         sources.check([source.path, *options.files], own)
-    bundle = open_bundle(out)
-    keep_good(bundle, options.runs_on)  # needs no trial, since the comparison has just run it here
-    return bundle
+    return open_bundle(out)
 
 
 def _assistant(source: Checkpoint, options: ExportOptions) -> AssistantPart | None:

@@ -133,7 +133,6 @@ def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) 
             pack=pack,
             slots=None if pack else slots,
             warm_start=False,
-            trial=False,  # not needed, since the exporter itself wrote the bundle
         ) as model:
             for found in model.logits_chunks(ids):
                 if not np.isfinite(found).all():

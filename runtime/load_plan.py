@@ -67,9 +67,7 @@ def open_text(bundle: Bundle, options: LoadOptions) -> TextCodec:
 
 
 def _kept_tokenizer(bundle: Bundle, options: LoadOptions) -> Path | None:
-    """Return where the checked tokenizer belongs; None for a damaged file, or where nothing is kept."""
-    if not options.trial:
-        return None
+    """Return where the checked tokenizer belongs; None for a damaged file, or without a cache folder."""
     size, entry = bundle.manifest.model.vocab_size, bundle.manifest.files[TOKENIZER]
     with suppress(InputError, BundleError):
         sha256 = sha256_of(bundle.file(TOKENIZER), entry.nbytes, lambda nbytes: None)

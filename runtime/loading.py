@@ -1,4 +1,4 @@
-"""Loading a bundle: try it, plan its memory, open backbone and tables, fill the row cache."""
+"""Loading a bundle: plan its memory, open backbone and tables, fill the row cache."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ import numpy as np
 
 from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.verdicts import Verdict, Verdicts
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.graph.formats import EngineName
 from stem_edge.graph.kv import QUANTIZED
 from stem_edge.runtime.backends.engine import EngineLoader, first_that_runs
-from stem_edge.runtime.backends.engines import ENGINES, choose_engine
+from stem_edge.runtime.backends.engines import choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
@@ -110,16 +108,13 @@ def load(
     emulate_flash: delay reads like slower flash: "nvme", "ufs4", "ufs2", "emmc" or "sdcard".
     tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
         instead of in the bundle. fsspec opens it.
-    prefill_graph (onnxruntime): process prompts with the bundle's int8 graph. Default: if a trial finds it as
-        exact here as the bundle says, and preparing did not find it slower.
+    prefill_graph (onnxruntime): process prompts with the bundle's int8 graph. Default: if it is as exact here as the
+        bundle says, and preparing did not find it slower.
     prepare (onnxruntime): rearrange a large backbone for this processor at the first load, and keep the
         result. Default: yes.
     pack (onnxruntime): copy the weights of a backbone that is not prepared into memory in this processor's
         order; without it they stay in their file, and each step takes many times as long. Default: yes.
-    cache_dir: folder for prepared backbones, token counts and trial results. Default: the user's cache
-        folder.
-    trial: load a bundle that is new on this machine in a limited process first, and remember the result, so
-        that a file that crashes native code raises an error instead. Default: yes.
+    cache_dir: folder for prepared backbones, token counts and tokenizers. Default: the user's cache folder.
     keep_prefixes: keep what generate computed of its prompts as far as the planned KV cache has room, on the
         CPU; a later prompt that begins with the same tokens goes on from there. The tokens are the same
         without. Default: yes.
@@ -153,16 +148,13 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     check_tables(bundle, options)
     chosen = choose_engine(bundle, options.engine)
     options.contexts(bundle)  # first, because a length that cannot be should be refused at once
-    verdict = None
-    if options.trial:  # first, so that no native code of this process sees an untried bundle
-        verdict = _tried(bundle, ENGINES[chosen].backbone, options)
     text = open_text(bundle, options)
     draft = draft_of(bundle, options)
     later = drafting_nbytes(draft) + text.nbytes_to_come
     candidates = loaders_of_kv(bundle, chosen, options, later)
 
     def assemble(loader: EngineLoader) -> Model:
-        loader.prepare(verdict)
+        loader.prepare()
         plan = plan_load(bundle, chosen, loader.needs, options, later)
         if plan.kv in QUANTIZED:
             from stem_edge.runtime.backends.lossy import tell_of_loss
@@ -177,15 +169,6 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
         return _assemble(bundle, loader, plan, text, draft, options)
 
     return first_that_runs(bundle, candidates, assemble)
-
-
-def _tried(bundle: Bundle, backbone: EngineName, options: LoadOptions) -> Verdict:
-    """Return the good verdict on a bundle; at its first load, after a trial of it."""
-    if (known := Verdicts(bundle, backbone, options.cache_dir).good()) is not None:
-        return known
-    from stem_edge.runtime.first_load.trial import try_first
-
-    return try_first(bundle, backbone, options.cache_dir, options.progress, memory=options.memory)
 
 
 def _assemble(

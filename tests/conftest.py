@@ -19,7 +19,6 @@ from _pytest.terminal import TerminalReporter
 from installed import FDS, HAS_GGML, NO_GGML, needs_ggml
 
 import stem_edge
-from stem_edge.bundle.verdicts import PLACES, TRIALS
 from stem_edge.export.quantization import calibration
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.installed import library_path
@@ -68,16 +67,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache folder shared by all tests, in which ggml (if installed) has passed its trial.
-
-    Trials of shared bundles are kept there, too; a bundle that a test exports has none.
-    """
+    """A cache folder in which ggml (if installed) has passed its trial."""
     folder = tmp_path_factory.mktemp("tried")
     root = folder / "stem-edge" if sys.platform == "linux" else folder
     with pytest.MonkeyPatch.context() as patch:
         _use_cache(patch, folder)
-        for name in (TRIALS, PLACES):
-            (root / name).mkdir(parents=True, exist_ok=True)
         if library_path() is not None:
             checked_ggml(root)  # if installed, a failed trial must fail every test
         yield root
@@ -149,15 +143,10 @@ def own_cache_folder(
 
 
 def _cache_folder(folder: Path, tried: Path) -> Path:
-    """Make a cache folder which knows what was tried."""
+    """Make a cache folder in which ggml has passed its trial."""
     folder.mkdir()
-    if sys.platform == "linux":
-        own = folder / "stem-edge"
-        own.mkdir()
-        for name in (TRIALS, PLACES):
-            (own / name).symlink_to(tried / name)
-        if (tried / "ggml").is_dir():
-            shutil.copytree(tried / "ggml", own / "ggml")
+    if sys.platform == "linux" and (tried / "ggml").is_dir():
+        shutil.copytree(tried / "ggml", folder / "stem-edge" / "ggml")
     return folder
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from stem_edge import __version__
+from stem_edge.bundle.manifest import BACKBONES, version_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.verdicts import Verdict, versions
 from stem_edge.errors import BackendError, InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends.interface import Backend, StepCosts
@@ -35,8 +36,8 @@ class EngineLoader(Protocol):
     def step_costs(self) -> StepCosts | None:
         """Costs of decoding steps, if they were measured; known after `prepare`."""
 
-    def prepare(self, verdict: Verdict | None) -> None:
-        """Do the work that only a first load needs. verdict: of the bundle's trial."""
+    def prepare(self) -> None:
+        """Do the work that only a first load needs."""
 
     def needs(self, context: int) -> Needs:
         """Return the memory needed for `context` tokens; may be called before `prepare`."""
@@ -68,7 +69,9 @@ class Engine(ABC):
     @property
     def versions(self) -> dict[str, str]:
         """Versions of what computes with it; name -> "" for what is not installed."""
-        return versions(self.backbone)
+        library = BACKBONES[self.backbone].library()
+        found = {"stem-edge": __version__, "tokenizers": version_of("tokenizers")}
+        return found | {self.backbone: library}
 
     def loaders(self, bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
         """Return the loaders for a bundle, the preferred one first. Raises InputError, BackendError."""

@@ -41,7 +41,6 @@ class MoreKeywords(DeviceKeywords, total=False):
     prepare: bool
     pack: bool
     cache_dir: Folder
-    trial: bool
     keep_prefixes: bool
     prompt_cache: Literal[True] | Folder
     progress: bool | None

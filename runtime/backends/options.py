@@ -55,7 +55,6 @@ class LoadOptions:
     repack: bool = False
     warm_start: bool = True
     cache_dir: Folder = None
-    trial: bool = True
     emulate_flash: FlashName | None = None
     tables: str | None = None
     keep_prefixes: bool = True

@@ -1,1 +1,1 @@
-"""The first load of a bundle on a machine: its trial in a child process, and the safety check."""
+"""Bundles that are made of checkpoints when these are loaded, and the safety check of bundles."""

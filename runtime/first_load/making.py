@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from stem_edge import errors
 from stem_edge.bundle.manifest import BACKBONES
-from stem_edge.errors import ExportError, OutOfMemoryError
+from stem_edge.errors import ExportError, OutOfMemoryError, StemEdgeError
 from stem_edge.graph.formats import EngineName
-from stem_edge.runtime.first_load.trial import refusal
-from stem_edge.system.child import REFUSED, SIGKILL, module_command, signal_name
+from stem_edge.shown import printable
+from stem_edge.system.child import REFUSED, SIGKILL, last_line, module_command, signal_name
 
 WORKER = "stem_edge.export.worker"
+MAX_MESSAGE_CHARS = 2000
 
 
 def make(checkpoint: str, bundle: Path, engine: EngineName, show: bool | None) -> None:
@@ -55,3 +57,11 @@ def _run(checkpoint: str, bundle: str, engine: str, show: bool | None) -> str:
             f"there, or see what it says: stem-edge export {checkpoint} OUT"
         )
     return said.decode()
+
+
+def refusal(output: bytes) -> StemEdgeError:
+    """Return the error that a worker printed last, as a StemEdgeError of the same class."""
+    name, _, message = printable(last_line(output)[:MAX_MESSAGE_CHARS]).partition(": ")
+    kind = getattr(errors, name, ExportError)
+    known = isinstance(kind, type) and issubclass(kind, StemEdgeError)
+    return kind(message) if known else ExportError(message)

@@ -1,8 +1,7 @@
-"""The safety check of a bundle: everything that can be checked without loading it, and a trial.
+"""The safety check of a bundle: everything that can be checked without running it.
 
-A bundle counts as safe if every file is as exported, none contains anything that could mislead the
-native libraries that read it, and a child process loaded and ran it within its limits. That is no
-proof, and it says nothing about the text that the model will write.
+A bundle counts as safe if every file is as exported, and none contains anything that could mislead the native
+libraries that read it. That is no proof, and it says nothing about the text that the model will write.
 """
 
 from __future__ import annotations
@@ -30,12 +29,10 @@ from stem_edge.bundle.opening import Bundle, bundle_folder, open_bundle
 from stem_edge.errors import BundleError, StemEdgeError
 from stem_edge.files import disk
 from stem_edge.progress import Progress
-from stem_edge.runtime.backends.engines import ENGINES
 from stem_edge.runtime.first_load.table_check import check_tables
-from stem_edge.runtime.first_load.trial import try_first
 from stem_edge.runtime.rows.remote import printable_url
+from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.text.chat_template import ChatTemplate, has_template
-from stem_edge.text.tokenizer_gate import read_tokenizer
 from stem_edge.units import format_size
 
 # Suffixes of files that a system or an interpreter runs.
@@ -62,15 +59,13 @@ class Safety(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_safety(
     path: str | Path,
-    cache_dir: str | Path | None = None,
     progress: bool | None = None,
     tables: str | None = None,
 ) -> Safety:
-    """Check a bundle and try it again, whatever an earlier trial found.
+    """Check all files of a bundle.
 
-    cache_dir: keeps the verdict of the trial. progress: show a bar on stderr. tables: URL of its
-    tables, if their shards are elsewhere; they are then left out, and the result says so. Raises
-    BundleError if there is no such folder.
+    progress: show a bar on stderr. tables: URL of its tables, if their shards are elsewhere; they are then left
+    out, and the result says so. Raises BundleError if there is no such folder.
     """
     root = bundle_folder(path, shards=tables is None, progress=progress)
     try:
@@ -106,33 +101,21 @@ def check_safety(
             bad = [_within(root, error)]
         else:
             bad = _wrong(root, _parts(bundle, bar.advance), checked)
-    if not bad:
-        bad = _wrong(root, _trials(bundle, cache_dir), checked)
     advice = COPY_AGAIN if bad else "remove what is not part of the bundle" if strays else ""
     return Safety(files=files, reasons=bad + reasons, checked=checked, advice=advice)
 
 
 def _parts(bundle: Bundle, advance: Callable[[int], object]) -> Iterator[Check]:
-    """Yield the checks that need no native library."""
+    """Yield checks of what is in the files."""
     model = bundle.manifest.model
     if bundle.manifest.table_format is not None and bundle.tables is None:
         yield f"{model.records:,} records", partial(check_tables, bundle, advance)
     tokenizer, config = bundle.file(TOKENIZER), bundle.file(TOKENIZER_CONFIG)
-    yield "a tokenizer with known steps", partial(read_tokenizer, tokenizer, model.vocab_size)
+    yield "a tokenizer that the library reads", partial(TextCodec, tokenizer, model.vocab_size)
     if _has_chat_template(config):
         yield "chat template works", lambda: ChatTemplate(config).close()
     else:
         yield "no chat template", lambda: None
-
-
-def _trials(bundle: Bundle, cache_dir: str | Path | None) -> Iterator[Check]:
-    """Yield a trial in a child process for each backbone."""
-    for engine in bundle.manifest.engines:
-        if ENGINES[engine].installed:
-            run = partial(try_first, bundle, engine, cache_dir, anew=True)
-            yield f"tried on {engine} in a process of its own", run
-        else:
-            yield f"not tried on {engine}, which is not installed", lambda: None
 
 
 def _wrong(root: Path, parts: Iterable[Check], checked: list[str]) -> list[str]:

@@ -43,7 +43,6 @@ def draft_bundle(bundle: Bundle, path: str | Path, options: LoadOptions) -> Draf
             "prepare": options.prepare,
             "warm_start": options.warm_start,
             "cache_dir": options.cache_dir,
-            "trial": options.trial,
             "emulate_flash": options.emulate_flash,
             "speculate": False,
             "progress": options.progress,

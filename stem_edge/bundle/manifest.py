@@ -70,9 +70,8 @@ class Backbone(NamedTuple):
     field: str  # of the manifest, with its format
     option: Literal["onnx", "gguf"]  # of `stem-edge export --engine`, which makes it
     files: tuple[str, ...]  # the weights first
-    native: tuple[str, ...]  # files of them that native code reads as they are
     library: Callable[[], str]  # version of what reads it; "" if that is not installed
-    prompts: bool  # whether prompts may have a separate graph, which a trial compares
+    prompts: bool  # whether prompts may have a separate graph
 
 
 def version_of(module: str) -> str:
@@ -104,11 +103,10 @@ _KINDS = (
         "backbone",
         "onnx",
         (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA),
-        (BACKBONE_DATA, PREFILL_DATA, ASSISTANT_DATA),
         partial(version_of, "onnxruntime"),
         prompts=True,
     ),
-    Backbone("ggml", "gguf", "gguf", (GGUF,), (GGUF,), _version_of_ggml, prompts=False),
+    Backbone("ggml", "gguf", "gguf", (GGUF,), _version_of_ggml, prompts=False),
 )
 BACKBONES: dict[EngineName, Backbone] = {kind.engine: kind for kind in _KINDS}
 

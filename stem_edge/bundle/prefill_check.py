@@ -2,8 +2,8 @@
 
 The prefill graph uses other kernels than the decoding graph, and each kind of processor has its
 own of both. On x86 without VNNI, kernels of the prefill graph were wrong without an error. So the
-report of a bundle says how far the two graphs diverged over its probe tokens, and a first load
-measures that again.
+report of a bundle says how far the two graphs diverged over its probe tokens, and that is measured
+again on each kind of processor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFILL_FROM = 8
 # Correct kernels of other processors differ by rounding: their divergence was 0.98 to 1.01 times
 # the reported one, with wrong kernels 1.3 to 75 times. NEGLIGIBLE nats change no text.
 MOST_TIMES, NEGLIGIBLE = 1.25, 0.001
-# More than these bytes of matrices are not packed in the memory of a trial.
+# More than these bytes of matrices are compared when they are prepared, not while they are loaded.
 TRIED_NBYTES = 64 << 20
 
 
@@ -48,14 +48,18 @@ def mean_divergence(decode: F32, prefill: F32) -> float:
 
 
 def tried(manifest: Manifest) -> bool:
-    """Return whether a trial compares both graphs, unless there is nothing to compare."""
+    """Return whether a load compares both graphs, unless there is nothing to compare."""
     return matrices_nbytes(manifest) <= TRIED_NBYTES or not probe_tokens(manifest)
 
 
 def matrices_nbytes(manifest: Manifest) -> int:
     """Return the bytes of the weight files of all graphs."""
-    names = [name for name in (BACKBONE_DATA, PREFILL_DATA) if name in manifest.files]
-    return sum(manifest.files[name].nbytes for name in names)
+    return sum(manifest.files[name].nbytes for name in weight_files(manifest))
+
+
+def weight_files(manifest: Manifest) -> list[str]:
+    """Return the names of the weight files of all graphs."""
+    return [name for name in (BACKBONE_DATA, PREFILL_DATA) if name in manifest.files]
 
 
 def prefill_refusal(manifest: Manifest, found: float | None) -> str:

@@ -27,7 +27,6 @@ from stem_edge.ggml.installed import AGAIN, REINSTALL, installed_library, librar
 from stem_edge.ggml.library import Ggml
 from stem_edge.system.child import (
     SIGKILL,
-    WINDOWS_CRASH,
     Ended,
     last_line,
     module_command,
@@ -54,27 +53,19 @@ X86 = {
 USUAL = ("avx", "avx2", "fma", "f16c", "bmi2")
 ARM = "GGML_CPU_ARM_ARCH"
 
-FORMAT = 4
+FORMAT = 5
 FOLDER = "ggml"
-MAX_NBYTES = 1 << 16
+MAX_NBYTES = 1 << 8
 TRIAL = "stem_edge.runtime.backends.ggml.library_trial"
-# Exit status of TRIAL: a wrong result; a library that Ggml refuses. They must differ from 3, which
-# is an abort on Windows.
+# Exit status of TRIAL: a wrong result; a library that Ggml refuses.
 DIFFERS, REFUSED = 10, 11
 TRIAL_SECONDS = 60.0  # one or two are enough on an idle machine
 
 
-class TrialLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Last line that a passed trial prints."""
+class LibraryVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Result of a passed trial: its last line, and what the cache folder keeps."""
 
     repack: bool  # whether products of repacked matrices were right as well
-
-
-class LibraryVerdict(TrialLine, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Result of a passed trial, as the cache folder keeps it."""
-
-    format: int
-    library: str
 
 
 def checked_ggml(cache_dir: str | Path | None = None) -> Ggml:
@@ -99,33 +90,19 @@ def check_library(
     argument and must end within `seconds`.
     """
     try:
-        kept_in = verdict_file(cache_folder(cache_dir), path)
+        described = (FORMAT, *library_files(path), cpu_digest(), platform.release(), __version__)
     except OSError as error:
         raise BackendError(f"{path}: cannot be read ({error.strerror}); {AGAIN}") from error
-    verdict = read_verdict(kept_in)
-    if verdict is None:
-        verdict = _try(path, command or module_command(TRIAL), seconds)
-        # Not an error, because a cache that cannot be written only means another trial next time.
-        with contextlib.suppress(OSError):
-            kept_in.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(kept_in, msgspec.json.encode(verdict))
+    digest = hashlib.sha256(repr(described).encode()).hexdigest()[:KEY_CHARS]
+    cached = cache_folder(cache_dir) / FOLDER / f"{digest}.json"
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        return msgspec.json.decode(disk.read_file(cached, MAX_NBYTES), type=LibraryVerdict)
+    verdict = _try(path, command or module_command(TRIAL), seconds)
+    # Not an error, because a cache that cannot be written only means another trial next time.
+    with contextlib.suppress(OSError):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(cached, msgspec.json.encode(verdict))
     return verdict
-
-
-def verdict_file(root: Path, library: Path) -> Path:
-    """Return the cache file for this library, processor and stem-edge. Raises OSError."""
-    system = (cpu_digest(), platform.release(), __version__)
-    digest = hashlib.sha256(repr((FORMAT, *library_files(library), system)).encode()).hexdigest()
-    return root / FOLDER / f"{digest[:KEY_CHARS]}.json"
-
-
-def read_verdict(path: Path) -> LibraryVerdict | None:
-    """Read a cached verdict; None if it is missing, damaged or of another format."""
-    try:
-        verdict = msgspec.json.decode(disk.read_file(path, MAX_NBYTES), type=LibraryVerdict)
-    except (OSError, ValueError, RecursionError):  # DecodeError of msgspec is a ValueError
-        return None
-    return verdict if verdict.format == FORMAT else None
 
 
 def _try(path: Path, command: Sequence[str], seconds: float) -> LibraryVerdict:
@@ -137,34 +114,27 @@ def _try(path: Path, command: Sequence[str], seconds: float) -> LibraryVerdict:
             f"cannot start {command[0]} to test ggml in {path} ({error.strerror}); allow stem-edge "
             "to start a Python interpreter once for this test"
         ) from error
-    if ended.status is None:
-        raise BackendError(
-            f"ggml in {path} did not end the test of its kernels within {seconds:g} s "
-            f"({last_line(ended.stdout)}); try again when the machine is less busy, or {rebuild()}"
-        )
-    if ended.status:
-        raise BackendError(_failure(path, ended.status, ended))
-    said = last_line(ended.stdout)
-    try:
-        told = msgspec.json.decode(said, type=TrialLine)
-    except ValueError:  # DecodeError of msgspec is one
-        raise BackendError(f"{path}: the test of ggml ended with {said!r}; {AGAIN}") from None
-    return LibraryVerdict(format=FORMAT, library=str(path), repack=told.repack)
+    if ended.status == 0:
+        with contextlib.suppress(ValueError):
+            return msgspec.json.decode(last_line(ended.stdout), type=LibraryVerdict)
+    raise BackendError(_failure(path, ended))
 
 
-def _failure(path: Path, status: int, ended: Ended) -> str:
+def _failure(path: Path, ended: Ended) -> str:
     """Return the message for a trial that did not pass."""
-    said, step = last_line(ended.stderr), last_line(ended.stdout)
+    said, step, status = last_line(ended.stderr), last_line(ended.stdout), ended.status
+    if status is None:
+        return f"ggml in {path} did not end its test in time ({step}); try again when the machine is less busy, or {rebuild()}"
     if status == REFUSED:
         return said
     if status == DIFFERS:
         return f"ggml in {path} computes wrong numbers on this processor: {said}; {rebuild()}"
-    if status == -signal.SIGABRT:
-        return f"ggml in {path} aborted during the test of its kernels ({step}): {said}; {AGAIN}"
-    if 0 < status < WINDOWS_CRASH:
-        return f"ggml in {path} could not be tested, exit status {status}: {said}; {AGAIN}"
     if status == -SIGKILL:
         return f"the test of ggml in {path} was killed ({step}); free some memory and try again"
+    if not ended.crashed or status == -signal.SIGABRT:
+        return (
+            f"ggml in {path} could not be tested (exit status {status} at {step}): {said}; {AGAIN}"
+        )
     return (
         f"ggml in {path} crashed ({signal_name(status)} at {step}): it was compiled for "
         "instructions that this processor does not have, or that the system does not allow, such "

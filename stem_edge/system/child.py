@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 WINDOWS_CRASH = 0xC0000000  # exit statuses from here on are Windows exceptions
 REFUSED = 11  # exit status of a worker that printed an error: "ErrorClass: message"
@@ -79,55 +77,6 @@ def run_child(
     except subprocess.TimeoutExpired as error:
         return Ended(None, error.stdout or b"", error.stderr or b"")
     return Ended(done.returncode, done.stdout, done.stderr)
-
-
-def run_steps(command: Sequence[str], start_seconds: float, step_seconds: float) -> Ended:
-    """Run a command without input that announces each of its steps with a line on stdout.
-
-    start_seconds: limit to the first line, imports included. step_seconds: limit from each line to
-    the next, and from the last to the end. Raises OSError if the command cannot start, MemoryError
-    if no thread can.
-    """
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **VARIABLES},
-    )
-    steps, errors = queue.SimpleQueue[bytes](), list[bytes]()
-    lines, readers, ended = list[bytes](), list[threading.Thread](), False
-    try:
-        # Threads, because Windows cannot wait for a pipe and a full pipe blocks its writer.
-        for pipe, take in ((process.stdout, steps.put), (process.stderr, errors.append)):
-            reader = threading.Thread(
-                target=pass_lines, args=(pipe, take), name="stem-edge-child", daemon=True
-            )
-            try:
-                reader.start()
-            except RuntimeError as error:  # raised when the system refuses a thread
-                raise MemoryError(str(error)) from error
-            readers.append(reader)
-        while step := steps.get(timeout=step_seconds if lines else start_seconds):
-            lines.append(step)
-        process.wait(step_seconds)  # it closed stdout, but may still hang
-        ended = True
-    except (queue.Empty, subprocess.TimeoutExpired):
-        pass
-    finally:
-        process.kill()
-        process.wait()
-        for reader in readers:
-            reader.join()
-    return Ended(process.returncode if ended else None, b"".join(lines), b"".join(errors))
-
-
-def pass_lines(pipe: IO[bytes], take: Callable[[bytes], object], most: int = -1) -> None:
-    """Pass each line of a pipe on, cut at `most` bytes, and an empty one when it is closed."""
-    with pipe:
-        while line := pipe.readline(most):
-            take(line)
-        take(b"")
 
 
 def limit_this_process(memory_nbytes: int, cpu_seconds: int) -> None:

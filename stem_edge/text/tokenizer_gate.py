@@ -2,9 +2,7 @@
 
 The library trusts the numbers, lengths and ids in the file, and some values make it abort the
 process. They are bounded here, and unknown kinds of steps are refused by name. The JSON that is
-passed on is encoded again, so that two parsers cannot disagree about it. Problems that appear only
-in use, such as a regular expression that never ends, are found by a trial in another process:
-stem_edge.runtime.text.probe.
+passed on is encoded again, so that two parsers cannot disagree about it.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def test_it_has_the_types_that_are_given(
     found = made.manifest.assistant
     assert found is not None
     assert (found.format.weights, found.format.type_of("assistant")) == types
-    with stem_edge.load(made.path, threads=1, speculate=True, trial=False) as model:
+    with stem_edge.load(made.path, threads=1, speculate=True) as model:
         backend, context = model.engine.backend, model.engine.open_context(32)
         model.engine.step(context, np.arange(20))
         assert isinstance(backend, AssistedBackend)
@@ -231,4 +231,4 @@ def test_ids_outside_the_vocabulary_end_guessing_alone(bundle: Path, tmp_path: P
     (tmp_path / "b" / DATA).unlink()
     data.tofile(tmp_path / "b" / DATA)
     with pytest.raises(stem_edge.StemEdgeError, match="for the assistant at position"):
-        stem_edge.load(tmp_path / "b", threads=1, speculate=True, trial=False)
+        stem_edge.load(tmp_path / "b", threads=1, speculate=True)

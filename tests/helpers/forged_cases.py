@@ -25,7 +25,6 @@ class Case:
     engine: EngineName
     slots: int | None = 16
     prefill: bool | None = None
-    trial: bool = False
     texts: bool = False  # also use the tokenizer and the chat template
 
 

@@ -35,7 +35,6 @@ def run(case: dict[str, Any], cache: Path, allowed: list[int]) -> None:
         threads=1,
         engine=case["engine"],
         prefill_graph=case["prefill"],
-        trial=case["trial"],
         cache_dir=cache,
         progress=False,
     ) as model:

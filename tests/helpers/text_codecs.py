@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -49,3 +49,19 @@ def byte_chars() -> list[str]:
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
+
+
+def probe_texts(special_tokens: Sequence[str] = ()) -> Iterator[str]:
+    """Yield texts that expose faulty tokenizers: runs, long words, every kind of character."""
+    for char in ("a", "A", " ", "\n", "0", "_", ".", "\u00e9", "\u4e00", "\U0001f600", "\u0301"):
+        yield char * 40 + "!"
+        yield char * 4000
+    yield "".join(map(chr, range(0x500)))
+    yield " ".join(map(chr, range(0x300)))
+    yield "".join(chr(code) for code in range(0x500, 0x110000, 509) if not 0xD800 <= code < 0xE000)
+    yield "\ufdfa\u1e9e\u0130\ufb03" * 100
+    yield "the quick brown fox's 12345 jumped; didn't it?\r\n\t" * 40
+    yield "abcdefghijklmnopqrstuvwxyz" * 200
+    yield from special_tokens[:64]
+    yield " ".join(special_tokens[:1024])
+    yield ""

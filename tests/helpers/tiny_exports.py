@@ -58,10 +58,7 @@ class TinyExport:
 def run_export(checkpoint: Path, out: Path, options: dict[str, Any]) -> None:
     """Export with one thread."""
     default: dict[str, Any] = {"backbone": "fp32", "threads": 1, "progress": False}
-    with pytest.MonkeyPatch.context() as patch:
-        # Skipped because it writes to the user's cache folder.
-        patch.setattr("stem_edge.export.exporter.keep_good", lambda *_: None)
-        stem_edge.export_bundle(checkpoint, out, **(default | options))
+    stem_edge.export_bundle(checkpoint, out, **(default | options))
 
 
 Exports: TypeAlias = dict[Kind, TinyExport]

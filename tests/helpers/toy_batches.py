@@ -174,7 +174,7 @@ def toy_model(
     """Load a bundle with this engine; yield the model and its backend."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ENGINES, "toy", ToyEngine(Loader))
-        given: dict[str, Any] = {"engine": "toy", "warm_start": False, "trial": False} | options
+        given: dict[str, Any] = {"engine": "toy", "warm_start": False} | options
         with stem_edge.load(bundle, **given) as model:
             backend: Any = model.engine.backend
             backend.copies, backend.fixed = copies, fixed

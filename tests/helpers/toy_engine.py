@@ -38,7 +38,7 @@ class ToyLoader:
     def __init__(self, bundle: Bundle) -> None:
         self.manifest = bundle.manifest
 
-    def prepare(self, verdict: object) -> None:
+    def prepare(self) -> None:
         """Nothing to do."""
 
     def needs(self, context: int) -> Needs:

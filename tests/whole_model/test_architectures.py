@@ -63,5 +63,5 @@ def test_another_gated_ffn_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         tmp_path / "checkpoint", ModelConfig(**(SIZES | {"stem_ffn": "new"}))
     )
     out = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp32")
-    with stem_edge.load(out.path, trial=False) as model:  # no child process knows it
+    with stem_edge.load(out.path) as model:  # no child process knows it
         assert np.abs(model.logits(ids) - expected).max() < TOLERANCE

@@ -55,7 +55,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def model(exported: Exported) -> Iterator[Model]:
-    with stem_edge.load(exported.path, threads=1, speculate=True, trial=False) as model:
+    with stem_edge.load(exported.path, threads=1, speculate=True) as model:
         yield model
 
 
@@ -104,7 +104,7 @@ def test_drafts_scores_and_states_are_those_of_transformers(
 @pytest.mark.parametrize("kv", ["fp16", *slow_but(["int8"], ["int8", "int4"])])
 def test_it_reads_keys_and_values_of_every_type(exported: Exported, kv: Any) -> None:
     expected = exported.pair.drafts([*PROMPT, 7], 1)
-    with stem_edge.load(exported.path, threads=1, speculate=True, trial=False, kv=kv) as model:
+    with stem_edge.load(exported.path, threads=1, speculate=True, kv=kv) as model:
         context = model.engine.open_context(64)
         feed(model, context, PROMPT)
         drafter = drafter_of(model, context)
@@ -223,7 +223,7 @@ def test_auto_takes_it_where_guesses_are_known_to_be_exact(
 ) -> None:
     costs = msgspec.structs.replace(CHEAP, same_bits=same_bits)
     monkeypatch.setattr(OrtLoader, "step_costs", property(lambda _: costs))
-    with stem_edge.load(exported.path, threads=1, trial=False) as model:
+    with stem_edge.load(exported.path, threads=1) as model:
         speculation = model.stepping.speculation
         found = [type(source) for source in speculation.sources] if speculation else []
     assert found == ([Assistant] if same_bits else [])
@@ -245,7 +245,7 @@ def test_its_memory_is_in_the_plan_where_it_is_loaded(
     found = stem_edge.memory_plan(exported.path, slots=300, threads=1, **options)
     most = (exported.path / "assistant.data").stat().st_size + 4 * V * 17
     assert 0 < found.weights - plain.weights <= most if there else found.weights == plain.weights
-    with closing(stem_edge.load(exported.path, threads=1, trial=False, **options)) as model:
+    with closing(stem_edge.load(exported.path, threads=1, **options)) as model:
         assert isinstance(model.engine.backend, AssistedBackend) == there
 
 
@@ -260,7 +260,7 @@ def test_it_leaves_where_weights_are_read_anew_in_each_step(
         stream = MagicMock() if streams else None
         monkeypatch.setattr(OrtLoader, "_stream", lambda *_, stream=stream: stream)
         options: dict[str, Any] = {"cache_dir": tmp_path, "speculate": speculate, "threads": 1}
-        with stem_edge.load(exported.path, trial=False, **options) as model:
+        with stem_edge.load(exported.path, **options) as model:
             backend, there = model.engine.backend, not streams or speculate is True
             assert isinstance(backend, AssistedBackend) == there
             assert (
@@ -280,7 +280,7 @@ def test_its_weights_are_packed_as_others(
         return real(graph, *rest, **more)
 
     monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.loaded.open_session", watch)
-    with stem_edge.load(exported.path, threads=1, speculate=True, trial=False, pack=pack):
+    with stem_edge.load(exported.path, threads=1, speculate=True, pack=pack):
         assert {one.packed for one in seen} == {pack} and io.ASSISTANT in {one.name for one in seen}
 
 
@@ -296,4 +296,4 @@ def test_tokens_that_are_none_are_an_error(exported: Exported, tmp_path: Path) -
         file.seek(order.tensor.offset)
         file.write(np.full(V, -1, np.int32).tobytes())
     with pytest.raises(BackendError, match="the assistant drafts token -1; "):
-        stem_edge.load(path, threads=1, speculate=True, trial=False)
+        stem_edge.load(path, threads=1, speculate=True)

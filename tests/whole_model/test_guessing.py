@@ -51,7 +51,7 @@ def test_models_of_every_kind(bundle: Path, engine: EngineName) -> None:
     if not bundle_for(bundle, engine).exists():
         pytest.skip(f"no backbone for {engine}")
     drafted = changed = 0
-    with stem_edge.load(bundle_for(bundle, engine), engine=engine, threads=1, trial=False) as model:
+    with stem_edge.load(bundle_for(bundle, engine), engine=engine, threads=1) as model:
         rng = np.random.default_rng(0)
         for _ in range(6):
             prompt = rng.integers(0, min(90, model.config.vocab_size), PROMPT).tolist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from stem_edge.bundle.footprint import FLOAT, HALF, Footprint, footprint_of
 from stem_edge.bundle.manifest import GGUF
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, InputError
 from stem_edge.ggml.check import checked_ggml
 from stem_edge.ggml.gguf_schema import KV_TENSORS
@@ -43,7 +42,7 @@ class GgmlLoader:
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options
 
-    def prepare(self, verdict: Verdict | None) -> None:
+    def prepare(self) -> None:
         """Find the library, and try it in a child process if it is new on this machine."""
         self._ggml = checked_ggml(self._options.cache_dir)
 

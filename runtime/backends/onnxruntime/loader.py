@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import crowding, prefill_refusal, tried
-from stem_edge.bundle.verdicts import Verdict, Verdicts
+from stem_edge.bundle.prefill_check import crowding, prefill_refusal, probe_tokens, tried
 from stem_edge.errors import InputError
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
@@ -21,6 +19,10 @@ from stem_edge.runtime.backends.interface import StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.prefill_exactness import (
+    cached_divergence,
+    measured_divergence,
+)
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import may_be_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
@@ -30,6 +32,7 @@ from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import available_memory, memory_limit
 from stem_edge.tables.rows import RecordLayout
+from stem_edge.units import parse_size
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import Prepacked, PreparedPlace
@@ -38,8 +41,8 @@ if TYPE_CHECKING:
 # Free memory beside the weights that a step reads, from which on they stay.
 ROOMY = 2.0
 UNMEASURED = (
-    "whether it is exact on this processor is measured when the backbone is prepared, which it is not; "
-    "prefill_graph=True uses it nevertheless"
+    "whether it is exact on this processor is measured when the backbone is prepared, or if it is small by a load "
+    "with memory for it; prefill_graph=True uses it nevertheless"
 )
 
 
@@ -87,7 +90,8 @@ class OrtLoader:
         self._kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(options.kv).kv
         self._prepared: Prepacked | None = None
         self._may_prepare = options.prepare  # False once preparing has turned out impossible
-        self._verdict: Verdict | None = None
+        self._measured: float | None = None  # divergence of the prefill graph here, in nats
+        self._was_measured = False
         self._streams = False  # known once the backbone is open
 
     @property
@@ -98,9 +102,13 @@ class OrtLoader:
         steps = self._prepared.record.steps
         return steps if steps is not None and steps.threads == self._options.cpus else None
 
-    def prepare(self, verdict: Verdict | None) -> None:
-        """Prepack a large backbone for this processor, unless that was done before."""
-        self._verdict = verdict
+    def prepare(self) -> None:
+        """Prepack a large backbone, and compare the graphs of a small one, unless that was done before."""
+        options, manifest = self._options, self._bundle.manifest
+        if options.prefill_graph is None and tried(manifest) and probe_tokens(manifest):
+            limit = memory_limit() if options.memory is None else parse_size(options.memory)
+            self._measured = measured_divergence(self._bundle, options.cache_dir, limit)
+            self._was_measured = True
         if self._options.prepare and self._place is not None:
             self._prepared = self._place.prepared or self._make(self._place)
         self._may_prepare = self._prepared is not None
@@ -217,15 +225,16 @@ class OrtLoader:
             prepared = self._found
         if prepared is not None and prepared.record.prefill is False:
             return False, ""
-        verdict = self._verdict
-        if verdict is None:  # as when planning without loading: an earlier load may have kept one
-            with contextlib.suppress(InputError):  # raised if there is no cache folder
-                verdict = Verdicts(bundle, "onnxruntime", options.cache_dir).verdict()
-        measured = verdict.prefill_from_decode if verdict else None
+        measured = self._measured
+        if (
+            not self._was_measured
+        ):  # as when planning without loading: an earlier load may have measured it
+            measured = cached_divergence(bundle, options.cache_dir)
         if prepared is not None and prepared.record.prefill_from_decode is not None:
             measured = prepared.record.prefill_from_decode
         refused = prefill_refusal(bundle.manifest, measured)
-        if measured is None and not self._will_be_prepared and not tried(bundle.manifest):
+        unknown = self._was_measured or not tried(bundle.manifest)
+        if measured is None and unknown and not self._will_be_prepared:
             refused = UNMEASURED
         refused = refused or crowding(footprint_of(bundle.manifest, "onnxruntime"), memory_limit())
         return not refused, refused

@@ -7,6 +7,7 @@ graphs/<key>-<key>  graphs as they were built
 tokenizers/<key>-<key>  tokenizer as it was checked, read by parts
 ggml/<key>.json    result: this library of ggml computes what it should
 checked/<key>      mark: the files of a model on a hub have the right hashes
+exactness/<key>    divergence of the graph for prompts on this processor, in nats
 prefixes/<key>-<key>.safetensors  keys and values of a prompt
 """
 
@@ -29,6 +30,7 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.files.trees import remove_tree
 from stem_edge.ggml import check as ggml_check
 from stem_edge.hub.kept import KEY, MADE
+from stem_edge.runtime.backends.onnxruntime.prefill_exactness import EXACTNESS
 from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
 from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import GRAPHS, builders
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER as PREPARED
@@ -49,7 +51,7 @@ OURS = {
     COUNTS: re.compile(rf"{_KEY}\.npy"),
     **dict.fromkeys((GRAPHS, TOKENIZERS), re.compile(f"{_KEY}-{_KEY}")),
     ggml_check.FOLDER: re.compile(rf"{_KEY}\.json"),
-    CHECKED: re.compile(_KEY),
+    **dict.fromkeys((CHECKED, EXACTNESS), re.compile(_KEY)),
     PREFIXES: re.compile(f"{PREFIX_NAME.pattern}|{TEMPORARY_NAME.pattern}"),
 }
 

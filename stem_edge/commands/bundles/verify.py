@@ -18,9 +18,8 @@ DESCRIPTION = """\
 Check whether a bundle is safe to load, and say so, with reasons, in one line. Every file must
 have the size and sha256 that the manifest lists, and no other file that can be run may lie beside
 them; the weights must have the size that follows from the model; all records of the tables and
-the tokenizer must be of the kinds that stem-edge writes; and the tokenizer must load in its own
-process, within limits of memory and time. Safe means that no damage, code, crash or hang was
-found here. It is no proof, and says nothing about what the model writes. With --tables, the shards
+the tokenizer must be of the kinds that stem-edge writes; and the chat template must work in a process of its
+own, within limits of memory and time. Safe means that no damage or code was found. It is no proof, and says nothing about what the model writes. With --tables, the shards
 of the tables are left out: hash them where they are.
 
 With --runs, generate instead with several cache sizes, ways of reading and ways of loading, with
@@ -102,7 +101,7 @@ def _verify_runs(args: argparse.Namespace, given: list[int | None]) -> int:
 
 
 def _verify_files(args: argparse.Namespace) -> int:
-    found = check_safety(args.bundle, cache_dir=args.cache_dir, tables=args.tables)
+    found = check_safety(args.bundle, tables=args.tables)
     if args.json:
         plain = {name: getattr(found, name) for name in ("reasons", "checked", "files")}
         print(json.dumps({"ok": found.safe, "safe": found.safe} | plain, indent=1))

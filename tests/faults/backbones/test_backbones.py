@@ -39,6 +39,8 @@ NOT_APPLICABLE: dict[str, str] = {
     "B5": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
     "B6": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
     "B7": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
+    "B9": "Native code reads no file of a bundle but weights: graphs are built here, so nothing in it can crash it.",
+    "B10": "Native code reads no file of a bundle but weights: graphs are built here, so nothing in it can hang it.",
     "B11": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
     "B12": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
     "B16": "No graph or GGUF header of a bundle is parsed: it is built or planned from the manifest.",
@@ -92,7 +94,7 @@ def test_b14_a_backbone_of_another_model(bundle: Path, tmp_path: Path) -> None:
     manifest["model"]["n_kv_heads"] = 1
     (copy / "manifest.json").write_text(json.dumps(manifest))
     name = last_norm(bundle)[0]
-    refused(lambda: stem_edge.load(copy, trial=False), BundleError, copy / name, kept=[copy])
+    refused(lambda: stem_edge.load(copy), BundleError, copy / name, kept=[copy])
 
 
 @needs_ggml
@@ -124,7 +126,7 @@ def test_b8_a_gguf_file_that_is_cut_or_too_long(
 def test_b17_weights_that_are_not_finite(bundle: Path, tmp_path: Path, value: float) -> None:
     """Generating and scoring end in the same error, again and again, and nothing hangs."""
     copy = with_norm(bundle, tmp_path / "copy", value)
-    with stem_edge.load(copy, trial=False) as model:
+    with stem_edge.load(copy) as model:
         for _ in range(2):
             refused(
                 lambda: list(model.generate(IDS, FOUR)), BackendError, "not finite", "position 8"
@@ -166,7 +168,7 @@ def test_b17_a_row_that_is_not_finite_fails_only_its_readers(tmp_path: Path) -> 
     """Requests with its token fail; all others are answered as before."""
     others = [token for token in IDS if token != BAD_TOKEN]
     bundle = with_row(_fp32_tables(tmp_path), tmp_path / "copy")
-    with stem_edge.load(bundle, trial=False) as model:
+    with stem_edge.load(bundle) as model:
         expected = model.logits(others)
         refused(lambda: model.logits(IDS), StemEdgeError)
         refused(lambda: list(model.generate([BAD_TOKEN], FOUR)), StemEdgeError)
@@ -213,7 +215,7 @@ def test_b15_a_run_that_fails_is_an_error_of_one_line(
             raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL :\nin a\r\n\x1b[0m" + "x" * 5000)
         run(self)
 
-    with stem_edge.load(tiny_bundle, trial=False) as model:
+    with stem_edge.load(tiny_bundle) as model:
         expected = list(model.generate(IDS, FOUR))
         monkeypatch.setattr(BoundSession, "run", failing)
         refused(lambda: list(model.generate(IDS, FOUR)), BackendError, ": in a", "position")
@@ -226,7 +228,7 @@ def test_b15_a_run_that_fails_is_an_error_of_one_line(
 def test_b15_a_status_of_ggml_is_an_error_of_one_line(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type[StemEdgeError]
 ) -> None:
-    with stem_edge.load(tiny_gguf, trial=False) as model:
+    with stem_edge.load(tiny_gguf) as model:
         expected = list(model.generate(IDS, FOUR))
         with monkeypatch.context() as patch:
             patch.setattr(_ggml(model), "backend_graph_compute", lambda *_: status)
@@ -247,7 +249,7 @@ def test_b15_memory_that_runs_out_in_a_run(
     def failing(self: BoundSession) -> None:
         raise RuntimeError("Failed to allocate memory for requested buffer of size 123")
 
-    with stem_edge.load(tiny_bundle, trial=False, keep_prefixes=False) as model:
+    with stem_edge.load(tiny_bundle, keep_prefixes=False) as model:
         expected = list(model.generate(IDS, FOUR))
         with monkeypatch.context() as patch:
             patch.setattr(BoundSession, "run", failing)

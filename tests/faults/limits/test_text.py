@@ -10,13 +10,11 @@ import msgspec
 import pytest
 from contract import refused, takes
 from tokenizer_files import WORDS, added, write
-from tokenizers import Tokenizer
 
 from stem_edge.errors import BundleError, InputError
 from stem_edge.limits import MAX_VOCAB
 from stem_edge.runtime.text import codec as text
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.runtime.text.probe import probe
 from stem_edge.runtime.text.stream import TokenStream
 from stem_edge.text import tokenizer_gate
 from stem_edge.text.tokenizer_gate import AddedToken, check_tokenizer
@@ -192,7 +190,7 @@ def test_what_is_not_the_fault_of_a_file_passes(
 
     codec = TextCodec(write(path))
     monkeypatch.setattr(codec, "_tokenizer", Fails(error()))
-    for call in (lambda: codec.encode("a"), lambda: codec.decode([0]), lambda: probe(codec)):
+    for call in (lambda: codec.encode("a"), lambda: codec.decode([0])):
         with pytest.raises(error):
             call()
     monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_buffer": fails}))
@@ -212,43 +210,12 @@ def test_panics_are_errors_of_one_line(path: Path, monkeypatch: pytest.MonkeyPat
     assert "x" * 288 in message
     assert "x" * 290 not in message
     refused(lambda: codec.decode([0]), InputError, "these token ids")
-    message = refused(
-        lambda: probe(codec), BundleError, path, "found in a trial; export the bundle again"
-    )
 
     def fails(*_: object) -> None:
         raise panic
 
     monkeypatch.setattr(text, "Tokenizer", type("Other", (), {"from_buffer": fails}))
     refused(lambda: TextCodec(path), BundleError, path, "not a tokenizer.json (at line\\x1b 3")
-
-
-def test_what_a_trial_decodes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stem_edge.runtime.text.probe.PROBED_IDS", 2)
-    seen: list[tuple[str, object]] = []
-
-    class Watched:
-        def __init__(self, real: Tokenizer) -> None:
-            self._real = real
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._real, name)
-
-        def encode(self, text: str, **options: bool) -> Any:
-            seen.append((text, self.encode_special_tokens))
-            return self._real.encode(text, **options)
-
-        def decode(self, ids: list[int], skip_special_tokens: bool) -> Any:
-            if not skip_special_tokens:
-                seen.append(("ids", list(ids)))
-            assert len(ids) <= 2
-            return self._real.decode(ids, skip_special_tokens)
-
-    codec = TextCodec(write(path, added_tokens=[added(2, "<c>", special=True), added(3, "d")]))
-    monkeypatch.setattr(codec, "_tokenizer", Watched(codec._tokenizer))
-    probe(codec)
-    assert [found for kind, found in seen if kind == "ids"] == [[0, 1], [2, 3]]
-    assert [one for one in seen if one[0] == "<c>"][:2] == [("<c>", True), ("<c>", False)]
 
 
 class Letters(TextCodec):

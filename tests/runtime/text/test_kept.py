@@ -228,4 +228,4 @@ def test_a_load_checks_a_tokenizer_once_and_another_again(
     file = bundle / "tokenizer.json"
     file.write_bytes(file.read_bytes().replace(b'"BPE"', b'"B\\"E'))
     with pytest.raises(BundleError, match="not a tokenizer"):
-        stem_edge.load(bundle, cache_dir=cache, trial=False)
+        stem_edge.load(bundle, cache_dir=cache)

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 from architectures import SIZES, VARIANTS, write
+from contract import refused
 from tiers import slow_but
 
 import stem_edge
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.keeping import keep_verdict
 from stem_edge.bundle.manifest import MANIFEST, encode_manifest
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.bundle.prefill_check import (
@@ -23,15 +23,18 @@ from stem_edge.bundle.prefill_check import (
     prefill_refusal,
     probe_tokens,
 )
-from stem_edge.bundle.verdicts import Verdicts
 from stem_edge.commands.main import main
 from stem_edge.config import ModelConfig
-from stem_edge.errors import InputError, RowReadError
+from stem_edge.errors import BundleError, InputError, RowReadError
+from stem_edge.graph.decode import PREFILL_DATA
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import NotFiniteError
-from stem_edge.runtime.backends.onnxruntime import loader
+from stem_edge.runtime.backends.onnxruntime import loader, prefill_exactness
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
-from stem_edge.runtime.first_load.trial_worker import measure_prefill
+from stem_edge.runtime.backends.onnxruntime.prefill_exactness import (
+    cached_divergence,
+    measured_divergence,
+)
 
 PROMPT = "a prompt of more than eight tokens"
 
@@ -83,7 +86,7 @@ def test_the_probe_is_that_of_the_report(quantized: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", slow_but(["mixed"], ["indexed", "mixed", "few records"]))
-def test_the_trial_measures_with_the_rows_of_the_tokens(
+def test_it_is_measured_with_the_rows_of_the_tokens(
     kind: str, tmp_path: Path, tiny_checkpoint: Path
 ) -> None:
     """Tokens may share records; the result equals that of the export."""
@@ -98,18 +101,37 @@ def test_the_trial_measures_with_the_rows_of_the_tokens(
     bundle = stem_edge.export_bundle(
         source, tmp_path / "out", backbone="int4", prefill_graph=True, **options
     )
-    found = measure_prefill(bundle, lambda step: None)
+    found = measured_divergence(bundle, tmp_path, 1 << 40)
     assert found == pytest.approx(bundle.manifest.report.prefill_from_decode, rel=0.01)
 
 
 def test_rows_that_cannot_be_read_measure_nothing(
-    quantized: Path, monkeypatch: pytest.MonkeyPatch
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
         raise RowReadError("flash failed")
 
     monkeypatch.setattr("stem_edge.runtime.rows.store.RowStore.read", fails)
-    assert measure_prefill(open_bundle(quantized), lambda step: None) is None
+    assert measured_divergence(open_bundle(quantized), tmp_path, 1 << 40) is None
+    assert cached_divergence(open_bundle(quantized), tmp_path) is None
+
+
+def test_without_memory_for_it_nothing_is_measured(
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_exactness, "COPIES", 1 << 20)
+    with stem_edge.load(quantized, memory="1GB", cache_dir=tmp_path) as model:
+        assert "is measured when the backbone is prepared" in model.plan.prefill_refused
+
+
+def test_only_the_weights_of_the_manifest_are_measured(quantized: Path, tmp_path: Path) -> None:
+    """Otherwise the result would be taken for that of another bundle, whose hashes a forged one has."""
+    bundle = Path(shutil.copytree(quantized, tmp_path / "b"))
+    data = bytearray((bundle / PREFILL_DATA).read_bytes())
+    data[0] ^= 1
+    (bundle / PREFILL_DATA).write_bytes(data)
+    refused(lambda: stem_edge.load(bundle, cache_dir=tmp_path / "c"), BundleError, "sha256 is")
+    assert not list((tmp_path / "c").glob("exactness/*"))
 
 
 def test_a_prefill_graph_that_computes_no_numbers_is_not_used(
@@ -124,9 +146,8 @@ def test_a_prefill_graph_that_computes_no_numbers_is_not_used(
 
     monkeypatch.setattr(OrtContext, "finish", finish)
     bundle = open_bundle(quantized)
-    found = measure_prefill(bundle, lambda step: None)
-    kept = keep_verdict(Verdicts(bundle, "onnxruntime", tmp_path), prefill_from_decode=found)
-    assert Verdicts(bundle, "onnxruntime", tmp_path).verdict() == kept
+    found = measured_divergence(bundle, tmp_path, 1 << 40)
+    assert cached_divergence(bundle, tmp_path) == found
     assert "it diverges 1e+09 nats" in prefill_refusal(bundle.manifest, found)
 
 
@@ -136,7 +157,9 @@ def test_without_a_folder_for_caches_nothing_is_known(
     def fails(given: object) -> Path:
         raise InputError("there is no folder for caches")
 
-    monkeypatch.setattr("stem_edge.bundle.verdicts.cache_folder", fails)
+    monkeypatch.setattr(
+        "stem_edge.runtime.backends.onnxruntime.prefill_exactness.cache_folder", fails
+    )
     assert stem_edge.memory_plan(quantized, prepare=False).prefill_refused == ""
 
 
@@ -144,46 +167,41 @@ def test_a_bundle_whose_promise_does_not_hold(
     quantized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Prompts go through the other graphs; plan, figures and command say so."""
+    bundle = promising(quantized, tmp_path / "b", 0.0)
+    # Because nobody has measured it.
+    assert stem_edge.memory_plan(bundle.path, cache_dir=tmp_path).prefill_refused == ""
     with stem_edge.load(quantized) as model:  # a bundle as exact as it says
         model.generate_text(PROMPT, max_new_tokens=1)
         assert model.plan.prefill_refused == "" and "prefill graph" not in model.stats.line()
-    bundle = promising(quantized, tmp_path / "b", 0.0)
-    assert stem_edge.memory_plan(bundle.path).prefill_refused == ""  # because nobody has tried it
     with stem_edge.load(bundle.path, prefill_graph=False) as model:
         expected = model.logits(model.tokenize(PROMPT))
     with stem_edge.load(bundle.path) as model:
         assert np.array_equal(model.logits(model.tokenize(PROMPT)), expected)
-        refused = model.plan.prefill_refused
-        assert "from the decoding graph on this processor, and 0 where it was exp" in refused
-        assert model.stats.line().endswith(f"; prefill graph not used: {refused}")
-        assert model.stats.to_dict()["prefill_refused"] == refused
-    with stem_edge.load(bundle.path, trial=False) as model:
-        assert model.plan.prefill_refused == refused
+        said = model.plan.prefill_refused
+        assert "from the decoding graph on this processor, and 0 where it was exp" in said
+        assert model.stats.line().endswith(f"; prefill graph not used: {said}")
+        assert model.stats.to_dict()["prefill_refused"] == said
+    with stem_edge.load(bundle.path) as model:
+        assert model.plan.prefill_refused == said
     with stem_edge.load(bundle.path, prefill_graph=True) as model:  # because it is asked for
         assert model.plan.prefill_refused == ""
         assert not np.array_equal(model.logits(model.tokenize(PROMPT)), expected)
-    assert stem_edge.memory_plan(bundle.path).prefill_refused == refused
+    assert stem_edge.memory_plan(bundle.path).prefill_refused == said
     assert main(["inspect", str(bundle.path), "--memory"]) == 0
-    assert refused in " ".join(capsys.readouterr().out.split())
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_where_all_matrices_do_not_fit_together(
     quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts go through the graphs that decode, unless the other is asked for."""
+    stem_edge.load(quantized).close()  # which measures it
     found = footprint_of(open_bundle(quantized).manifest)
     both = found.step_nbytes + found.prefill_nbytes
-    for limit, refused in ((both, ""), (both - 1, "its matrices would take")):
+    for limit, words in ((both, ""), (both - 1, "its matrices would take")):
         monkeypatch.setattr(loader, "memory_limit", lambda limit=limit: limit)
-        assert stem_edge.memory_plan(quantized).prefill_refused.startswith(refused)
+        assert stem_edge.memory_plan(quantized).prefill_refused.startswith(words)
         with stem_edge.load(quantized) as model:
-            assert bool(model.plan.prefill_refused) == bool(refused)
+            assert bool(model.plan.prefill_refused) == bool(words)
     with stem_edge.load(quantized, prefill_graph=True) as model:
         assert model.plan.prefill_refused == ""
-
-
-def test_an_export_knows_it_without_a_trial(quantized: Path) -> None:
-    bundle = open_bundle(quantized)
-    verdict = Verdicts(bundle, "onnxruntime", None).verdict()
-    assert verdict is not None
-    assert verdict.prefill_from_decode == bundle.manifest.report.prefill_from_decode

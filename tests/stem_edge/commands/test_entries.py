@@ -73,6 +73,7 @@ OLD = {
     f"{KEY}-{key('graphs')}": OTHER,
     f"{key('ggml')}.json": "",
     key("checked"): "its model is gone",
+    key("exactness"): "",
     f"{KEY}-{KEY}.safetensors": "",
     f".{KEY[:16]}.tmp": "",
 }
@@ -101,6 +102,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "graphs": [f"{builders()}-{key('graphs')}", f"{KEY}-{key('graphs')}"],
         "ggml": [f"{key('ggml')}.json"],
         "checked": [key("checked")],
+        "exactness": [key("exactness")],
         "prefixes": [f"{KEY}-{KEY}.safetensors", f".{KEY[:16]}.tmp"],
     }
     assert {*files, "prepared", MADE} == OURS.keys()

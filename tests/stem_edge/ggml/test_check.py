@@ -16,17 +16,11 @@ from compiled_ggml import compiled, needs_compiler, needs_library, version_sourc
 
 from stem_edge.errors import BackendError
 from stem_edge.ggml import check as ggml_check
-from stem_edge.ggml.check import (
-    check_library,
-    checked_ggml,
-    read_verdict,
-    rebuild,
-    verdict_file,
-)
+from stem_edge.ggml.check import check_library, checked_ggml, rebuild
 from stem_edge.ggml.gguf_schema import repacks, tensor_types
 from stem_edge.ggml.installed import REINSTALL, installed_library
 from stem_edge.ggml.types import OTHER_TYPES, WEIGHT_TYPES
-from stem_edge.runtime.backends.ggml.library_trial import LOST, WrongResultError, cases, compare
+from stem_edge.runtime.backends.ggml.library_trial import WrongResultError, cases, compare
 from stem_edge.tables.codecs import FORMS
 
 GOOD = {"repack": True}
@@ -45,7 +39,7 @@ def spoiled(self, *arguments):
 setattr(place, name, spoiled)
 sys.exit(ggml_trial.main())
 """
-LOGITS, STORED = "(GgmlContext, 'finish')", "(ggml_trial, '_stored')"
+LOGITS = "(GgmlContext, 'finish')"
 
 
 def child(code: str) -> list[str]:
@@ -88,11 +82,9 @@ def trials(library: Path, tmp_path: Path) -> Trials:
 @needs_library
 def test_a_good_library_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = checked_ggml(tmp_path)
+    assert first.repack <= (first.extra_buffer_type("CPU_REPACK") is not None)
     monkeypatch.setattr("subprocess.run", None)  # no child can be started
     assert checked_ggml(tmp_path).repack == first.repack
-    verdict = read_verdict(verdict_file(tmp_path, installed_library()))
-    assert verdict is not None
-    assert verdict.repack == first.repack <= (first.extra_buffer_type("CPU_REPACK") is not None)
     with pytest.raises(TypeError):
         checked_ggml(tmp_path / "another folder")
 
@@ -137,11 +129,11 @@ def test_the_same_library_in_another_folder(trials: Trials, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b"{", b'{"format": 0, "library": "", "repack": true}', bytes(1 << 17)],
+    [b"", b"{", b'{"library": "", "repack": true}', bytes(1 << 17)],
     ids=[
         "empty",
         "cut",
-        "another format",
+        "other fields",
         "too long",
     ],  # a name of 128 KiB is too long to start processes
 )
@@ -166,7 +158,7 @@ def test_a_bad_verdict_is_not_kept(trials: Trials) -> None:
 
 @pytest.mark.parametrize("told", [{}, [], "text", GOOD | {"x": 1}, {"repack": 1}])
 def test_a_child_that_says_something_else(told: object, trials: Trials) -> None:
-    with pytest.raises(BackendError, match="the test of ggml ended with"):
+    with pytest.raises(BackendError, match="could not be tested"):
         trials.count(told)
 
 
@@ -178,7 +170,7 @@ def test_a_child_that_says_something_else(told: object, trials: Trials) -> None:
         (signal.SIGILL, r"crashed \(SIGILL at .* that this processor does not have, .*--no-c"),
         (
             signal.SIGABRT,
-            r"aborted during .* \(products of X\): GGML_ASSERT\(false\); install it again",
+            r"could not be .* at products of X\): GGML_ASSERT\(false\); install it again",
         ),
         (signal.SIGKILL, r"was killed \(products of X\); free some memory and try again"),
     ],
@@ -212,7 +204,7 @@ def test_a_library_for_another_processor(tmp_path: Path) -> None:
 
 def test_a_library_that_hangs(library: Path, tmp_path: Path) -> None:
     code = "import time; print('products of X', flush=True); time.sleep(60)"
-    with pytest.raises(BackendError, match=r"did not end .* within 0\.5 s \(.*\); try again"):
+    with pytest.raises(BackendError, match=r"did not end its test in time \(.*\); try again"):
         check_library(library, tmp_path, child(code), seconds=0.5)
 
 
@@ -222,7 +214,6 @@ def test_a_library_that_hangs(library: Path, tmp_path: Path) -> None:
     [
         (LOGITS, "True", "+= 50", "f32 weights and fp32 rows: logits of 64 tokens, value 4095 of"),
         (LOGITS, "arguments[1] == 1", "= float('nan')", "f32 .*: logits of 1 .*: found nan, exp"),
-        (STORED, "arguments[0] == 'head'", "+= 1", "f32 .*: head, value 16383 of 16384: "),
         pytest.param(
             LOGITS,
             "self.steps.model.weights._few is not self.steps.model.weights.tensors",
@@ -277,7 +268,9 @@ def test_a_child_that_cannot_be_started(library: Path, tmp_path: Path) -> None:
 
 
 def test_a_child_that_cannot_work(library: Path, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="exit status 1: ModuleNotFoundError: No module named"):
+    with pytest.raises(
+        BackendError, match=r"exit status 1 at .*ModuleNotFoundError: No module named"
+    ):
         check_library(library, tmp_path, child("import nothing_of_this_name"))
 
 
@@ -314,14 +307,13 @@ def test_flags_for_the_processor(
 ONES = np.ones(4, np.float32)
 
 
-@pytest.mark.parametrize("order", [np.inf, 2])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1.3, 0.7])
-def test_one_wrong_value_is_enough(wrong: float, order: float) -> None:
+def test_one_wrong_value_is_enough(wrong: float) -> None:
     found = ONES.copy()
     found[2] = wrong
     with pytest.raises(WrongResultError, match=r"^it, value 2 of 4: found .*, expected 1$"):
-        compare("it", found, ONES, 0.1, order)
-    compare("it", ONES, ONES, 0.0, order)
+        compare("it", found, ONES, 0.1)
+    compare("it", ONES, ONES, 0.0)
 
 
 def test_what_the_schema_uses_is_tried() -> None:
@@ -330,6 +322,7 @@ def test_what_the_schema_uses_is_tried() -> None:
         for case in cases()
         for kind in tensor_types(case.config, case.weights).values()
     }
-    assert {kind for kind, _ in tried} == LOST.keys() == {*WEIGHT_TYPES.values(), *OTHER_TYPES}
-    assert {kind for kind, copied in tried if copied} == {k for k in LOST if repacks(k, 64)}
-    assert {case.row_type for case in cases() if case.config.n_experts == 0} == {*FORMS}
+    known = {*WEIGHT_TYPES.values(), *OTHER_TYPES}
+    assert {kind for kind, _ in tried} == known
+    assert {kind for kind, copied in tried if copied} == {k for k in known if repacks(k, 64)}
+    assert {case.row_type for case in cases()} == {*FORMS}

@@ -378,7 +378,7 @@ def test_engines_read_the_cache(
     hub.add(NAME, tiny)
     tokens = []
     for path in (tiny, f"hf:{NAME}"):
-        with stem_edge.load(path, engine=engine, trial=True, **options) as model:
+        with stem_edge.load(path, engine=engine, **options) as model:
             chunks = model.generate([1, 2, 3], max_new_tokens=8)
             tokens.append([token for chunk in chunks for token in chunk.token_ids])
     assert tokens[0] == tokens[1]

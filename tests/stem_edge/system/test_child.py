@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import os
 import signal
-import subprocess
 import sys
-import threading
-import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,9 +15,7 @@ from stem_edge.system.child import (
     last_line,
     limit_this_process,
     module_command,
-    pass_lines,
     run_child,
-    run_steps,
     signal_name,
 )
 
@@ -49,9 +40,6 @@ def test_a_child_ends_and_what_it_said() -> None:
     assert ended.stderr.strip() == b"said"
     replaced = run_child(python(SHOW), LONG, {"TOKENIZERS_PARALLELISM": "true"})
     assert replaced.stdout.split()[0] == b"true"
-    ended = run_steps(python(SHOW), LONG, LONG)
-    assert (ended.status, ended.stdout.split()) == (3, [b"false", b"None", b"1", b"1", b"True"])
-    assert ended.stderr.strip() == b"said"
 
 
 @pytest.mark.slow
@@ -62,98 +50,16 @@ def test_a_child_that_does_not_end(said: bytes) -> None:
     assert run_child(python(code), 3.0) == (None, said, said)
 
 
-def test_a_thread_that_cannot_start_is_a_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(MemoryError, match="new thread"):
-        run_steps(python("import time; time.sleep(600)"), LONG, LONG)
-
-
 @needs_posix
 def test_a_crash() -> None:
     crashes = python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    for ended in (run_child(crashes, LONG), run_steps(crashes, LONG, LONG)):
-        assert ended.status == -signal.SIGSEGV
-        assert ended.crashed
+    ended = run_child(crashes, LONG)
+    assert ended.status == -signal.SIGSEGV and ended.crashed
 
 
 def test_a_missing_command() -> None:
-    for call in (partial(run_child, ["/nothing"], 1.0), partial(run_steps, ["/nothing"], 1.0, 1.0)):
-        with pytest.raises(FileNotFoundError):
-            call()
-
-
-@pytest.mark.slow
-def test_steps_may_take_long_together() -> None:
-    code = "import time\nfor n in range(6): print(n, flush=True); time.sleep(0.5)\nprint('done')"
-    ended = run_steps(python(code), LONG, 2.0)
-    assert ended == (0, b"".join(b"%d%s" % (n, EOL) for n in range(6)) + b"done" + EOL, b"")
-
-
-EOL = os.linesep.encode()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["", "print(1, flush=True); "])
-def test_a_step_that_does_not_end(first: str) -> None:
-    """Until the first line, only the limit for starting applies."""
-    code = f"import sys, time; {first}print('x', file=sys.stderr, flush=True); time.sleep(600)"
-    started = time.monotonic()
-    times = (LONG, 1.0) if first else (3.0, LONG)
-    ended = run_steps(python(code), *times)
-    assert time.monotonic() - started < LONG / 2
-    assert ended == (None, b"1" + EOL if first else b"", b"x" + EOL)
-
-
-@pytest.mark.slow
-@needs_posix
-def test_a_child_that_closes_stdout_and_does_not_end() -> None:
-    code = "import os, time; os.close(1); time.sleep(600)"
-    assert run_steps(python(code), LONG, 1.0) == (None, b"", b"")
-
-
-def test_much_output_stops_nobody() -> None:
-    code = "import sys; sys.stderr.write('x' * (1 << 20)); print('done')"
-    ended = run_steps(python(code), LONG, LONG)
-    assert (ended.status, ended.stdout, len(ended.stderr)) == (0, b"done" + EOL, 1 << 20)
-
-
-def test_an_interrupt_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[subprocess.Popen[bytes]] = []
-
-    class Watched(subprocess.Popen):  # type: ignore[type-arg]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            made.append(self)
-
-    class Interrupted:
-        def put(self, line: bytes) -> None:
-            pass
-
-        def get(self, timeout: float) -> bytes:
-            raise KeyboardInterrupt
-
-    before = set(threading.enumerate())
-    monkeypatch.setattr(subprocess, "Popen", Watched)
-    queues = SimpleNamespace(SimpleQueue={bytes: Interrupted}, Empty=ValueError)
-    monkeypatch.setattr(child, "queue", queues)
-    with pytest.raises(KeyboardInterrupt):
-        run_steps(python("import time; time.sleep(600)"), LONG, LONG)
-    assert made[0].returncode not in (None, 0)
-    assert not set(threading.enumerate()) - before
-
-
-@pytest.mark.parametrize(
-    ("most", "lines"), [(-1, [b"ab\n", b"cdef", b""]), (3, [b"ab\n", b"cde", b"f", b""])]
-)
-def test_lines_are_passed(most: int, lines: list[bytes]) -> None:
-    taken: list[bytes] = []
-    pipe = io.BytesIO(b"ab\ncdef")
-    pass_lines(pipe, taken.append, most)
-    assert taken == lines
-    assert pipe.closed
+    with pytest.raises(FileNotFoundError):
+        run_child(["/nothing"], 1.0)
 
 
 @pytest.mark.parametrize(

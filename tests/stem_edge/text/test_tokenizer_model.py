@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from contract import refused
+from text_codecs import probe_texts
 from tokenizer_files import added, write
 from tokenizers import Tokenizer
 
 from stem_edge.errors import BundleError, MemoryPlanError
 from stem_edge.runtime.text.codec import TextCodec
-from stem_edge.runtime.text.probe import probe_texts
 from stem_edge.text import checked_tokenizer, tokenizer_gate, tokenizer_model
 
 CHARS = string.ascii_letters + string.digits

@@ -16,7 +16,6 @@ import numpy as np
 
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.verdicts import Verdict
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
 from stem_edge.graph.device import variants
 from stem_edge.graph.device.rows import DeviceRows
@@ -98,7 +97,7 @@ class DeviceLoader:
         self.step_tokens = ANY_NUMBER
         self._context = bundle.manifest.model.max_context
 
-    def prepare(self, verdict: Verdict | None) -> None:
+    def prepare(self) -> None:
         """Do nothing, because providers pack weights in their own memory."""
 
     def needs(self, context: int) -> Needs:

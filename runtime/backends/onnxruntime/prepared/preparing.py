@@ -10,10 +10,10 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from stem_edge.bundle.checksums import check_hashes
 from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.keeping import check_place
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.verdicts import Verdicts
+from stem_edge.bundle.prefill_check import weight_files
 from stem_edge.errors import BackendError
 from stem_edge.files.trees import remove_tree
 from stem_edge.graph.kv import KvType
@@ -78,8 +78,8 @@ def make(
     root = cache_folder(cache_dir)
     needs = preparing_needs(footprint_of(bundle.manifest, "onnxruntime").with_kv(kv), threads)
     _check_memory(bundle, needs, memory)
-    # The result is found by the checksums in the manifest, so the files must match them.
-    check_place(Verdicts(bundle, "onnxruntime", cache_dir))
+    # The result is found by the checksums in the manifest, so it must be made of these very files.
+    check_hashes(bundle, weight_files(bundle.manifest))
     target = prepared_folder(root, bundle, ort.__version__, kv)
     folder = begin(root, target.name, needs.disk)
     try:

@@ -132,7 +132,7 @@ def test_two_prompts_at_once_open_them_once(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = watch(monkeypatch, {})
-    options: dict[str, Any] = {"prepare": False, "trial": False, "prefill_graph": True}
+    options: dict[str, Any] = {"prepare": False, "prefill_graph": True}
     with stem_edge.load(bundle.path, threads=1, **options) as model:
         model.logits(PROMPT[: PREFILL_FROM - 1])
         assert PREFILL not in tried

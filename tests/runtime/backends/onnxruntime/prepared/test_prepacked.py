@@ -120,7 +120,7 @@ def test_the_same_logits_where_onnxruntime_joins_nodes(
     stem_edge.export_bundle(checkpoint, out, **options)
     found = list[Any]()
     for prepare in (True, False):
-        with stem_edge.load(out, prepare=prepare, threads=1, trial=False) as model:
+        with stem_edge.load(out, prepare=prepare, threads=1) as model:
             found.append(model.logits([7 * n % 50 for n in range(20)]))
     assert np.array_equal(*found)
 
@@ -195,7 +195,7 @@ def test_a_large_graph_for_prompts_that_nobody_measured_is_not_used(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefill_check, "TRIED_NBYTES", 0)
-    plan = partial(stem_edge.memory_plan, bundle, cache_dir=tmp_path, trial=False)
+    plan = partial(stem_edge.memory_plan, bundle, cache_dir=tmp_path)
     refused = "is measured when the backbone is prepared"
     assert refused in plan(prepare=False).prefill_refused and not plan(prepare=False).prefill
     assert plan(prepare=False, prefill_graph=True).prefill
