@@ -44,7 +44,9 @@ def test_rows_over_a_network_give_the_same_text(
     here: Path, server: RangeServer, text: str, tmp_path: Path
 ) -> None:
     options = {"slots": 16, "cache_dir": tmp_path, "warm_start": False}
-    load(DEMO, cache_dir=tmp_path).close()  # which measures the graph for prompts, with rows that are here
+    load(
+        DEMO, cache_dir=tmp_path
+    ).close()  # which measures the graph for prompts, with rows that are here
     with load(here, tables=server.url, **options) as model:  # type: ignore[arg-type]
         assert model.generate_text(PROMPT) == text
         stats = model.stats

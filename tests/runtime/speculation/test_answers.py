@@ -53,9 +53,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def model(bundle: Path, engine: EngineName) -> Iterator[Model]:
-    with stem_edge.load(
-        bundle_for(bundle, engine), engine=engine, threads=1
-    ) as loaded:
+    with stem_edge.load(bundle_for(bundle, engine), engine=engine, threads=1) as loaded:
         yield loaded
 
 
