@@ -278,7 +278,7 @@ def test_a_worker_that_fails_says_why(
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(BundleError, match=r"backbone\.onnx\.data: sha256 is"):
         preparing.make(opened, tmp_path, 1)
-    monkeypatch.setattr(preparing, "check_place", lambda records: None)
+    monkeypatch.setattr(preparing, "check_hashes", lambda *_: None)
     path.write_bytes(b"")
     with pytest.raises(BackendError, match=r"cannot be prepared: .*backbone\.onnx\.data"):
         preparing.make(opened, tmp_path, 1)
