@@ -13,7 +13,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.backbone.form import Form, Written
 from stem_edge.export.backbone.gguf_values import TensorSource
-from stem_edge.export.backbone.gguf_writer import GgufValue, write_gguf
+from stem_edge.export.backbone.gguf_writer import write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.job import Advance, Format, Job, WriteStep, begin_layers, layers_nbytes
 from stem_edge.export.job.options import ExportOptions, Stored
@@ -111,7 +111,7 @@ def _write_backbone(
     return {path: write_gguf(path, job.ggml, values, tensors, threads, meter, advance)}
 
 
-def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, GgufValue]:
+def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, gguf_schema.Value]:
     return {
         "general.architecture": gguf_schema.ARCHITECTURE,
         "general.name": shown_name(source.path.resolve()) or gguf_schema.ARCHITECTURE,

@@ -20,24 +20,21 @@ from stem_edge.export.job.files import BundleFile
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.streams import MatrixPool, RowSpan, all_rows, spans
 from stem_edge.export.tensor_files.gguf_tensor import Coded, decoded
-from stem_edge.ggml.gguf_schema import ALIGNMENT
+from stem_edge.ggml.gguf_schema import ALIGNMENT, Value
 from stem_edge.ggml.gguf_tensors import encode_tensors, lay_out
 from stem_edge.ggml.library import Ggml
 from stem_edge.numerics.matrix import whole
-from stem_edge.numerics.quantize import F32, I32, U8
+from stem_edge.numerics.quantize import U8
 
 MAGIC, VERSION = b"GGUF", 3
 # Numbers of the value types that are written here.
-UINT32, INT32, FLOAT, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
-
-# An int is written as uint32, a tuple of them as an array of uint32; numpy arrays keep their type.
-GgufValue = str | bool | int | float | tuple[int, ...] | Sequence[str] | I32 | F32
+UINT32, FLOAT, STRING, ARRAY = 4, 6, 8, 9
 
 
 def write_gguf(
     path: Path,
     ggml: Ggml,
-    metadata: Mapping[str, GgufValue],
+    metadata: Mapping[str, Value],
     tensors: Sequence[TensorSource],
     threads: int,
     meter: ErrorMeter,
@@ -87,7 +84,7 @@ def _kept(name: str, matrix: Coded, weights: MatrixPool) -> Iterator[U8]:
     return weights.in_order(read, spans(all_rows([matrix])))
 
 
-def encode_header(metadata: Mapping[str, GgufValue], tensors: Sequence[TensorSource]) -> bytes:
+def encode_header(metadata: Mapping[str, Value], tensors: Sequence[TensorSource]) -> bytes:
     """Encode everything before the values of the first tensor, without the padding before them.
 
     Raises ValueError for a value of metadata that has no type here.
@@ -99,30 +96,18 @@ def encode_header(metadata: Mapping[str, GgufValue], tensors: Sequence[TensorSou
     return b"".join([*parts, encode_tensors(placed)])
 
 
-def _typed(key: str, value: GgufValue) -> bytes:
+def _typed(key: str, value: Value) -> bytes:
     """Encode the number of a value's type, and the value."""
     match value:
-        case bool():
-            return struct.pack("<I?", BOOL, value)
         case int() if 0 <= value < 1 << 32:
             return struct.pack("<II", UINT32, value)
         case float():
             return struct.pack("<If", FLOAT, value)
         case str():
             return struct.pack("<I", STRING) + _string(value)
-        case np.ndarray(dtype=np.int32, ndim=1):
-            return _array(INT32, len(value), value.astype("<i4").tobytes())
-        case np.ndarray(dtype=np.float32, ndim=1):
-            return _array(FLOAT, len(value), value.astype("<f4").tobytes())
-        case [*items] if items and all(isinstance(item, str) for item in items):
-            return _array(STRING, len(items), b"".join(_string(str(item)) for item in items))
         case [*items] if items and all(type(i) is int and 0 <= i < 1 << 32 for i in items):
-            return _array(UINT32, len(items), np.array(items, "<u4").tobytes())
+            return struct.pack(f"<IIQ{len(items)}I", ARRAY, UINT32, len(items), *items)
     raise ValueError(f"{key}: {value!r} is not a value that can be written here")
-
-
-def _array(type_number: int, count: int, data: bytes) -> bytes:
-    return struct.pack("<IIQ", ARRAY, type_number, count) + data
 
 
 def _string(text: str) -> bytes:

@@ -20,7 +20,6 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,28 +27,12 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from stem_edge.export.tokenizers.comparison import Conversion, import_original
+from stem_edge.export.tokenizers.gguf import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from stem_edge.export.tokenizers.ranks import merges
 
+UNIGRAM, BPE = 1, 2  # kinds of models; those of pieces have the numbers of GGUF
 VARINT, LENGTH = 0, 2
 FIXED = {1: 8, 5: 4}  # wire type -> bytes
-
-
-class ModelType(IntEnum):
-    """Kinds of models that can be converted, as sentencepiece_model.proto numbers them."""
-
-    UNIGRAM = 1
-    BPE = 2
-
-
-class PieceType(IntEnum):
-    """Kinds of pieces, as sentencepiece_model.proto numbers them."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 class Piece(NamedTuple):
@@ -57,7 +40,7 @@ class Piece(NamedTuple):
 
     name: str
     score: float
-    type: PieceType
+    type: int
 
 
 @dataclass(frozen=True)
@@ -74,7 +57,7 @@ class SentencePieceModel:
     remove_extra_whitespaces: bool
     escape_whitespaces: bool
 
-    def names(self, *types: PieceType) -> list[str]:
+    def names(self, *types: int) -> list[str]:
         """Names of all pieces of these types."""
         return [piece.name for piece in self.pieces if piece.type in types]
 
@@ -86,7 +69,7 @@ def read_model(data: bytes) -> SentencePieceModel:
     trainer, normalizer = (_fields(b"".join(parts[number])) for number in (2, 3))
     return SentencePieceModel(
         pieces=tuple(_piece(_fields(piece)) for piece in parts[1]),
-        type=_last(trainer[3], ModelType.UNIGRAM),
+        type=_last(trainer[3], UNIGRAM),
         treat_whitespace_as_suffix=bool(_last(trainer[24], False)),
         byte_fallback=bool(_last(trainer[35], False)),
         rules=_last(normalizer[1], b"").decode(),
@@ -99,7 +82,7 @@ def read_model(data: bytes) -> SentencePieceModel:
 
 def _piece(fields: defaultdict[int, list[Any]]) -> Piece:
     (score,) = struct.unpack("<f", _last(fields[2], bytes(4)))
-    return Piece(_last(fields[1], b"").decode(), score, PieceType(_last(fields[3], 1)))
+    return Piece(_last(fields[1], b"").decode(), score, _last(fields[3], NORMAL))
 
 
 def _last(values: Sequence[Any], default: Any) -> Any:
@@ -145,23 +128,23 @@ def convert_sentencepiece(path: Path) -> Conversion:
 def _tokenizer(model: SentencePieceModel) -> Tokenizer:
     if model.treat_whitespace_as_suffix or not model.escape_whitespaces:
         raise ValueError("treat_whitespace_as_suffix or escape_whitespaces=false")
-    if unused := model.names(PieceType.UNUSED):
+    if unused := model.names(UNUSED):
         raise ValueError(f"{len(unused)} unused pieces, such as {unused[0]!r}")
-    symbols = model.names(PieceType.USER_DEFINED)
+    symbols = model.names(USER_DEFINED)
     normalizer = normalizers.Sequence(_normalizer(model, symbols))
     unstable = [name for name in symbols if normalizer.normalize_str(name) != name]
     if unstable:  # cannot be added, because text like its normalised form would match it
         raise ValueError(f"user-defined symbol {unstable[0]!r}, which normalisation changes")
     tokenizer = Tokenizer(_model(model))
     tokenizer.normalizer = normalizer
-    if model.type == ModelType.UNIGRAM:
-        hidden = model.names(PieceType.UNKNOWN, PieceType.CONTROL, PieceType.BYTE)
-        visible = "\n".join(model.names(PieceType.NORMAL, PieceType.USER_DEFINED))
+    if model.type == UNIGRAM:
+        hidden = model.names(UNKNOWN, CONTROL, BYTE)
+        visible = "\n".join(model.names(NORMAL, USER_DEFINED))
         tokenizer.pre_tokenizer = _keep_apart(hidden, visible)
     strip = [decoders.Strip(" ", 1, 0)] if model.add_dummy_prefix else []
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     tokenizer.decoder = decoders.Sequence(steps)
-    special = model.names(PieceType.UNKNOWN, PieceType.CONTROL)
+    special = model.names(UNKNOWN, CONTROL)
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     # Matched after normalisation, otherwise spaces beside a symbol would count as ends of the text.
     tokenizer.add_tokens([AddedToken(name, normalized=True) for name in symbols])
@@ -169,15 +152,15 @@ def _tokenizer(model: SentencePieceModel) -> Tokenizer:
 
 
 def _model(model: SentencePieceModel) -> models.Model:
-    (unknown,) = model.names(PieceType.UNKNOWN)
+    (unknown,) = model.names(UNKNOWN)
     ids = {piece.name: number for number, piece in enumerate(model.pieces)}
-    if model.type == ModelType.UNIGRAM:
+    if model.type == UNIGRAM:
         scores = [(piece.name, piece.score) for piece in model.pieces]
         return models.Unigram(scores, ids[unknown], model.byte_fallback)
-    if model.type != ModelType.BPE:
+    if model.type != BPE:
         raise ValueError(f"model type {model.type}")
     # Others are never made by merging: symbols are split off a text before.
-    normal = {piece.name: piece.score for piece in model.pieces if piece.type == PieceType.NORMAL}
+    normal = {piece.name: piece.score for piece in model.pieces if piece.type == NORMAL}
     ranked = sorted(normal, key=normal.__getitem__, reverse=True)
     return models.BPE(
         ids,
