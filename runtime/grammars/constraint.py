@@ -21,7 +21,7 @@ from stem_edge.runtime.grammars.library import (
     library,
     one_reason,
 )
-from stem_edge.runtime.grammars.schema import OPTIONS, place_named, prepared, prepared_lark
+from stem_edge.runtime.grammars.schema import OPTIONS, prepared, prepared_lark
 from stem_edge.runtime.grammars.vocabulary import Vocabulary, vocabulary_of
 from stem_edge.runtime.text.codec import TextCodec
 
@@ -192,10 +192,9 @@ def _source(grammar: Grammar, special_ids: Mapping[str, int]) -> str:
 
 
 def _refusal(grammar: Grammar, reason: str) -> InputError:
-    where = place_named(grammar.text, reason) if grammar.kind == "json_schema" else ""
     reason = one_reason(reason)
     if grammar.kind in ("regex", "gbnf"):  # its places are in the Lark made of them
         reason = re.sub(r"^line \d+, column \d+: ", "", reason)
     return InputError(
-        f"{grammar.kind}: {reason}{where}; correct it, or write what it means in another way"
+        f"{grammar.kind}: {reason}; correct it, or write what it means in another way"
     )

@@ -1,14 +1,14 @@
 """JSON Schemas as llguidance reads them, and Lark in its dialect, with schemas and special tokens inside.
 
-It refuses by itself what it does not enforce. This module handles what it gets wrong: patterns
-complete formats that it checks too loosely, and what cannot be completed is refused.
+It refuses by itself what it does not enforce. This module refuses what it would enforce wrongly, or so slowly
+that a request could stop a server.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from math import lcm
 from typing import Any
@@ -23,16 +23,6 @@ from stem_edge.shown import shown
 WHITESPACE = r" |\n[ \t]{0,40}"
 OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE, "lenient": False}
 
-_SECONDS = "^[^:]*:[0-9]{2}:[0-5]"  # without leap seconds, allowed at 23:59 UTC only
-_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
-_DAY = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
-_MAIL = r"^[^@]{1,64}@([^.@]{1,63}\.)*[^.@]{1,63}$"  # lengths that RFC 5321 and 1035 allow
-_COMPLETED: dict[str, list[dict[str, Any]]] = {
-    "date-time": [{"pattern": _SECONDS}, {"pattern": _DAY}],
-    "date": [{"pattern": _DAY}],
-    "time": [{"pattern": _SECONDS}],
-    "email": [{"pattern": _MAIL, "maxLength": 254}],
-}
 # Remainders are states of an automaton: as many as the common multiple of a schema's multiples.
 # A million take 14 seconds to compile. Zeros at the end of a number cost nothing.
 MAX_MULTIPLE = 10_000
@@ -45,60 +35,39 @@ _NAMED = (  # maps of names to schemas
 
 
 def prepared(text: str) -> str:
-    """Return a JSON Schema that means the same and that llguidance enforces or refuses.
+    """Return a JSON Schema in the form of an object.
 
-    Raises InputError, naming keyword and place, for what llguidance would enforce wrongly.
+    Raises InputError, naming keyword and place, for what llguidance would enforce wrongly or too slowly.
     """
     schema = json.loads(text)
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
     _check_totals(schema)
-    made = json.dumps(_walk(schema, "#"), ensure_ascii=False)
+    for each, where in _schemas(schema, "#"):
+        _check(each, where)
+    made = json.dumps(schema, ensure_ascii=False)
     if made.count('"$ref"') > MAX_LINKS:
         raise InputError(f"schema: has more than {MAX_LINKS:,} times $ref; write a shorter one")
     return made
 
 
-def place_named(text: str, reason: str) -> str:
-    """Return " at #/properties/a", where a schema has the keyword that a message names, or ""."""
-    keyword = re.search(r"(?:[\"']|format: |type: )([$\w-]+)", reason)
-    found: list[str] = []
-
-    def look(schema: dict[str, Any], where: str) -> None:
-        if keyword and keyword[1] in (*schema, schema.get("format"), schema.get("type")):
-            found.append(f" at {where}")
-
-    _walk(json.loads(text), "#", look)
-    return found[0] if found else ""
-
-
-def _walk(node: Any, where: str, visit: Callable[[dict[str, Any], str], None] | None = None) -> Any:
-    """Return a schema, or whatever stands below a keyword, with each schema in it prepared."""
+def _schemas(node: Any, where: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield a schema and each schema in it, with its place."""
     if isinstance(node, list):
-        return [_walk(each, f"{where}/{at}", visit) for at, each in enumerate(node)]
+        for at, each in enumerate(node):
+            yield from _schemas(each, f"{where}/{at}")
     if not isinstance(node, dict):
-        return node
-    (visit or _check)(node, where)
-    made = {}
+        return
+    yield node, where
     for key, value in node.items():
-        at = f"{where}/{key}"
         if key in _NAMED and isinstance(value, dict):
-            value = {name: _walk(each, f"{at}/{name}", visit) for name, each in value.items()}
+            for name, each in value.items():
+                yield from _schemas(each, f"{where}/{key}/{name}")
         elif key not in _VALUES:
-            value = _walk(value, at, visit)
-        made[key] = value
-    completion = _COMPLETED.get(node["format"]) if isinstance(node.get("format"), str) else None
-    if completion is not None and isinstance(made.get("allOf", []), list):
-        made["allOf"] = [*made.get("allOf", []), *completion]
-    return made
+            yield from _schemas(value, f"{where}/{key}")
 
 
 def _check(schema: dict[str, Any], where: str) -> None:
-    if "$ref" in schema and "$id" in schema and where != "#":
-        raise InputError(
-            f"schema: $id beside $ref at {where} means different things in different versions of "
-            "JSON Schema; remove $id"
-        )
     if "x-guidance" in schema:
         raise InputError(f"schema: x-guidance at {where} is no part of JSON Schema; remove it")
     by_pattern = schema.get("patternProperties")
@@ -120,9 +89,7 @@ def _check(schema: dict[str, Any], where: str) -> None:
 def _check_totals(root: Any) -> None:
     """Refuse what takes long together: multiples, and patterns, which are compared in pairs."""
     multiple, pairs = 1, 0
-
-    def look(schema: dict[str, Any], where: str) -> None:
-        nonlocal multiple, pairs
+    for schema, where in _schemas(root, "#"):
         value, patterns = schema.get("multipleOf"), schema.get("patternProperties")
         if isinstance(value, int | float) and value > 0:
             digits = f"{Decimal(str(value)):f}".replace(".", "").strip("0")
@@ -135,8 +102,6 @@ def _check_totals(root: Any) -> None:
             )
         if pairs > MAX_PAIRS:
             raise InputError(f"schema: patternProperties at {where} are too many; remove some")
-
-    _walk(root, "#", look)
 
 
 # Texts, regular expressions and comments first: what is in them is neither schema nor token. They are
