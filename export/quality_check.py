@@ -116,23 +116,22 @@ def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) 
     """Yield the bundle's logits in pieces [n, V]. Raises ExportError if they are not finite.
 
     Each piece overwrites the one before, because those of all tokens can take as much as the model.
-    pack: as load takes it; not worth its time and memory for a single token, as more slots are not.
+    pack: pack weights in memory; for a single token that, as more slots, is not worth its time and memory.
     """
     path, engine = job.folder / MANIFEST, job.options.runs_on
-    format, tables = manifest.format(engine), job.table_format
+    tables = job.table_format
     slots = min(STEP_TOKENS, tables.tables.records) if tables else None
     write_file(path, encode_manifest(manifest))
     try:
+        weights: dict[str, Any] = {"weights": "packed" if pack else "stored"}
         with stem_edge.load(
             job.folder,
             threads=job.options.cpus,
             engine=engine,
             context_length=len(ids),
-            prefill_graph=format is not None and format.prefill,
-            prepare=False,
-            pack=pack,
             slots=None if pack else slots,
             warm_start=False,
+            **weights,
         ) as model:
             for found in model.logits_chunks(ids):
                 if not np.isfinite(found).all():

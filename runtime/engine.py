@@ -76,6 +76,9 @@ class Engine:
         self._process = os.getpid()
         self.backend, self.rows, self.planned_chunk = backend, rows, chunk_tokens
         self.planned_logits = logit_tokens or chunk_tokens
+        self.uses_prefill = (
+            True  # False lets the graphs that decode process prompts, too: for comparisons
+        )
         # Re-entrant, because a signal handler that interrupts a step in this thread must not wait.
         self._lock = threading.RLock()
         self._busy = self._closing = False
@@ -155,7 +158,8 @@ class Engine:
         looked_up = self.rows.keys.of(token_ids, token_ids) if row_ids is None else row_ids
 
         def run() -> F32:
-            context.backend.begin(token_ids, context.position, prefill=prefill, apart=apart)
+            by_prefill = prefill and self.uses_prefill
+            context.backend.begin(token_ids, context.position, prefill=by_prefill, apart=apart)
             slots = self.rows.fetch(looked_up, logits)
             if following is not None:
                 self.rows.submit(following.row_ids, following.logits, following.later)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
+from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.graph.kv import QUANTIZED
 from stem_edge.runtime.backends.engine import EngineLoader, first_that_runs
-from stem_edge.runtime.backends.engines import choose_engine
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
@@ -108,12 +108,6 @@ def load(
     emulate_flash: delay reads like slower flash: "nvme", "ufs4", "ufs2", "emmc" or "sdcard".
     tables: URL of the bundle's folder tables.zarr (https://..., s3://..., a path), if its shards are there
         instead of in the bundle. fsspec opens it.
-    prefill_graph (onnxruntime): process prompts with the bundle's int8 graph. Default: if it is as exact here as the
-        bundle says, and preparing did not find it slower.
-    prepare (onnxruntime): rearrange a large backbone for this processor at the first load, and keep the
-        result. Default: yes.
-    pack (onnxruntime): copy the weights of a backbone that is not prepared into memory in this processor's
-        order; without it they stay in their file, and each step takes many times as long. Default: yes.
     cache_dir: folder for prepared backbones, token counts and tokenizers. Default: the user's cache folder.
     keep_prefixes: keep what generate computed of its prompts as far as the planned KV cache has room, on the
         CPU; a later prompt that begins with the same tokens goes on from there. The tokens are the same
@@ -156,10 +150,6 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     def assemble(loader: EngineLoader) -> Model:
         loader.prepare()
         plan = plan_load(bundle, chosen, loader.needs, options, later)
-        if plan.kv in QUANTIZED:
-            from stem_edge.runtime.backends.lossy import tell_of_loss
-
-            tell_of_loss(plan.kv, chosen, options)
         text.room = text_room(plan, options)
         if options.prompt_cache and not can_keep(plan):
             raise InputError(
@@ -189,12 +179,13 @@ def _assemble(
         with ExitStack() as failed:
             failed.callback(engine.close)
             prefixes = open_prefixes(bundle, engine, plan, options)
-            size, costs = bundle.manifest.model.vocab_size, loader.step_costs
+            costs = loader.step_costs
             stepping = Stepping(options.exact, costs)
             if options.guesses_ahead(costs):
                 from stem_edge.runtime.speculation.opening import open_speculation
 
-                guessing = open_speculation(engine, plan, size, costs, draft, options, load)
+                footprint = footprint_of(bundle.manifest, ENGINES[plan.engine].backbone)
+                guessing = open_speculation(engine, plan, footprint, costs, draft, options, load)
                 stepping = Stepping(options.exact, costs, guessing)
             failed.pop_all()
         return Model(bundle, engine, plan, text, prefixes, stepping, on_close)

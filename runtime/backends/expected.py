@@ -22,7 +22,6 @@ class Expected(Protocol):
 
     ALIVE: float  # share of the planned activations that is alive at once
     KEEPS: bool  # whether activations of a prompt stay while decoding
-    PREPARES: bool  # whether a first load makes a backbone for this machine
 
     def footprints(
         self, model: ModelConfig, tables: Callable[[RowType], TableFormat | None]

@@ -22,7 +22,6 @@ LESS_MEMORY = (
 SIZES = (2, 4, 8)  # tokens of steps that are measured, and then taken
 MOST = max(SIZES)  # tokens of a step
 BEFORE = 64  # tokens before the steps that are measured; a batch has copies of them
-DEEP = 512  # tokens before the steps that tell what attention costs
 # Where a call may go on from kept keys and values and get the bits of a fresh call: at the start of
 # a pair of tokens, only where a fresh call begins a step, or nowhere.
 Resumes: TypeAlias = Literal["pairs", "steps", ""]
@@ -58,10 +57,7 @@ class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     times: dict[int, float]  # tokens of a step -> its time beside that
     same_bits: bool  # whether a token's logits are the same as in a step alone
     same_in_batches: bool = False  # whether they are in a step of several sequences
-    # Of a token of a step, for each token before it beyond BEFORE, beside `seconds`.
-    attention: float = 0.0
     threads: int = 0  # of the backbone; 0: this process's threads
-    sure: bool = True  # False where the machine was too busy to tell times
 
 
 class BackendContext(Protocol):

@@ -37,9 +37,6 @@ class MoreKeywords(DeviceKeywords, total=False):
     warm_start: bool
     emulate_flash: FlashName | None
     tables: str | None
-    prefill_graph: bool | None
-    prepare: bool
-    pack: bool
     cache_dir: Folder
     keep_prefixes: bool
     prompt_cache: Literal[True] | Folder

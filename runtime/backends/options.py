@@ -29,6 +29,9 @@ AUTO = "auto"  # the first engine, or accelerator, that is there
 # stem_edge.runtime.backends.onnxruntime.providers.names.
 Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
 Folder: TypeAlias = str | Path | None
+# How onnxruntime holds matrices on the CPU: mapped from files where that is worth it; else packed in memory;
+# else as in their file, where each step takes many times as long.
+Weights: TypeAlias = Literal["prepared", "packed", "stored"]
 # Whether to guess the next tokens, or at most how many for a step.
 Speculate: TypeAlias = Literal["auto"] | int
 
@@ -49,9 +52,6 @@ class LoadOptions:
     resident: bool = False
     overlap: bool = True
     kv: KvChoice = "auto"
-    prefill_graph: bool | None = None
-    prepare: bool = True
-    pack: bool = True
     repack: bool = False
     warm_start: bool = True
     cache_dir: Folder = None
@@ -63,6 +63,8 @@ class LoadOptions:
     draft: str | Path | None = None
     exact: bool = False
     progress: bool | None = None
+    # No keyword of load: an export runs what it wrote without preparing it, and for few tokens as stored.
+    weights: Weights = "prepared"
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
@@ -109,7 +111,7 @@ class LoadOptions:
     def guesses_ahead(self, costs: StepCosts | None) -> bool:
         """Return whether a model guesses ahead: if asked to, or if that is known to be exact and to pay."""
         if self.speculate == "auto" and self.draft is None:
-            return costs is not None and costs.sure and costs.same_bits
+            return costs is not None and costs.same_bits
         return bool(self.speculate)
 
     @property

@@ -40,7 +40,6 @@ def draft_bundle(bundle: Bundle, path: str | Path, options: LoadOptions) -> Draf
             "threads": options.threads,
             "context_length": min(options.context_length or USUAL_CONTEXT, model.max_context),
             "slots": min(model.records, SLOTS) or None,
-            "prepare": options.prepare,
             "warm_start": options.warm_start,
             "cache_dir": options.cache_dir,
             "emulate_flash": options.emulate_flash,

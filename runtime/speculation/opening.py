@@ -9,10 +9,11 @@ from typing import Protocol
 
 import numpy as np
 
-from stem_edge.runtime.backends.interface import MOST, StepCosts
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, MemoryPlan
+from stem_edge.bundle.footprint import Footprint
+from stem_edge.runtime.backends.interface import BEFORE, MOST, StepCosts
+from stem_edge.runtime.backends.memory_plan import MemoryPlan
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.backends.step_measure import Probe, measure_steps
+from stem_edge.runtime.backends.step_measure import measure_steps
 from stem_edge.runtime.engine import Engine
 from stem_edge.runtime.prefixes.kept import Prefixes
 from stem_edge.runtime.speculation.assistant_drafts import Assistant, Assisted
@@ -29,18 +30,13 @@ def measured(engine: Engine, plan: MemoryPlan, vocab_size: int) -> StepCosts | N
 
     None if context, slots or planned memory hold no such step. Raises what a step raises.
     """
-    most = MOST
-    before = min(CHUNK_TOKENS, engine.chunk_tokens, plan.context_length - most)
-    if before < 1 or engine.logit_tokens < most:
+    before = min(BEFORE, engine.chunk_tokens, plan.context_length - MOST)
+    if before < 1 or engine.logit_tokens < MOST:
         return None
-    context = engine.backend.open_context(before + most)
-    ids = np.arange(before + most, dtype=np.int64) % vocab_size
+    ids = np.arange(before + MOST, dtype=np.int64) % vocab_size
     # Fetched once, because the row cache counts how often each is used.
-    slots = engine.rows.fetch(engine.rows.keys.of(ids, ids)[: min(most, engine.chunk_tokens)])
-    slots = slots[np.arange(before + most) % len(slots)]
-    probe = Probe(engine.backend, context, ids, slots, before)
-    probe.step(0, before, 1)
-    return measure_steps(probe)
+    slots = engine.rows.fetch(engine.rows.keys.of(ids, ids)[: min(MOST, engine.chunk_tokens)])
+    return measure_steps(engine.backend, ids, slots[np.arange(len(ids)) % len(slots)])
 
 
 class Smaller(Protocol):
@@ -56,23 +52,26 @@ class Smaller(Protocol):
 def open_speculation(
     engine: Engine,
     plan: MemoryPlan,
-    vocab_size: int,
+    footprint: Footprint,
     costs: StepCosts | None,
     draft: DraftBundle | None,
     options: LoadOptions,
     load: Callable[..., Smaller],
 ) -> Speculation | None:
-    """Return what guesses ahead; None if steps of several tokens cannot be measured, or are not exact.
+    """Return what drafts; None if steps of several tokens cannot be measured, or are not exact.
 
     load: loads the bundle that drafts.
     """
-    if costs is None or not costs.sure:
-        costs = measured(engine, plan, vocab_size)
+    if costs is None:
+        costs = measured(engine, plan, footprint.model.vocab_size)
     if costs is None or (options.exact and not costs.same_bits):
         return None
     most = options.speculate if type(options.speculate) is int else MOST - 1
     found = [_assistant(engine, plan), None if draft is None else _load_drafter(draft, load)]
-    return Speculation(costs, most, [source for source in found if source is not None])
+    # A step reads weights and, for each of its tokens, keys and values: about as fast.
+    depth = plan.context_length
+    attention = footprint.with_kv(plan.kv).kv_read_nbytes(depth) / depth / footprint.step_nbytes
+    return Speculation(costs, most, [one for one in found if one is not None], attention)
 
 
 def _assistant(engine: Engine, plan: MemoryPlan) -> Source | None:

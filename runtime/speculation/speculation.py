@@ -18,11 +18,14 @@ class Speculation:
     """Makes the guesses of a model's answers.
 
     most: tokens that are drafted for a step. sources: what guesses beside the text; closed with this.
+    attention: see Gate.
     """
 
-    def __init__(self, costs: StepCosts, most: int, sources: Sequence[Source] = ()) -> None:
+    def __init__(
+        self, costs: StepCosts, most: int, sources: Sequence[Source] = (), attention: float = 0.0
+    ) -> None:
         self.costs, self.sources = costs, sources
-        self._gate = Gate(costs.times, most, costs.attention)
+        self._gate = Gate(costs.times, most, attention)
 
     @property
     def most(self) -> int:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 WINDOWS_CRASH = 0xC0000000  # exit statuses from here on are Windows exceptions
 REFUSED = 11  # exit status of a worker that printed an error: "ErrorClass: message"
+INTERRUPTED = 130  # exit status of a worker whose parent has ended
 SIGKILL = 9  # the signal module of Windows lacks it
 # One thread of numpy or of tokenizers is enough for a child, and ggml must not start a debugger
 # when it aborts.
@@ -98,6 +99,12 @@ def limit_this_process(memory_nbytes: int, cpu_seconds: int) -> None:
         if hard == resource.RLIM_INFINITY or value <= hard:
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(number, (value, hard))
+
+
+def end_with_parent() -> None:
+    """End this process at the end of its stdin, a pipe of the process that waits for it. Never returns."""
+    os.read(0, 1)  # not by sys.stdin, whose lock would be held when the interpreter ends
+    os._exit(INTERRUPTED)  # at once: what is written counts as after a kill
 
 
 def signal_name(status: int) -> str:

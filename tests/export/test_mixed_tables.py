@@ -65,8 +65,8 @@ def test_letters_of_the_text_have_more_bits(bundle: Path, tiny_checkpoint: Path)
 
 def test_every_way_of_running_gives_the_same_tokens(bundle: Path) -> None:
     results = verify_runs(bundle, "the cat", max_new_tokens=8)
-    assert set(results.values()) == {"ok"}
-    assert "resident" in results
+    assert results.pop("drafts").startswith("not run")
+    assert "few slots" in results and set(results.values()) == {"ok"}
     assert set(verify(bundle).values()) == {"ok"}
 
 

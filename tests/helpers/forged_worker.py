@@ -34,10 +34,10 @@ def run(case: dict[str, Any], cache: Path, allowed: list[int]) -> None:
         slots=case["slots"],
         threads=1,
         engine=case["engine"],
-        prefill_graph=case["prefill"],
         cache_dir=cache,
         progress=False,
     ) as model:
+        model.engine.uses_prefill = case["prefill"] is not False
         # Add the mapped weights, because their resident pages count while memory is plentiful.
         allowed += [path.stat().st_size for path in Path(case["path"]).glob("backbone.*")]
         allowed.append(model.plan.total - model.plan.process)

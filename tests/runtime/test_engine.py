@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import DEMO
+from prompt_graph import load_with
 
 import stem_edge
 from stem_edge.bundle.manifest import TABLES
@@ -122,7 +123,7 @@ def test_quantized_logits_do_not_depend_on_the_size_of_chunks(
     prefill_graph: bool, length: int
 ) -> None:
     ids = np.random.default_rng(length).integers(0, 1756, length).tolist()
-    with stem_edge.load(DEMO, prefill_graph=prefill_graph) as model:
+    with load_with(DEMO, prefill=prefill_graph) as model:
         expected = model.logits(ids)
         for size in (4, 7, 16, 32):
             model.engine.planned_chunk = size

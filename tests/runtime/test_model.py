@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from installed import DEMO
+from prompt_graph import load_with
 
 import stem_edge
 from stem_edge.errors import InputError
@@ -118,12 +119,12 @@ def test_options_and_params_are_the_same_thing(model: Model) -> None:
 
 
 def test_logprobs_are_of_the_model_not_of_the_filters() -> None:
-    model = stem_edge.load(DEMO, prefill_graph=False)
+    model = load_with(DEMO, prefill=False)
     prompt = model.tokenize("The capital of Chad is")
     chunks = list(model.generate(prompt, max_new_tokens=3, logprobs=2, temperature=0.5, top_k=1))
     found = [one for chunk in chunks for one in chunk.logprobs or []]
     ids = [token for chunk in chunks for token in chunk.token_ids]
-    with stem_edge.load(DEMO, prefill_graph=False) as plain:
+    with load_with(DEMO, prefill=False) as plain:
         logits = plain.logits(prompt + ids).astype(np.float64)[len(prompt) - 1 :]
     for one, token, row in zip(found, ids, logits, strict=False):
         expected = row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()
@@ -163,7 +164,6 @@ def test_an_empty_text_is_refused_and_the_begin_token_alone_is_not(model: Model)
         ({"threads": 0}, "threads is 0"),
         ({"memory": "lots"}, "not understood"),
         ({"device_memory": "much"}, "much"),
-        ({"device_memory": "60MB", "prefill_graph": True}, "prefill_graph"),
         ({"device_memory": "60MB", "slots": 0}, "slots is 0"),
         ({"device_memory": "60MB", "engine": "onnxruntime", "repack": True}, "repack"),
         ({"engine": "llama"}, "engine is 'llama'; expected one of auto, onnxruntime, ggml"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from installed import DEMO
+from prompt_graph import load_with
 
 import stem_edge
 from stem_edge.errors import BackendError, InputError
@@ -29,8 +30,8 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     """A model: quantized with two graphs or one, or float32 with or without tables."""
     name = request.param.split()[0]
     bundle = DEMO if name == "demo" else request.getfixturevalue(f"{name}_bundle")
-    prefill = False if "without" in request.param else None
-    with stem_edge.load(bundle, prefill_graph=prefill) as loaded:
+    prefill = "without" not in request.param
+    with load_with(bundle, prefill=prefill) as loaded:
         yield loaded
 
 

@@ -71,7 +71,7 @@ def test_what_does_not_go_together_is_refused(here: Path, server: RangeServer) -
 
 def test_a_place_without_the_tables_is_named(here: Path, server: RangeServer) -> None:
     url = f"{server.url}/not"
-    with load(here, tables=url, prefill_graph=False) as model:
+    with load(here, tables=url) as model:
         refused(lambda: model.generate_text(PROMPT), RowReadError, f"{url}/records/c/", "no such")
 
 

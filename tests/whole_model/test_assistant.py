@@ -28,7 +28,6 @@ from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend, Or
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.loader import OrtLoader
 from stem_edge.runtime.backends.onnxruntime.prepared import looking
-from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
 from stem_edge.runtime.engine import Context
 from stem_edge.runtime.speculation.assistant_drafts import Assistant, AssistantDrafts
 from stem_edge.runtime.speculation.speculation import Speculation
@@ -267,21 +266,6 @@ def test_it_leaves_where_weights_are_read_anew_in_each_step(
                 isinstance(backend, OrtBackend)
                 and (io.ASSISTANT in backend.loaded.sessions) == there
             )
-
-
-@pytest.mark.parametrize("pack", [True, False])
-def test_its_weights_are_packed_as_others(
-    exported: Exported, monkeypatch: pytest.MonkeyPatch, pack: bool
-) -> None:
-    seen, real = list[Any](), open_session
-
-    def watch(graph: Any, *rest: Any, **more: Any) -> Any:
-        seen.append(graph)
-        return real(graph, *rest, **more)
-
-    monkeypatch.setattr("stem_edge.runtime.backends.onnxruntime.loaded.open_session", watch)
-    with stem_edge.load(exported.path, threads=1, speculate=True, pack=pack):
-        assert {one.packed for one in seen} == {pack} and io.ASSISTANT in {one.name for one in seen}
 
 
 def test_tokens_that_are_none_are_an_error(exported: Exported, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from architectures import HASHED, SIZES, VARIANTS, write
 from edit_oracle import PROMPT, Oracle, Rows, Tried, swap, tokens, tried
 from exact_models import TOLERANCE, exact_stem, off
 from installed import DEMO, HAS_GGML, bundle_for, export_ggml
+from prompt_graph import load_with
 from tiers import slow_but
 from torch import Tensor
 
@@ -301,7 +302,7 @@ def test_experts_have_no_mean(tmp_path: Path) -> None:
 def test_an_edit_is_what_its_stem_ids_are(scope: Scope, prefill_graph: bool) -> None:
     """Logits are equal bit for bit in both graphs, because int8 rows are copied, not rounded."""
     prompt = "The capital of Spain is Madrid, and that of Spain is"
-    with stem_edge.load(DEMO, prefill_graph=prefill_graph, slots=8) as model:
+    with load_with(DEMO, prefill=prefill_graph, slots=8) as model:
         ids, others = model.tokenize(prompt), model.tokenize(prompt.replace("Spain", "Germany"))
         assert len(ids) == len(others)
         edit = stem_edge.make_edit(model.bundle, "Spain", "Germany", scope=scope, scheme="swap")

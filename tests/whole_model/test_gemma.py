@@ -19,6 +19,7 @@ from conformance import CONFORMANCE, stepwise
 from exact_models import GEMMA, GEMMA_3N, GEMMAS, Exact, export_exact, off, published
 from hf_folders import wrap_gemma, write_flat
 from installed import bundle_for, needs_ggml
+from prompt_graph import load_with
 from tiers import slow_but
 
 import stem_edge
@@ -150,7 +151,7 @@ def test_quantized_graphs_are_near_the_model(
         ("int4", True): 0.9,
     }
     for prefill in (True, False):
-        with stem_edge.load(tmp_path / "bundle", prefill_graph=prefill) as loaded:
+        with load_with(tmp_path / "bundle", prefill=prefill) as loaded:
             found = loaded.logits(ids)
         assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least[kind, prefill]
 

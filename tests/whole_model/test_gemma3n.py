@@ -12,6 +12,7 @@ from conformance import CONFORMANCE, stepwise
 from exact_models import GEMMA_3N, TOLERANCE_OF_GEMMA, off, published
 from hf_folders import make_gemma3n, written
 from installed import needs_ggml
+from prompt_graph import load_with
 from tiers import slow_but
 
 import stem_edge
@@ -93,7 +94,7 @@ def test_quantized_graphs_compute_with_the_weights_they_store(
         return node(graph, *args, **attributes)
 
     monkeypatch.setattr(Graph, "node", exact)
-    with stem_edge.load(tmp_path / "bundle", prefill_graph=False) as loaded:
+    with load_with(tmp_path / "bundle", prefill=False) as loaded:
         assert off(loaded.logits(ids), expected) < TOLERANCE_OF_GEMMA
         assert off(stepwise(loaded, ids), expected) < TOLERANCE_OF_GEMMA
 
@@ -115,7 +116,7 @@ def test_quantized_graphs_are_near_the_model(
     options: dict[str, Any] = {"backbone": kind, "tables": "int8", "block_size": 16}
     stem_edge.export_bundle(random_model, tmp_path / "bundle", prefill_graph=True, **options)
     for prefill in (True, False):
-        with stem_edge.load(tmp_path / "bundle", prefill_graph=prefill) as loaded:
+        with load_with(tmp_path / "bundle", prefill=prefill) as loaded:
             found = loaded.logits(ids)
         assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least[prefill]
 

@@ -249,5 +249,5 @@ def test_all_ways_of_running_give_the_same_tokens(bits: Any, tmp_path: Path) -> 
         tmp_path / "checkpoint", tmp_path / "out", backbone=bits, tables=bits, prefill_graph=True
     )
     found = verify_runs(tmp_path / "out")
-    assert set(found.values()) == {"ok"}
-    assert {"resident", "mmap, overlapped", "warm start, prefill graph"} < found.keys()
+    assert found.pop("drafts").startswith("not run")
+    assert "few slots" in found and set(found.values()) == {"ok"}

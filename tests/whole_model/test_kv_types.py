@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from architectures import SIZES, VARIANTS
 from exact_models import GEMMA, Exact, exact_gemma, exact_stem
 from installed import bundle_for
 from make_checkpoint import Shape, write_checkpoint
+from prompt_graph import load_with
 from tiers import slow_but
 
 import stem_edge
@@ -31,8 +31,6 @@ from stem_edge.numerics.arithmetic import rms_norm
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.reference import embed
-from stem_edge.runtime.backends.lossy import LossyCache, tell_of_loss
-from stem_edge.runtime.backends.options import LoadOptions
 
 TOKENS = 420
 WIDE: dict[str, Any] = {"head_dim": 32, "n_heads": 2, "n_kv_heads": 1}  # as ggml's types need
@@ -108,7 +106,7 @@ def test_logits_are_near_the_models(case: Case, engine: EngineName, kv: KvType) 
 def test_chunks_change_no_logits(case: Case, kv: KvType) -> None:
     """Up to where windows drop tokens. onnxruntime adds up in float16 where the cache has that."""
     count = 128
-    with stem_edge.load(case.exact.path, engine="onnxruntime", kv=kv, prefill_graph=False) as model:
+    with load_with(case.exact.path, engine="onnxruntime", kv=kv, prefill=False) as model:
         found = []
         for size in SIZES_OF_STEPS:
             context = model.engine.open_context(TOKENS)
@@ -117,27 +115,6 @@ def test_chunks_change_no_logits(case: Case, kv: KvType) -> None:
             found.append(np.concatenate(steps))
     for logits in found[1:]:
         assert np.array_equal(logits, found[0])
-
-
-@pytest.mark.parametrize(
-    ("kv", "engine", "asked", "told"),
-    [
-        ("int4", "onnxruntime", "int4", True),
-        ("int4", "ggml", "int4", True),
-        ("int8", "onnxruntime", "auto", True),
-        ("int8", "onnxruntime", "int8", False),
-        ("int8", "ggml", "auto", False),
-        ("fp16", "onnxruntime", "auto", False),
-        ("fp32", "onnxruntime", "auto", False),
-    ],
-)
-def test_types_that_change_a_model_are_told(
-    kv: KvType, engine: str, asked: KvChoice, told: bool
-) -> None:
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        tell_of_loss(kv, engine, LoadOptions(kv=asked))
-    assert [one.category for one in found] == [LossyCache] * told
 
 
 def test_auto_takes_int8_only_where_nothing_else_fits(tmp_path: Path) -> None:
@@ -149,9 +126,7 @@ def test_auto_takes_int8_only_where_nothing_else_fits(tmp_path: Path) -> None:
     assert usual.kv_cache == 4 * small.kv_cache > 40 << 20
     between = (usual.total + small.total) // 2
     assert stem_edge.memory_plan(path, between, **options).kv == "int8"
-    with pytest.warns(LossyCache, match="are int8, which on onnxruntime changes"):
-        model = stem_edge.load(path, between, **options)
-    with model:
+    with stem_edge.load(path, between, **options) as model:
         assert model.plan.kv == "int8"
         assert np.isfinite(model.logits([1, 2, 3])).all()
     refused: list[tuple[int, KvChoice]] = [(between, "fp32"), (usual.process, "auto")]

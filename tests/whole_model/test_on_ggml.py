@@ -11,7 +11,6 @@ import pytest
 from installed import needs_ggml
 
 import stem_edge
-from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.main import main
 from stem_edge.errors import BackendError, InputError
 from stem_edge.measuring.quality.quality import evaluate
@@ -22,7 +21,6 @@ from stem_edge.runtime.consistency import verify_runs
 
 Capture = pytest.CaptureFixture[str]
 pytestmark = [pytest.mark.slow, needs_ggml]
-WAYS = 12  # of running on one engine, as tests/runtime/test_consistency.py lists them
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +43,8 @@ def test_runs_on_ggml_give_the_same(tiny_gguf: Path) -> None:
     results = verify_runs(tiny_gguf, max_new_tokens=8, progress=seen.append)
     assert seen == list(results)
     unlike = {way for way, found in results.items() if found != "ok"}
-    assert unlike == {"smaller chunks, ggml"} and len(results) == WAYS
-    assert {"plain, ggml", "fewest slots, ggml", "mmap, ggml"} <= set(results)
-
-
-def test_repacked_runs_are_compared_with_each_other(alone: Path) -> None:
-    names = GgmlEngine().ways.kernels(open_bundle(alone), None)
-    assert names["ggml"] == {}
-    if "ggml repacked" not in names:
-        pytest.skip("this build of ggml cannot repack weights")
-    assert names["ggml repacked"] == {"repack": True}
-    results = verify_runs(alone, max_new_tokens=4)
-    assert results["overlapped, ggml repacked"] == results["mmap, ggml repacked"] == "ok"
+    assert unlike == {"drafts", "small chunks"}
+    assert all(results[way].startswith("not run") for way in unlike)
 
 
 def test_no_engine_at_all(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +114,7 @@ USES = {
     "load": "model = stem_edge.load({0!r}); model.generate_text('The', max_new_tokens=2)",
     "memory_plan": "stem_edge.memory_plan({0!r})",
     "verify_runs": "from stem_edge.runtime.consistency import verify_runs\n"
-    "assert 'plain, ggml' in verify_runs({0!r}, max_new_tokens=2)",
+    "assert 'again' in verify_runs({0!r}, max_new_tokens=2)",
     "fit": "stem_edge.fit({0!r}, '100MB', bandwidth='1GB')",
     "evaluate": "stem_edge.evaluate({0!r}, {1!r})",
     "measure": "stem_edge.measure({0!r}, prompt_tokens=8, new_tokens=2)",

@@ -13,6 +13,7 @@ from conformance import CASES, CONFORMANCE
 from exact_models import exact_stem
 from installed import DEMO, bundle_for, export_ggml
 from prefix_bits import after_prompt, check_bits
+from prompt_graph import load_with
 from tiers import GGML_IS_SLOW, slow_but
 
 import stem_edge
@@ -83,7 +84,7 @@ def test_bits_of_conformance_checkpoints(case: str, engine: EngineName, tmp_path
     ],
 )
 def test_bits_of_a_quantized_model(prefill_graph: bool, options: dict[str, Any]) -> None:
-    with stem_edge.load(DEMO, prefill_graph=prefill_graph, **options) as model:
+    with load_with(DEMO, prefill=prefill_graph, **options) as model:
         drawn = prompts(model.config.vocab_size, 200, 20)
         assert check_bits(model, drawn) > sum(map(len, drawn)) // 4
 
@@ -95,7 +96,7 @@ def test_bits_of_every_cut(
     backbone: Any, prefill_graph: bool, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     stem_edge.export_bundle(tiny_checkpoint, tmp_path / "b", backbone=backbone, tables="int8")
-    with stem_edge.load(tmp_path / "b", prefill_graph=prefill_graph) as model:
+    with load_with(tmp_path / "b", prefill=prefill_graph) as model:
         (base,) = prompts(300, 120, 1)[:1]
         base = [*base, *range(10, 110)][:100]
         drawn = [ids for cut in range(len(base)) for ids in (base, [*base[:cut], 5, 6, 7])]

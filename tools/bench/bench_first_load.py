@@ -129,7 +129,6 @@ def main() -> None:
     parser.add_argument("--memory", help="as for stem-edge generate")
     parser.add_argument("--context-length", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--no-prepare", action="store_true")
     parser.add_argument("--cgroup", metavar="SIZE", help="limit of a cgroup for all processes")
     parser.add_argument("--cache-dir", type=Path, help="(a new one, removed afterwards)")
     args = parser.parse_args()
@@ -140,7 +139,6 @@ def main() -> None:
         "context_length": args.context_length,
         "threads": args.threads,
         "cache_dir": str(cache),
-        "prepare": not args.no_prepare,
     }
     try:
         with group(args.cgroup) as folder:

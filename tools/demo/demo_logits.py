@@ -29,7 +29,9 @@ NEW_TOKENS = 32
 
 def load(*, prefill_graph: bool = False) -> Model:
     """Load the demo as this processor computes it."""
-    return stem_edge.load(demo_bundle(), prefill_graph=prefill_graph, warm_start=False)
+    model = stem_edge.load(demo_bundle(), warm_start=False)
+    model.engine.uses_prefill = prefill_graph
+    return model
 
 
 def logits(*, prefill_graph: bool) -> F32:

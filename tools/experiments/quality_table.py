@@ -120,11 +120,8 @@ def nbytes(bundle: Bundle) -> int:
 @contextmanager
 def loaded(bundle: Path, context: int, prefill: bool = False) -> Iterator[Logits]:
     """Load a bundle, in float32 keys and values."""
-    engine = stem_edge.open_bundle(bundle).manifest.engines[0]
-    options: dict[str, Any] = {"prefill_graph": prefill} if engine == "onnxruntime" else {}
-    with stem_edge.load(
-        bundle, context_length=context, kv="fp32", prepare=False, warm_start=False, **options
-    ) as model:
+    with stem_edge.load(bundle, context_length=context, kv="fp32", warm_start=False) as model:
+        model.engine.uses_prefill = prefill
         yield model.logits
 
 

@@ -19,7 +19,6 @@ from stem_edge.tables.codecs import RowType
 from stem_edge.tables.store import TableFormat
 
 ALIVE, KEEPS = 1.0, True  # share of the planned activations that is alive at once; these stay
-PREPARES = False
 LIBRARY_NBYTES, LAYER_NBYTES = 1_200_000, 260_000  # of threads and kernels; of a layer's graph
 MAPPED_AROUND_ROW = 40_000  # of the embedding: the system maps more than is needed
 CHOICES: tuple[tuple[GgufType, RowType], ...] = (

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from pathlib import Path
 
-from stem_edge.bundle.footprint import footprint_of
-from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError
 from stem_edge.ggml.check import checked_ggml
-from stem_edge.graph.kv import KvType
 from stem_edge.runtime.backends.expected import Expected
-from stem_edge.runtime.backends.ggml.weights import can_repack
-from stem_edge.runtime.backends.ways import CacheDir, EngineWays, Ways
+from stem_edge.runtime.backends.ways import EngineWays
 
 
 class GgmlWays(EngineWays):
     """See EngineWays."""
 
-    # It uses other attention kernels from `tile` tokens on, and other products for a few tokens.
-    tile, few_slots = 64, (16, 48)
-    kv_nats: ClassVar[Mapping[KvType, float]] = {"int8": 0.0005, "int4": 0.09}
+    tile = (
+        64  # it uses other attention kernels from so many tokens on, and other products for a few
+    )
 
     @property
     def expected(self) -> Expected:
@@ -28,15 +23,9 @@ class GgmlWays(EngineWays):
 
         return expected
 
-    def missing(self, cache_dir: CacheDir) -> str:
+    def missing(self, cache_dir: str | Path | None) -> str:
         try:
             checked_ggml(cache_dir)
         except BackendError as error:
             return str(error)
         return ""
-
-    def kernels(self, bundle: Bundle, cache_dir: CacheDir) -> Ways:
-        repacked = footprint_of(bundle.manifest, "ggml").repacked_nbytes
-        if repacked and can_repack(checked_ggml(cache_dir)):
-            return {"ggml": {}, "ggml repacked": {"repack": True}}
-        return {"ggml": {}}

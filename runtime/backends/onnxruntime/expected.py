@@ -18,15 +18,15 @@ from stem_edge.graph.kv import KvChoice
 from stem_edge.graph.linear import SPLIT_VALUES
 from stem_edge.runtime.backends.memory_plan import Needs
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.onnxruntime.prepared.looking import LEAST_NBYTES
+from stem_edge.runtime.backends.onnxruntime.prepared.looking import LEAST_NBYTES, is_large
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
-from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
 from stem_edge.system.memory import usable_cpus
 from stem_edge.tables.codecs import RowType
 from stem_edge.tables.store import TableFormat
 
 # A plan adds up the widest arrays of a graph. This share of them is alive at once; none stays.
-ALIVE, KEEPS, PREPARES = 0.42, False, True
+ALIVE, KEEPS = 0.42, False
 SESSIONS_NBYTES, LAYER_NBYTES = 6_000_000, 125_000  # of sessions and threads; of a layer in a graph
 PACKED_OVER_DATA = 1.06  # in its memory, because it pads matrices
 # It reads this share of the embedding, its scales, as a whole. Around each row, and around the small
@@ -68,8 +68,8 @@ def types(footprint: Footprint) -> tuple[str, str]:
 def prepared_folder(bundle: Bundle, cache_dir: str | Path | None, kv: KvChoice) -> Path | None:
     """Return the folder of the prepared backbone's mapped files; None without one."""
     kept = footprint_of(bundle.manifest, "onnxruntime").with_kv(kv).kv
-    found = place(bundle, cache_dir, kept).prepared
-    return None if found is None else found.folder
+    found = find_prepared(bundle, cache_dir, kept)
+    return None if found is None or found.record.refused else found.folder
 
 
 def needs_at(
@@ -77,7 +77,7 @@ def needs_at(
 ) -> Callable[[int], Needs]:
     """Return context -> needs of a load, with all processors of this machine."""
     nbytes = footprint.backbone_nbytes + footprint.prefill_nbytes
-    prepared = nbytes >= LEAST_NBYTES if bundle is None else place(bundle, None).is_worth_it
+    prepared = nbytes >= LEAST_NBYTES if bundle is None else is_large(bundle.manifest)
 
     def needs(context: int) -> Needs:
         found = cpu_needs(footprint, context, usable_cpus(), prepared=prepared, prefill=prefill)

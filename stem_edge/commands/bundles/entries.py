@@ -3,11 +3,9 @@
 made/<key>/        bundle of a checkpoint that was loaded as it is (stem_edge.runtime.first_load.made)
 prepared/<key>/    backbone rearranged for one processor and onnxruntime
 counts/<key>.npy   how often each token was used with one bundle
-graphs/<key>-<key>  graphs as they were built
 tokenizers/<key>-<key>  tokenizer as it was checked, read by parts
 ggml/<key>.json    result: this library of ggml computes what it should
 checked/<key>      mark: the files of a model on a hub have the right hashes
-exactness/<key>    divergence of the graph for prompts on this processor, in nats
 prefixes/<key>-<key>.safetensors  keys and values of a prompt
 """
 
@@ -30,11 +28,9 @@ from stem_edge.errors import StemEdgeError
 from stem_edge.files.trees import remove_tree
 from stem_edge.ggml import check as ggml_check
 from stem_edge.hub.kept import KEY, MADE
-from stem_edge.runtime.backends.onnxruntime.prefill_exactness import EXACTNESS
-from stem_edge.runtime.backends.onnxruntime.prepared.folder import TEMPORARY, is_left
-from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import GRAPHS, builders
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import FOLDER as PREPARED
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import read_prepared
+from stem_edge.runtime.backends.onnxruntime.prepared.preparing import TEMPORARY, is_left
 from stem_edge.runtime.first_load.made import RECORD, Made
 from stem_edge.runtime.prefixes.file import PREFIX_NAME, TEMPORARY_NAME
 from stem_edge.runtime.prefixes.folder import FOLDER as PREFIXES
@@ -47,11 +43,11 @@ _KEY = rf"[0-9a-f]{{{KEY_CHARS}}}"
 # Kind of entry, and name of its folder in the cache folder -> names that stem-edge gives there.
 OURS = {
     MADE: KEY,
-    PREPARED: re.compile(rf"{_KEY}|{re.escape(TEMPORARY)}(left|\d+)-{_KEY}-[0-9a-f]{{8}}"),
+    PREPARED: re.compile(rf"{_KEY}|{re.escape(TEMPORARY)}\d+-{_KEY}-[0-9a-f]{{8}}"),
     COUNTS: re.compile(rf"{_KEY}\.npy"),
-    **dict.fromkeys((GRAPHS, TOKENIZERS), re.compile(f"{_KEY}-{_KEY}")),
+    TOKENIZERS: re.compile(f"{_KEY}-{_KEY}"),
     ggml_check.FOLDER: re.compile(rf"{_KEY}\.json"),
-    **dict.fromkeys((CHECKED, EXACTNESS), re.compile(_KEY)),
+    CHECKED: re.compile(_KEY),
     PREFIXES: re.compile(f"{PREFIX_NAME.pattern}|{TEMPORARY_NAME.pattern}"),
 }
 
@@ -89,7 +85,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 def entries(root: Path) -> Iterator[Entry]:
     """Yield everything in the cache folder that stem-edge put there, kind by kind."""
-    makers = {TOKENIZERS: readers(), GRAPHS: builders()}
     for kind, names in OURS.items():
         for path in sorted((root / kind).glob("*")):
             folder = kind in (MADE, PREPARED)
@@ -104,7 +99,7 @@ def entries(root: Path) -> Iterator[Entry]:
             elif kind == CHECKED:
                 of = marked_folder(path)
                 old = "" if of and Path(of).is_dir() else "its model is gone"
-            elif not path.name.startswith(makers.get(kind, "")):
+            elif kind == TOKENIZERS and not path.name.startswith(readers()):
                 old = "made by another stem-edge or another version of a library"
             yield Entry(path=path, kind=kind, nbytes=_nbytes(path), of=of, old=old, used=used)
 

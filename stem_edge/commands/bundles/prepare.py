@@ -11,7 +11,7 @@ from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import place
+from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import find_prepared
 from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
 from stem_edge.system.memory import usable_cpus
 from stem_edge.units import format_size
@@ -45,15 +45,13 @@ def run(args: argparse.Namespace) -> int:
             "load it as it is"
         )
     kv = footprint_of(bundle.manifest, "onnxruntime").with_kv(args.kv).kv
-    found = place(bundle, args.cache_dir, kv).prepared
+    found = find_prepared(bundle, args.cache_dir, kv)
     threads = args.threads or usable_cpus()
+    found = None if found is None or found.record.refused else found
     folder, record = found or make(bundle, args.cache_dir, threads, kv=kv, memory=args.memory)
     if args.json:
         print(json.dumps({"folder": str(folder), **msgspec.to_builtins(record)}, indent=1))
         return 0
     size = format_size(sum(nbytes for nbytes, _ in record.files.values()))
     print(f"{folder}: {size}, {'there already' if found else 'made'}")
-    if record.prefill is not None:
-        rates = ", ".join(f"{name} graph {s * 1e3:.0f} ms" for name, s in record.seconds.items())
-        print(f"a prompt chunk takes: {rates}; prompts go through the faster one, if it is exact")
     return 0

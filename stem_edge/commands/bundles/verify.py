@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from stem_edge.commands.options.arguments import read_text
 from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import BundleError, InputError, StemEdgeError
 from stem_edge.progress import show_status
-from stem_edge.runtime.consistency import Asked, verify_runs
+from stem_edge.runtime.consistency import verify_runs
 from stem_edge.runtime.first_load.safety import check_safety
 from stem_edge.shown import printable
 
 DESCRIPTION = """\
-Check whether a bundle is safe to load, and say so, with reasons, in one line. Every file must
-have the size and sha256 that the manifest lists, and no other file that can be run may lie beside
-them; the weights must have the size that follows from the model; all records of the tables and
-the tokenizer must be of the kinds that stem-edge writes; and the chat template must work in a process of its
-own, within limits of memory and time. Safe means that no damage or code was found. It is no proof, and says nothing about what the model writes. With --tables, the shards
-of the tables are left out: hash them where they are.
+Check whether a bundle is safe to load, and say so, with reasons, in one line.
+Every file must have the size and sha256 that the manifest lists, and no other
+file that can be run may lie beside them; the weights must have the size that
+follows from the model; all records of the tables and the tokenizer must be of
+the kinds that stem-edge writes; and the chat template must work in a process of
+its own, within limits of memory and time. Safe means that no damage or code was
+found. It is no proof, and says nothing about what the model writes.
+With --tables, the shards of the tables are left out: hash them where they are.
 
-With --runs, generate instead with several cache sizes, ways of reading and ways of loading, with
-guesses, in batches, after kept prompts and in smaller chunks, on every installed engine; on one engine,
-no token may change. With --text, the prompts are pieces of a text, and the bundle is loaded in no other
-ways.
+With --runs, generate instead in several ways, on every installed engine: with
+few slots, with drafts, in batches, after kept prompts, from kept files and in
+small chunks. On one engine, no token may change.
 
 The exit status is 0 if all is right, and 1 if not."""
-
-
-MAX_TEXT_CHARS = 64 << 20
-COUNTS = {
-    "prompts": (100, "prompts"),
-    "prompt-tokens": (200, "tokens of a prompt"),
-    "new-tokens": (128, "tokens of an answer"),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,42 +38,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare the tokens of all ways of running the bundle instead",
     )
-    parser.add_argument("--text", metavar="FILE", help="for --runs: a text to take prompts from")
-    for name, (value, what) in COUNTS.items():
-        parser.add_argument(
-            f"--{name}",
-            type=int,
-            metavar="COUNT",
-            help=f"for --text: {what} (default: {value})",
-        )
     add_loading(parser, "tables", "cache_dir")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.text is not None and not args.runs:
-        raise InputError("text is for --runs; give both, or leave it out")
-    given = [getattr(args, name.replace("-", "_")) for name in COUNTS]
-    if args.text is None and given != [None] * len(COUNTS):
-        raise InputError(f"--{', --'.join(COUNTS)} are for --text; give it, or leave them out")
-    return _verify_runs(args, given) if args.runs else _verify_files(args)
+    return _verify_runs(args) if args.runs else _verify_files(args)
 
 
-def _verify_runs(args: argparse.Namespace, given: list[int | None]) -> int:
+def _verify_runs(args: argparse.Namespace) -> int:
     if args.tables is not None:
         raise InputError("--runs compares ways to read tables in the bundle; leave out --tables")
-    asked = None
-    if args.text is not None:
-        pairs = zip(given, COUNTS.values(), strict=True)
-        counts = [usual if count is None else count for count, (usual, _) in pairs]
-        if min(counts) < 1:
-            raise InputError(f"{', '.join(COUNTS)} are {counts}; expected at least 1 each")
-        asked = Asked(read_text(Path(args.text), "text", MAX_TEXT_CHARS), *counts)
     results = verify_runs(
         args.bundle,
         cache_dir=args.cache_dir,
         progress=lambda name: show_status(f"running: {name}"),
-        asked=asked,
     )
     show_status("")
     ran = {name: result for name, result in results.items() if not result.startswith("not run")}

@@ -50,8 +50,6 @@ LOADING: dict[str, dict[str, Any]] = {
     "device_memory": _SIZE | {"help": MORE},
     "cache_dir": {"metavar": "DIR", "help": MORE},
     "repack": _FLAG,
-    "prefill_graph": _EITHER,
-    "prepare": _EITHER,
     "overlap": _EITHER,
     "warm_start": _EITHER,
     "emulate_flash": {"choices": FLASH_NAMES},

@@ -166,14 +166,19 @@ def evaluate(
         "threads": threads,
         "context_length": task.window,
         "engine": engine,
-        "prefill_graph": prefill_graph,
         "repack": repack,
         "kv": kv,
         "warm_start": False,
         "progress": progress,
     }
     scoring = Scoring(
-        bundle, {**keywords, **device}, task.window, tuple(edits), against, against_engine
+        bundle,
+        {**keywords, **device},
+        task.window,
+        tuple(edits),
+        against,
+        against_engine,
+        prefill_graph,
     )
     engine, reference_engine, (scores, nats) = _score(scoring, task)
     documents, likelihood = task.documents, float(scores[0].likelihood.mean())

@@ -27,6 +27,7 @@ class Scoring:
     edits: tuple[Edit, ...]
     against: str | Path | None
     against_engine: str
+    prefill: bool  # whether the graph for prompts of onnxruntime is measured
 
     def open(self, stack: ExitStack) -> tuple[str, str | None, list[Logits]]:
         """Load the models; the stack closes them. Raises what stem_edge.load raises.
@@ -44,6 +45,7 @@ class Scoring:
             else:
                 references = [partial(checkpoint_logits, open_checkpoint(path))]
         model = stack.enter_context(load(self.bundle, **keywords))
+        model.engine.uses_prefill = self.prefill
         stack.enter_context(model.edited(*self.edits))
         return model.plan.engine, engine, [partial(bundle_logits, model), *references]
 
@@ -57,11 +59,11 @@ class Scoring:
             threads=self.keywords.get("threads"),
             context_length=self.window,
             engine=self.against_engine,
-            prefill_graph=False,
             warm_start=False,
             progress=self.keywords.get("progress"),
         )
         stack.enter_context(model)
+        model.engine.uses_prefill = False
         # The bundle is planned with this process's memory as it is, so only what the reference has
         # planned and not yet taken must be left out.
         taken = max(0, model.plan.total - own_memory())

@@ -18,7 +18,6 @@ import psutil
 import stem_edge
 from stem_edge.bundle.footprint import SLOT_BOOKKEEPING_NBYTES, footprint_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import crowding
 from stem_edge.errors import InputError, StemEdgeError
 from stem_edge.measuring.memory.device_profiles import find_device
 from stem_edge.measuring.memory.limits import Limit, ProcessLimits
@@ -103,9 +102,6 @@ def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | No
     stated = find_device(device)
     cpus = given.threads or min(stated.cpus, usable_cpus())
     chosen = replace(chosen, threads=cpus, emulate_flash=given.emulate_flash or stated.flash)
-    footprint = footprint_of(bundle.manifest, ENGINES[engine].backbone)
-    if given.prefill_graph is None and crowding(footprint, stated.memory):
-        chosen = replace(chosen, prefill_graph=False)  # as a load there would find
     if given.memory is None and given.slots is None:
         needs, lengths = loaders(bundle, engine, chosen)[0].needs, chosen.contexts(bundle)
         _, mapped = plan_within(bundle.path, needs, stated.memory, lengths)

@@ -32,10 +32,9 @@ from stem_edge.graph.special.steps import places
 from stem_edge.graph.weight_plan import Blocks
 from stem_edge.numerics.quantize import dequantize_blocks
 from stem_edge.numerics.reference import forward
-from stem_edge.runtime.backends.onnxruntime.prepared.journal import PackingJournal
-from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import Packer
 from stem_edge.runtime.backends.onnxruntime.providers import session
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_parts
 from stem_edge.runtime.rows.store import open_store
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -373,7 +372,7 @@ def test_sessions_keep_the_steps_of_ranges_whole(
     monkeypatch.setattr(session, "_options", seen)
     stem_edge.load(bundle, warm_start=False).close()
     loaded = len(whole)
-    packer = Packer(source, tmp_path, 1, PackingJournal(tmp_path / "journal"))
-    packer.pack("step", packable(source, "fp32")["step"])
+    packer = Packer(source, tmp_path, 1)
+    packer.pack("step", joined_parts(source, prefill=False)["step"])
     assert len(whole) > loaded > 0
     assert set(whole) == {bool(source.manifest.model.ranges)}

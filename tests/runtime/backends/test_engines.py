@@ -63,7 +63,6 @@ def test_a_missing_backbone(tiny_bundle: Path, tiny_gguf: Path) -> None:
     ("engine", "option", "value"),
     [
         ("ggml", "providers", ["cpu"]),
-        ("ggml", "prefill_graph", True),
         ("onnxruntime", "repack", True),
     ],
 )

@@ -56,7 +56,6 @@ def test_exact_needs_the_same_bits(
         assert (model.stepping.speculation is not None) == (same_bits or not exact)
 
 
-@pytest.mark.parametrize("sure", [True, False])
 @pytest.mark.parametrize("same_bits", [True, False])
 @pytest.mark.parametrize(
     ("options", "asked"),
@@ -73,13 +72,12 @@ def test_guesses_that_may_change_answers_are_asked_for(
     options: dict[str, Any],
     asked: bool,
     same_bits: bool,
-    sure: bool,
 ) -> None:
-    costs = StepCosts(seconds=0.01, times={2: 1.0}, same_bits=same_bits, sure=sure)
+    costs = StepCosts(seconds=0.01, times={2: 1.0}, same_bits=same_bits)
     monkeypatch.setattr(OrtLoader, "step_costs", property(lambda _: costs))
     monkeypatch.setattr(opening, "measured", lambda *_: costs)
     with stem_edge.load(DEMO, threads=1, **options) as model:
-        assert (model.stepping.speculation is not None) == (asked or (same_bits and sure))
+        assert (model.stepping.speculation is not None) == (asked or same_bits)
 
 
 def test_measuring_counts_few_tokens_as_used() -> None:

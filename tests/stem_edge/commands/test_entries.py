@@ -17,7 +17,6 @@ from installed import DEMO
 from stem_edge.commands.bundles.entries import OURS, entries
 from stem_edge.commands.main import main
 from stem_edge.hub.kept import MADE
-from stem_edge.runtime.backends.onnxruntime.prepared.kept_graphs import builders
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     FORMAT,
     RECORD,
@@ -41,15 +40,14 @@ def prepare(root: Path, name: str, **changes: object) -> None:
     shutil.copytree(DEMO, root / "bundle", dirs_exist_ok=True)
     folder = root / "prepared" / name
     folder.mkdir(parents=True)
-    (folder / "g.onnx").write_bytes(bytes(1000))
+    (folder / "embed.onnx").write_bytes(bytes(1000))
     record = PreparedRecord(
         format=FORMAT,
         bundle=str(root / "bundle"),
         onnxruntime=ort.__version__,
         cpu=cpu_digest(),
-        files={"g.onnx": marks(folder / "g.onnx")},
-        prefill=None,
-        seconds={},
+        files={"embed.onnx": marks(folder / "embed.onnx")},
+        weights=str(root / "bundle"),
     )
     record = msgspec.structs.replace(record, **changes)
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
@@ -68,17 +66,14 @@ OLD = {
     LEFT: "was not finished",
     f"{KEY}.npy": "",
     f"{readers()}-{key('tokenizers')}": "",
-    f"{builders()}-{key('graphs')}": "",
     f"{KEY}-{key('tokenizers')}": OTHER,
-    f"{KEY}-{key('graphs')}": OTHER,
     f"{key('ggml')}.json": "",
     key("checked"): "its model is gone",
-    key("exactness"): "",
     f"{KEY}-{KEY}.safetensors": "",
     f".{KEY[:16]}.tmp": "",
 }
 FOREIGN = (
-    *("prepared/thesis/text", "trials/patients.csv", "places/map.geojson", "graphs/fig-1.pdf"),
+    *("prepared/thesis/text", "trials/patients.csv", "places/map.geojson"),
     *("tokenizers/my-tokenizer.json", "counts/birds.npy", "ggml/notes.json"),
     *("checked/list.json", "made/website/manifest.json", "prefixes/model.safetensors"),
 )
@@ -99,10 +94,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {
         "counts": [f"{KEY}.npy"],
         "tokenizers": [f"{readers()}-{key('tokenizers')}", f"{KEY}-{key('tokenizers')}"],
-        "graphs": [f"{builders()}-{key('graphs')}", f"{KEY}-{key('graphs')}"],
         "ggml": [f"{key('ggml')}.json"],
         "checked": [key("checked")],
-        "exactness": [key("exactness")],
         "prefixes": [f"{KEY}-{KEY}.safetensors", f".{KEY[:16]}.tmp"],
     }
     assert {*files, "prepared", MADE} == OURS.keys()

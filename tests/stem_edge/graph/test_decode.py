@@ -16,6 +16,7 @@ from device_runs import inputs
 from installed import DEMO
 from onnx import TensorProto
 from onnxruntime.capi import _pybind_state
+from prompt_graph import load_with
 from tiers import slow_but
 
 import stem_edge
@@ -252,7 +253,7 @@ def other_tool(bundle: Bundle, ids: list[int], folder: Path) -> np.ndarray:
 def test_other_tools_run_the_whole_graph(name: str, tmp_path: Path, tiny_bundle: Path) -> None:
     bundle = open_bundle({"demo": DEMO, "tiny": tiny_bundle}[name])
     ids = [5, 9, 11, 5, 200, 3]
-    with stem_edge.load(bundle.path, prepare=False, prefill_graph=False) as model:
+    with load_with(bundle.path, prefill=False) as model:
         expected = model.logits(ids)
     assert np.abs(other_tool(bundle, ids, tmp_path) - expected).max() < 1e-4
 

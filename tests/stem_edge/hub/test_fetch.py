@@ -401,8 +401,8 @@ def test_workers_get_the_folder(
 
 @pytest.mark.slow
 def test_commands_take_names(demo: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", demo, "Once", "-n", "2", "--no-prepare"]) == 0
-    assert main(["generate", str(DEMO), "Once", "-n", "2", "--no-prepare"]) == 0
+    assert main(["generate", demo, "Once", "-n", "2"]) == 0
+    assert main(["generate", str(DEMO), "Once", "-n", "2"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == second
     assert main(["verify", demo]) == 0

@@ -1,23 +1,25 @@
-"""Whether a load looks for a prepared backbone."""
+"""Where prepared backbones are, and which backbones are worth one. Imports little: each load asks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from stem_edge.bundle.manifest import Manifest
-from stem_edge.bundle.prefill_check import TRIED_NBYTES, matrices_nbytes
+from stem_edge.graph.decode import PREFILL_DATA
+from stem_edge.graph.formats import BACKBONE_DATA
 from stem_edge.system.user_folder import cache_folder
 
 FOLDER = "prepared"  # in the user's cache folder
-# Smaller backbones are not worth files in the cache folder, since they load fast and take little.
-LEAST_NBYTES = TRIED_NBYTES
+# Backbones of fewer bytes load fast, and take little memory, as they are.
+LEAST_NBYTES = 64 << 20
 
 
 def is_large(manifest: Manifest) -> bool:
-    """Return whether a backbone is prepared without being asked for."""
-    return matrices_nbytes(manifest) > LEAST_NBYTES
+    """True if the first load prepares this backbone."""
+    names = [name for name in (BACKBONE_DATA, PREFILL_DATA) if name in manifest.files]
+    return sum(manifest.files[name].nbytes for name in names) > LEAST_NBYTES
 
 
 def may_be_prepared(manifest: Manifest, cache_dir: str | Path | None) -> bool:
-    """Return whether there may be a prepared backbone, or will be: looking takes a while."""
+    """False if this backbone cannot have a prepared form, so that a load need not look for it."""
     return is_large(manifest) or (cache_folder(cache_dir) / FOLDER).is_dir()

@@ -1,4 +1,4 @@
-"""What preparing a backbone packs, and the memory and flash that it takes.
+"""What preparing a backbone takes, and graphs whose matrices can be packed in little memory.
 
 onnxruntime packs a matrix in memory: a head of 128,256 rows would take 1 GB at once. So large float32
 matrices are multiplied in blocks of rows, to the same bits, a block of 16 MB each.
@@ -10,20 +10,21 @@ from dataclasses import replace
 from math import gcd, prod
 
 from stem_edge.bundle.footprint import FLOAT, Footprint
-from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import PROBE_TOKENS
 from stem_edge.config import ModelConfig
 from stem_edge.graph.ir import CONTRIB, Graph, Node, Tensor
-from stem_edge.graph.kv import KvType
 from stem_edge.graph.linear import SPLIT_VALUES
-from stem_edge.graph.names import EMBED, head_width
+from stem_edge.graph.names import head_width
 from stem_edge.graph.weight_plan import LARGE_ALIGNMENT
-from stem_edge.runtime.backends.interface import BEFORE, DEEP, MOST, SIZES
-from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Preparing
+from stem_edge.runtime.backends.interface import BEFORE, MOST, SIZES
+from stem_edge.runtime.backends.memory_plan import Needs, Preparing
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import joined_parts
 
 BLOCK_NBYTES = 1 << 24
+# Files hold every matrix plain and packed, and packing pads a little. The matrix under way is on disk once
+# more, in a file of its own. In memory it is packed, read to be saved, and packed again to be compared.
+# Seconds a GB are measured (docs/results.md).
+FILES_OVER_DATA, COPIES_OF_MATRIX, PREPARING_SECONDS_PER_GB = 2.2, 3, 30
+WORKER_NBYTES = 40 << 20  # Python with numpy and onnxruntime
 
 
 def in_blocks(graph: Graph) -> Graph:
@@ -62,36 +63,21 @@ def _blocks(tensor: Tensor) -> list[Tensor]:
     ]
 
 
-# Preparing: files hold every matrix plain and packed, and packing pads a little. A matrix is in memory
-# packed, read to be saved, and packed again to be compared; seconds a GB are measured (docs/results.md).
-FILES_OVER_DATA, COPIES_OF_MATRIX, PREPARING_SECONDS_PER_GB = 2.2, 3, 30
-LOGITS_AT_ONCE = 16  # of a probe, because on their way through the head they take more
-WORKER_NBYTES = 40 << 20  # Python with numpy and onnxruntime
-
-
-def packable(bundle: Bundle, kv: KvType = "fp32") -> dict[str, Graph]:
-    """Return the graphs with matrices to be packed; an embedding is read in place anyway."""
-    graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill, kv=kv)
-    return {name: in_blocks(graph) for name, graph in graphs.items() if name != EMBED}
-
-
 def preparing_needs(footprint: Footprint, threads: int) -> Preparing:
     """Return what preparing takes: the largest matrix packed, or the steps that are then measured."""
-    prefill = footprint.prefill_nbytes > 0
-    context = min(DEEP + MOST, footprint.model.max_context)
-    needs = cpu_needs(footprint, context, threads, prepared=True, prefill=prefill, guesses=True)
-    part = needs.host
-    logits = 2 * FLOAT * PROBE_TOKENS * footprint.model.vocab_size if prefill else 0
-    logits += LOGITS_AT_ONCE * (part.chunk_token + part.logits)
-    batch = MOST * footprint.kv_nbytes(BEFORE + 1)
-    steps = max(CHUNK_TOKENS * part.chunk_token, logits, batch)
-    steps += part.weights + part.kv_cache + part.fixed
-    # Of steps of each size, and the copies that are compared.
+    context = min(BEFORE + MOST, footprint.model.max_context)
+    part = cpu_needs(footprint, context, threads, prepared=True, prefill=False, guesses=True).host
+    # A prompt, then steps that give the logits of each token; or sequences with a copy of the prompt each.
+    steps = max(BEFORE * part.chunk_token, MOST * (part.chunk_token + part.logits))
+    steps = (
+        max(steps, MOST * footprint.kv_nbytes(context)) + part.weights + part.kv_cache + part.fixed
+    )
+    # Logits of steps of each size, and the copies that are compared.
     steps += (2 * sum(SIZES) + MOST) * FLOAT * footprint.model.vocab_size
     matrix = min(FLOAT * largest_product(footprint.model), 2 * BLOCK_NBYTES)
     nbytes = footprint.step_nbytes + footprint.prefill_nbytes
     return Preparing(
-        disk=int(FILES_OVER_DATA * nbytes),
+        disk=int(FILES_OVER_DATA * (nbytes + matrix)),
         memory=WORKER_NBYTES + max(COPIES_OF_MATRIX * matrix, steps),
         seconds=round(PREPARING_SECONDS_PER_GB * nbytes / 10**9),
     )

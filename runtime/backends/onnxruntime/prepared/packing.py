@@ -4,10 +4,9 @@ onnxruntime packs all matrices of a graph when it loads it, and can save what it
 all of them in memory meanwhile. So each matrix is loaded and saved in a separate graph, and the
 packed forms are put together in the file of weights of the whole graph.
 
-A packed form must lie in the same file as its plain matrix, from which onnxruntime packs again on loading,
-to compare: so plain ones are copied, though the bundle has them. They are read only then. So they
-lie apart: where memory is short, the system drops pages and reads them again with their
-neighbours, and the next products need these.
+On loading, onnxruntime packs each plain matrix again and compares it with the packed form in the same
+file. So plain matrices are copied, though the bundle has them. They are read only then, and lie apart from
+packed ones: where memory is short, the system drops pages and reads them again with their neighbours.
 
 Where sums of products of u8 and s8 saturate, onnxruntime makes u8 of s8 matrices when it loads a graph
 (providers/session.py), in memory. So they are written as u8 there.
@@ -17,29 +16,22 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-import psutil
-from onnxruntime import InferenceSession
 
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import BackendError
 from stem_edge.files import disk
 from stem_edge.files.plain_files import damaged
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.ir import ElementType, Graph, Node, Tensor
-from stem_edge.graph.special.pairs import PAIR
 from stem_edge.graph.weight_plan import WeightPlan
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import MOST, SIZES
-from stem_edge.runtime.backends.onnxruntime.prepared.folder import MATRIX
-from stem_edge.runtime.backends.onnxruntime.prepared.journal import PIECE_NBYTES, PackingJournal
-from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import PackedForm, packed_forms
+from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     GraphSource,
@@ -56,23 +48,19 @@ ACTIVATIONS = {
 }
 # onnxruntime copies a packed matrix that begins elsewhere in the file, instead of mapping it.
 PACKED_ALIGNMENT = 256
+PIECE_NBYTES = 8 << 20  # copied at once
 CHECKED_TOKENS = (1, 4)  # kernels for one token are others than those for several
-ONE_BY_ONE = "FusedMatMul", "MatMulNBits"  # the products of graphs that decode
 
 
 class OtherProductsError(Exception):
-    """onnxruntime multiplies with a saved matrix otherwise than with the plain one."""
+    """onnxruntime computes other products from a saved matrix than from the plain one."""
 
 
 class Packer:
-    """Writes graphs over packed weights to a folder; all graphs of a bundle share their weights.
+    """Writes graphs over packed weights to a folder; all graphs of a bundle share their weights."""
 
-    Matrices in the journal of an earlier attempt are not packed again.
-    """
-
-    def __init__(self, bundle: Bundle, folder: Path, threads: int, journal: PackingJournal) -> None:
+    def __init__(self, bundle: Bundle, folder: Path, threads: int) -> None:
         self.folder, self._bundle, self._threads = folder, bundle, threads
-        self._journal, self._parent = journal, psutil.Process().parent()
         self._placed: dict[Tensor, Tensor] = {}  # of the bundle -> in the folder
 
     def pack(self, name: str, graph: Graph) -> None:
@@ -86,44 +74,8 @@ class Packer:
             self._gather(graph, WeightPlan(f"{name}.data"))
         path.write_bytes(encode(self._over_packed(graph)))
 
-    def source(self, name: str, graph: Graph) -> GraphSource:
-        """Return a graph over weights that were packed for others."""
-        return GraphSource(name, encode(self._over_packed(graph)), self.folder)
-
-    def rounding_together(self, graph: Graph) -> set[str]:
-        """Return the products that round a token otherwise beside others; the graph was packed.
-
-        One product of each shape and type is tried.
-        """
-        found, tried = set[str](), dict[str, bool]()
-        for node in graph.nodes:
-            if node.op in ONE_BY_ONE:
-                alone = _alone(graph, node)
-                dims = [tensor.dims for tensor in alone.tensors.values()]
-                kind = repr((node.op, dims, sorted(node.attributes.items())))
-                if kind not in tried:
-                    tried[kind] = self._rounds_together(alone)
-                if tried[kind]:
-                    found.add(node.outputs[0])
-        return found
-
-    def _rounds_together(self, graph: Graph) -> bool:
-        session = self._session(graph)
-        (x,), noise = graph.inputs, next(_noise(graph, (MOST,)))
-
-        def products(of: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return np.asarray(session.run(None, {x: of})[0])
-
-        # In use, a token alone has two rows of what is taken in pairs.
-        rows = 1 + all(output.endswith(PAIR) for output in graph.outputs)
-        alone = [products(noise[:, n : n + 1].repeat(rows, 1))[:, :1] for n in range(MOST)]
-        return any(
-            not np.array_equal(products(noise[:, :size]), np.concatenate(alone[:size], 1))
-            for size in SIZES
-        )
-
     def _gather(self, graph: Graph, plan: WeightPlan) -> None:
-        """Write the weights of a graph: plain matrices, then packed ones and everything else."""
+        """Write the weights of a graph: plain matrices, then everything else, and packed matrices."""
         nodes = {node.inputs[1]: node for node in graph.nodes if node.op in ACTIVATIONS}
         fresh = {n: t for n, t in graph.tensors.items() if t.file and t not in self._placed}
         with (self.folder / plan.file).open("r+b") as file:
@@ -131,7 +83,7 @@ class Packer:
                 self._copy_plain(fresh[name], file, plan)
         for node in nodes.values():
             if node.inputs[1] in fresh:
-                self._take_matrix(_alone(graph, node), plan)
+                self._pack_matrix(_alone(graph, node), plan)
 
     def _copy_plain(self, tensor: Tensor, file: IO[bytes], plan: WeightPlan) -> None:
         place = _place(plan, tensor.nbytes)
@@ -143,28 +95,12 @@ class Packer:
             if not _copy(source, tensor.offset, file, place, tensor.nbytes, flip=widened):
                 raise damaged(path, f"ends before byte {end:,}")
 
-    def _take_matrix(self, graph: Graph, plan: WeightPlan) -> None:
-        """Take the packed forms of a graph of one product that are there, or append them."""
-        (product,), start = graph.outputs, plan.nbytes
-        if (kept := self._journal.kept(plan.file, product, start)) is not None:
-            for name, text in kept.packed.items():
-                tensor = graph.tensors[name]
-                self._placed[tensor] = replace(self._placed[tensor], packed=text)
-            plan.nbytes = kept.end
-            return
-        if psutil.Process().parent() != self._parent:  # os.getppid stays the same on Windows
-            raise BackendError("the process that wanted this was killed; another may go on from it")
-        self._pack_matrix(graph, plan)
-        placed = self._over_packed(graph).tensors.values()
-        packed = {tensor.name: tensor.packed for tensor in placed if tensor.packed}
-        self._journal.add(plan.file, product, packed, start, plan.nbytes)
-
     def _pack_matrix(self, graph: Graph, plan: WeightPlan) -> None:
         """Append the packed forms of a graph of one product, and compare its products with them.
 
         The file is closed before it is compared: Windows refuses to read one that others may write.
         """
-        with tempfile.TemporaryDirectory(prefix=MATRIX, dir=self.folder) as folder:
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             saved = Path(folder) / "graph.onnx"
             expected = self._products(graph, saved)
             with (
@@ -181,24 +117,25 @@ class Packer:
                 raise OtherProductsError(graph.nodes[0].outputs[0])
 
     def _over_packed(self, graph: Graph) -> Graph:
-        tensors = {name: self._placed.get(t, t) for name, t in graph.tensors.items()}
+        """Return a graph over the weights in the folder, which are in the order of use."""
+        names = dict.fromkeys(name for node in graph.nodes for name in node.inputs)
+        tensors = {n: graph.tensors[n] for n in [*names, *graph.tensors] if n in graph.tensors}
+        tensors = {name: self._placed.get(tensor, tensor) for name, tensor in tensors.items()}
         widened = {name for name, t in tensors.items() if t.type != graph.tensors[name].type}
         nodes = [_widened(one) if widened & set(one.inputs) else one for one in graph.nodes]
         return replace(graph, nodes=nodes, tensors=tensors)
 
     def _products(self, graph: Graph, save_to: Path | None = None) -> list[F32]:
         """Return products of noise, of one token and of several."""
-        session = self._session(graph, save_to)
+        source = GraphSource("product", encode(self._over_packed(graph)), self.folder)
+        stepped = bool(self._bundle.manifest.model.ranges)
+        session = open_session(source, self._threads, [CPU], save_to=save_to, whole_steps=stepped)
         (x,) = graph.inputs
         try:
             return [session.run(None, {x: noise})[0] for noise in _noise(graph)]
         finally:
             del session
             return_freed_memory()
-
-    def _session(self, graph: Graph, save_to: Path | None = None) -> InferenceSession:
-        source, stepped = self.source("product", graph), bool(self._bundle.manifest.model.ranges)
-        return open_session(source, self._threads, [CPU], save_to=save_to, whole_steps=stepped)
 
 
 def _alone(graph: Graph, node: Node) -> Graph:
@@ -219,11 +156,11 @@ def _widened(node: Node) -> Node:
     return replace(node, inputs=[*node.inputs, node.inputs[4]])
 
 
-def _noise(graph: Graph, counts: Sequence[int] = CHECKED_TOKENS) -> Iterator[npt.NDArray[Any]]:
+def _noise(graph: Graph) -> Iterator[npt.NDArray[Any]]:
     (value,) = graph.inputs.values()
     *_, width = value.shape or ()
     rng = np.random.default_rng(0)
-    for tokens in counts:
+    for tokens in CHECKED_TOKENS:
         size = (1, tokens, int(width))
         if value.type == ElementType.UINT8:
             yield rng.integers(0, 256, size, np.uint8)
@@ -231,14 +168,15 @@ def _noise(graph: Graph, counts: Sequence[int] = CHECKED_TOKENS) -> Iterator[npt
             yield rng.standard_normal(size, np.float32)
 
 
-def _append(form: PackedForm, source: IO[bytes], file: IO[bytes], plan: WeightPlan) -> str:
+def _append(form: str, source: IO[bytes], file: IO[bytes], plan: WeightPlan) -> str:
     """Append the bytes of a packed form; return the text that says where they are."""
-    texts = [form.key]
-    for offset, nbytes, *rest in form.places:
+    key, *places = form.split("|")
+    texts = [key]
+    for offset, nbytes, checksum in (map(int, place.split(";")) for place in places):
         plan.nbytes += -plan.nbytes % PACKED_ALIGNMENT
         place = _place(plan, nbytes)
         _copy(source, offset, file, place, nbytes)
-        texts.append(";".join(map(str, (place, nbytes, *rest))))
+        texts.append(f"{place};{nbytes};{checksum}")
     return "|".join(texts)
 
 

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
+import shutil
 import subprocess
 import tempfile
+import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnxruntime as ort
 
-from stem_edge.bundle.checksums import check_hashes
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.bundle.prefill_check import weight_files
 from stem_edge.errors import BackendError
+from stem_edge.files import disk
+from stem_edge.files.hashing import sha256_of
+from stem_edge.files.lock import lock
+from stem_edge.files.plain_files import damaged
 from stem_edge.files.trees import remove_tree
+from stem_edge.graph.decode import PREFILL_DATA
+from stem_edge.graph.formats import BACKBONE_DATA
 from stem_edge.graph.kv import KvType
-from stem_edge.progress import Progress
+from stem_edge.progress import Progress, tell
 from stem_edge.runtime.backends.memory_plan import Preparing
-from stem_edge.runtime.backends.onnxruntime.prepared.folder import begin, folder_nbytes, leave
 from stem_edge.runtime.backends.onnxruntime.prepared.packable import preparing_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import (
     Prepacked,
-    PreparedPlace,
     prepared_folder,
     read_prepared,
 )
-from stem_edge.system.child import Ended, last_line, module_command, signal_name
+from stem_edge.system.child import last_line, module_command, signal_name
 from stem_edge.system.memory import available_memory, own_memory
 from stem_edge.system.user_folder import cache_folder
 from stem_edge.units import format_size, parse_size
 
+WORKER = "stem_edge.runtime.backends.onnxruntime.prepared.prepack_worker"
+TEMPORARY = ".making-"  # begins the name of a folder that is being filled, or was until a kill
 POLL_SECONDS = 0.1
 
 
@@ -39,23 +48,20 @@ class NotPrepared(RuntimeWarning):
     """The backbone could not be prepared, so loading takes longer and more memory."""
 
 
-def find_or_make(
-    found: PreparedPlace,
+def prepared_or_none(
+    bundle: Bundle,
     cache_dir: str | Path | None,
     threads: int,
     progress: bool | None,
-    kv: KvType = "fp32",
-    memory: int | str | None = None,
+    kv: KvType,
+    memory: int | str | None,
 ) -> Prepacked | None:
-    """Return the prepared backbone, making it now if worth it; None, with a warning, on failure.
+    """Prepare a backbone as `make` does; None, with a warning, if that is impossible.
 
-    A failure that would happen again is recorded, so that it is warned of only once.
+    A refusal is kept, so that it is warned of only once.
     """
-    found = found._replace(record=read_prepared(found.folder))  # another process may have made it
-    if found.record is not None or not found.is_worth_it:
-        return found.prepared
     try:
-        return make(found.bundle, cache_dir, threads, progress, kv, memory)
+        return make(bundle, cache_dir, threads, progress, kv, memory)
     except BackendError as error:
         warnings.warn(NotPrepared(str(error)), stacklevel=3)
         return None
@@ -69,37 +75,79 @@ def make(
     kv: KvType = "fp32",
     memory: int | str | None = None,
 ) -> Prepacked:
-    """Prepare a backbone, also one that was refused before.
+    """Prepare a backbone, unless another process does so meanwhile.
 
     memory: limit on the memory of this process and the one that prepares; default: what is free.
-    Raises BundleError; BackendError if memory or the cache folder is too small, or if it computes
-    other logits, which is recorded.
+    Raises BundleError; BackendError if memory or disk is too small, or if packed weights give other logits.
     """
-    root = cache_folder(cache_dir)
+    folder = prepared_folder(cache_folder(cache_dir), bundle, ort.__version__, kv)
     needs = preparing_needs(footprint_of(bundle.manifest, "onnxruntime").with_kv(kv), threads)
     _check_memory(bundle, needs, memory)
-    # The result is found by the checksums in the manifest, so it must be made of these very files.
-    check_hashes(bundle, weight_files(bundle.manifest))
-    target = prepared_folder(root, bundle, ort.__version__, kv)
-    folder = begin(root, target.name, needs.disk)
     try:
-        with Progress(needs.disk, "preparing for this processor, once", progress) as bar:
-            ended = _run_worker(bundle, folder, threads, kv, bar)
-        if ended.status:
-            reason = _reason(ended)
-            raise BackendError(f"{bundle.path}: the backbone cannot be prepared: {reason}")
-        kept = _keep(folder, target)
-    except BaseException:
-        leave(folder, needs.disk)
-        raise
-    finally:
-        with contextlib.suppress(OSError):
-            remove_tree(folder, target.parent)
-    if kept.record.refused:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder, progress):
+            if (record := read_prepared(folder)) is None:
+                _check_weights(bundle)
+                _fill(bundle, folder, needs, threads, kv, progress)
+                record = read_prepared(folder)
+    except OSError as error:
         raise BackendError(
-            f"{bundle.path}: the backbone cannot be prepared: {kept.record.refused}; {_anyway(bundle)}"
+            f"{folder.parent}: cannot keep a prepared backbone there ({error.strerror}); give another "
+            "folder with cache_dir"
+        ) from error
+    if record is None:
+        raise BackendError(f"{folder}: the prepared backbone changed meanwhile; load it again")
+    if record.refused:
+        raise BackendError(f"{bundle.path}: the backbone cannot be prepared: {record.refused}")
+    return Prepacked(folder, record)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, show: bool | None) -> Iterator[None]:
+    """Hold the lock of a folder, so that several first loads fill it once. Raises OSError."""
+    descriptor, waited = disk.update(folder.with_name(f"{folder.name}.lock")), False
+    try:
+        while not lock(descriptor):
+            if not waited:
+                tell("waiting for another process, which prepares the same backbone", show)
+            waited = True
+            time.sleep(POLL_SECONDS)
+        yield
+    finally:
+        disk.close(descriptor)
+
+
+def _check_weights(bundle: Bundle) -> None:
+    """Raise BundleError if weights do not match the manifest, by whose checksums the result is found."""
+    for name in (BACKBONE_DATA, PREFILL_DATA):
+        if (entry := bundle.manifest.files.get(name)) is not None:
+            found = sha256_of(bundle.file(name), entry.nbytes, lambda nbytes: None)
+            if found != entry.sha256:
+                raise damaged(bundle.file(name), f"sha256 is {found}, expected {entry.sha256}")
+
+
+def _fill(
+    bundle: Bundle, folder: Path, needs: Preparing, threads: int, kv: KvType, show: bool | None
+) -> None:
+    """Put a whole prepared backbone into the folder, for the process that holds its lock.
+
+    Raises BackendError, OSError.
+    """
+    for path in (folder, *folder.parent.glob(f"{TEMPORARY}*-{folder.name}-*")):
+        remove(path)  # damaged, or left by a process that was killed
+    if (free := shutil.disk_usage(folder.parent).free) < needs.disk:
+        raise BackendError(
+            f"{folder.parent}: preparing takes {needs.disk:,} bytes, {free:,} are free; free some space, or "
+            "give another folder with cache_dir"
         )
-    return kept
+    made = folder.with_name(f"{TEMPORARY}{os.getpid()}-{folder.name}-{secrets.token_hex(4)}")
+    made.mkdir()
+    try:
+        with Progress(needs.disk, "preparing for this processor, once", show) as bar:
+            _run_worker(bundle, made, threads, kv, bar)
+        made.rename(folder)
+    finally:
+        remove(made)
 
 
 def _check_memory(bundle: Bundle, needs: Preparing, memory: int | str | None) -> None:
@@ -107,70 +155,65 @@ def _check_memory(bundle: Bundle, needs: Preparing, memory: int | str | None) ->
     allowed = own + free if memory is None else min(parse_size(memory), own + free)
     if own + needs.memory > allowed:
         sizes = [format_size(nbytes, up=True) for nbytes in (needs.memory, own)]
+        weights = format_size(footprint_of(bundle.manifest, "onnxruntime").step_nbytes)
         raise BackendError(
             f"{bundle.path}: preparing takes {sizes[0]} of memory beside {sizes[1]} of this process, "
-            f"but {format_size(allowed)} may be taken; allow more once; {_anyway(bundle)}"
+            f"but {format_size(allowed)} may be taken; allow more once; it still runs correctly, but each "
+            f"load takes longer, and {weights} of memory for weights"
         )
 
 
-def _anyway(bundle: Bundle) -> str:
-    weights = format_size(footprint_of(bundle.manifest, "onnxruntime").step_nbytes)
-    return (
-        f"it still runs correctly, but each load takes longer, and {weights} of memory for weights"
-    )
-
-
-def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType, bar: Progress) -> Ended:
+def _run_worker(bundle: Bundle, folder: Path, threads: int, kv: KvType, bar: Progress) -> None:
+    """Fill the folder in a child process. Raises BackendError."""
     arguments = [str(bundle.path.resolve()), str(folder), str(threads), kv]
     arguments += [] if bundle.tables is None else [bundle.tables]
-    command = module_command(
-        "stem_edge.runtime.backends.onnxruntime.prepared.prepack_worker", *arguments
-    )
+    command, pipe = module_command(WORKER, *arguments), subprocess.PIPE
     with tempfile.TemporaryFile() as output:
-        try:
-            worker = subprocess.Popen(command, stdout=output, stderr=output)
+        try:  # its stdin ends with this process, and the worker with it
+            worker = subprocess.Popen(command, stdin=pipe, stdout=output, stderr=output)
         except OSError as error:
             raise BackendError(
-                f"{bundle.path}: cannot start {command[0]} to prepare it ({error.strerror}); free "
-                "some memory, or load it with prepare=False"
+                f"{bundle.path}: cannot start {command[0]} to prepare it ({error.strerror}); free some memory"
             ) from error
-        try:
-            seen = 0
-            while _still_runs(worker):
-                nbytes = folder_nbytes(folder)
-                bar.advance(nbytes - seen)
-                seen = nbytes
-        finally:
-            worker.kill()  # needed only when interrupted; harmless to a process that has ended
-            worker.wait()
+        with worker:
+            try:
+                seen = 0
+                while worker.poll() is None:
+                    nbytes = _nbytes(folder)
+                    bar.advance(nbytes - seen)
+                    seen = nbytes
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        worker.wait(POLL_SECONDS)
+            finally:
+                worker.kill()  # needed only when interrupted; harmless to a process that has ended
         output.seek(0)
-        return Ended(worker.returncode, output.read(), b"")
+        if worker.returncode:
+            reason = _reason(worker.returncode, output.read())
+            raise BackendError(f"{bundle.path}: the backbone cannot be prepared: {reason}")
 
 
-def _reason(ended: Ended) -> str:
-    if ended.crashed:
-        return (
-            f"its worker process died of {signal_name(ended.status or 0)}; another attempt goes on from there, "
-            "or load it with prepare=False"
-        )
-    return last_line(ended.stdout) if ended.stdout.strip() else f"exit status {ended.status}"
+def _reason(status: int, said: bytes) -> str:
+    if status < 0:
+        return f"its process died of {signal_name(status)}, as where memory is short"
+    return last_line(said) if said.strip() else f"exit status {status}"
 
 
-def _still_runs(worker: subprocess.Popen[bytes]) -> bool:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        worker.wait(POLL_SECONDS)
-    return worker.poll() is None
+def remove(folder: Path) -> None:
+    """Delete a prepared backbone, if it is there."""
+    with contextlib.suppress(OSError):
+        remove_tree(folder, folder.parent)
 
 
-def _keep(made: Path, folder: Path) -> Prepacked:
-    """Rename the folder, unless what is there lacks nothing, as when made by another process."""
-    there = read_prepared(folder)
-    if there is None or there.refused or not (there.steps and there.steps.sure):
-        with contextlib.suppress(OSError):
-            remove_tree(folder, made.parent)
-        with contextlib.suppress(OSError):
-            made.rename(folder)
-    record = read_prepared(folder)
-    if record is None:
-        raise BackendError(f"{folder}: cannot keep the prepared backbone there")
-    return Prepacked(folder, record)
+def is_left(made: Path) -> bool:
+    """True if the process that was filling a folder of this name is gone."""
+    import psutil  # here, to keep its 10 ms out of every start
+
+    number = made.name.removeprefix(TEMPORARY).partition("-")[0]
+    return not number.isdigit() or not psutil.pid_exists(int(number))
+
+
+def _nbytes(folder: Path) -> int:
+    """Return the bytes of the files in a folder, of which some may go meanwhile."""
+    with contextlib.suppress(OSError):
+        return sum(path.stat().st_size for path in folder.iterdir())
+    return 0

@@ -1,9 +1,9 @@
-"""Weights that do not fit into memory beside the others: read anew in each step, and dropped again.
+"""Streaming of weights that exceed the memory: some matrices are read anew in each step, and dropped again.
 
-A step reads all weights in the same order. Where they exceed the memory even a little, the system has
-always just dropped the pages that come next, and reads nearly all of them again. So a share of the
-matrices, spread evenly over the step, is in memory only around its use: a thread drops what was used
-and asks for what comes next, while the step computes. All others stay.
+A step reads all weights in the same order. If they are only slightly larger than the memory, the system
+reads nearly all of them in each step: the next page is always the one that it dropped last. So a share of
+the matrices, spread evenly over the step, is in memory only around its use: a thread drops each matrix
+after its use and asks for the next one, while the step computes. All other matrices stay.
 """
 
 from __future__ import annotations
@@ -20,20 +20,26 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import places_in_use
-from stem_edge.system.memory import PROC, available_memory
+from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import (
+    ENTRY_NBYTES,
+    PAGEMAP,
+    is_written,
+    mappings,
+)
+from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_places
+from stem_edge.system.memory import available_memory
 
-# Smaller matrices are not worth a system call. Matrices asked for ahead take AHEAD bytes, or three of
-# the largest, because the one in use and the next must be there.
+# Smaller matrices are not worth a system call. The matrices that the system is asked for ahead take AHEAD
+# bytes, or three of the largest, because the matrix in use and the next one must be in memory.
 LEAST_NBYTES, AHEAD_NBYTES, AHEAD_MATRICES = 1 << 20, 32 << 20, 3
 # Kept free for pages of libraries, of the embedding and of tables, and for arrays of a prompt. With 24 MB,
 # E2B's shape in 1 GiB was dropped and read as a whole again.
 SPARE_NBYTES = 64 << 20
-# Free memory is looked at so often; other matrices are chosen only if it has changed by so much.
+# Time between looks at the free memory, and the change of it from which on other matrices are chosen.
 LOOK_SECONDS, CHANGE_NBYTES = 1.0, 32 << 20
 POLL_SECONDS = 0.001
 # The system maps up to 16 pages around one that is touched, also in front of a matrix.
-AROUND, ENTRY_NBYTES, PRESENT = 16, 8, 0x80  # PRESENT: in the last byte of an entry of pagemap
+AROUND, PRESENT = 16, 0x80  # PRESENT: in the last byte of an entry of PAGEMAP
 
 
 class Span(NamedTuple):
@@ -57,7 +63,7 @@ class WeightStream:
         self._excess, self._next_look = 0, 0.0
         self._first, self._asked, self._ahead = 0, 0, 0  # the one in use; those asked for; bytes
         self._madvise = ctypes.CDLL(None, use_errno=True).madvise
-        self._pagemap = _opened(PROC / "self" / "pagemap", files)
+        self._pagemap = _opened(PAGEMAP, files)
         self._look()
         self._in_step, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="stem-edge-weights", daemon=True)
@@ -112,7 +118,7 @@ class WeightStream:
     def _forget(self) -> None:
         """Drop what loading has read of the files, and matrices that stayed so far."""
         for span in self.chosen:
-            self._advise(span, mmap.MADV_DONTNEED)
+            self._give_back(span)
         for file in {span.file for span in self.chosen}:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -148,8 +154,13 @@ class WeightStream:
         return any(last & PRESENT for last in entries[ENTRY_NBYTES - 1 :: ENTRY_NBYTES])
 
     def _drop(self, span: Span) -> None:
-        self._advise(span, mmap.MADV_DONTNEED)
+        self._give_back(span)
         self._uncache(span)
+
+    def _give_back(self, span: Span) -> None:
+        """Drop the pages of a matrix from this process, unless they were written to."""
+        if not is_written(self._pagemap, span.start, span.start + span.nbytes):
+            self._advise(span, mmap.MADV_DONTNEED)
 
     def _uncache(self, span: Span) -> None:
         """Take the pages of a matrix out of the page cache, but for those that a process has touched."""
@@ -168,7 +179,7 @@ def open_stream(graphs: Sequence[Path]) -> WeightStream | None:
     """
     if sys.platform != "linux":
         return None
-    with suppress(OSError, ValueError, RuntimeError), ExitStack() as failed:
+    with suppress(OSError, RuntimeError), ExitStack() as failed:
         files = ExitStack()
         failed.callback(files.close)
         if spans := [span for graph in graphs for span in _mapped(graph, files)]:
@@ -205,15 +216,16 @@ def ahead_nbytes(spans: Sequence[Span]) -> int:
 
 
 def _mapped(graph: Path, files: ExitStack) -> Iterator[Span]:
-    """Yield the mapped pages that packed matrices fill, in the order of use. Raises OSError, ValueError."""
+    """Yield the mapped pages that packed matrices fill, in the order of use. Raises OSError."""
     weights = graph.with_name(f"{graph.name}.data").resolve()
     if not weights.exists():  # none of its matrices was packed
         return
-    maps, file = list(_maps(weights)), _opened(weights, files)
-    for offset, nbytes in places_in_use(graph):
-        for start, stop, mapped_from in maps:
-            first = start + offset - mapped_from
-            if start <= first and first + nbytes <= stop:
+    parts = [one for one in mappings() if one.file == str(weights)]
+    file = _opened(weights, files)
+    for offset, nbytes in packed_places(graph):
+        for part in parts:
+            first = part.start + offset - part.offset
+            if part.start <= first and first + nbytes <= part.stop:
                 skipped = -first % mmap.PAGESIZE
                 whole = (nbytes - skipped) // mmap.PAGESIZE * mmap.PAGESIZE
                 yield Span(first + skipped, whole, file, offset + skipped)
@@ -224,12 +236,3 @@ def _opened(path: Path, files: ExitStack) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     files.callback(os.close, descriptor)
     return descriptor
-
-
-def _maps(file: Path) -> Iterator[tuple[int, int, int]]:
-    """Yield address, end and offset in the file of each mapping of it."""
-    for line in (PROC / "self" / "maps").read_text(errors="replace").splitlines():
-        words = line.split(maxsplit=5)
-        if len(words) == 6 and words[5] == str(file):
-            start, stop = (int(address, 16) for address in words[0].split("-"))
-            yield start, stop, int(words[2], 16)

@@ -13,6 +13,7 @@ from every_kind import GEMMA_3N, GEMMA_4, checkpoint_of
 import stem_edge
 from stem_edge.bundle.opening import Bundle
 from stem_edge.graph.apart import apart
+from stem_edge.graph.ir import Node
 from stem_edge.graph.kv import KvType
 from stem_edge.graph.names import HEAD, STEP, apart_step
 from stem_edge.graph.special.pairs import PAIR
@@ -21,7 +22,6 @@ from stem_edge.runtime.backends.interface import SIZES
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.context import OrtContext
 from stem_edge.runtime.backends.onnxruntime.placeholders import placeholder_rows
-from stem_edge.runtime.backends.onnxruntime.prepared.packing import ONE_BY_ONE
 from stem_edge.runtime.backends.onnxruntime.providers import graphs as graphs_module
 from stem_edge.runtime.backends.onnxruntime.providers import pairs
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import (
@@ -79,20 +79,12 @@ def export(name: str, folder: Path, backbone: str) -> Bundle:
     return stem_edge.export_bundle(checkpoint, folder / "bundle", **options)
 
 
-def opened(bundle: Bundle, kv: KvType, whole: bool = False) -> tuple[OrtBackend, Any]:
-    """Return a backend with graphs for steps of several tokens, and the slots of 300 tokens.
-
-    whole: with the products of 4 bits of all tokens at once in these steps.
-    """
+def opened(bundle: Bundle, kv: KvType) -> tuple[OrtBackend, Any]:
+    """Return a backend with graphs for steps of several tokens, and the slots of 300 tokens."""
     config, layout = bundle.manifest.model, bundle.manifest.tables
     slots = ArraySlots(layout, min(5, layout.records)) if layout is not None else None
     step = joined_parts(bundle, prefill=False, kv=kv)[STEP]
-    products = {
-        node.outputs[0]
-        for node in step.nodes
-        if node.op in ONE_BY_ONE and not (whole and node.attributes.get("bits") == PAIRED_BITS)
-    }
-    later = sources(bundle, {apart_step(size): apart(step, size, products) for size in SIZES})
+    later = sources(bundle, {apart_step(size): apart(step, size) for size in SIZES})
     graphs = joined_graphs(bundle, prefill=False, kv=kv)
     rows = placeholder_rows(slots, LENGTH * config.lookups)
     if config.ngram_order:
@@ -118,15 +110,26 @@ def run(backend: OrtBackend, slots: Any, ids: Any, steps: Sequence[int]) -> tupl
     return np.concatenate(found), [array.host.copy() for array in loaded.kv.arrays]
 
 
+def rounds_alike(node: Node) -> bool:
+    """Return whether products of a node do not depend on the number of tokens."""
+    if node.attributes.get("bits") == PAIRED_BITS and node.op == "MatMulNBits":
+        return not pairs.rounds_alone(node.size("block_size"), len(node.inputs) > 3)
+    return node.op != "FusedMatMul"
+
+
 @pytest.mark.parametrize(("name", "backbone", "kv"), CASES)
 def test_the_bits_of_steps_of_one(name: str, backbone: str, kv: KvType, tmp_path: Path) -> None:
+    """Products of float32 matrices round several tokens otherwise, which moves some codes of activations."""
     bundle = export(name, tmp_path, backbone)
     backend, slots = opened(bundle, kv)
     ids = np.random.default_rng(0).integers(0, bundle.manifest.model.vocab_size, LENGTH)
     found, cache = run(backend, slots, ids, STEPS)
     expected, alone = run(backend, slots, ids, [1] * len(found))
-    assert np.array_equal(found, expected)
-    assert all(map(np.array_equal, cache, alone))
+    step = joined_parts(bundle, prefill=False, kv=kv)[STEP]
+    if all(map(rounds_alike, step.nodes)):
+        assert np.array_equal(found, expected)
+        assert all(map(np.array_equal, cache, alone))
+    assert np.sqrt(np.mean((found - expected) ** 2)) < 0.01 * expected.std()
 
 
 @pytest.mark.parametrize(("name", "kv"), PAIRED)
@@ -140,7 +143,7 @@ def test_products_in_pairs(
     really = pairs.rounds_alone
     monkeypatch.setattr(graphs_module, "LAYER_NBYTES", 0)
     monkeypatch.setattr(pairs, "rounds_alone", lambda *_: True)
-    backend, slots = opened(bundle, kv, whole=True)
+    backend, slots = opened(bundle, kv)
     step = joined_parts(bundle, prefill=False, kv=kv)[STEP]
     doubled = [node for node in step.nodes if node.outputs[0].endswith(PAIR)]
     products = [node for node in step.nodes if node.attributes.get("bits") == PAIRED_BITS]

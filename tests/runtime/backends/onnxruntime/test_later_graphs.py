@@ -64,7 +64,7 @@ def steps(bundle: Bundle, *, joined: bool) -> Callable[..., F32]:
     rows = placeholder_rows(slots, 64)
     graphs = (joined_graphs if joined else cpu_graphs)(bundle, prefill=True)
     step = joined_parts(bundle, prefill=False)[STEP]
-    apart_graphs = sources(bundle, {apart_step(2): apart(step, 2, set())})
+    apart_graphs = sources(bundle, {apart_step(2): apart(step, 2)})
     backend = OrtBackend(config, graphs, slots, 1, apart=apart_graphs)
 
     def take(tokens: int, **how: bool) -> F32:
@@ -132,8 +132,7 @@ def test_two_prompts_at_once_open_them_once(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = watch(monkeypatch, {})
-    options: dict[str, Any] = {"prepare": False, "prefill_graph": True}
-    with stem_edge.load(bundle.path, threads=1, **options) as model:
+    with stem_edge.load(bundle.path, threads=1) as model:
         model.logits(PROMPT[: PREFILL_FROM - 1])
         assert PREFILL not in tried
         with warnings.catch_warnings(), ThreadPoolExecutor(2) as threads:

@@ -13,6 +13,7 @@ import pytest
 from conformance import CHECKPOINT, TEXT
 from installed import DEMO
 from make_checkpoint import Shape, write_checkpoint
+from prompt_graph import load_with
 
 import stem_edge
 from stem_edge.errors import BundleError, InputError
@@ -44,7 +45,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def log_probabilities(bundle: Path, ids: list[int]) -> F64:
-    with stem_edge.load(bundle, prefill_graph=False, warm_start=False) as model:
+    with load_with(bundle, prefill=False, warm_start=False) as model:
         logits = model.logits(ids).astype(np.float64)
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
     found: F64 = np.log(probabilities / probabilities.sum(axis=1, keepdims=True))

@@ -20,9 +20,7 @@ from stem_edge.errors import BackendError, BundleError, InputError, MemoryPlanEr
 from stem_edge.measuring.runs import workers
 from stem_edge.measuring.runs.worker import Worker
 from stem_edge.measuring.runs.workers import Subject, WorkerProcess
-from stem_edge.runtime.backends.onnxruntime.prepared import looking
-from stem_edge.runtime.backends.onnxruntime.prepared import prepacked as prepared
-from stem_edge.runtime.backends.onnxruntime.prepared.preparing import find_or_make
+from stem_edge.runtime.backends.onnxruntime.prepared.preparing import make
 
 DEADLINE_SECONDS = 10.0
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals end processes on POSIX systems")
@@ -264,13 +262,10 @@ def test_nothing_runs_before_the_engine_is_loaded() -> None:
             worker.answer({"do": do, "ids": [1]})
 
 
-def test_folders_of_a_prepared_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_a_prepared_backbone(tmp_path: Path) -> None:
     subject = demo(engine="onnxruntime", cache_dir=str(tmp_path))
     assert subject.prepared_folders() == ()
-    found = prepared.place(open_bundle(DEMO), tmp_path)
-    assert find_or_make(found, tmp_path, 1, None) is None  # too small
-    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
-    assert find_or_make(found, tmp_path, 1, None)
+    make(open_bundle(DEMO), tmp_path, 1)
     (folder,) = subject.prepared_folders()
     assert folder.is_dir() and folder.is_relative_to(tmp_path)
     assert {DEMO.resolve(), folder} < {path.parent for path in subject.files()}

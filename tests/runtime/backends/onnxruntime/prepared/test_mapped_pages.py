@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stem_edge.runtime.backends.onnxruntime.prepared.prepacked import give_back_mapped
+from stem_edge.runtime.backends.onnxruntime.prepared.mapped_pages import give_back_mapped
 from stem_edge.system.memory import PROC
 
 

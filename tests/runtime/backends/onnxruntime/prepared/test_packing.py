@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import psutil
 import pytest
 from hf_folders import write_gemma
 from installed import DATA
@@ -20,7 +19,8 @@ from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import BackendError
+from stem_edge.graph.ir import Graph
+from stem_edge.graph.names import EMBED
 from stem_edge.runtime.backends.onnxruntime.prepared import (
     looking,
     packing,
@@ -28,15 +28,13 @@ from stem_edge.runtime.backends.onnxruntime.prepared import (
     preparing,
 )
 from stem_edge.runtime.backends.onnxruntime.prepared import packable as float_blocks
-from stem_edge.runtime.backends.onnxruntime.prepared.journal import PackingJournal
-from stem_edge.runtime.backends.onnxruntime.prepared.packable import packable
-from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms
+from stem_edge.runtime.backends.onnxruntime.prepared.packable import in_blocks
+from stem_edge.runtime.backends.onnxruntime.prepared.packed_file import packed_forms, packed_places
 from stem_edge.runtime.backends.onnxruntime.prepared.packing import OtherProductsError, Packer
 from stem_edge.runtime.backends.onnxruntime.providers import session
-from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source
+from stem_edge.runtime.backends.onnxruntime.providers.graphs import graph_source, joined_parts
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
-from stem_edge.system.child import Ended
 
 IDS = [256, *b"twelve tokens or so"]
 GEMMA_3N, GEMMA_4, NO_VNNI = "Gemma 3n", "Gemma 4", "products saturate"
@@ -67,6 +65,12 @@ def export(name: str, checkpoint: Path, folder: Path, options: dict[str, Any]) -
 @pytest.fixture
 def small(tiny_checkpoint: Path, tmp_path: Path) -> Bundle:
     return export("", tiny_checkpoint, tmp_path, {"backbone": "int4", "prefill_graph": True})
+
+
+def parts(bundle: Bundle) -> dict[str, Graph]:
+    """Return the graphs that are packed."""
+    graphs = joined_parts(bundle, prefill=bundle.manifest.has_prefill)
+    return {name: in_blocks(graph) for name, graph in graphs.items() if name != EMBED}
 
 
 def matrices(graph: Path) -> dict[str, tuple[bytes, str, list[bytes]]]:
@@ -102,8 +106,8 @@ def test_the_forms_of_the_whole_graph(
     alone, whole = tmp_path / "alone", tmp_path / "whole"
     alone.mkdir()
     whole.mkdir()
-    packer = Packer(bundle, alone, 1, PackingJournal(alone / "journal"))
-    for part, graph in packable(bundle, "fp32").items():
+    packer = Packer(bundle, alone, 1)
+    for part, graph in parts(bundle).items():
         packer.pack(part, graph)
         open_session(graph_source(bundle, part, graph), 1, [CPU], save_to=whole / part)
         found = matrices(alone / part)
@@ -120,8 +124,8 @@ def test_no_session_has_more_than_one_matrix(
         return real(source, *rest, **options)
 
     monkeypatch.setattr(packing, "open_session", watch)
-    packer = Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal"))
-    for name, graph in packable(small, "fp32").items():
+    packer = Packer(small, tmp_path, 1)
+    for name, graph in parts(small).items():
         packer.pack(name, graph)
     assert len(counts) > 20 and set(counts) == {1}
 
@@ -149,8 +153,8 @@ def test_no_file_is_open_for_writing_when_a_session_reads_it(
         return real(*given, **options)
 
     monkeypatch.setattr(packing, "open_session", watch)
-    packer = Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal"))
-    packer.pack("step", packable(small, "fp32")["step"])
+    packer = Packer(small, tmp_path, 1)
+    packer.pack("step", parts(small)["step"])
     assert seen and not any(seen)
     with (tmp_path / "step.data").open("r+b"):
         assert written(tmp_path) == [str(tmp_path / "step.data")]
@@ -158,14 +162,14 @@ def test_no_file_is_open_for_writing_when_a_session_reads_it(
 
 def test_plain_matrices_lie_apart_and_graphs_share_weights(small: Bundle, tmp_path: Path) -> None:
     packer, graphs = (
-        Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal")),
-        packable(small, "fp32"),
+        Packer(small, tmp_path, 1),
+        parts(small),
     )
     for name, graph in graphs.items():
         packer.pack(name, graph)
     assert {path.name for path in tmp_path.glob("*.data")} == {"step.data", "prefill.data"}
     forms = packed_forms(tmp_path / "step")
-    places = [place for form in forms.values() for place, *_ in form.places]
+    places = [place for place, _ in packed_places(tmp_path / "step")]
     assert not any(place % packing.PACKED_ALIGNMENT for place in places)  # else they are copied
     first = min(places)
     for tensor in onnx.load(tmp_path / "step", load_external_data=False).graph.initializer:
@@ -182,15 +186,14 @@ def test_a_large_float_matrix_is_packed_in_blocks(
     checkpoint = write_checkpoint(tmp_path / "checkpoint", shape)
     bundle = export("", checkpoint, tmp_path, {"backbone": "fp32"})
     monkeypatch.setattr(float_blocks, "BLOCK_NBYTES", 1 << 17)
-    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
-    with stem_edge.load(bundle.path, prepare=False) as model:
+    with stem_edge.load(bundle.path) as model:
         expected = model.logits(IDS)
 
-    def work(opened: Bundle, folder: Path, *_: object) -> Ended:
+    def work(opened: Bundle, folder: Path, *_: object) -> None:
         prepack_worker.make(opened, folder, 1, "fp32")
-        return Ended(0, b"", b"")
 
     monkeypatch.setattr(preparing, "_run_worker", work)
+    monkeypatch.setattr(looking, "LEAST_NBYTES", 0)
     with stem_edge.load(bundle.path, cache_dir=tmp_path) as model:
         assert np.array_equal(model.logits(IDS), expected)
     (path,) = tmp_path.glob("prepared/*/step.onnx")
@@ -204,27 +207,13 @@ def test_other_products_are_noticed(
     real, times = packing._noise, count(1)
     monkeypatch.setattr(packing, "_noise", lambda graph: [x * next(times) for x in real(graph)])
     with pytest.raises(OtherProductsError, match=r"layers\.0\.qkv"):
-        Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal")).pack(
-            "step", packable(small, "fp32")["step"]
-        )
-
-
-def test_packing_ends_with_the_process_that_wanted_it(
-    small: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On Windows its number stays that of the parent."""
-    packer = Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal"))
-    monkeypatch.setattr(psutil.Process, "parent", lambda process: None)
-    with pytest.raises(BackendError, match="that wanted this was killed; another may go on"):
-        packer.pack("step", packable(small, "fp32")["step"])
+        Packer(small, tmp_path, 1).pack("step", parts(small)["step"])
 
 
 @pytest.mark.parametrize("instead", [b"|", b";", b"a"])
 def test_places_in_other_words_are_refused(small: Bundle, tmp_path: Path, instead: bytes) -> None:
     path = tmp_path / "step"
-    Packer(small, tmp_path, 1, PackingJournal(tmp_path / "journal")).pack(
-        "step", packable(small, "fp32")["step"]
-    )
+    Packer(small, tmp_path, 1).pack("step", parts(small)["step"])
     path.write_bytes(path.read_bytes().replace(b";0", b";" + instead))
     with pytest.raises(ValueError):
         packed_forms(path)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -120,6 +119,19 @@ def test_a_matrix_is_dropped_once_the_next_is_touched(step: Step, calls: Calls) 
 
 
 @linux_only
+def test_a_matrix_that_was_written_to_is_not_dropped(step: Step, calls: Calls) -> None:
+    step._map[8 * MB + 5] = 7
+    stream = step.stream()
+    with stream.step():
+        for number in [0, 1, 2, 3, 4, 5, 0]:
+            step.touch(number)
+            time.sleep(0.01)
+        assert soon(lambda: calls.count((5, mmap.MADV_DONTNEED)) == 2)
+    stream.close()
+    assert (1, mmap.MADV_DONTNEED) not in calls and step._map[8 * MB + 5] == 7
+
+
+@linux_only
 def test_a_step_that_ended_early_does_not_confuse_it(step: Step, calls: Calls) -> None:
     stream = step.stream()
     with stream.step():
@@ -148,7 +160,7 @@ def test_as_many_as_free_memory_asks_for(step: Step, monkeypatch: pytest.MonkeyP
 
 @linux_only
 def test_a_system_that_does_not_tell(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "PROC", Path("/nowhere"))
+    monkeypatch.setattr(streaming, "PAGEMAP", Path("/nowhere"))
     with pytest.raises(OSError, match="nowhere"):
         step.stream()
     step.files.close()
@@ -213,12 +225,16 @@ def threads() -> list[str]:
 
 
 @linux_only
-def test_the_same_tokens(bundle: Path, streams: list[WeightStream]) -> None:
-    def answer(**options: Any) -> str:
-        with stem_edge.load(bundle, cache_dir=bundle.parent / "cache", **options) as model:
+def test_the_same_tokens(
+    bundle: Path, streams: list[WeightStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer() -> str:
+        with stem_edge.load(bundle, cache_dir=bundle.parent / "cache") as model:
             return model.generate_text([1, 2, 3], max_new_tokens=20)
 
-    tokens = answer(prepare=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(looking, "LEAST_NBYTES", 1 << 40)
+        tokens = answer()
     assert not streams
     assert answer() == tokens
     (stream,) = streams

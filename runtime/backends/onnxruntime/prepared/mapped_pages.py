@@ -1,0 +1,66 @@
+"""Pages of mapped files in the memory of this process. Linux alone tells which they are."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from stem_edge.system.memory import PROC
+
+PAGEMAP = PROC / "self" / "pagemap"
+ENTRY_NBYTES = 8  # of a page in PAGEMAP
+OF_FILE = np.uint64(61)  # bit of an entry, below those for swap and memory
+
+
+class MappedPart(NamedTuple):
+    """A part of a file in the address space."""
+
+    file: str
+    start: int  # address
+    stop: int
+    offset: int  # in the file
+
+
+def mappings() -> Iterator[MappedPart]:
+    """Yield the mapped parts of files. Raises OSError."""
+    for line in (PROC / "self" / "maps").read_text(errors="replace").splitlines():
+        words = line.split(maxsplit=5)
+        if len(words) == 6:
+            start, stop = (int(address, 16) for address in words[0].split("-"))
+            yield MappedPart(words[5], start, stop, int(words[2], 16))
+
+
+def is_written(pagemap: int, start: int, stop: int) -> bool:
+    """True if a page of a mapped file was written to. Dropping such a page would lose what was written.
+
+    pagemap: descriptor of PAGEMAP. Raises OSError.
+    """
+    first, count = start // mmap.PAGESIZE, -(-(stop - start) // mmap.PAGESIZE)
+    data = os.pread(pagemap, ENTRY_NBYTES * count, ENTRY_NBYTES * first)
+    kinds = np.frombuffer(data, np.uint64) >> OF_FILE
+    # Odd: a page of the file. 0: not in memory. 2 and 4: the page is in memory or swap alone.
+    return bool(((kinds > 0) & (kinds % 2 == 0)).any())
+
+
+def give_back_mapped(files: Mapping[Path, int]) -> None:
+    """Give back the mapped pages of each file, up to an offset, unless they were written to.
+
+    A page that is used again comes back.
+    """
+    if sys.platform != "linux":
+        return
+    advise, ends = ctypes.CDLL(None).madvise, {str(file): end for file, end in files.items()}
+    with contextlib.suppress(OSError), PAGEMAP.open("rb", buffering=0) as pagemap:
+        for one in mappings():
+            stop = min(one.stop, one.start + ends.get(one.file, 0) - one.offset)
+            if one.start < stop and not is_written(pagemap.fileno(), one.start, stop):
+                nbytes = ctypes.c_size_t(stop - one.start)
+                advise(ctypes.c_void_p(one.start), nbytes, mmap.MADV_DONTNEED)
