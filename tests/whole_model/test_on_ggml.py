@@ -87,7 +87,7 @@ def test_eval_compares_bundles_of_two_engines(
     assert found.divergence.reference_engine == "onnxruntime"
     assert found.divergence.mean < 1e-2  # rows of 32 and of 8 bits
     arguments = ["--text", str(text), "--engine", "ggml", "--against", str(tiny_gguf)]
-    assert main(["eval", str(tiny_gguf), *arguments, "--against-engine", "ggml"]) == 0
+    assert main(["eval", str(tiny_gguf), *arguments]) == 0
     out = capsys.readouterr().out
     assert "computed by ggml" in out and f"reference {tiny_gguf} on ggml" in out
     assert main(["eval", str(tiny_gguf), "--text", str(text), "--prefill-graph"]) == 1

@@ -14,9 +14,7 @@ from stem_edge.commands.options.described import add_described, values_of
 from stem_edge.commands.options.loading import DEVICE, add_loading, device_options
 from stem_edge.edit_files.opening import open_edits
 from stem_edge.hub.fetch import pinned
-from stem_edge.measuring.quality.quality import Divergence, Guess, Quality, evaluate
-from stem_edge.runtime.backends.engines import ENGINES
-from stem_edge.shown import printable
+from stem_edge.measuring.quality.quality import Divergence, Quality, evaluate
 from stem_edge.text_table import table, wrapped
 
 DESCRIPTION = """\
@@ -38,14 +36,10 @@ examples:
   stem-edge eval exact model small --text book.txt
   stem-edge eval model --text book.txt --against exact
   stem-edge eval model --text book.txt --against runs/0000100000 --window 256
-  stem-edge eval model --text book.txt --engine ggml --against model --against-engine onnxruntime
   stem-edge eval model --text book.txt --edit spain.edit --against model
 
 Several bundles are compared with the first. A checkpoint as reference is computed in float32, and
 read again for every window."""
-
-SNIPPET = 24  # characters of text on either side, in the table of worst tokens
-
 
 SCORING: dict[str, dict[str, Any]] = {
     "text": {"type": Path, "required": True, "metavar": "FILE"},
@@ -53,8 +47,6 @@ SCORING: dict[str, dict[str, Any]] = {
     "window": {"type": int, "metavar": "N"},
     "stride": {"type": int, "metavar": "N"},
     "against": {"metavar": "PATH"},
-    "worst": {"type": int, "metavar": "N"},
-    "against_engine": {"choices": ENGINES},
     "prefill_graph": {"action": "store_true"},
     "memory": {"metavar": "SIZE"},
 }
@@ -92,9 +84,6 @@ def report(found: Sequence[Quality]) -> str:
     compared = [(each.bundle, each.divergence) for each in found if each.divergence]
     if compared:
         lines += ["", *_divergences(compared)]
-    for bundle, divergence in compared:
-        if divergence.worst:
-            lines += ["", *_worst(bundle, divergence)]
     return "\n".join(lines)
 
 
@@ -152,21 +141,3 @@ def _divergences(compared: Sequence[tuple[str, Divergence]]) -> list[str]:
         f"divergence from the reference {first.reference}{engine}, nats per token",
         *table(rows),
     ]
-
-
-def _worst(bundle: str, divergence: Divergence) -> list[str]:
-    rows = [("document:token", "nats", "text [token] text", "reference", "bundle")]
-    for each in divergence.worst:
-        before, after = printable(each.before)[-SNIPPET:], printable(each.after)
-        around = f"{before}[{printable(each.token)}]{after}"[: 2 * SNIPPET]
-        place = f"{each.document}:{each.position}"
-        guesses = (_guess(each.reference), _guess(each.bundle))
-        rows.append((place, f"{each.divergence:.3g}", around, *guesses))
-    return [
-        f"tokens where {bundle} diverges most, and the best guess of both there",
-        *table(rows, "rrl"),
-    ]
-
-
-def _guess(guess: Guess) -> str:
-    return f"[{printable(guess.text)[: SNIPPET - 8]}] {guess.probability:.1%}"

@@ -15,7 +15,6 @@ from typing import Unpack
 
 import numpy as np
 
-from stem_edge.bundle.manifest import TOKENIZER
 from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.edit_files.file import Edit
 from stem_edge.errors import InputError
@@ -24,7 +23,6 @@ from stem_edge.hub.fetch import pinned
 from stem_edge.measuring.planning.candidates import model_folder
 from stem_edge.measuring.quality.logit_source import check_reference
 from stem_edge.measuring.quality.scores import (
-    Documents,
     Scored,
     Scores,
     ScoringTask,
@@ -38,32 +36,6 @@ from stem_edge.measuring.quality.scoring import Scoring
 from stem_edge.numerics.quantize import F64
 from stem_edge.progress import Progress
 from stem_edge.runtime.backends.keywords import DeviceKeywords, LoadKeywords
-from stem_edge.runtime.text.codec import TextCodec
-
-# Tokens shown around one that was predicted badly.
-BEFORE, AFTER = 8, 4
-
-
-@dataclass(frozen=True)
-class Guess:
-    """The most probable token according to a model."""
-
-    text: str
-    probability: float
-
-
-@dataclass(frozen=True)
-class WorstToken:
-    """A token at which the two distributions differ much."""
-
-    document: int  # from 0
-    position: int  # in the document's tokens, from 0
-    before: str
-    token: str
-    after: str
-    divergence: float  # nats
-    reference: Guess
-    bundle: Guess
 
 
 @dataclass(frozen=True)
@@ -82,7 +54,6 @@ class Divergence:
     # if tokens were independent (None for a single token).
     log_likelihood_difference: float
     standard_error: float | None
-    worst: tuple[WorstToken, ...]
 
 
 @dataclass(frozen=True)
@@ -116,10 +87,8 @@ def evaluate(
     window: int | None = None,
     stride: int | None = None,
     against: str | Path | None = None,
-    worst: int = 10,
     edits: Sequence[Edit] = (),
     engine: str = "auto",
-    against_engine: str = "auto",
     prefill_graph: bool = False,
     repack: bool = False,
     kv: KvChoice = "auto",
@@ -141,10 +110,8 @@ def evaluate(
         tokens of context, or all, so small is exact and slow. Default: half the window.
     against: reference to compare distributions with: a bundle, or a checkpoint that an export
         takes. A checkpoint is computed in float32 by numpy, slowly, and its backbone is read once a window.
-    worst: how many of the tokens that diverge most to report. Default: 10.
     edits: of the bundle, not of `against`, with scope everywhere, to see their side effects.
     engine, repack, kv: as in stem_edge.load; `against` has keys and values of the usual type.
-    against_engine: what runs `against`, if it is a bundle, which may be `bundle` itself. Default: auto.
     prefill_graph: measure the graph for prompts of onnxruntime instead of those that decode.
     memory: limit on memory, that of `against` included, like 600MB. Logits of some tokens and, for a
         checkpoint, the arrays of a window come on top. Default: half of the free RAM.
@@ -157,7 +124,7 @@ def evaluate(
     """
     bundle, against = pinned(bundle), None if against is None else pinned(against)
     opened = open_bundle(bundle)
-    _check(opened, worst, edits, prefill_graph=prefill_graph)
+    _check(opened, edits, prefill_graph=prefill_graph)
     task = make_task(opened, read_text(Path(text)), lines=lines, window=window, stride=stride)
     if against is not None:
         check_reference(model_folder(against), opened, task)
@@ -177,15 +144,13 @@ def evaluate(
         task.window,
         tuple(edits),
         against,
-        against_engine,
         prefill_graph,
     )
     engine, reference_engine, (scores, nats) = _score(scoring, task)
     documents, likelihood = task.documents, float(scores[0].likelihood.mean())
     divergence = None
     if against is not None:
-        named = _worst(opened, documents, scores, nats, worst)
-        divergence = _divergence(str(against), reference_engine, scores, nats, named)
+        divergence = _divergence(str(against), reference_engine, scores, nats)
     bits = -likelihood * documents.predicted / math.log(2)
     return Quality(
         bundle=str(bundle),
@@ -223,13 +188,11 @@ def _score(scoring: Scoring, task: ScoringTask) -> tuple[str, str | None, Scored
     return engine, reference_engine, join(found)
 
 
-def _check(bundle: Bundle, worst: int, edits: Sequence[Edit], *, prefill_graph: bool) -> None:
+def _check(bundle: Bundle, edits: Sequence[Edit], *, prefill_graph: bool) -> None:
     if prefill_graph and not bundle.manifest.has_prefill:
         raise InputError(
             f"{bundle.path}: has no graph for prompts; measure without it, or export again with it"
         )
-    if worst < 0:
-        raise InputError(f"worst is {worst}; expected 0 tokens or more")
     if any(edit.scope != "everywhere" for edit in edits):
         raise InputError(
             "an edit at positions belongs to a prompt; give edits of scope everywhere only"
@@ -241,7 +204,6 @@ def _divergence(
     engine: str | None,
     scores: list[Scores],
     nats: F64,
-    worst: tuple[WorstToken, ...],
 ) -> Divergence:
     found, expected = scores
     gain = found.likelihood - expected.likelihood
@@ -257,36 +219,4 @@ def _divergence(
         agreement=float((found.top == expected.top).mean()),
         log_likelihood_difference=float(gain.mean()),
         standard_error=error,
-        worst=worst,
     )
-
-
-def _worst(
-    bundle: Bundle, documents: Documents, scores: list[Scores], nats: F64, count: int
-) -> tuple[WorstToken, ...]:
-    """Return the tokens of greatest divergence, the worst first."""
-    codec = TextCodec(bundle.file(TOKENIZER))
-    starts = np.cumsum([0, *(len(ids) - 1 for ids in documents.token_ids)])
-
-    def text(ids: list[int]) -> str:
-        return codec.decode(ids, skip_special_tokens=False)
-
-    def describe(at: int) -> WorstToken:
-        document = int(np.searchsorted(starts, at, side="right")) - 1
-        ids, position = documents.token_ids[document], at - int(starts[document]) + 1
-        found, expected = (
-            Guess(text([int(each.top[at])]), float(each.top_probability[at])) for each in scores
-        )
-        return WorstToken(
-            document=document,
-            position=position,
-            before=text(ids[max(0, position - BEFORE) : position]),
-            token=text(ids[position : position + 1]),
-            after=text(ids[position + 1 : position + 1 + AFTER]),
-            divergence=float(nats[at]),
-            reference=expected,
-            bundle=found,
-        )
-
-    order = np.argsort(-nats, kind="stable")[:count]
-    return tuple(describe(int(at)) for at in order if nats[at] > 0)

@@ -156,7 +156,6 @@ class Scores(NamedTuple):
 
     likelihood: F64  # natural log of the probability of the text's token
     top: I64  # the most probable token
-    top_probability: F64
 
 
 class Scored(NamedTuple):
@@ -185,7 +184,7 @@ def _score_piece(logits: Sequence[F32], came: I64) -> Scored:
     said = [log_softmax(piece) for piece in logits]
     for each in said:
         top = each.argmax(axis=1)
-        scores.append(Scores(each[rows, came], top, np.exp(each[rows, top])))
+        scores.append(Scores(each[rows, came], top))
     return Scored(scores, kullback_leibler(said[1], said[0]) if len(said) > 1 else np.zeros(0))
 
 

@@ -26,7 +26,6 @@ class Scoring:
     window: int
     edits: tuple[Edit, ...]
     against: str | Path | None
-    against_engine: str
     prefill: bool  # whether the graph for prompts of onnxruntime is measured
 
     def open(self, stack: ExitStack) -> tuple[str, str | None, list[Logits]]:
@@ -58,7 +57,6 @@ class Scoring:
             None if limit is None else limit // 2,
             threads=self.keywords.get("threads"),
             context_length=self.window,
-            engine=self.against_engine,
             warm_start=False,
             progress=self.keywords.get("progress"),
         )

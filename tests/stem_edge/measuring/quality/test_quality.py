@@ -124,12 +124,12 @@ def test_a_bundle_does_not_diverge_from_itself() -> None:
     assert found is not None
     assert (found.mean, found.median, found.percentile_99, found.greatest) == (0, 0, 0, 0)
     assert (found.agreement, found.log_likelihood_difference) == (1, 0)
-    assert (found.standard_error, found.worst) == (0, ())
+    assert found.standard_error == 0
 
 
 def test_divergence_is_the_plain_formula(bundles: dict[str, Path]) -> None:
     ids = token_ids(bundles["int4"], TEXT)
-    quality = evaluate(bundles["int4"], TEXT, window=128, against=bundles["fp32"], worst=3)
+    quality = evaluate(bundles["int4"], TEXT, window=128, against=bundles["fp32"])
     found, came = quality.divergence, (np.arange(len(ids) - 1), ids[1:])
     p, q = (log_probabilities(bundles[kind], ids[:-1]) for kind in ("fp32", "int4"))
     nats, gain = (np.exp(p) * (p - q)).sum(axis=1), (q - p)[came]
@@ -143,26 +143,6 @@ def test_divergence_is_the_plain_formula(bundles: dict[str, Path]) -> None:
     assert found.log_likelihood_difference == pytest.approx(gain.mean(), rel=1e-6)
     assert found.standard_error == pytest.approx(gain.std(ddof=1) / len(gain) ** 0.5, rel=1e-6)
     assert found.reference_perplexity == pytest.approx(math.exp(-p[came].mean()), rel=1e-9)
-    worst = found.worst[0]
-    assert worst.position == int(nats.argmax()) + 1
-    assert worst.divergence == found.greatest
-    assert worst.reference.probability == pytest.approx(math.exp(p[nats.argmax()].max()), rel=1e-6)
-    assert worst.bundle.probability == pytest.approx(math.exp(q[nats.argmax()].max()), rel=1e-6)
-    greatest = sorted(nats, reverse=True)[:3]
-    assert [each.divergence for each in found.worst] == pytest.approx(greatest, rel=1e-6)
-
-
-def test_the_worst_token_of_a_document_is_shown_in_its_text(bundles: dict[str, Path]) -> None:
-    text = "ab\ncdefgh\n"
-    found = evaluate(bundles["int4"], text, lines=True, against=bundles["fp32"], worst=100)
-    assert found.divergence is not None
-    assert len(found.divergence.worst) == found.tokens
-    shown = {(w.document, w.position): w for w in found.divergence.worst}
-    ids = token_ids(bundles["int4"], "cdefgh")
-    begin = len(ids) - 6  # how many begin-of-text tokens there are
-    second = shown[1, begin + 2]
-    assert second.before.endswith("cd")
-    assert (second.token, second.after[:3]) == ("e", "fgh")
 
 
 @pytest.mark.slow
@@ -245,7 +225,6 @@ def test_memory_is_of_both_bundles() -> None:
         ({"window": 257}, r"window is 257 tokens; .* takes 1 to 256"),
         ({"window": 8, "stride": 9}, "stride is 9 tokens; expected 1 to 8"),
         ({"stride": 0}, "stride is 0 tokens; expected 1 to 256"),
-        ({"worst": -1}, "worst is -1"),
         ({"against": "/nowhere"}, "/nowhere: no such folder; give a bundle, or the folder of"),
     ],
 )
