@@ -62,7 +62,7 @@ class Decoding:
         """
         started = time.perf_counter()
         step, self._next = self._next or self._following(), None
-        verified = _verify(self._engine, self._context, step, self._answer.top)
+        verified = _verify(self._engine, self._context, step)
         seconds = self._guessing + time.perf_counter() - started
         drafted = len(step.token_ids) - 1
         self._record.decoded(seconds, records=step.records, drafted=drafted)
@@ -126,8 +126,8 @@ def sample_tokens(
 
     The context may have processed the prompt's first tokens already.
     """
-    cached, prompt, top = context.position, tuple(answer.seen), answer.top
-    for logits in engine.process(context, prompt, lookups.prompt, computed=cached, top=top):
+    cached, prompt = context.position, tuple(answer.seen)
+    for logits in engine.process(context, prompt, lookups.prompt, computed=cached):
         last = logits
     record.prefilled(len(prompt), cached)
     decoding = Decoding(engine, context, answer, lookups, record, guesses, exact=exact)
@@ -147,21 +147,19 @@ class Verified(NamedTuple):
     drafts: list[int]
 
 
-def _verify(engine: Engine, context: Context, step: Step, top: int) -> Verified:
+def _verify(engine: Engine, context: Context, step: Step) -> Verified:
     """Compute a token and its drafts; the token alone if that fails.
 
     Otherwise the row of a token that the answer does not have could end it.
     """
     try:
         rows = step.row_ids
-        logits = engine.step(
-            context, step.token_ids, step.logits, row_ids=rows, apart=True, top=top
-        )
+        logits = engine.step(context, step.token_ids, step.logits, row_ids=rows, apart=True)
         return Verified(logits, step.token_ids[1:].tolist())
     except StemEdgeError:
         if step.logits == 1:
             raise
-        return _verify(engine, context, Step(step.token_ids[:1], step.row_ids[:1], 1), top)
+        return _verify(engine, context, Step(step.token_ids[:1], step.row_ids[:1], 1))
 
 
 class Stepping(NamedTuple):

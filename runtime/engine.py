@@ -144,13 +144,12 @@ class Engine:
         row_ids: I64 | None = None,
         prefill: bool = False,
         apart: bool = False,
-        top: int = 0,
     ) -> F32:
         """Process ids [T], T <= chunk_tokens; return logits [logits, V] of the last tokens.
 
         following: the next step, whose rows may be read while this one computes.
         row_ids [T, ...]: the rows that tokens look up; default: their own, as if no text came before
-        them. prefill: the tokens are part of a prompt. apart: see BackendContext.begin. top: see BackendContext.finish.
+        them. prefill: the tokens are part of a prompt. apart: see BackendContext.begin.
 
         The next step overwrites the logits. When it raises, the context is as before, and the step
         can be tried again.
@@ -163,7 +162,7 @@ class Engine:
             slots = self.rows.fetch(looked_up, logits)
             if following is not None:
                 self.rows.submit(following.row_ids, following.logits, following.later)
-            result = context.backend.finish(slots, logits, top)
+            result = context.backend.finish(slots, logits)
             context.position += len(token_ids)
             return result
 
@@ -189,19 +188,17 @@ class Engine:
         *,
         computed: int = 0,
         every: bool = False,
-        top: int = 0,
     ) -> Iterator[F32]:
         """Process ids in chunks; yield logits [1, V] of the last id, or [n, V] of `every` one.
 
         row_ids [T]: the rows that they look up; default: their own. computed: how many of the ids
         the context has processed already; the others take the same steps as in a fresh context.
-        top: see BackendContext.finish.
         """
         left = len(token_ids) - computed
         if not 0 < left <= context.room:
             raise InputError(f"{left} tokens do not fit: the context has room for {context.room}")
         steps = self.steps(token_ids, row_ids, computed=computed, every=every)
-        return self.run(context, steps, top, prefill=len(token_ids) >= PREFILL_FROM)
+        return self.run(context, steps, prefill=len(token_ids) >= PREFILL_FROM)
 
     def steps(
         self,
@@ -230,15 +227,11 @@ class Engine:
         """Return where `process` begins its steps over this many ids in an empty context."""
         return starts_of(tokens, self.logit_tokens if every else self.chunk_tokens)
 
-    def run(
-        self, context: Context, steps: list[Step], top: int = 0, *, prefill: bool
-    ) -> Iterator[F32]:
-        """Run steps; yield the logits of those that want any. top, prefill: as for `step`."""
+    def run(self, context: Context, steps: list[Step], *, prefill: bool) -> Iterator[F32]:
+        """Run steps; yield the logits of those that want any. prefill: as for `step`."""
         self.expect(steps[0].row_ids, steps[0].logits)
         for (tokens, row_ids, wanted, _), after in zip(steps, [*steps[1:], None], strict=True):
-            logits = self.step(
-                context, tokens, wanted, after, row_ids=row_ids, prefill=prefill, top=top
-            )
+            logits = self.step(context, tokens, wanted, after, row_ids=row_ids, prefill=prefill)
             if wanted:
                 yield logits
 

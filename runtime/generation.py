@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 from stem_edge.errors import StemEdgeError
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import LESS_MEMORY
-from stem_edge.runtime.sampling import TokenLogprobs, needed_logits, sampler_of, token_logprobs
+from stem_edge.runtime.sampling import TokenLogprobs, sampler_of, token_logprobs
 from stem_edge.runtime.sampling_params import SamplingParams
 from stem_edge.runtime.text.codec import TextCodec
 from stem_edge.runtime.text.stream import TokenStream
@@ -79,8 +79,6 @@ class Answer:
         constraint: Constraint | None = None,
     ) -> None:
         self.seen = list(prompt)  # prompt and answer so far
-        # Of the largest logits, see BackendContext.finish. A constraint may refuse any of them.
-        self.top = needed_logits(params) if constraint is None else 0
         self._sampler = sampler_of(params, len(prompt))
         self._logprobs, self._eos_ids, self._constraint = params.logprobs, eos_ids, constraint
         self._forced, self._asked = deque[int](), False  # tokens without a choice, if asked for

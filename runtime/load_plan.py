@@ -1,9 +1,9 @@
-"""Plan of a load: an engine's loaders, the context that fits, and memory."""
+"""Plan of a load: an engine's loader, the context that fits, and memory."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -13,7 +13,7 @@ from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BundleError, InputError, MemoryPlanError
 from stem_edge.files.hashing import sha256_of
 from stem_edge.runtime.backends.engine import EngineLoader
-from stem_edge.runtime.backends.engines import choose_engine, loaders
+from stem_edge.runtime.backends.engines import choose_engine, loader
 from stem_edge.runtime.backends.memory_plan import Ask, MemoryPlan, Needs
 from stem_edge.runtime.backends.options import SMALL_KV, LoadOptions
 from stem_edge.runtime.backends.planner import USUAL_CONTEXT, allowed, choose_plan, plan_memory
@@ -40,8 +40,7 @@ def memory_plan(
 ) -> MemoryPlan:
     """Plan memory as `load` would, here and now, with these keywords; loads nothing.
 
-    With `prepare`, it plans for a prepared backbone, even if no load has prepared it yet. On an
-    accelerator, it plans for the first variant of the graphs that `load` would try.
+    With `prepare`, it plans for a prepared backbone, even if no load has prepared it yet.
     """
     options = LoadOptions(memory=memory, **more)
     bundle = options.open(path)
@@ -50,7 +49,7 @@ def memory_plan(
     # Read as `load` does, because the memory that this process keeps from it counts.
     later = open_text(bundle, options).nbytes_to_come
     later += drafting_nbytes(draft_of(bundle, options))
-    loader = loaders_of_kv(bundle, chosen, options, later)[0]
+    loader = loader_of_kv(bundle, chosen, options, later)
     return plan_load(bundle, chosen, loader.needs, options, later)
 
 
@@ -104,24 +103,22 @@ def drafting_nbytes(draft: DraftBundle | None) -> int:
     return plan.total - plan.process
 
 
-def loaders_of_kv(
-    bundle: Bundle, engine: str, options: LoadOptions, later: int
-) -> Sequence[EngineLoader]:
-    """Return the engine's loaders for keys and values of the type asked for.
+def loader_of_kv(bundle: Bundle, engine: str, options: LoadOptions, later: int) -> EngineLoader:
+    """Return the engine's loader for keys and values of the type asked for.
 
     "auto" is the engine's usual type, unless the context that fits is shorter than with SMALL_KV.
     """
-    usual = loaders(bundle, engine, options)
+    usual = loader(bundle, engine, options)
     if options.kv != "auto":
         return usual
     with suppress(MemoryPlanError):
-        plan = plan_load(bundle, engine, usual[0].needs, options, later)
+        plan = plan_load(bundle, engine, usual.needs, options, later)
         if plan.context_length >= min(USUAL_CONTEXT, options.contexts(bundle)[0]):
             return usual
     with suppress(InputError, MemoryPlanError):
         small = dataclasses.replace(options, kv=SMALL_KV)
-        fitting = loaders(bundle, engine, small)
-        plan_load(bundle, engine, fitting[0].needs, small, later)
+        fitting = loader(bundle, engine, small)
+        plan_load(bundle, engine, fitting.needs, small, later)
         return fitting
     return usual
 

@@ -16,7 +16,7 @@ from stem_edge.bundle.manifest import MANIFEST, TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.config import ModelConfig
 from stem_edge.errors import InputError
-from stem_edge.runtime.backends.engine import EngineLoader, first_that_runs
+from stem_edge.runtime.backends.engine import EngineLoader
 from stem_edge.runtime.backends.engines import ENGINES, choose_engine
 from stem_edge.runtime.backends.interface import Backend
 from stem_edge.runtime.backends.memory_plan import MemoryPlan
@@ -28,7 +28,7 @@ from stem_edge.runtime.load_plan import (
     check_tables,
     draft_of,
     drafting_nbytes,
-    loaders_of_kv,
+    loader_of_kv,
     open_text,
     plan_load,
     text_room,
@@ -73,8 +73,8 @@ def load(
         two whose KV cache, if it were full, takes at most half of what `memory` leaves beside process and
         weights; but 4096, if they fit, also where they take more.
     sequences: full contexts that the KV cache has room for, for generate_many and calls in several threads.
-        Sequences that decode together share them, as many as fit. On an accelerator, one fewer than this
-        decode together. Default: 1.
+        Sequences that decode together share them, as many as fit. On an accelerator, they take turns.
+        Default: 1.
     engine: what runs the backbone, "onnxruntime" or "ggml". Model.plan.engine names it. Default: auto, the
         first that is installed and that the bundle has a backbone for.
     repack (ggml): copy matrices that it has faster kernels for into memory in this processor's order. The
@@ -83,16 +83,11 @@ def load(
         an accelerator, they have the type of the activations. Default: auto, fp32 on onnxruntime and fp16 on
         ggml (fp32 with f32 weights), or int8 where the context that fits would otherwise be shorter than 4096
         tokens.
-    providers (onnxruntime): execution provider that runs the backbone: "cpu", "cuda", "webgpu", "coreml",
-        "openvino", or another by its onnxruntime name. With options it is like [("cuda", {"device_id": 1})].
-        It must run every operator, or "cpu" must come last in the list to run the others. "auto" is the first
-        accelerator found. Default: the CPU.
-    provider_libraries: plug-in providers, name -> path of a library, whose code you trust; those installed as
-        Python packages are found without it.
+    provider (onnxruntime): execution provider that runs the backbone: "cpu", "cuda", "webgpu", "coreml", or
+        another by its onnxruntime name. It must run every operator. Default: cpu.
     device_memory: limit on the memory of the provider's device, in bytes or like 2GB, which then holds
         weights, KV cache, activations and slots. With the CPU, a part of its memory stands in for the device.
-        Default: what an NVIDIA driver reports as free; otherwise no limit, with the slots of a load without a
-        memory limit.
+        Default: no limit, with the slots of a load without a memory limit.
     speculate: guess the next tokens, from the text so far and by the bundle's own assistant if it has one,
         and compute several in one step as long as that pays. True, or a number as the most to guess for a step, does so also where kernels round such steps
         otherwise, which changes answers (docs/python.md), and measures what steps cost if preparing has not.
@@ -145,20 +140,16 @@ def _load(bundle: Bundle, options: LoadOptions) -> Model:
     text = open_text(bundle, options)
     draft = draft_of(bundle, options)
     later = drafting_nbytes(draft) + text.nbytes_to_come
-    candidates = loaders_of_kv(bundle, chosen, options, later)
-
-    def assemble(loader: EngineLoader) -> Model:
-        loader.prepare()
-        plan = plan_load(bundle, chosen, loader.needs, options, later)
-        text.room = text_room(plan, options)
-        if options.prompt_cache and not can_keep(plan):
-            raise InputError(
-                f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
-                f"{loader.name}; leave it out, or leave out providers"
-            )
-        return _assemble(bundle, loader, plan, text, draft, options)
-
-    return first_that_runs(bundle, candidates, assemble)
+    loader = loader_of_kv(bundle, chosen, options, later)
+    loader.prepare()
+    plan = plan_load(bundle, chosen, loader.needs, options, later)
+    text.room = text_room(plan, options)
+    if options.prompt_cache and not can_keep(plan):
+        raise InputError(
+            f"prompt_cache keeps prompts that the CPU's own graphs computed, not those of "
+            f"{loader.name}; leave it out, or leave out provider and device_memory"
+        )
+    return _assemble(bundle, loader, plan, text, draft, options)
 
 
 def _assemble(
@@ -173,9 +164,7 @@ def _assemble(
     format, cache_dir = bundle.manifest.table_format, options.cache_dir
 
     def model(backend: Backend, rows: Rows, on_close: Callable[[], None] | None = None) -> Model:
-        # After opening, because that measures with how many tokens at once a device stays exact.
-        chunk = min(plan.chunk_tokens, loader.step_tokens)
-        engine = Engine(backend, rows, chunk, plan.logit_tokens)
+        engine = Engine(backend, rows, plan.chunk_tokens, plan.logit_tokens)
         with ExitStack() as failed:
             failed.callback(engine.close)
             prefixes = open_prefixes(bundle, engine, plan, options)

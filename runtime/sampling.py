@@ -19,8 +19,6 @@ from stem_edge.runtime.sampling_params import SamplingParams
 
 Change = Callable[[F32, Sequence[int]], None]  # of logits, by the tokens so far
 
-MOST_NEEDED = 1024  # finding more of the largest takes a device longer than sending all logits
-
 
 @dataclass(frozen=True)
 class TokenLogprobs:
@@ -98,21 +96,6 @@ def _changes(params: SamplingParams, prompt: int) -> list[Change]:
 
         found.append(add)
     return found
-
-
-def needed_logits(params: SamplingParams) -> int:
-    """Count of the largest logits that sampling needs, so that others may be -inf; 0: all of them.
-
-    Log probabilities, and top_p and min_p without top_k, are relative to the sum over all tokens.
-    Penalties and biases can put any token below one that was smaller.
-    """
-    if _changes(params, 0) or params.logprobs is not None:
-        return 0
-    params = params.resolved()
-    top_k = params.top_k or 0
-    if params.temperature == 0:
-        return 1
-    return top_k if top_k <= MOST_NEEDED else 0
 
 
 def candidates(logits: F32, params: SamplingParams) -> tuple[I64, npt.NDArray[np.float64]]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from stem_edge.measuring.quality.quality import evaluate
     from stem_edge.measuring.runs.measure import measure
     from stem_edge.runtime import Chunk, MemoryPlan, Model, SamplingParams, load, memory_plan
-    from stem_edge.runtime.backends.onnxruntime.providers.resolve import providers
     from stem_edge.runtime.grammars.grammar import Grammar
     from stem_edge.runtime.rows.ngram_rows import open_rows
 
@@ -59,7 +58,6 @@ __all__ = [
     "open_bundle",
     "open_rows",
     "open_tables",
-    "providers",
     "read_edit",
     "verify",
 ]
@@ -77,7 +75,6 @@ _HOMES = {
     "measuring.quality.quality": ("evaluate",),
     "measuring.runs.measure": ("measure",),
     "runtime": ("Chunk", "MemoryPlan", "Model", "SamplingParams", "load", "memory_plan"),
-    "runtime.backends.onnxruntime.providers.resolve": ("providers",),
     "runtime.grammars.grammar": ("Grammar",),
     "runtime.rows.ngram_rows": ("open_rows",),
 }

@@ -59,11 +59,3 @@ class OutOfMemoryError(StemEdgeError, MemoryError):
 
 class DeviceLostError(BackendError):
     """The device that runs the backbone is gone; the model must be loaded again."""
-
-
-class MissingOperatorsError(BackendError):
-    """An execution provider lacks operators of a graph, and may not leave them to the CPU."""
-
-    def __init__(self, message: str, operators: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.operators = operators  # ONNX names, without repeats

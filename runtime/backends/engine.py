@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from stem_edge import __version__
 from stem_edge.bundle.manifest import BACKBONES, version_of
 from stem_edge.bundle.opening import Bundle
-from stem_edge.errors import BackendError, InputError
+from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
 from stem_edge.runtime.backends.interface import Backend, StepCosts
 from stem_edge.runtime.backends.memory_plan import Needs
@@ -22,15 +21,14 @@ from stem_edge.tables.rows import RecordLayout
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.ways import EngineWays
 
-T = TypeVar("T")
+UNSET = (None, False, "cpu")  # values of options that ask for nothing of an engine
 
 
 class EngineLoader(Protocol):
     """A way for an engine to load a bundle."""
 
-    name: str  # tells the loaders of an engine apart in messages
+    name: str  # of the engine or provider, in messages
     fills_while_opening: bool  # slots can be filled while the backbone is being opened
-    step_tokens: int  # most tokens in a step; known once the backbone is open
 
     @property
     def step_costs(self) -> StepCosts | None:
@@ -46,18 +44,15 @@ class EngineLoader(Protocol):
         """Allocate slots in the form that this engine's graph reads."""
 
     def open(self, slots: Slots | None) -> Backend:
-        """Load the backbone over these slots; None for a dense model.
-
-        Raises BackendError; NotRunnableError if the engine's next loader may work instead.
-        """
+        """Load the backbone over these slots; None for a dense model. Raises BackendError."""
 
 
 class Engine(ABC):
-    """What a load asks of an engine; its methods import its modules, and `loaders` its library."""
+    """What a load asks of an engine; its methods import its modules, and `loader` its library."""
 
     name: str
     backbone: EngineName  # the one it runs, by its name in the manifest
-    module: str  # with its `loaders`
+    module: str  # with its `loader`
     install: str  # command that installs it
     lacks: tuple[str, ...] = ()  # options of `load` that it does not have
 
@@ -73,9 +68,9 @@ class Engine(ABC):
         found = {"stem-edge": __version__, "tokenizers": version_of("tokenizers")}
         return found | {self.backbone: library}
 
-    def loaders(self, bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
-        """Return the loaders for a bundle, the preferred one first. Raises InputError, BackendError."""
-        found: Sequence[EngineLoader] = import_module(self.module).loaders(bundle, options)
+    def loader(self, bundle: Bundle, options: LoadOptions) -> EngineLoader:
+        """Return what loads a bundle. Raises InputError, BackendError."""
+        found: EngineLoader = import_module(self.module).loader(bundle, options)
         return found
 
     @property
@@ -85,30 +80,8 @@ class Engine(ABC):
 
     def check_lacks(self, options: Mapping[str, object]) -> None:
         """Raise InputError if any option, name -> value, is set that the engine lacks."""
-        if absent := [name for name in self.lacks if options.get(name) not in (None, False)]:
+        if absent := [name for name in self.lacks if options.get(name) not in UNSET]:
             raise InputError(
                 f"{', '.join(absent)}: not supported by the engine in use, {self.name}; leave it "
                 "out, or choose another engine"
             )
-
-
-class NotRunnableError(BackendError):
-    """A loader cannot run the bundle here; another loader of the engine may."""
-
-
-def first_that_runs(
-    bundle: Bundle, candidates: Sequence[EngineLoader], load: Callable[[EngineLoader], T]
-) -> T:
-    """Return the result of `load` for the first loader that does not raise NotRunnableError."""
-    reasons = []
-    for loader in candidates:
-        try:
-            return load(loader)
-        except NotRunnableError as error:
-            # Drop its advice, because it concerns one set of graphs; ours below covers them all.
-            reason = str(error).replace(f"{bundle.path}{os.sep}", "").rsplit("; ", 1)[0]
-            reasons.append(f"{loader.name}: {reason}")
-    raise BackendError(
-        f"{bundle.path}: none of its graphs runs ({'; '.join(reasons)}); let the CPU run the "
-        "missing operators (cpu as the last of providers), or run everything on the CPU"
-    )

@@ -6,8 +6,6 @@ EngineWays, EngineLoader, Slots, Backend and Needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stem_edge.bundle.manifest import BACKBONES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.errors import BackendError, InputError
@@ -67,11 +65,11 @@ def check_installed(bundle: Bundle, engine: str) -> None:
     )
 
 
-def loaders(bundle: Bundle, engine: str, options: LoadOptions) -> Sequence[EngineLoader]:
-    """Return the engine's loaders for a bundle, the preferred one first.
+def loader(bundle: Bundle, engine: str, options: LoadOptions) -> EngineLoader:
+    """Return what loads a bundle on an engine.
 
     Raises InputError for options that the engine lacks, BackendError if it cannot load the bundle.
     """
     check_installed(bundle, engine)
     ENGINES[engine].check_lacks(vars(options))
-    return ENGINES[engine].loaders(bundle, options)
+    return ENGINES[engine].loader(bundle, options)

@@ -112,7 +112,7 @@ class BackendContext(Protocol):
         step of its own, if the backend can for T of SIZES and up to `together` tokens.
         """
 
-    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
         """Complete the step with the remaining layers; its tokens' rows are in slots [T].
 
         Where rows are means, slots [T, window] are of the last tokens, EMPTY for those that lack.
@@ -120,9 +120,7 @@ class BackendContext(Protocol):
         Layers that borrow K and V run for the last `logits` tokens alone: slots of the others may
         lack the rows of these layers (ModelConfig.prompt_rows).
         Returns logits [logits, V] of the step's last tokens; the next call may overwrite them.
-        They are finite, except that with `top` other than 0 only that many of the largest are
-        wanted, and a backend may give -inf for the others rather than fetch them from a device.
-        Raises BackendError; the same step can then be tried again, and other contexts are intact.
+        They are finite. Raises BackendError; the same step can then be tried again, and other contexts are intact.
         """
 
 
@@ -133,9 +131,6 @@ class BackendBatch(Protocol):
     """
 
     copies: bool  # whether `join` copies, so that the context is free again
-    # Bytes of keys and values taken at opening, where contexts that join must have the batch's length;
-    # 0: taken as places fill.
-    fixed_nbytes: int = 0
 
     def join(self, context: BackendContext, tokens: int) -> None:
         """Add a sequence in the next place, with what a context has of its first tokens.
@@ -154,7 +149,7 @@ class BackendBatch(Protocol):
         token_ids, positions [n]: the token of each, and the place of that token in its text.
         """
 
-    def finish(self, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
+    def finish(self, slot_ids: npt.NDArray[np.int32]) -> F32:
         """Complete the step; the tokens' rows are in slots [n], as of BackendContext.finish.
 
         Returns logits [n, V], a line for each sequence; else as BackendContext.finish, also when it

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypedDict
 
 from stem_edge.graph.kv import KvChoice
-from stem_edge.runtime.backends.options import Folder, Providers, Speculate
+from stem_edge.runtime.backends.options import Folder, Speculate
 from stem_edge.runtime.rows.shards import FlashName
 
 
 class DeviceKeywords(TypedDict, total=False):
     """Keywords of stem_edge.load that choose what the backbone runs on."""
 
-    providers: Providers
-    provider_libraries: Mapping[str, str | Path] | None
+    provider: str
     device_memory: int | str | None
 
 

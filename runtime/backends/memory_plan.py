@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.graph.kv import KvType
-from stem_edge.graph.names import STEP_TOKENS, Variant
+from stem_edge.graph.names import STEP_TOKENS
 from stem_edge.units import format_size
 
 # Prompt tokens in a step. Products reach full speed at about this many; more only take memory.
@@ -42,8 +42,7 @@ class DeviceNeeds:
     """Needs on a device that holds weights, KV cache, activations and slots."""
 
     needs: Part
-    limit: int | None  # bytes that may be taken; None if unknown
-    asked: bool  # the limit comes from the user, not from the device
+    limit: int | None  # bytes that may be taken; None without a limit
     shared: bool  # has no memory itself, so it takes this process's memory
 
 
@@ -69,7 +68,6 @@ class Needs:
     host: Part
     device: DeviceNeeds | None = None
     provider: str = "cpu"  # onnxruntime's execution provider
-    variant: Variant | None = None  # of the graphs; None: the CPU's graphs
     prepared: bool = False  # weights stay in files that were packed beforehand
     prefill: bool = False  # the graph for prompts is loaded, too
     prefill_refused: str = ""  # why it is not loaded, if something bars it
@@ -92,7 +90,6 @@ class DevicePlan:
     """Planned bytes in the memory of a device, and the numbers that they follow from."""
 
     provider: str
-    variant: Variant | None
     limit: int | None
     shared: bool
     context_length: int
@@ -136,7 +133,6 @@ class MemoryPlan:
     reads: int  # records on their way from flash
     row_cache: int  # with slots on a device: their bookkeeping
     provider: str = "cpu"  # onnxruntime's execution provider
-    variant: Variant | None = None  # of the graphs; None: the CPU's
     device: DevicePlan | None = None  # of its memory
     prefill: bool = False  # the graph for prompts is loaded, too
     prefill_refused: str = ""  # why it is not, if something bars it

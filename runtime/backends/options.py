@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -24,10 +23,7 @@ if TYPE_CHECKING:
 
 # Type of keys and values that kv="auto" takes where the engine's usual one does not fit into memory.
 SMALL_KV: KvType = "int8"
-AUTO = "auto"  # the first engine, or accelerator, that is there
-# A provider, or several by preference; each may have options, as in
-# stem_edge.runtime.backends.onnxruntime.providers.names.
-Providers: TypeAlias = str | Sequence[str | tuple[str, Mapping[str, object]]] | None
+AUTO = "auto"  # the first engine that is there
 Folder: TypeAlias = str | Path | None
 # How onnxruntime holds matrices on the CPU: mapped from files where that is worth it; else packed in memory;
 # else as in their file, where each step takes many times as long.
@@ -42,11 +38,10 @@ class LoadOptions:
 
     memory: int | str | None = None
     threads: int | None = None
-    providers: Providers = None
+    provider: str = "cpu"
     context_length: int | None = None
     engine: str = AUTO  # or a key of stem_edge.runtime.backends.engines.ENGINES
     device_memory: int | str | None = None
-    provider_libraries: Mapping[str, str | Path] | None = None
     slots: int | None = None
     sequences: int = 1
     resident: bool = False

@@ -42,9 +42,9 @@ class PlainBatch(BackendBatch):
             for n, place in enumerate(places)
         ]
 
-    def finish(self, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
+    def finish(self, slot_ids: npt.NDArray[np.int32]) -> F32:
         lines: Sequence[F32] = [
-            self._one(*step, slot_ids[n : n + 1], top) for n, step in enumerate(self._step)
+            self._one(*step, slot_ids[n : n + 1]) for n, step in enumerate(self._step)
         ]
         return np.concatenate(lines)
 
@@ -54,7 +54,6 @@ class PlainBatch(BackendBatch):
         token_id: npt.NDArray[np.int64],
         position: int,
         slot_id: npt.NDArray[np.int32],
-        top: int,
     ) -> F32:
         context.begin(token_id, position)
-        return context.finish(slot_id, 1, top).copy()
+        return context.finish(slot_id, 1).copy()

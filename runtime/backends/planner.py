@@ -100,7 +100,7 @@ class Planner:
         more = [(limit - least.total) // each]
         cached, slot = least.row_cache, host.slot
         if device is not None and least.device is not None:
-            capped, cached, slot = not device.asked, least.device.row_cache, device.needs.slot
+            capped, cached, slot = device.limit is None, least.device.row_cache, device.needs.slot
             if device.limit is not None:
                 more.append((device.limit - least.device.total) // slot)
         if capped:
@@ -132,7 +132,6 @@ class Planner:
             reads=2 * min(self._rows(chunk), self.records) * read,
             row_cache=cached,
             provider=needs.provider,
-            variant=needs.variant,
             device=self._on_device(chunk, slots),
             prefill=needs.prefill,
             prefill_refused=needs.prefill_refused,
@@ -176,7 +175,6 @@ class Planner:
         part = device.needs
         return DevicePlan(
             provider=self.needs.provider,
-            variant=self.needs.variant,
             limit=device.limit,
             shared=device.shared,
             context_length=self.needs.context_length,

@@ -18,6 +18,5 @@ Decoding (runtime/decoding.py), until another one begins.
 
 A prompt is computed in a separate context, as in `generate`, so kept prefixes serve it and its keys
 and values have the same bits. Once it does not run alone, they are copied into the batch, or their
-context joins (BackendBatch.copies). A device's batch takes the memory of all its places at opening
-(BackendBatch.fixed_nbytes). runtime/prefixes counts the memory of keys and values for all callers.
+context joins (BackendBatch.copies). runtime/prefixes counts the memory of keys and values for all callers.
 """

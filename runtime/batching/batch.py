@@ -46,11 +46,6 @@ class RunningBatch:
         """Whether a context that has joined is free again."""
         return self._backend.copies
 
-    @property
-    def fixed_nbytes(self) -> int:
-        """Bytes of keys and values taken at once, for contexts of the greatest length; 0: as they fill."""
-        return self._backend.fixed_nbytes
-
     def close(self) -> None:
         """Give back all sequences; takes no lock. A step under way in another thread is completed."""
         self._backend, self._empty = PlainBatch(), None
@@ -76,7 +71,7 @@ class RunningBatch:
         self._engine.in_turn(run)
 
     def step_or_errors(
-        self, step: Step, positions: Sequence[int], following: Step | None, *, top: int
+        self, step: Step, positions: Sequence[int], following: Step | None
     ) -> list[F32 | Exception]:
         """Process a token of each sequence; return the logits [V] or the error of each.
 
@@ -84,7 +79,7 @@ class RunningBatch:
         InputError once the model is closed.
         """
         try:
-            return list(self.step(step, positions, following, top=top))
+            return list(self.step(step, positions, following))
         except StemEdgeError as error:
             self._engine.check_usable()
             if len(positions) == 1:
@@ -94,7 +89,7 @@ class RunningBatch:
             one = Step(step.token_ids[[place]], step.row_ids[[place]], 1)
             try:
                 # Copied, because the next one overwrites them.
-                found.append(self.step(one, [position], first=place, top=top)[0].copy())
+                found.append(self.step(one, [position], first=place)[0].copy())
             except (StemEdgeError, MemoryError) as error:
                 self._engine.check_usable()
                 found.append(error)
@@ -107,11 +102,10 @@ class RunningBatch:
         following: Step | None = None,
         *,
         first: int = 0,
-        top: int = 0,
     ) -> F32:
         """Process a token of each sequence in places first, first + 1, ...; return logits [n, V].
 
-        positions [n]: of these tokens in their texts. following, top: as for Engine.step. The rows of
+        positions [n]: of these tokens in their texts. following: as for Engine.step. The rows of
         all are fetched together, a record once. The next step overwrites the logits. When it raises,
         sequences can be stepped again, together or one by one.
         """
@@ -129,7 +123,7 @@ class RunningBatch:
             slots = rows.fetch(row_ids, len(row_ids))
             if following is not None:
                 rows.submit(following.row_ids, following.logits, following.later)
-            return self._backend.finish(slots, top)[:count]
+            return self._backend.finish(slots)[:count]
 
         return self._engine.in_turn(run)
 

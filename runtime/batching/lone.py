@@ -18,25 +18,15 @@ from stem_edge.runtime.stats import Recorder
 class Sizes(NamedTuple):
     """Bytes of keys and values.
 
-    nbytes_of: tokens -> bytes. length: most tokens of a sequence. fixed: whether the batch has
-    taken the memory of its places; then only contexts of that length can join it.
+    nbytes_of: tokens -> bytes. length: most tokens of a sequence.
     """
 
     nbytes_of: Callable[[int], int]
     length: int
-    fixed: bool
 
     def nbytes(self, tokens: int) -> int:
         """Return the bytes of keys and values of `tokens` tokens."""
         return self.nbytes_of(min(in_steps(tokens), self.length))
-
-    def context_length(self, request: Request) -> int:
-        """Return how many tokens the context of a request has room for."""
-        return self.length if self.fixed else request.length
-
-    def place(self, request: Request) -> int:
-        """Return the bytes that a request takes in the batch."""
-        return 0 if self.fixed else self.nbytes(request.length)
 
 
 class Lone:
@@ -70,10 +60,8 @@ class Lone:
 
         Its own is free before the other begins.
         """
-        if self._sizes.fixed:
-            return True
         own = self._sizes.nbytes(request.position + MOST)
-        nbytes = max(nbytes, own) + self._sizes.place(request)
+        nbytes = max(nbytes, own) + self._sizes.nbytes(request.length)
         return self._prefixes.fits(nbytes, without=request.context)
 
     def lets_begin(self, request: Request, *, beside: bool) -> bool:
@@ -81,7 +69,7 @@ class Lone:
         sizes = self._sizes
         if not beside:
             return self._prefixes.fits(sizes.nbytes(request.length))
-        nbytes = sizes.place(request) + sizes.nbytes(len(request.prompt))
+        nbytes = sizes.nbytes(request.length) + sizes.nbytes(len(request.prompt))
         lone = self.request
         return self._prefixes.fits(nbytes) if lone is None else self.leaves(lone, nbytes)
 
@@ -92,7 +80,7 @@ class Lone:
         """
         try:
             if copies:
-                request.reserve(self._prefixes, self._sizes.place(request))
+                request.reserve(self._prefixes, self._sizes.nbytes(request.length))
             else:
                 self._prefixes.make_room(request.context, request.context.room)
             join(request)

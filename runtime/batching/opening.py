@@ -42,19 +42,15 @@ def open_scheduler(
     """Return a scheduler with as many places as memory allows, as Model.scheduler says."""
     check_sequences(sequences)
     footprint = footprint_of(bundle.manifest, ENGINES[plan.engine].backbone)
-    if plan.variant is not None:
+    if plan.device is not None:
         footprint = footprint.without_windows()
     keys = engine.rows.keys
     if (rows := keys.each + keys.others) > 1:  # all of a step must be in slots at once
         sequences = max(1, min(sequences, plan.slots // rows))
     exact = stepping.exact if exact is None else exact
     batches = not exact or stepping.same_in_batches
-    if plan.device is not None:
-        # Places take their memory at once; one planned context is left to compute prompts in.
-        places = min(sequences, plan.sequences - 1)
-        places -= places % 2 if steady else 0  # an empty sequence may take one
-        batches = batches and places > 1
-        sequences = places if batches else sequences
+    if plan.device is not None:  # where contexts take their memory at once
+        sequences, batches = min(sequences, plan.sequences), False
     return Scheduler(
         engine,
         prefixes,

@@ -55,7 +55,7 @@ class Scheduler:
         self._batch = RunningBatch(
             engine, self.size, length, rounding._replace(steady=self._steady)
         )
-        self._sizes = Sizes(nbytes_of, length, fixed=self._batch.fixed_nbytes > 0)
+        self._sizes = Sizes(nbytes_of, length)
         self._queue = Queue()
         self._prompt: Request | None = None  # its prompt is being computed
         self._running: list[Request] = []  # in the order of their places
@@ -97,7 +97,7 @@ class Scheduler:
         For the thread that steps, which asks again after a step. Without memory for both, other work
         and requests begin in turns.
         """
-        nbytes = self._sizes.nbytes(tokens) + self._batch.fixed_nbytes
+        nbytes = self._sizes.nbytes(tokens)
         return self._queue.other(lambda: self._idle or self._prefixes.fits(nbytes))
 
     @property
@@ -160,18 +160,17 @@ class Scheduler:
             self._queue.begin()
             with self._errors_of(request):
                 beside, copies = bool(self._running), self._batch.copies
-                length, whole = self._sizes.context_length(request), beside and not copies
-                request.begin(self._engine, self._prefixes, length, whole=whole)
+                whole = beside and not copies
+                request.begin(self._engine, self._prefixes, request.length, whole=whole)
                 if beside and copies:
-                    request.reserve(self._prefixes, self._sizes.place(request))
+                    request.reserve(self._prefixes, self._sizes.nbytes(request.length))
                 elif not beside:
                     self._expect(request.steps[0])
 
     def _fits(self, request: Request) -> bool:
         """Tell whether a request can begin, once one that runs alone has joined the batch."""
-        # A batch that has its memory leaves one context for prompts.
-        known, beside = self._idle or self._sizes.fixed, bool(self._running) and self._batch.copies
-        return known or self._lone.lets_begin(request, beside=beside)
+        beside = bool(self._running) and self._batch.copies
+        return self._idle or self._lone.lets_begin(request, beside=beside)
 
     def _process_chunk(self, request: Request) -> None:
         """Process the next chunk of a prompt; after the last one, the sequence joins the others."""
@@ -185,7 +184,6 @@ class Scheduler:
             next_step(self._running) or rest,
             row_ids=step.row_ids,
             prefill=request.prefill,
-            top=request.answer.top,
         )
         request.prompt_seconds += time.perf_counter() - started
         request.steps.popleft()
@@ -233,12 +231,10 @@ class Scheduler:
     def _decode(self, step: Step) -> None:
         """Process the last token of each running sequence, and choose the next ones."""
         running, started = list(self._running), time.perf_counter()
-        tops = [request.answer.top for request in running]
         found = self._batch.step_or_errors(
             step,
             [request.position for request in running],
             self._prompt.steps[0] if self._prompt is not None else None,
-            top=max(tops) if all(tops) else 0,
         )
         self._record.decoded(time.perf_counter() - started, records=step.records)
         for request, logits in zip(running, found, strict=True):

@@ -18,7 +18,7 @@ from stem_edge.system.user_folder import cache_folder, cpu_digest
 
 def can_keep(plan: MemoryPlan) -> bool:
     """Return whether memory is provided as a context fills; others take all of theirs at once."""
-    return plan.device is None and plan.variant is None
+    return plan.device is None
 
 
 def open_prefixes(

@@ -70,7 +70,7 @@ class ModelDrafts(ByPlace):
         """Compute what the context lacks of the text, at least its last token; return its logits."""
         if not self._fed:
             cached = self._context.position
-            for _ in self._engine.process(self._context, self._prompt, computed=cached, top=1):
+            for _ in self._engine.process(self._context, self._prompt, computed=cached):
                 pass
             self._fed = list(self._prompt)
         while self._right < min(len(self._fed), len(seen) - 1) and (
@@ -88,6 +88,6 @@ class ModelDrafts(ByPlace):
     def _feed(self, tokens: Sequence[int]) -> F32:
         row_ids = following(self._engine.rows.keys, self._fed, tokens)
         ids = np.array(tokens, np.int64)
-        logits = self._engine.step(self._context, ids, row_ids=row_ids, top=1)
+        logits = self._engine.step(self._context, ids, row_ids=row_ids)
         self._fed += tokens
         return logits

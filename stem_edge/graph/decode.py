@@ -7,7 +7,7 @@
 | attention.py, ffn.py | the two parts of a layer, and per-layer embeddings after them |
 | special/ | of some models: several hidden states of a token, around each layer and at both ends |
 | linear.py | matrix products, in float32 or quantized |
-| device/ | variants of these graphs for accelerators |
+| device/ | these graphs in standard operators, for accelerators |
 """
 
 from __future__ import annotations
@@ -44,23 +44,16 @@ def decoding(
     layout: RecordLayout | None,
     format: BackboneFormat,
     *,
-    device: bool = False,
     kv: KvType = "fp32",
-    sequences: int | str = "B",
 ) -> Built:
-    """Build the graphs that decode. Raises GraphError.
-
-    device: for an accelerator: layers with a window keep the whole context, and `rest` takes the
-    slots of the wanted positions alone.
-    sequences: 1 for graphs that decode no batches.
-    """
+    """Build the graphs that decode. Raises GraphError."""
     plan, graphs = WeightPlan(BACKBONE_DATA), {}
     cache = place_peaks(plan, config, format, kv)
-    begin = Start(positions="" if device else io.POSITIONS)
+    begin = Start()
     # A matrix that is stored once lies where the head is, so the embedding comes after it.
     names = sorted(io.decode_graphs(config), key=lambda n: format.tied and n == io.EMBED)
     for name in names:
-        graph = graphs[name] = Graph(sequences=sequences)
+        graph = graphs[name] = Graph(sequences="B")
         products = products_of(config, graph, plan, format)
         if name == io.EMBED:
             _declare_output(graph, config, embedding(products, config, io.NEW + io.HIDDEN))
@@ -217,15 +210,12 @@ def _rest(
     _declare_output(graph, config, result, "n")
     if config.ple_width:
         graph.input(io.EMBEDDED, np.float32, [graph.sequences, "T", config.hidden_width])
-        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, "T" if start.positions else "n"])
+        graph.input(io.SLOT_IDS, np.int64, [graph.sequences, "T"])
 
 
 def _wanted_start(graph: Graph, config: ModelConfig, layers: range, start: Start) -> Start:
-    """Emit the wanted positions of the inputs of layers that borrow K and V.
-
-    Accelerators are given the slots of these, because WebGPU gathers no integers.
-    """
-    if config.ple_width and start.positions:
+    """Emit the wanted positions of the inputs of layers that borrow K and V."""
+    if config.ple_width:
         start = start._replace(slot_ids=_wanted(graph, start.slot_ids))
     positions = start.positions if any(map(config.window, layers)) else ""
     start = start._replace(

@@ -57,45 +57,27 @@ own (graph.apart).
 | scored | int32 [1, n] | assistant only, with clusters: ids of the tokens that it scores |
 
 backbone.onnx in the bundle joins embed, early, late, rest and head in one graph for other tools:
-it has no hidden, new_hidden, embedded or wanted, and takes row.<l> as portable graphs do. B is 1 in it
-and in portable graphs. In it and in all graphs for accelerators, layers with a window keep the whole
-context, too.
+it has no hidden, new_hidden, embedded or wanted, and takes row.<l> float32 [1, T, row width] instead of slots.
+B is 1 in it, and layers with a window keep the whole context.
 
-Accelerators run variants of these graphs over the same weights. "fp32" and "fp16" keep everything
-in device memory. They differ from the graphs above as follows:
+Accelerators run the same graphs over the same weights in operators of the ONNX standard alone (graph.device),
+with everything in device memory. B is 1 in them, and layers with a window keep the whole context. These
+inputs differ:
 
-| graph | difference |
-|---|---|
-| all | fp16: float32 becomes float16, except logits and rows that are stored as floats |
-| early, late | rows have an even number of groups: some providers require it (graph.device.rows) |
-| early, late, rest | lent_keys.<l>, lent_values.<l> [B, T, kv heads * head_width]: keys and values of the step: outputs of early and late, inputs of rest, whose layers write them once more (graph.device.lending) |
-| rest | slot_ids [B, n], of the wanted tokens |
-| rows | writes rows into slots: records int32 [n, words], slots int64 [n, 1] and each row_codes.<l> and row_scales.<l> as int32 [slots, words] -> the slabs under their names with the prefix new_, in the same memory |
-| top | logits float32 [B, n, V], count int64 [1] -> top_logits float32 and top_ids int64, [B, n, count] |
-| copy | copies some lines of an array to some places of another: lines int32 [k, words], from int64 [n], places int32 [m, words], to int64 [n, 1] -> new_places, in the memory of places |
-
-"portable" uses only operators of the ONNX standard. What they could do only if sizes were known in
-advance is left to the runtime: it supplies the tokens' rows, RoPE angles and the KV cache ready for
-use. The graphs are embed, early, late, rest and head, float32 throughout.
-
-| input or output of portable | shape | meaning |
+| input or output on accelerators | type, shape | meaning |
 |---|---|---|
-| rope_cos, rope_sin, rope_cos.1 ... | [T, head_width/2] | angles at the step's positions; in rest at the wanted ones, T is n |
-| mask.<w> | [T, P + T]; in rest [n, P], as P has the step's tokens, too | added to the scores of P earlier tokens and this step's: 0 or MASKED. One input for each window width w in the model; w is 0 for layers without a window |
-| keys.<l>, values.<l> | [1, P, kv heads, head_width] | KV cache of the earlier tokens; not an output |
-| row.<l> | [1, T, row width] | rows of the tokens |
-| new_keys.<l>, new_values.<l> | [1, T, kv heads, head_width] | of the step's tokens only |
+| rope_cos, rope_sin, rope_cos.1 ... | float32 [T, head_width/2] | angles at the step's positions; in rest at the wanted ones, T is n |
+| places | int64 [T, 1] | early and late: positions of the step's tokens |
+| mask.<w> | float32 [T, P]; in rest [n, P] | added to the scores of the first P tokens: 0 or MASKED. One input for each window width w in the model; w is 0 for layers without a window |
+| keys.<l>, values.<l> | float32 [P, kv heads * head_width] | first P lines of the KV cache; outputs new_keys.<l>, new_values.<l> of layers that borrow none are in the same memory |
+| slot_ids | int64 [1, T] | in rest [1, n], of the wanted tokens |
+| records, slots | int32 [n, words], int64 [n, 1] | rows only, which writes records into slots: takes each row_codes.<l> and row_scales.<l> as int32 [slots, words], and leaves new_row_codes.<l> ... in the same memory |
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 from stem_edge.config import ModelConfig
 from stem_edge.layers import Layer
-
-Variant = Literal["fp32", "fp16", "portable"]
-VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 EMBED = "embed"
 EARLY = "early"
@@ -105,10 +87,7 @@ HEAD = "head"
 STEP = "step"
 PREFILL = "prefill"
 ASSISTANT = "assistant"
-# Only variants for devices have these three.
-ROWS = "rows"
-TOP = "top"
-COPY = "copy"
+ROWS = "rows"  # on accelerators alone
 
 TOKEN_IDS = "token_ids"
 HIDDEN = "hidden"
@@ -127,20 +106,13 @@ ROPE_SIN = "rope_sin"
 KEYS = "keys."
 VALUES = "values."
 CONV = "conv."
-LENT = "lent_"  # prefix of those two
 NEW = "new_"
 ROW_ZERO_POINTS = "row_zero_points"
 LOGITS = "logits"
 WANTED = "wanted"
 RECORDS = "records"
 SLOTS = "slots"
-COUNT = "count"
-TOP_LOGITS = "top_logits"
-TOP_IDS = "top_ids"
-LINES = "lines"
-FROM = "from"
 PLACES = "places"
-TO = "to"
 MASK = "mask."
 ROW = "row."
 ROW_CODES = "row_codes."
@@ -156,12 +128,12 @@ WINDOW_BLOCK = 128
 
 
 def mask_name(window: int) -> str:
-    """Name the mask input of portable graphs for layers with a window of this width."""
+    """Name the mask input of graphs on accelerators for layers with a window of this width."""
     return f"{MASK}{window}"
 
 
 def row_name(layer: int) -> str:
-    """Name the input of portable graphs for the rows of a STEM layer."""
+    """Name the input of backbone.onnx for the rows of a STEM layer."""
     return f"{ROW}{layer}"
 
 

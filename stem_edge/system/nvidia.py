@@ -6,21 +6,7 @@ import shutil
 import subprocess
 
 SMI_SECONDS = 10.0
-NAME_QUERY = ("--query-gpu=name,driver_version", "--format=csv,noheader")
 MEMORY_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
-
-
-def free_on_nvidia(device: str) -> int | None:
-    """Free bytes of the NVIDIA GPU of this number; None if the driver does not tell."""
-    query = ("--query-gpu=memory.free", "--format=csv,noheader,nounits", f"--id={device}")
-    free = "".join(ask_nvidia(*query)[:1]).strip()
-    return int(free) << 20 if free.isdigit() else None
-
-
-def about_nvidia(device_id: str) -> dict[str, str]:
-    """Return name and driver of an NVIDIA GPU, or nothing if nvidia-smi gives no answer."""
-    name, _, driver = "".join(ask_nvidia(*NAME_QUERY, f"--id={device_id}")[:1]).rpartition(",")
-    return {"device": name.strip(), "driver": driver.strip()} if name else {}
 
 
 def nbytes_on_nvidia(pid: int) -> int | None:

@@ -37,7 +37,7 @@ class Beside:
         self.texts.append(list(ids))
 
     def _join(self, batch: BackendBatch, ids: Sequence[int], roomy: bool) -> F32:
-        long = roomy or not batch.copies or batch.fixed_nbytes > 0
+        long = roomy or not batch.copies
         context = self._engine.open_context(self._length if long else len(ids))
         (logits,) = self._engine.process(context, ids)
         logits = logits.copy()

@@ -1,4 +1,4 @@
-"""The demo's backend, slots and rows on an execution provider, assembled without the engine."""
+"""A bundle's backend, slots and rows on an execution provider, assembled without the engine."""
 
 from __future__ import annotations
 
@@ -10,75 +10,63 @@ import numpy as np
 from device_runs import exact_graphs
 from installed import DEMO
 
+from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.graph import names as io
-from stem_edge.graph.device.rows import Activations, DeviceRows
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import BackendContext
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBackend
-from stem_edge.runtime.backends.onnxruntime.device.loader import variant_graphs
-from stem_edge.runtime.backends.onnxruntime.device.places import place_of
+from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
-from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
-from stem_edge.runtime.backends.onnxruntime.providers.session import open_session
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.cache import RowCache
-from stem_edge.runtime.rows.prefetch import Prefetcher
-from stem_edge.runtime.rows.slots import ArraySlots
+from stem_edge.runtime.rows.prefetch import Prefetcher, Rows
+from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.runtime.rows.store import open_store
 
 IDS = np.random.default_rng(0).integers(0, 1500, 60)  # token ids of the demo
+BUNDLE = open_bundle(DEMO)
 
 
 class Parts(NamedTuple):
     backend: DeviceBackend
-    slots: DeviceSlots
-    rows: Prefetcher
-    memory: DeviceMemory
+    slots: DeviceSlots | None
+    rows: Rows
 
 
 @contextlib.contextmanager
 def on_device(
-    activations: Activations,
+    bundle: Bundle = BUNDLE,
     provider: Provider = CPU,
     *,
     slots: int = 64,
     limit: int | None = None,
     overlap: bool = False,
 ) -> Iterator[Parts]:
-    """Open the parts on a device, with an empty row cache."""
-    bundle = open_bundle(DEMO)
-    memory = DeviceMemory(provider, place_of(provider), limit)
-    graphs = variant_graphs(bundle, activations)
-    session = open_session(graphs[io.ROWS], 1, [provider])
+    """Open a bundle on a device, with an empty row cache. limit: bytes of arrays there."""
+    loader = DeviceLoader(bundle, LoadOptions(threads=1), provider)
     layout = bundle.manifest.tables
-    assert layout is not None
-    storage = DeviceSlots(DeviceRows(layout, activations), slots, memory, session)
-    config = bundle.manifest.model
-    backend = DeviceBackend(config, graphs, storage, 1, [provider], memory, activations)
-    rows = prefetcher(bundle, RowCache(storage), overlap)
+    storage = None if layout is None else loader.make_slots(layout, slots)
+    backend = loader.open(storage)
+    backend.memory.limit = limit
+    rows = rows_over(bundle, storage, overlap=overlap)
     try:
-        yield Parts(backend, storage, rows, memory)
+        yield Parts(backend, storage, rows)
     finally:
         rows.close()
         backend.close()
 
 
 @contextlib.contextmanager
-def on_host(*, exact: bool = True) -> Iterator[tuple[OrtBackend, Prefetcher]]:
-    """Open the decode graphs on the CPU.
-
-    exact: without rounding activations to int8.
-    """
-    bundle = open_bundle(DEMO)
+def on_host(bundle: Bundle = BUNDLE, *, exact: bool = True) -> Iterator[tuple[OrtBackend, Rows]]:
+    """Open the decode graphs on the CPU. exact: without rounding activations to int8."""
     config, layout = bundle.manifest.model, bundle.manifest.tables
-    assert layout is not None
     graphs = exact_graphs(bundle) if exact else cpu_graphs(bundle, prefill=False)
-    storage = ArraySlots(layout, 256)
+    storage = None if layout is None else ArraySlots(layout, 256)
     backend = OrtBackend(config, graphs, storage, 1)
-    rows = prefetcher(bundle, RowCache(storage), overlap=False)
+    rows = rows_over(bundle, storage)
     try:
         yield backend, rows
     finally:
@@ -86,33 +74,33 @@ def on_host(*, exact: bool = True) -> Iterator[tuple[OrtBackend, Prefetcher]]:
         backend.close()
 
 
-def prefetcher(bundle: Bundle, cache: RowCache, overlap: bool) -> Prefetcher:
-    assert bundle.manifest.table_format is not None
-    store = open_store(bundle.file("tables.zarr"), bundle.manifest.table_format)
-    return Prefetcher(store, cache, overlap=overlap)
+def rows_over(bundle: Bundle, slots: Slots | None, *, overlap: bool = False) -> Rows:
+    """Return what fetches rows into slots, if there are any."""
+    if slots is None or bundle.manifest.table_format is None:
+        return Rows()
+    store = open_store(bundle.file(TABLES), bundle.manifest.table_format)
+    return Prefetcher(store, RowCache(slots), overlap=overlap)
 
 
 def step(
     context: BackendContext,
-    rows: Prefetcher,
+    rows: Rows,
     ids: Sequence[int] | np.ndarray,
     position: int,
     logits: int = 1,
-    top: int = 0,
 ) -> F32:
     """Run a step and return a copy of its logits."""
     tokens = np.asarray(ids, np.int64)
     context.begin(tokens, position)
-    slots = rows.fetch(tokens)
-    if top:
-        return context.finish(slots, logits, top).copy()
-    return context.finish(slots, logits).copy()
+    return context.finish(rows.fetch(tokens), logits).copy()
 
 
-def all_logits(context: BackendContext, rows: Prefetcher, sizes: Sequence[int]) -> F32:
-    """Logits of the first tokens of IDS, in steps of these sizes."""
+def all_logits(
+    context: BackendContext, rows: Rows, sizes: Sequence[int], ids: np.ndarray = IDS
+) -> F32:
+    """Logits of the first ids, in steps of these sizes."""
     found, position = [], 0
     for size in sizes:
-        found.append(step(context, rows, IDS[position : position + size], position, size))
+        found.append(step(context, rows, ids[position : position + size], position, size))
         position += size
     return np.concatenate(found)

@@ -72,7 +72,7 @@ class NgramAnswers:
 
     def test_what_cannot_run_them_says_so(self, made: MadeNgrams, tmp_path: Path) -> None:
         with pytest.raises(BackendError, match="rows of n-grams run on the CPU only"):
-            stem_edge.load(made.path, providers="cpu", device_memory="4GB")
+            stem_edge.load(made.path, device_memory="4GB")
         with pytest.raises(ExportError, match="choose tables fp32, fp16, int8 or int4"):
             stem_edge.export_bundle(made.checkpoint, tmp_path / "mixed", tables="mixed")
         with (

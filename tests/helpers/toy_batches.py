@@ -47,7 +47,6 @@ class Backend:
     def __init__(self, vocab_size: int, slots: Any, nbytes_of: Callable[[int], int]) -> None:
         self.vocab_size, self.slots, self.nbytes_of = vocab_size, slots, nbytes_of
         self.copies = True  # batches that are opened from now on
-        self.fixed = False  # whether these take their memory at once
         self.units: list[Unit] = []
         self.before: Callable[[list[int]], object] = lambda ids: None  # ids: that a step ends with
         self.contexts, self.batches = WeakSet[Context](), WeakSet[ToyBatch]()
@@ -56,9 +55,8 @@ class Backend:
     def nbytes(self) -> int:
         """Bytes of all keys and values that are there."""
         texts = [context.ids for context in self.contexts]
-        texts += [ids for batch in self.batches if not batch.fixed_nbytes for ids in batch.texts]
-        fixed = sum(batch.fixed_nbytes for batch in self.batches)
-        return fixed + sum(self.nbytes_of(int((ids != NOTHING).sum())) for ids in texts)
+        texts += [ids for batch in self.batches for ids in batch.texts]
+        return sum(self.nbytes_of(int((ids != NOTHING).sum())) for ids in texts)
 
     def open_context(self, length: int) -> Context:
         return Context(self, length)
@@ -115,7 +113,7 @@ class Context:
     ) -> None:
         self.tokens, self.position = token_ids, position
 
-    def finish(self, slot_ids: Any, logits: int, top: int = 0) -> Any:
+    def finish(self, slot_ids: Any, logits: int) -> Any:
         end = self.position + len(self.tokens)
         self.backend.before([*self.ids[: self.position].tolist(), *self.tokens.tolist()])
         self.ids[self.position : end] = self.tokens
@@ -136,12 +134,10 @@ class ToyBatch:
     def __init__(self, backend: Backend, size: int, length: int) -> None:
         self.backend, self.size, self.length = backend, size, length
         self.texts: list[Any] = []
-        self.fixed_nbytes = size * backend.nbytes_of(length) if backend.fixed else 0
         backend.batches.add(self)
 
     def join(self, context: BackendContext, tokens: int) -> None:
         assert isinstance(context, Context) and len(self.texts) < self.size
-        assert not tokens or not self.fixed_nbytes or context.length == self.length
         text = np.full(self.length, NOTHING, np.int64)
         text[:tokens] = context.ids[:tokens]
         self.texts.append(text)
@@ -155,7 +151,7 @@ class ToyBatch:
         assert first + len(token_ids) <= len(self.texts)
         self.step = first, token_ids, positions
 
-    def finish(self, slot_ids: Any, top: int = 0) -> Any:
+    def finish(self, slot_ids: Any) -> Any:
         first, tokens, positions = self.step
         texts = self.texts[first : first + len(tokens)]
         for text, token, position in zip(texts, tokens, positions, strict=True):
@@ -168,16 +164,14 @@ class ToyBatch:
 
 
 @contextmanager
-def toy_model(
-    bundle: Any, *, copies: bool = True, fixed: bool = False, **options: Any
-) -> Iterator[tuple[Model, Any]]:
+def toy_model(bundle: Any, *, copies: bool = True, **options: Any) -> Iterator[tuple[Model, Any]]:
     """Load a bundle with this engine; yield the model and its backend."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ENGINES, "toy", ToyEngine(Loader))
         given: dict[str, Any] = {"engine": "toy", "warm_start": False} | options
         with stem_edge.load(bundle, **given) as model:
             backend: Any = model.engine.backend
-            backend.copies, backend.fixed = copies, fixed
+            backend.copies = copies
             yield model, backend
 
 

@@ -24,16 +24,16 @@ class ToyEngine(Engine):
     versions = {"toy": "7"}  # noqa: RUF012  (never changed)
 
     def __init__(self, loader: type[ToyLoader]) -> None:
-        self.loader = loader
+        self._loader = loader
 
-    def loaders(self, bundle: Bundle, options: LoadOptions) -> list[Any]:
-        return [self.loader(bundle)]
+    def loader(self, bundle: Bundle, options: LoadOptions) -> Any:
+        return self._loader(bundle)
 
 
 class ToyLoader:
     """An EngineLoader (stem_edge.runtime.backends.engine)."""
 
-    name, fills_while_opening, step_tokens, step_costs = "toy", True, 1 << 30, None
+    name, fills_while_opening, step_costs = "toy", True, None
 
     def __init__(self, bundle: Bundle) -> None:
         self.manifest = bundle.manifest
@@ -100,7 +100,7 @@ class ToyBackend:
         """Keep the tokens for `finish`."""
         self.tokens = token_ids
 
-    def finish(self, slot_ids: Any, logits: int, top: int = 0) -> Any:
+    def finish(self, slot_ids: Any, logits: int) -> Any:
         """Predict the token id plus the sum of its row's codes, modulo the vocabulary."""
         rows = self.slots.codes[0][0][slot_ids].sum(1, dtype=np.int64)
         found = np.zeros((len(slot_ids), self.vocab_size), np.float32)

@@ -44,7 +44,7 @@ NOT_RUN = (
     "stem-edge serve ",  # until it is ended
 )
 # Skipped because these providers, clusters and models are not everywhere.
-ELSEWHERE = ("--providers cuda", "--providers webgpu", "--ray", "ray start", "hf:org/name")
+ELSEWHERE = ("--provider cuda", "--provider webgpu", "--ray", "ray start", "hf:org/name")
 HUB = ROOT / "docs" / "hub.md"
 PYTHON = ROOT / "docs" / "python.md"
 

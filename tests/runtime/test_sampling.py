@@ -9,10 +9,8 @@ import pytest
 from stem_edge.numerics.logits import BLOCK, apply_penalties, apply_repetition_penalty, top_ids
 from stem_edge.numerics.quantize import F32, F64, I64
 from stem_edge.runtime.sampling import (
-    MOST_NEEDED,
     Sampler,
     candidates,
-    needed_logits,
     token_logprobs,
 )
 from stem_edge.runtime.sampling_params import SamplingParams
@@ -254,58 +252,12 @@ def test_logprobs_are_those_of_a_log_softmax(kind: str, count: int) -> None:
     assert [logprob for _, logprob in found.top] == pytest.approx(expected[best], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "needed"),
-    [
-        ({}, 1),
-        ({"top_k": 50}, 50),
-        ({"temperature": 0.0, "top_k": 50}, 1),
-        ({"logprobs": 0}, 0),
-        ({"logprobs": 3}, 0),
-        ({"repetition_penalty": 1.1}, 0),
-        ({"presence_penalty": -0.1}, 0),
-        ({"frequency_penalty": 0.1}, 0),
-        ({"logit_bias": {3: 1}}, 0),
-        ({"temperature": 1.0}, 0),
-        ({"temperature": 1.0, "top_p": 0.9, "min_p": 0.1}, 0),
-        ({"temperature": 1.0, "top_k": 50}, 50),
-        ({"temperature": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.1}, 50),
-        ({"temperature": 1.0, "top_k": 50, "repetition_penalty": 1.1}, 0),
-        ({"temperature": 1.0, "top_k": 50, "logprobs": 1}, 0),
-        ({"temperature": 1.0, "top_k": MOST_NEEDED}, MOST_NEEDED),
-        ({"temperature": 1.0, "top_k": MOST_NEEDED + 1}, 0),
-    ],
-)
-def test_logits_that_are_needed(options: dict[str, Any], needed: int) -> None:
-    assert needed_logits(SamplingParams(**options)) == needed
-
-
 def only_top(logits: F32, count: int) -> F32:
-    """Keep only the best logits, as a backend may do when asked for so many."""
+    """Keep only the best logits."""
     kept = np.full_like(logits, -INF)
     best = top_ids(logits, count)
     kept[best] = logits[best]
     return kept
-
-
-@pytest.mark.parametrize("size", [3, BLOCK, 20 * BLOCK])
-@pytest.mark.parametrize("seed", range(40))
-def test_what_is_sampled_needs_no_other_logits(size: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    params = SamplingParams(
-        temperature=float(rng.choice([0.0, 0.3, 1.0, 5.0])),
-        top_k=int(rng.choice([1, 2, 7, 50, 200])),
-        top_p=float(rng.choice([1.0, 0.9, 0.2])),
-        min_p=float(rng.choice([0.0, 0.05])),
-        seed=seed,
-    )
-    full, sparse = Sampler(params), Sampler(params)
-    for _ in range(20):
-        logits = rng.normal(size=size).astype(np.float32)
-        if rng.random() < 0.5:
-            logits = logits.round()  # many are equal
-        kept = only_top(logits, needed_logits(params))
-        assert sparse(kept, []) == full(logits, [])
 
 
 @pytest.mark.parametrize("count", [1, 5, 300, 1000])

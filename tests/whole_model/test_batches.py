@@ -67,7 +67,7 @@ def model(case: Case, request: pytest.FixtureRequest) -> Iterator[Model]:
     options: Any = {"engine": request.param}
     path = case.path
     if request.param == "device":
-        options = {"providers": "cpu", "device_memory": "4GB"}
+        options = {"device_memory": "4GB"}
         config = stem_edge.open_bundle(path).manifest.model
         if any(getattr(config, field) for field in CPU_ONLY):
             pytest.skip("this model has no graphs for devices")

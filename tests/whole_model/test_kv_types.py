@@ -147,7 +147,7 @@ def test_refusals(tiny_bundle: Path) -> None:
     with pytest.raises(InputError, match="kv is 'int2'; expected one of auto, fp32"):
         stem_edge.load(tiny_bundle, kv="int2")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="kv is 'int8'; keys and values on cpu are"):
-        stem_edge.load(tiny_bundle, kv="int8", providers="cpu", device_memory="1GB")
+        stem_edge.load(tiny_bundle, kv="int8", device_memory="1GB")
 
 
 def test_peaks_are_those_of_all_tokens_that_the_exporter_saw(tiny_checkpoint: Path) -> None:

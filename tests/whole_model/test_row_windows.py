@@ -109,4 +109,4 @@ def test_devices_refuse_them(made: Made) -> None:
     with pytest.raises(
         BackendError, match="means of the rows of several tokens run on the CPU only"
     ):
-        stem_edge.load(made.path, providers="cpu", device_memory="4GB")
+        stem_edge.load(made.path, device_memory="4GB")

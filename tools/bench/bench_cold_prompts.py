@@ -46,7 +46,7 @@ class Pretended:
         self.open_context = lambda length: self
         self.begin = self.close = lambda *_, **__: None
 
-    def finish(self, slot_ids: I32, logits: int, top: int = 0) -> F32:
+    def finish(self, slot_ids: I32, logits: int) -> F32:
         """Take the time of a step; rows are needed from the first layer on."""
         time.sleep(len(slot_ids) / self._rate)
         return np.zeros((1, 1), np.float32)
@@ -72,7 +72,7 @@ def run(engine: Engine, files: list[Path], ids: I64, way: str) -> Run:
         drop_pages(files)
     store._flash = open_flash(way if way in FLASH_NAMES else None)
     before, started = rows.counters(), time.perf_counter()
-    for _ in engine.process(engine.open_context(len(ids)), ids.tolist(), top=1):
+    for _ in engine.process(engine.open_context(len(ids)), ids.tolist()):
         pass
     seconds, spent = time.perf_counter() - started, rows.counters() - before
     return seconds, spent.stall_seconds, spent.misses, spent.bytes_read

@@ -8,12 +8,12 @@ prefill graph; and demo_texts.json: the greedy continuations of some prompts, as
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
-from device_texts import PROMPTS
 
 import stem_edge
 from stem_edge.commands.running.demo import demo_bundle
@@ -23,6 +23,9 @@ from stem_edge.runtime import Model
 TEXT = """\
 The capital of France is Paris. What is the currency of Mexico? It is the Mexican peso. Spain borders \
 Portugal and France."""
+BEGINNINGS = ("The capital of", "The currency of", "The language of")
+COUNTRIES = "France Japan Brazil Egypt Kenya Canada India Spain Italy Norway Chile Peru Ghana Nepal Iran Cuba"
+PROMPTS = [f"{begin} {name}" for name, begin in itertools.product(COUNTRIES.split(), BEGINNINGS)]
 EVERY = 2  # keep the logits of every second position, to halve the file
 NEW_TOKENS = 32
 

@@ -63,8 +63,7 @@ class GgmlBatch(BackendBatch):
     ) -> None:
         self._steps.begin(self._caches[first : first + len(token_ids)], token_ids, positions)
 
-    def finish(self, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
-        """Complete a step; `top` changes nothing, because all logits are in host memory."""
+    def finish(self, slot_ids: npt.NDArray[np.int32]) -> F32:
         return self._steps.finish(slot_ids, len(slot_ids))
 
 
@@ -120,8 +119,7 @@ class GgmlContext(BackendContext):
         """Start a step; `prefill` and `apart` change nothing, because all steps share graphs."""
         self.steps.begin([self.kv], token_ids, np.arange(position, position + len(token_ids)))
 
-    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
-        """Complete a step; `top` changes nothing, because all logits are in host memory."""
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
         return self.steps.finish(slot_ids, logits)
 
 

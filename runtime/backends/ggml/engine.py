@@ -16,7 +16,7 @@ class GgmlEngine(Engine):
     name = backbone = "ggml"
     module = "stem_edge.runtime.backends.ggml.loader"
     install = "pip install 'stem-edge[gguf]' (it compiles for some minutes: docs/engines.md)"
-    lacks = ("providers", "device_memory")
+    lacks = ("provider", "device_memory")
 
     @property
     def installed(self) -> bool:

@@ -15,7 +15,6 @@ from stem_edge.runtime.backends.ggml.slots import BlockSlots
 from stem_edge.runtime.backends.ggml.weights import GgmlModel
 from stem_edge.runtime.backends.memory_plan import CHUNK_TOKENS, Needs, Part
 from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.rows.prefetch import ANY_NUMBER
 from stem_edge.runtime.rows.slots import Slots
 from stem_edge.tables.rows import RecordLayout
 
@@ -24,11 +23,11 @@ TILE = 64  # tokens, and cells, in a thread's tile of attention
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
 
-def loaders(bundle: Bundle, options: LoadOptions) -> list[GgmlLoader]:
-    """Return ggml's only loader. Raises InputError for too many threads."""
+def loader(bundle: Bundle, options: LoadOptions) -> GgmlLoader:
+    """Return the loader of a bundle. Raises InputError for too many threads."""
     if options.cpus > MOST_THREADS:
         raise InputError(f"threads is {options.cpus}; ggml takes at most {MOST_THREADS}")
-    return [GgmlLoader(bundle, options)]
+    return GgmlLoader(bundle, options)
 
 
 class GgmlLoader:
@@ -36,7 +35,6 @@ class GgmlLoader:
 
     name = "ggml"
     fills_while_opening = True
-    step_tokens = ANY_NUMBER
     step_costs = None
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:

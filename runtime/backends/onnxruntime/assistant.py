@@ -50,8 +50,8 @@ class OrtDrafter:
 
     def __init__(self, assistant: Assistant, loaded: Loaded, context: OrtContext) -> None:
         self._context, dim = context, loaded.config.dim
-        self._embed = BoundSession(loaded.sessions[io.EMBED], in_place=True)
-        self._graph = BoundSession(loaded.sessions[io.ASSISTANT], in_place=True)
+        self._embed = BoundSession(loaded.sessions[io.EMBED])
+        self._graph = BoundSession(loaded.sessions[io.ASSISTANT])
         self._ropes = loaded.ropes.upto(context.length)
         caches = context.kv.values()
         self._graph.bind(caches)

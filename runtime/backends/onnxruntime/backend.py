@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-import numpy as np
-
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.kv import CACHES, KvType
@@ -24,7 +22,6 @@ from stem_edge.runtime.backends.onnxruntime.loaded import (
     open_sessions,
     slots_in_arrays,
 )
-from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.rows.slots import Slots
 
@@ -46,8 +43,6 @@ class OrtBackend:
         apart: Graphs | None = None,
         opened: Callable[[], None] = lambda: None,
     ) -> None:
-        memory, dtype = DeviceMemory(CPU), np.dtype(np.float32)
-
         # Otherwise, onnxruntime adds biases within products, and joins factors, which rounds otherwise.
         as_built = not config.biases and config.streams == 1
 
@@ -65,12 +60,8 @@ class OrtBackend:
             config,
             slots=slots_in_arrays(slots),
             sessions=opener({n: graph for n, graph in graphs.items() if n not in prompts}),
-            memory=memory,
             kv=CACHES[kv],
-            dtype=dtype,
-            on_cpu=True,
-            windowed=True,
-            ropes=Ropes(config, memory, dtype),
+            ropes=Ropes(config),
             later=LaterSessions(later, opener),
         )
 

@@ -67,7 +67,7 @@ class OrtBatch(BackendBatch):
             self._filled[place] = position + 1
         self._graphs.begin(token_ids[:, None], places, dropped)
 
-    def finish(self, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
+    def finish(self, slot_ids: npt.NDArray[np.int32]) -> F32:
         return self._graphs.finish(slot_ids[:, None], 1)
 
     def _bind(self, first: int, count: int) -> None:

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32, I64
 from stem_edge.runtime.backends.onnxruntime.head_output import HeadOutput, outputs
-from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_numpy
+from stem_edge.runtime.backends.onnxruntime.providers.provider import ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     onnxruntime_errors,
@@ -44,24 +44,17 @@ class BoundGraphs:
     """Runs steps of up to `length` tokens of context. Raises OutOfMemoryError."""
 
     def __init__(self, loaded: Loaded, length: int) -> None:
-        self._loaded, self._memory, self._dtype = loaded, loaded.memory, loaded.dtype
+        self._loaded = loaded
         self._width, self._vocab_size = loaded.config.hidden_width, loaded.config.vocab_size
         self._values = dict[str, ort.OrtValue]()  # bound in all graphs that have them
         self.graphs = {
-            name: BoundSession(session, in_place=loaded.on_cpu)
+            name: BoundSession(session)
             for name, session in loaded.sessions.items()
-            if name not in (io.COPY, io.ASSISTANT)
+            if name != io.ASSISTANT
         }
         self.bind(loaded.slots)
         self.ropes = loaded.ropes.upto(length)
         self.bind(self.ropes.values())
-        # Keys and values that graphs for devices pass on -> their values of a token.
-        self._lent = {
-            value.name: value.shape[-1]
-            for session in loaded.sessions.values()
-            for value in session.get_inputs()
-            if value.name.startswith(io.LENT)
-        }
         self._outputs = outputs(self.graphs, loaded)
         self._output = next(iter(self._outputs.values()))
         self.shape = BoundShape()
@@ -80,7 +73,7 @@ class BoundGraphs:
         """Tell whether there is a graph, which is opened when it is first needed."""
         if name not in self.graphs and (sessions := self._loaded.later.find(name)):
             for one, session in sessions.items():
-                self.graphs[one] = BoundSession(session, in_place=self._loaded.on_cpu)
+                self.graphs[one] = BoundSession(session)
                 self.graphs[one].bind(self._values)
             last = io.HEAD if name == io.PREFILL else name
             self._outputs[last] = HeadOutput(last, self.graphs, self._loaded)
@@ -134,13 +127,8 @@ class BoundGraphs:
         for name in self._before_rows:
             self._run(name)
 
-    def finish(
-        self, slot_ids: npt.NDArray[np.integer[Any]], wanted: int, top: int = 0, *, skipped: int = 0
-    ) -> F32:
-        """Complete the step; return logits [B * wanted, V] of the last tokens of each sequence.
-
-        skipped: lines of logits that are neither checked nor returned, of the first sequences.
-        """
+    def finish(self, slot_ids: npt.NDArray[np.integer[Any]], wanted: int) -> F32:
+        """Complete the step; return logits [B * wanted, V] of the last tokens of each sequence."""
         if self._row_shares is None:
             self._slot_ids[...] = slot_ids
         else:
@@ -150,17 +138,17 @@ class BoundGraphs:
         count = max(wanted, 1) if self._output.has_layers else wanted
         places = range(self.shape.tokens - count, self.shape.tokens)
         with nullcontext() if self._stream is None else self._stream.step():
-            self._complete(places, top)
+            self._complete(places)
         if not wanted:
             return np.empty((0, self._vocab_size), np.float32)
         positions = [begin + n for begin in self._begins for n in places]
-        return self._output.logits(positions, skipped)
+        return self._output.logits(positions)
 
-    def _complete(self, places: range, top: int) -> None:
+    def _complete(self, places: range) -> None:
         for name in self._after_rows:
             self._run(name)
         if places:
-            self._output.bind(self._slot_ids, places, top)
+            self._output.bind(self.shape.sequences, places)
             with onnxruntime_errors(self._doing(self._output.name)):
                 self._output.run()
             self._states = self._output.states, self._begins[0] + places.start
@@ -179,8 +167,7 @@ class BoundGraphs:
         """Bind hidden states for such steps, an array for each graph's output."""
         names = [io.EMBED, *self._layers(shape.prefill)]
         # Allocate all before binding any, so that nothing has changed if memory runs out.
-        values = [self._value(shape, self._width, "the hidden states") for _ in names]
-        lent = {n: self._value(shape, width, "keys and values") for n, width in self._lent.items()}
+        values = [self._hidden(shape) for _ in names]
         self.shape = BoundShape()
         self._output = self._outputs.get(shape.output, self._output)
         self._output.forget()
@@ -189,16 +176,14 @@ class BoundGraphs:
             self.graphs[name].bind({io.NEW + io.HIDDEN: value})
             self.graphs[following].bind({io.HIDDEN: value})
         self.graphs[last].bind({io.EMBEDDED: values[0]})
-        self.bind(lent | {io.NEW + name: value for name, value in lent.items()})
         self._feed_step(shape)
         self._before_rows = [name for name in names if name in (io.EMBED, io.EARLY)]
         self._after_rows = names[len(self._before_rows) :]
         self.shape = shape
 
-    def _value(self, shape: BoundShape, width: int, what: str) -> ort.OrtValue:
-        what = f"{what} of {shape.sequences * shape.tokens:,} tokens"
-        size = (shape.sequences, shape.tokens, width)
-        return self._memory.empty(size, self._dtype, what).value()
+    def _hidden(self, shape: BoundShape) -> ort.OrtValue:
+        what = f"the hidden states of {shape.sequences * shape.tokens:,} tokens"
+        return from_numpy(empty((shape.sequences, shape.tokens, self._width), np.float32, what))
 
     def _layers(self, prefill: bool) -> list[str]:
         names = (io.PREFILL,) if prefill else (io.EARLY, io.LATE)

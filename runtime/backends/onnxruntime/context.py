@@ -1,6 +1,6 @@
-"""A generation on the CPU's or a device's graphs: its KV cache, and its steps.
+"""A generation on the CPU's graphs: its KV cache, and its steps.
 
-Keys and values lie in the memory of a provider, as graphs take them. Pages of this process's memory are
+Keys and values lie as graphs take them. Pages of memory are
 provided as they are written, so an array may be as long as the longest text. On the CPU, layers with a
 window drop older tokens: a step finds its tokens' windows in the first rows, in the order of their
 positions, and appends its own. Graphs are told only how many rows are filled; keys were rotated before.
@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 
 from stem_edge.graph import names as io
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.interface import MOST, Resumes
 from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
-from stem_edge.runtime.backends.onnxruntime.loaded import Loaded
-from stem_edge.runtime.backends.onnxruntime.memory import DeviceArray
+from stem_edge.runtime.backends.onnxruntime.loaded import Loaded, empty, from_numpy
+from stem_edge.runtime.backends.onnxruntime.providers.provider import ort
 from stem_edge.system.memory import free_pages, return_freed_memory
 
 
@@ -115,13 +114,13 @@ class KvArrays:
 
     def __init__(self, loaded: Loaded, size: int, length: int) -> None:
         config, self.length = loaded.config, length
-        self.arrays: list[DeviceArray] = []
+        self.arrays: list[npt.NDArray[Any]] = []
         self._names = list[list[str]]()
         # An assistant sees the window before the last token, which it drafts from.
         self._window = config.sliding_window + (io.ASSISTANT in loaded.sessions)
         for number in range(config.own_kv_layers):
             layer = config.layer(number)
-            rows = io.kv_capacity(layer.window, length) if loaded.windowed else length
+            rows = io.kv_capacity(layer.window, length)
             shape = (size, layer.n_kv_heads, rows, loaded.kv.width(layer))
             # Those that borrow it, too: kernels of quantized caches demand outputs of each.
             users = [n for n in range(config.n_layers) if config.layer(n).kv_layer == number]
@@ -129,42 +128,33 @@ class KvArrays:
                 outputs = [f"{io.NEW}{name}{user}" for user in users]
                 tokens = [io.updated_by(one, n) for one in outputs for n in range(MOST - 1)]
                 names = [f"{name}{number}", *outputs, *tokens]
-                self._add(loaded, shape, loaded.kv.dtype, names)
+                self._add(shape, loaded.kv.dtype, names)
         for number in config.conv_layers:
             names = [f"{io.CONV}{number}", f"{io.NEW}{io.CONV}{number}"]
-            self._add(loaded, (size, 1, length, config.dim), loaded.kv.of_conv, names)
+            self._add((size, 1, length, config.dim), loaded.kv.of_conv, names)
 
-    def _add(
-        self, loaded: Loaded, shape: tuple[int, ...], dtype: npt.DTypeLike, names: list[str]
-    ) -> None:
-        what = f"the KV cache of {self.length:,} tokens"
-        self.arrays.append(loaded.memory.empty(shape, np.dtype(dtype), what))
+    def _add(self, shape: tuple[int, ...], dtype: npt.DTypeLike, names: list[str]) -> None:
+        self.arrays.append(empty(shape, dtype, f"the KV cache of {self.length:,} tokens"))
         self._names.append(names)
 
     def values(self) -> dict[str, ort.OrtValue]:
         """Return inputs and outputs of the graphs for all sequences."""
         found = dict[str, ort.OrtValue]()
         for names, array in zip(self._names, self.arrays, strict=True):
-            found |= dict.fromkeys(names, array.value())
+            found |= dict.fromkeys(names, from_numpy(array))
         return found
 
     def part(self, first: int, count: int) -> dict[str, ort.OrtValue]:
-        """Return `values` for some sequences, in this process's memory."""
+        """Return `values` for some sequences."""
         found = dict[str, ort.OrtValue]()
         for names, array in zip(self._names, self.arrays, strict=True):
-            view = array.host[first : first + count]
-            found |= dict.fromkeys(names, ort.OrtValue.ortvalue_from_numpy(view))
+            found |= dict.fromkeys(names, from_numpy(array[first : first + count]))
         return found
-
-    def beginning(self, count: int) -> dict[str, ort.OrtValue]:
-        """Return `values` for the first `count` sequences, in any memory."""
-        pairs = zip(self._names, self.arrays, strict=True)
-        return {name: array.beginning(count) for names, array in pairs for name in names}
 
     def window(self, place: int = 0) -> KvWindow:
         """Return the window of a sequence without tokens."""
         short = [array for array in self.arrays if self._is_short(array)]
-        return KvWindow([array.host[place : place + 1] for array in short], self._window)
+        return KvWindow([array[place : place + 1] for array in short], self._window)
 
     def nbytes_of(self, tokens: int) -> int:
         """Return the bytes of keys and values of n tokens of each sequence."""
@@ -178,16 +168,17 @@ class KvArrays:
         """
         for array, found in zip(self.arrays, source.arrays, strict=True):
             rows = tokens - dropped if source._is_short(found) else tokens
-            array.host[place, :, :rows] = found.host[other, :, :rows]
+            array[place, :, :rows] = found[other, :, :rows]
 
     def free(self, place: int, tokens: int = 0) -> None:
         """Give the memory of a sequence after its first tokens back to the system."""
         for array in self.arrays:
-            for head in array.host[place]:
+            for head in array[place]:
                 free_pages(head[tokens:])
 
-    def _is_short(self, array: DeviceArray) -> bool:
-        return array.shape[2] < self.length
+    def _is_short(self, array: npt.NDArray[Any]) -> bool:
+        rows: int = array.shape[2]
+        return rows < self.length
 
 
 # A step of no more, as when guesses are verified, leaves too little behind to look for.
@@ -195,32 +186,22 @@ FEW_TOKENS = MOST
 
 
 class OrtContext:
-    """KV cache and hidden states of one generation.
-
-    After it is dropped, the next call to the backend frees its memory on a device.
-    """
+    """KV cache and hidden states of one generation."""
 
     def __init__(self, loaded: Loaded, length: int) -> None:
-        self._memory, self.length = loaded.memory, length
-        self._windowed = loaded.windowed
+        self.length = length
         half = loaded.kv.dtype == np.float16
         self._rounds_by_step = half or loaded.config.n_experts > 0
-        self._owned: list[object] = []
         self.kv = KvArrays(loaded, 1, length)  # first, so that lack of memory shows at once
-        self._owned.append(self.kv)
         self.window = self.kv.window()
         self._graphs = BoundGraphs(loaded, length)
-        self._owned.append(self._graphs)
         self._graphs.bind(self.kv.values())
         self._filled = 0  # tokens computed so far
 
-    def __del__(self) -> None:
-        self._memory.retire(self._owned)  # not freed here: this may be any thread
-
     @property
     def nbytes(self) -> int:
-        """Bytes that the KV cache takes so far; on a device, all of it from the beginning."""
-        return self.nbytes_of(self.length if self._memory.kind == "device" else self._filled)
+        """Bytes that the KV cache takes so far."""
+        return self.nbytes_of(self._filled)
 
     def nbytes_of(self, tokens: int) -> int:
         return self.kv.nbytes_of(tokens)
@@ -233,11 +214,7 @@ class OrtContext:
         """Go on by pairs, unless rounding follows from the tokens of a step or a window drops some.
 
         It does with experts, which compute their tokens together, and in attention over float16.
-
-        Nowhere on a device or with its graphs, where memory is taken at once.
         """
-        if not self._windowed:
-            return ""
         dropped = self.settled or tokens > self.window.capacity
         return "steps" if dropped or self._rounds_by_step else "pairs"
 
@@ -252,7 +229,7 @@ class OrtContext:
         """Return views [heads, tokens, width]."""
         if self.earliest or any(array.shape[2] < tokens for array in self.kv.arrays):
             return []
-        return [array.host[0, :, :tokens] for array in self.kv.arrays]
+        return [array[0, :, :tokens] for array in self.kv.arrays]
 
     def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
         for view, array in zip(self.kept(tokens), arrays, strict=True):
@@ -271,7 +248,6 @@ class OrtContext:
         apart: bool = False,
     ) -> None:
         count, total = len(token_ids), position + len(token_ids)
-        self._memory.collect()
         dropped = self.window.make_room(position, count)
         self._filled = max(self._filled, total)
         if max(count, self._graphs.shape.tokens) > FEW_TOKENS:
@@ -286,6 +262,5 @@ class OrtContext:
         """
         return self._graphs.state_before(position)
 
-    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int, top: int = 0) -> F32:
-        """Complete a step; only a device gives no more than the `top` largest logits."""
-        return self._graphs.finish(slot_ids[None], logits, top)
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
+        return self._graphs.finish(slot_ids[None], logits)

@@ -1,11 +1,12 @@
 """A loaded backbone: its graphs as sessions, and what contexts and batches share beside them.
 
-Cosines and sines of RoPE are shared, too. In this process's memory they are computed as far as a
-context has come, and the system provides their pages then; a device gets all of them at once.
+Cosines and sines of RoPE are shared, too. They are computed as far as a context has come, and the system
+provides their pages then.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, OutOfMemoryError
@@ -22,11 +22,11 @@ from stem_edge.graph import names as io
 from stem_edge.graph.kv import Cache
 from stem_edge.numerics.quantize import F32
 from stem_edge.numerics.rope import rope_tables
-from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+from stem_edge.runtime.backends.interface import LESS_MEMORY
+from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider, ort
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource, open_session
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
-from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
+from stem_edge.system.memory import give_back_freed_blocks, own_pages, return_freed_memory
 
 if TYPE_CHECKING:
     from stem_edge.runtime.backends.onnxruntime.prepared.streaming import WeightStream
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # By the names of the graphs.
 Graphs: TypeAlias = Mapping[str, Path | GraphSource]
 Sessions: TypeAlias = dict[str, ort.InferenceSession]
+from_numpy = ort.OrtValue.ortvalue_from_numpy
 CANNOT_READ = "onnxruntime cannot read these slots; make them with this loader's make_slots"
 ROPE_BLOCK = 1024  # positions that are computed at once
 PACKED_NBYTES = 16 << 20  # larger matrices are few
@@ -42,44 +43,36 @@ PACKED_NBYTES = 16 << 20  # larger matrices are few
 class RopeArrays:
     """Graph inputs with the rotations of positions up to `length`. Raises OutOfMemoryError."""
 
-    def __init__(
-        self, config: ModelConfig, memory: DeviceMemory, dtype: npt.DTypeLike, length: int
-    ) -> None:
+    def __init__(self, config: ModelConfig, length: int) -> None:
         self._config, self.length, self._filled = config, length, 0
-        on_device = memory.kind == "device"
-        shapes = padded_ropes(config, length if on_device else 0)
         self._arrays = {
-            name: memory.empty((length, table.shape[1]), dtype, "the RoPE tables")
-            for name, table in shapes.items()
+            name: empty((length, table.shape[1]), np.float32, "the RoPE tables")
+            for name, table in padded_ropes(config, 0).items()
         }
-        if on_device:
-            self._filled = length
-            for name, table in shapes.items():
-                self._arrays[name].write(table.astype(dtype))
 
     def values(self) -> Mapping[str, ort.OrtValue]:
         """Return the inputs, [length, head_width / 2] each."""
-        return {name: array.value() for name, array in self._arrays.items()}
+        return {name: from_numpy(array) for name, array in self._arrays.items()}
 
     def fill(self, positions: int) -> None:
         """Compute the rotations of the first positions, as far as that has not been done."""
         while self._filled < min(positions, self.length):
             start, stop = self._filled, min(self._filled + ROPE_BLOCK, self.length)
             for name, table in padded_ropes(self._config, stop, start).items():
-                self._arrays[name].host[start:stop] = table
+                self._arrays[name][start:stop] = table
             self._filled = stop
 
 
 class Ropes:
     """Rotations that all contexts of a backbone share."""
 
-    def __init__(self, config: ModelConfig, memory: DeviceMemory, dtype: npt.DTypeLike) -> None:
-        self._described, self._longest = (config, memory, dtype), list[RopeArrays]()
+    def __init__(self, config: ModelConfig) -> None:
+        self._config, self._longest = config, list[RopeArrays]()
 
     def upto(self, length: int) -> RopeArrays:
         """Return the rotations for a context; another one's if they suffice, else longer ones."""
         if not self._longest or self._longest[0].length < length:
-            self._longest[:] = [RopeArrays(*self._described, length)]
+            self._longest[:] = [RopeArrays(self._config, length)]
         return self._longest[0]
 
     def clear(self) -> None:
@@ -145,14 +138,8 @@ class Loaded:
 
     config: ModelConfig
     sessions: Sessions
-    slots: Mapping[
-        str, ort.OrtValue
-    ]  # of the row cache, by the inputs of the graphs; empty if dense
-    memory: DeviceMemory  # of the provider, for all but the weights
+    slots: Mapping[str, ort.OrtValue]  # row cache, by the names of graph inputs; empty if dense
     kv: Cache  # of keys and values
-    dtype: np.dtype[Any]  # of activations
-    on_cpu: bool  # whether the provider reads host memory in place
-    windowed: bool  # whether layers with a window keep only that: the graphs for the CPU do
     ropes: Ropes
     later: LaterSessions = field(default_factory=LaterSessions)
     stream: WeightStream | None = None  # of weights that exceed the memory
@@ -164,7 +151,6 @@ class Loaded:
         self.ropes.clear()
         self.later.clear()
         self.sessions.clear()
-        self.memory.collect()
         return_freed_memory()
 
 
@@ -183,14 +169,24 @@ def open_sessions(
     sessions = Sessions()
     try:
         for name, graph in graphs.items():
-            if name != io.ROWS:  # belongs to the slots, which run it
-                sessions[name] = open_session(
-                    graph, threads, providers, whole_steps=whole_steps, as_built=as_built
-                )
+            sessions[name] = open_session(
+                graph, threads, providers, whole_steps=whole_steps, as_built=as_built
+            )
     finally:
         give_back_freed_blocks()
         return_freed_memory()
     return sessions
+
+
+def empty(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
+    """Return zeros in memory that the system provides as it is written. Raises OutOfMemoryError."""
+    try:
+        return own_pages(shape, np.dtype(dtype).type)
+    except (MemoryError, OSError) as error:
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        raise OutOfMemoryError(
+            f"no memory left for {what}: needs {nbytes:,} bytes ({error}); {LESS_MEMORY}"
+        ) from error
 
 
 def slots_in_arrays(slots: Slots | None) -> dict[str, ort.OrtValue]:
@@ -199,4 +195,4 @@ def slots_in_arrays(slots: Slots | None) -> dict[str, ort.OrtValue]:
         return {}
     if not isinstance(slots, ArraySlots):
         raise BackendError(CANNOT_READ)
-    return {name: ort.OrtValue.ortvalue_from_numpy(rows) for name, rows in slots.inputs().items()}
+    return {name: from_numpy(rows) for name, rows in slots.inputs().items()}

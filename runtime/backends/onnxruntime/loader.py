@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.prefill_check import crowding
-from stem_edge.errors import BackendError, InputError
+from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
 from stem_edge.graph.formats import Assistant
 from stem_edge.runtime.backends.engine import EngineLoader
@@ -21,10 +21,9 @@ from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
 from stem_edge.runtime.backends.onnxruntime.prepared.looking import is_large, may_be_prepared
 from stem_edge.runtime.backends.onnxruntime.providers.graphs import cpu_graphs
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
 from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
-from stem_edge.runtime.backends.options import AUTO, LoadOptions
-from stem_edge.runtime.rows.prefetch import ANY_NUMBER
+from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.runtime.rows.slots import ArraySlots, Slots
 from stem_edge.system.memory import available_memory, memory_limit
 from stem_edge.tables.rows import RecordLayout
@@ -37,34 +36,17 @@ if TYPE_CHECKING:
 ROOMY = 2.0
 
 
-def loaders(bundle: Bundle, options: LoadOptions) -> Sequence[EngineLoader]:
-    """Return the loader for the CPU, or one for each variant of the graphs that a device may run.
+def loader(bundle: Bundle, options: LoadOptions) -> EngineLoader:
+    """Return the loader for the CPU, or for a provider, which the CPU stands in for with `device_memory`.
 
     Raises InputError, BackendError.
     """
-    providers = _chosen(options)
-    # With "auto", `device_memory` does not emulate a device when none is found.
-    asked = options.device_memory is not None and options.providers not in (AUTO, [AUTO], (AUTO,))
-    if providers[0].on_cpu and not asked:
-        return [OrtLoader(bundle, options)]
-    from stem_edge.runtime.backends.onnxruntime.device.loader import device_loaders
+    if options.provider == CPU.name and options.device_memory is None:
+        return OrtLoader(bundle, options)
+    from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader
+    from stem_edge.runtime.backends.onnxruntime.providers.find import find_provider
 
-    made = device_loaders(bundle, options, providers)
-    if not (fitting := [one for one in made if options.kv in ("auto", one.kv)]):
-        raise InputError(
-            f"kv is {options.kv!r}; keys and values on {providers[0].name} are "
-            f"{' or '.join({one.kv: '' for one in made})}, as the activations are: leave it out, or "
-            "run it on the CPU"
-        )
-    return fitting
-
-
-def _chosen(options: LoadOptions) -> Sequence[Provider]:
-    if options.providers is None and options.provider_libraries is None:
-        return (CPU,)
-    from stem_edge.runtime.backends.onnxruntime.providers.resolve import resolve  # few need it
-
-    return resolve(options.providers, options.provider_libraries)
+    return DeviceLoader(bundle, options, find_provider(options.provider))
 
 
 class OrtLoader:
@@ -72,7 +54,6 @@ class OrtLoader:
 
     name = "cpu"
     fills_while_opening = True
-    step_tokens = ANY_NUMBER
 
     def __init__(self, bundle: Bundle, options: LoadOptions) -> None:
         self._bundle, self._options = bundle, options

@@ -1,1 +1,1 @@
-"""Graphs for accelerators: those for decoding, in standard operators or with rows taken on the device."""
+"""Graphs for accelerators: the graphs that decode, in standard operators, over rows in device memory."""

@@ -1,113 +1,83 @@
-"""Layout of rows in the slots of a device, for the graph variants fp32 and fp16.
+"""Layout of rows in the slots of a device.
 
-Each STEM layer has a slab [slots, words] of codes and, for quantized rows, a slab of scales in the
-type of the activations. Slabs are written as int32 words, because every provider has kernels to
-scatter those, and read as bytes or floats. A row must have an even number of scales: a provider may
-pack 4-bit zero points in pairs across rows, and a word holds two float16. An odd number is made
-even by storing each scale twice, for half a group.
+Each STEM layer has a slab [slots, words] of codes and, for quantized rows, a slab of float32 scales. Slabs
+are written as int32 words, because every provider has kernels to scatter those, and read as bytes or floats.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from stem_edge.graph.names import row_codes, row_scales
-from stem_edge.numerics.quantize import I32, MIN_BLOCK, U8, zero_points
+from stem_edge.graph import names as io
+from stem_edge.graph.ir import Graph
+from stem_edge.numerics.quantize import I32, U8
 from stem_edge.tables.rows import RecordLayout
 
 WORD = 4  # bytes
-Activations = Literal["fp32", "fp16"]
 
 
 class Slab(NamedTuple):
     """Tensor with the codes or scales of one layer for all slots."""
 
-    layer: int  # of the model
-    scales: bool  # False: codes
+    name: str  # of the graph input that it is bound to
     words: int  # int32 words of a slot
     width: int  # values of a slot, in dtype
     dtype: np.dtype[np.generic]
 
-    @property
-    def name(self) -> str:
-        """Name of the graph input that it is bound to."""
-        return (row_scales if self.scales else row_codes)(self.layer)
-
 
 class DeviceRows:
-    """Rows of a table store on a device. Raises ValueError for a layout that `fits` rejects."""
+    """Rows of a table store on a device, for a layout without `row_obstacle`."""
 
-    def __init__(self, layout: RecordLayout, activations: Activations) -> None:
-        if not fits(layout):
-            raise ValueError(f"rows of {layout.parts} in groups of {layout.group_size}")
-        self.layout, self.activations = layout, activations
-        self.repeats = repeats(layout)
-        self.scales_dtype = np.dtype({"fp32": "<f4", "fp16": "<f2"}[activations])
+    def __init__(self, layout: RecordLayout) -> None:
+        self.layout = layout
         self.slabs = [slab for layer in layout.layers for slab in self._slabs(layer)]
+        self.words = sum(slab.words for slab in self.slabs)  # of a slot
+        self.slot_nbytes = self.words * WORD
 
     def _slabs(self, layer: int) -> list[Slab]:
-        layout = self.layout
-        slabs = [_slab(layer, False, layout.codes_width(), layout.codes_dtype)]
+        layout, scales = self.layout, self.layout.part_groups()
+        words, width = layout.codes_nbytes // WORD, layout.codes_width()
+        slabs = [Slab(io.row_codes(layer), words, width, layout.codes_dtype)]
         if layout.quantized:
-            slabs.append(_slab(layer, True, self.groups, self.scales_dtype))
+            slabs.append(Slab(io.row_scales(layer), scales, scales, np.dtype("<f4")))
         return slabs
-
-    @property
-    def groups(self) -> int:
-        """Number of scales of a row in a slot."""
-        return self.layout.part_groups() * self.repeats
-
-    @property
-    def group_size(self) -> int:
-        """Values that share a scale."""
-        return self.layout.group_size // self.repeats
-
-    @property
-    def words(self) -> int:
-        """int32 words of a slot over all slabs."""
-        return sum(slab.words for slab in self.slabs)
-
-    @property
-    def slot_nbytes(self) -> int:
-        """Bytes of a slot, including its zero points."""
-        points = zero_points(1, self.groups, self.layout.bits).size if self.layout.quantized else 0
-        return self.words * WORD + points
-
-    def zero_points(self, slots: int) -> U8:
-        """Return zero points uint8 [slots, bytes] of quantized rows, shared by all layers."""
-        return zero_points(slots, self.groups, self.layout.bits)
 
     def pack(self, records: U8) -> I32:
         """Convert records [n, record_nbytes] to words [n, words], slab after slab."""
-        packed = np.empty((len(records), self.words), "<i4")
-        start = 0
-        for slab in self.slabs:
-            index = self.layout.layers.index(slab.layer)
-            view = packed[:, start : start + slab.words].view(slab.dtype)
-            if slab.scales:
-                scales = self.layout.row_scales(records, index)
-                # A scale above float16 becomes inf and needs no check: its logits are refused.
-                with np.errstate(over="ignore"):
-                    view[:] = np.repeat(scales, self.repeats, axis=1)
-            else:
-                view[:] = self.layout.row_codes(records, index)
-            start += slab.words
+        packed, start = np.empty((len(records), self.words), "<i4"), 0
+        for index in range(len(self.layout.layers)):
+            parts = [self.layout.row_codes(records, index)]
+            if self.layout.quantized:
+                parts.append(self.layout.row_scales(records, index).astype("<f4"))
+            for part in parts:
+                stop = start + part.shape[1] * part.itemsize // WORD
+                packed[:, start:stop].view(part.dtype)[:] = part
+                start = stop
         return packed
 
 
-def fits(layout: RecordLayout) -> bool:
-    """Return whether rows are vectors of whole words, in groups that can be halved if necessary."""
-    if len(layout.parts) != 1 or len(layout.parts[0]) != 1 or layout.codes_nbytes % WORD:
-        return False
-    return not layout.quantized or layout.group_size // repeats(layout) >= MIN_BLOCK
+def row_obstacle(layout: RecordLayout) -> str:
+    """Return why rows cannot lie in slots of a device; empty if they can."""
+    if len(layout.parts) != 1 or len(layout.parts[0]) != 1:
+        return "experts run on the CPU only"
+    if layout.codes_nbytes % WORD:
+        return f"rows of {layout.codes_nbytes} bytes are not whole words of {WORD}"
+    return ""
 
 
-def repeats(layout: RecordLayout) -> int:
-    """Return how often a slot repeats each scale: 2 if a row has an odd number of them, else 1."""
-    return 1 + layout.part_groups() % 2 if layout.quantized else 1
-
-
-def _slab(layer: int, scales: bool, width: int, dtype: np.dtype[np.generic]) -> Slab:
-    return Slab(layer, scales, width * dtype.itemsize // WORD, width, dtype)
+def rows_graph(rows: DeviceRows) -> Graph:
+    """Build the graph that writes records [n, words] into slots [n, 1] of every slab."""
+    graph = Graph()
+    graph.input(io.RECORDS, np.int32, ["n", rows.words])
+    graph.input(io.SLOTS, np.int64, ["n", 1])
+    sizes = graph.sizes([slab.words for slab in rows.slabs])
+    parts = [f"{io.RECORDS}.{slab.name}" for slab in rows.slabs]
+    graph.node("Split", [io.RECORDS, sizes], parts, axis=1)
+    for slab, part in zip(rows.slabs, parts, strict=True):
+        shape: list[int | str] = ["slots", slab.words]
+        name = graph.input(slab.name, np.int32, shape)
+        new = graph.output(io.NEW + name, np.int32, shape)
+        graph.add("ScatterND", [name, io.SLOTS, part], new)
+    return graph

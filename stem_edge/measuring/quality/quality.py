@@ -116,7 +116,7 @@ def evaluate(
     memory: limit on memory, that of `against` included, like 600MB. Logits of some tokens and, for a
         checkpoint, the arrays of a window come on top. Default: half of the free RAM.
     threads, progress: as in stem_edge.load.
-    device: providers, provider_libraries, device_memory as in stem_edge.load, for the
+    device: provider, device_memory as in stem_edge.load, for the
         bundle; `against` runs on the CPU.
 
     Raises InputError for a text of fewer than two tokens, a window or stride out of range, another

@@ -27,7 +27,7 @@ from stem_edge.measuring.runs.results import Phase, Report, Round, SubjectResult
 from stem_edge.measuring.runs.subjects import load_options, make_subjects
 from stem_edge.measuring.runs.workers import Subject, WorkerAnswer, WorkerProcess
 from stem_edge.measuring.workload import Workload, make_workload
-from stem_edge.runtime.backends.engines import ENGINES, choose_engine, loaders
+from stem_edge.runtime.backends.engines import ENGINES, choose_engine, loader
 from stem_edge.runtime.backends.keywords import LoadKeywords
 from stem_edge.runtime.backends.options import LoadOptions
 from stem_edge.system.memory import usable_cpus
@@ -103,7 +103,7 @@ def _chosen(bundle: Bundle, given: LoadOptions, work: Workload, device: str | No
     cpus = given.threads or min(stated.cpus, usable_cpus())
     chosen = replace(chosen, threads=cpus, emulate_flash=given.emulate_flash or stated.flash)
     if given.memory is None and given.slots is None:
-        needs, lengths = loaders(bundle, engine, chosen)[0].needs, chosen.contexts(bundle)
+        needs, lengths = loader(bundle, engine, chosen).needs, chosen.contexts(bundle)
         _, mapped = plan_within(bundle.path, needs, stated.memory, lengths)
         chosen = replace(chosen, memory=stated.memory - mapped)
     return chosen
@@ -134,7 +134,7 @@ class _Runs:
         for subject in self.subjects:
             self._load_once(subject)
         for turn in range(rounds):
-            if self.options.providers is None:
+            if self.options.provider == "cpu":
                 bandwidth.append(measured(self.options.cpus))
             for subject in self.subjects:
                 what, result = f"round {turn + 1} of {rounds}: {subject.name}", found[subject.name]
@@ -210,7 +210,7 @@ class _Runs:
             kv_cache, row_cache = (
                 int(answer.counters.get(key, 0)) for key in ("kv_nbytes", "row_cache_nbytes")
             )
-            gpu = 0 if self.options.providers is None else nbytes_on_nvidia(worker.pid)
+            gpu = 0 if self.options.provider == "cpu" else nbytes_on_nvidia(worker.pid)
             memory = worker.sampler.phases[name]
             phases.append(Phase(name, answer.seconds, tokens, memory, kv_cache, row_cache, gpu))
             return answer

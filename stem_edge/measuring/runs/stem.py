@@ -30,9 +30,9 @@ class StemEdge(MeasuredEngine):
         if len(token_ids) == 1:
             ids = np.array(token_ids)
             self._engine.expect(ids)
-            return int(self._engine.step(self._context, ids, top=1)[0].argmax())
+            return int(self._engine.step(self._context, ids)[0].argmax())
         best = -1
-        for logits in self._engine.process(self._context, token_ids, top=1):
+        for logits in self._engine.process(self._context, token_ids):
             best = int(logits[0].argmax())
         return best
 
@@ -52,9 +52,5 @@ class StemEdge(MeasuredEngine):
         }
 
     def about(self) -> dict[str, str]:
-        device, providers = self._model.plan.device, self._options.get("providers")
-        if device is None and providers is None:
-            return {}
-        from stem_edge.runtime.backends.onnxruntime.providers.about import about_accelerator
-
-        return about_accelerator(providers, self._options.get("provider_libraries"))
+        device = self._model.plan.device
+        return {} if device is None else {"provider": device.provider}

@@ -88,14 +88,11 @@ def _subject(name: str, bundle: Bundle, options: LoadOptions) -> Subject:
 def load_options(options: LoadOptions) -> dict[str, Any]:
     """Return the options of load that differ from its defaults, as JSON can hold them."""
     defaults = LoadOptions()
-    found = {
+    return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(options).items()
         if name not in APART and value != getattr(defaults, name)
     }
-    if libraries := options.provider_libraries:
-        found["provider_libraries"] = {name: str(path) for name, path in libraries.items()}
-    return found
 
 
 def _llama(words: str, path: Path, modes: list[str]) -> Subject:

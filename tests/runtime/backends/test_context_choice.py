@@ -116,7 +116,7 @@ def test_few_slots_do_not_shorten_it() -> None:
 )
 def test_on_a_device_its_memory_decides(limit: int | None, expected: int) -> None:
     part = Part(weights=10 * MEGA, kv_cache=0, fixed=0, chunk_token=1000, logits=1000, slot=100)
-    device = DeviceNeeds(part, limit, asked=True, shared=False)
+    device = DeviceNeeds(part, limit, shared=False)
     assert chosen(2000 * MEGA, device=device).context_length == expected
 
 

@@ -20,8 +20,7 @@ from stem_edge.runtime.backends.memory_plan import (
     Needs,
 )
 from stem_edge.runtime.backends.onnxruntime.device.needs import DEVICE_FIXED_NBYTES as FIXED_NBYTES
-from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs, portable_needs
-from stem_edge.runtime.backends.onnxruntime.needs import cpu_needs
+from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs
 from stem_edge.runtime.backends.planner import DEFAULT_CACHE_NBYTES, SMALLEST_CHUNK, plan_memory
 
 RECORDS = BUNDLE.manifest.model.records
@@ -29,7 +28,7 @@ GREAT = 1 << 40
 
 
 def needs(bundle: Bundle = BUNDLE, **changes: Any) -> Needs:
-    usual: dict[str, Any] = {"limit": None, "asked": False, "shared": False, "variant": "fp16"}
+    usual: dict[str, Any] = {"limit": None, "shared": False}
     return device_needs(footprint_of(bundle.manifest), CONTEXT, "webgpu", **usual | changes)
 
 
@@ -49,7 +48,7 @@ def smallest() -> int:
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            planned(limit=middle, asked=True)
+            planned(limit=middle)
             high = middle
         except MemoryPlanError:
             low = middle
@@ -58,10 +57,10 @@ def smallest() -> int:
 
 def test_all_of_a_limit_that_was_asked_for_is_used() -> None:
     limit = smallest() + 10_000_000
-    plan, on = planned(limit=limit, asked=True)
+    plan, on = planned(limit=limit)
     assert limit - on.row_cache // on.slots < on.total <= limit
     assert (plan.slots, plan.chunk_tokens) == (on.slots, on.chunk_tokens)
-    assert (plan.provider, plan.variant) == ("webgpu", "fp16")
+    assert plan.provider == on.provider == "webgpu"
 
 
 def test_several_sequences_take_their_memory_on_the_device() -> None:
@@ -70,48 +69,32 @@ def test_several_sequences_take_their_memory_on_the_device() -> None:
     one = planned()[1]
     assert plan.device.kv_cache == plan.kv_nbytes == 8 * one.kv_cache
     assert (plan.kv_cache, plan.device.sequences) == (0, 8)
-    assert dict(plan.device.parts())[f"fp16 KV cache of 8 x {CONTEXT} tokens"] == 8 * one.kv_cache
+    assert dict(plan.device.parts())[f"fp32 KV cache of 8 x {CONTEXT} tokens"] == 8 * one.kv_cache
 
 
 def test_less_than_the_least_is_refused_with_parts() -> None:
     least = smallest()
-    _, on = planned(limit=least, asked=True)
+    _, on = planned(limit=least)
     assert on.chunk_tokens == SMALLEST_CHUNK
     with pytest.raises(MemoryPlanError, match=r"webgpu.*weights.*KV cache.*row cache"):
-        planned(limit=least - 1, asked=True)
+        planned(limit=least - 1)
 
 
 def test_without_a_limit_the_row_cache_has_the_usual_size() -> None:
     big = make_bundle(vocab_size=2_000_000)
-    for limit in (None, GREAT):
-        _, on = planned(bundle=big, limit=limit)
-        assert 0.99 * DEFAULT_CACHE_NBYTES < on.row_cache <= DEFAULT_CACHE_NBYTES
-    _, on = planned(bundle=big, limit=GREAT, asked=True)
+    _, on = planned(bundle=big)
+    assert 0.99 * DEFAULT_CACHE_NBYTES < on.row_cache <= DEFAULT_CACHE_NBYTES
+    _, on = planned(bundle=big, limit=GREAT)
     assert on.slots == 2_000_000
 
 
-def test_what_a_device_has_free_bounds_the_usual_size() -> None:
-    least = smallest()
-    _, on = planned(limit=least + 1_000_000)
-    assert on.total <= least + 1_000_000
-
-
-def test_slots_count_rows_as_stored_on_the_device() -> None:
-    assert BUNDLE.manifest.tables is not None
-    for variant, width in (("fp32", 4), ("fp16", 2)):
-        _, on = planned(variant=variant, slots=100)
-        rows = DeviceRows(BUNDLE.manifest.tables, "fp32" if width == 4 else "fp16")
-        assert on.row_cache == 100 * rows.slot_nbytes
-        model = BUNDLE.manifest.model
-        kv = 2 * model.n_layers * model.n_kv_heads * model.head_dim * width * CONTEXT
-        assert on.kv_cache == kv
-
-
-def test_weights_are_those_of_the_file_in_both_variants() -> None:
-    least = footprint_of(BUNDLE.manifest).backbone_nbytes
-    assert [planned(variant=name)[1].weights - least for name in ("fp32", "fp16")] == [
-        FIXED_NBYTES
-    ] * 2
+def test_the_device_holds_weights_rows_keys_and_values() -> None:
+    _, on = planned(slots=100)
+    model, tables = BUNDLE.manifest.model, BUNDLE.manifest.tables
+    assert tables is not None
+    assert on.row_cache == 100 * DeviceRows(tables).slot_nbytes
+    assert on.kv_cache == 2 * model.n_layers * model.n_kv_heads * model.head_dim * 4 * CONTEXT
+    assert on.weights == footprint_of(BUNDLE.manifest).backbone_nbytes + FIXED_NBYTES
 
 
 @pytest.mark.parametrize("slots", (0, RECORDS + 1))
@@ -140,20 +123,6 @@ def test_a_device_without_memory_of_its_own_counts_here() -> None:
     assert "memory of the device" in dict(shared.parts())
 
 
-def test_the_portable_variant_is_planned_as_on_the_cpu() -> None:
-    footprint = footprint_of(BUNDLE.manifest)
-    usual, plan = (
-        plan_memory("model", needs, Ask("60MB"), 0, GREAT)
-        for needs in (
-            cpu_needs(footprint, CONTEXT, 1, prepared=False, prefill=False),
-            portable_needs(footprint, CONTEXT, "webgpu"),
-        )
-    )
-    assert plan.device is None
-    assert (plan.provider, plan.variant) == ("webgpu", "portable")
-    assert plan.slots <= usual.slots
-
-
 def test_a_dense_model_has_no_slots() -> None:
     model = msgspec.structs.replace(BUNDLE.manifest.model, stem_layers=())
     dense = make_bundle(model=model, stored=None)
@@ -163,19 +132,18 @@ def test_a_dense_model_has_no_slots() -> None:
 
 
 @pytest.mark.parametrize("shared", (False, True))
-@pytest.mark.parametrize("asked", (False, True))
-@pytest.mark.parametrize("memory", range(300_000_000, 300_002_000, 500))
-def test_no_plan_takes_more_than_it_may(memory: int, asked: bool, shared: bool) -> None:
+@pytest.mark.parametrize("limit", (None, GREAT))
+@pytest.mark.parametrize("memory", range(500_000_000, 500_002_000, 500))
+def test_no_plan_takes_more_than_it_may(memory: int, limit: int | None, shared: bool) -> None:
     big = make_bundle(vocab_size=2_000_000)
-    limit = GREAT if asked else None
-    plan, _ = planned(memory, bundle=big, asked=asked, limit=limit, shared=shared)
+    plan, _ = planned(memory, bundle=big, limit=limit, shared=shared)
     assert plan.total <= memory and plan.slots
 
 
 def test_slots_in_memory_of_the_host_are_as_many_as_fit_there() -> None:
-    big, memory = make_bundle(vocab_size=2_000_000), 300_000_000
+    big, memory = make_bundle(vocab_size=2_000_000), 600_000_000
     plan, on = planned(memory, bundle=big, shared=True)
     assert on.row_cache < DEFAULT_CACHE_NBYTES
     assert on.slots > 100 * on.chunk_tokens and plan.total > 0.99 * memory
-    _, given = planned(memory, bundle=big, shared=True, limit=GREAT, asked=True)
+    _, given = planned(memory, bundle=big, shared=True, limit=GREAT)
     assert on.slots == given.slots

@@ -43,13 +43,10 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["copies", "fixed", "plain"])
+@pytest.fixture(params=["copies", "plain"])
 def toy(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[Toy]:
     """A model whose batches copy what joins them, or not."""
-    kind, slots = request.param, 16
-    sequences = 9 if kind == "fixed" else 6  # of generate_many, and one for prompts
-    options: Any = {"copies": kind != "plain", "fixed": kind == "fixed", "sequences": sequences}
-    with toy_model(tiny_bundle, slots=slots, **options) as made:
+    with toy_model(tiny_bundle, slots=16, sequences=6, copies=request.param == "copies") as made:
         yield made
         check_given_back(*made)
 

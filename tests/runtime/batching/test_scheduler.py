@@ -33,13 +33,10 @@ NEW: dict[str, Any] = {"max_new_tokens": 9}
 Toy = tuple[Model, Any]
 
 
-@pytest.fixture(params=["copies", "fixed", "plain"])
+@pytest.fixture(params=["copies", "plain"])
 def toy(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[Toy]:
     """A model whose batches copy what joins them, or not; few slots, so prompts have several chunks."""
-    kind = request.param
-    sequences = 9 if kind == "fixed" else 6  # of generate_many, and one for prompts
-    options: Any = {"copies": kind != "plain", "fixed": kind == "fixed", "sequences": sequences}
-    with toy_model(tiny_bundle, slots=sequences, **options) as made:
+    with toy_model(tiny_bundle, slots=6, sequences=6, copies=request.param == "copies") as made:
         yield made
         check_given_back(*made)
 

@@ -47,7 +47,7 @@ class Steps:
         )
         self.count = len(first) if positions is None else len(token_ids)
 
-    def finish(self, slot_ids: Any, logits: int = 0, top: int = 0) -> F32:
+    def finish(self, slot_ids: Any, logits: int = 0) -> F32:
         if np.isnan(self.off_by) and self.count > 1:
             raise NotFiniteError("as placeholder rows may give")
         off = self.off_by if self.count > 1 else 0.0

@@ -20,11 +20,9 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 
 def test_only_declared_options_are_given_to_load() -> None:
-    given = loading_options(
-        parsed("--memory", "1GB", "--sequences", "3", "--provider-library", "mine=/x.so")
-    )
+    given = loading_options(parsed("--memory", "1GB", "--sequences", "3", "--provider", "webgpu"))
     assert (given["memory"], given["sequences"]) == ("1GB", 3)
-    assert given["provider_libraries"] == {"mine": "/x.so"}
+    assert given["provider"] == "webgpu"
     assert "progress" not in given
 
 

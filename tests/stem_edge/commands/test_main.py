@@ -48,7 +48,7 @@ def test_generate_json(capsys: Capture) -> None:
     "arguments",
     [
         [str(DEMO), "-n", "4", "The capital of Peru is"],
-        ["--providers", "cpu", str(DEMO), "-p", "The capital of Peru is", "-n", "4"],
+        ["--provider", "cpu", str(DEMO), "-p", "The capital of Peru is", "-n", "4"],
         [str(DEMO), "-f", "prompt.txt", "-n", "4", "--quiet"],
     ],
 )

@@ -25,9 +25,8 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.export.backbone import weight_file
 from stem_edge.export.backbone.whole import whole
-from stem_edge.graph import names as io
 from stem_edge.graph.decode import PREFILL_DATA, decoding, prompts
-from stem_edge.graph.device import variants
+from stem_edge.graph.device import standard
 from stem_edge.graph.encoder import encode
 from stem_edge.graph.formats import BACKBONE_DATA, BackboneFormat
 from stem_edge.graph.ir import Attribute, ElementType, Graph, GraphError, Tensor, inline
@@ -43,9 +42,7 @@ def demo_graphs() -> dict[str, Graph]:
     manifest = (bundle := open_bundle(DEMO)).manifest
     described = manifest.model, manifest.tables, format_of(bundle)
     made = decoding(*described).graphs | prompts(*described).graphs
-    for variant in io.VARIANTS:
-        found = variants.graphs(variant, *described)
-        made |= {f"{variant} {name}": graph for name, graph in found.items()}
+    made |= {f"standard {n}": graph for n, graph in standard.graphs(*described).items()}
     return made | {"whole": whole(*described)}
 
 

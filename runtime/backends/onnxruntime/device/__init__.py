@@ -1,1 +1,1 @@
-"""Graphs on an execution provider: their loaders, slots, contexts and batches."""
+"""The standard graphs on an accelerator: their loader, slots, contexts and memory."""

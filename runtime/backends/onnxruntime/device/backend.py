@@ -1,14 +1,14 @@
-"""The backbone on an execution provider's device.
+"""The backbone on an execution provider's device: weights, slots, hidden states, keys and values lie there.
 
-Everything lies in the device's memory; a step brings only the largest logits to the host. A batch takes
-the arrays of all its places at once. A step binds the beginning of them, because a provider need not tell
-where within its memory an array lies. For the same reason, a graph copies keys and values.
+A step brings ids, places, masks and rotations to the device, and the logits asked for to the host. Graphs
+see the first part of the KV cache, in steps of KV_STEP lines: some providers compile a graph again for each
+new shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,165 +17,204 @@ import onnxruntime as ort
 from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError
 from stem_edge.graph import names as io
-from stem_edge.graph.device.rows import Activations
-from stem_edge.graph.kv import CACHES
 from stem_edge.numerics.quantize import F32
-from stem_edge.runtime.backends.interface import BackendBatch, BackendContext
-from stem_edge.runtime.backends.onnxruntime.bound_graphs import BoundGraphs
-from stem_edge.runtime.backends.onnxruntime.context import KvArrays, OrtContext
+from stem_edge.runtime.backends.interface import BackendBatch, BackendContext, Resumes, check_logits
+from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
-from stem_edge.runtime.backends.onnxruntime.loaded import CANNOT_READ, Loaded, Ropes, open_sessions
-from stem_edge.runtime.backends.onnxruntime.memory import DeviceArray, DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.providers.provider import Provider
+from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
-    GraphSource,
     onnxruntime_errors,
 )
 from stem_edge.runtime.backends.plain_batch import PlainBatch
-from stem_edge.runtime.rows.slots import Slots
+from stem_edge.system.memory import return_freed_memory
 
-WORD = 4  # bytes
-
-
-class DeviceBatch(BackendBatch):
-    """Places for `size` sequences of up to `length` tokens. Raises OutOfMemoryError."""
-
-    copies = True
-
-    def __init__(self, loaded: Loaded, size: int, length: int) -> None:
-        self._memory, self._size = loaded.memory, size
-        self._owned: list[object] = []
-        self._memory.collect()
-        self._kv = KvArrays(loaded, size, length)
-        self._owned.append(self._kv)
-        self._graphs = BoundGraphs(loaded, length)
-        self._owned.append(self._graphs)
-        self._session = BoundSession(loaded.sessions[io.COPY], in_place=loaded.on_cpu)
-        self._owned.append(self._session)
-        self.fixed_nbytes = self._kv.nbytes_of(length)
-        self._lines: list[int] = []  # of the arrays, that have the sequences in places 0, 1, ...
-        self._free: list[int] = []  # positions that the next tokens of these will take
-        self._bound = self._skipped = 0  # sequences with bound arrays; not in this step
-
-    def __del__(self) -> None:
-        self._memory.retire(self._owned)  # not freed here: this may be any thread
-
-    def join(self, context: BackendContext, tokens: int) -> None:
-        place, wanted = len(self._lines), self._kv.length
-        if not isinstance(context, OrtContext) or place == self._size or tokens > wanted:
-            raise ValueError(
-                f"{tokens} tokens of a {type(context).__name__} are to join {place} sequences; "
-                f"expected up to {wanted} of an OrtContext, and {self._size} sequences"
-            )
-        if tokens and context.length != wanted:
-            raise ValueError(f"the context has {context.length} tokens; expected {wanted}")
-        self._close_gaps()
-        if tokens:
-            self._copy(context.kv, 0, place)
-        self._lines.append(place)
-        self._free.append(tokens)
-
-    def leave(self, place: int) -> None:
-        """Remove a sequence. Nothing is copied before the next step or join, where it may fail."""
-        for numbers in (self._lines, self._free):
-            last = numbers.pop()
-            if place < len(numbers):
-                numbers[place] = last
-
-    def begin(
-        self, first: int, token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
-    ) -> None:
-        """Start a step as BackendBatch.begin does.
-
-        Sequences before the first, which only a step after an error leaves out, compute a token that
-        their next one replaces.
-        """
-        self._memory.collect()
-        self._close_gaps()
-        count, self._skipped = first + len(token_ids), first
-        if self._bound != count:
-            self._bound = 0  # so that the next step binds again if this fails
-            self._graphs.bind(self._kv.beginning(count))
-            self._bound = count
-        places = [min(position, self._kv.length - 1) for position in self._free[:first]]
-        places += positions.tolist()
-        self._free[first:count] = [position + 1 for position in positions.tolist()]
-        ids = np.concatenate([np.zeros(first, np.int64), token_ids])
-        self._graphs.begin(ids[:, None], places, [0] * count)
-
-    def finish(self, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
-        slots = np.concatenate([slot_ids[:1].repeat(self._skipped), slot_ids])
-        return self._graphs.finish(slots[:, None], 1, top, skipped=self._skipped)
-
-    def _close_gaps(self) -> None:
-        """Move sequences to the lines of their places, which others have left."""
-        for place, line in enumerate(self._lines):
-            if line != place:
-                self._copy(self._kv, line, place)
-                self._lines[place] = place
-
-    def _copy(self, source: KvArrays, line: int, place: int) -> None:
-        """Copy keys and values of a sequence, from a line of arrays to a place here."""
-        self._session.feed({io.FROM: np.array([line], np.int64), io.TO: np.array([[place]])})
-        for found, array in zip(source.arrays, self._kv.arrays, strict=True):
-            values = {io.LINES: _words(found), io.PLACES: _words(array)}
-            self._session.bind(values | {io.NEW + io.PLACES: values[io.PLACES]})
-            with onnxruntime_errors("while keys and values were copied"):
-                self._session.run()
-        self._session.unbind()
-
-
-def _words(array: DeviceArray) -> ort.OrtValue:
-    """View an array [places, ...] as words [places, n]."""
-    places = array.shape[0]
-    return array.value(np.int32, (places, array.nbytes // places // WORD))
+Arrays = Mapping[str, npt.NDArray[Any]]
+# The part of the KV cache that graphs see grows to a multiple of this, and at least doubles.
+KV_STEP = 256
 
 
 class DeviceBackend:
-    """Graphs of a variant, by their names. Raises BackendError, OutOfMemoryError.
-
-    memory: of the provider, for all but the weights.
-    """
+    """Sessions over the standard graphs, by their names."""
 
     def __init__(
         self,
         config: ModelConfig,
-        graphs: Mapping[str, Path | GraphSource],
-        slots: Slots | None,
-        threads: int,
-        providers: Sequence[Provider],
+        sessions: dict[str, ort.InferenceSession],
+        slots: DeviceSlots | None,
         memory: DeviceMemory,
-        variant: Activations,
     ) -> None:
-        if slots is not None and not isinstance(slots, DeviceSlots):
-            raise BackendError(CANNOT_READ)
-        dtype = np.dtype(np.float16 if variant == "fp16" else np.float32)
-        self._slots = slots
-        self.batches = True  # whether sequences decode together
-        self.loaded = Loaded(
-            config,
-            slots={} if slots is None else slots.inputs(),
-            sessions=open_sessions(graphs, threads, providers),
-            memory=memory,
-            kv=CACHES[variant],
-            dtype=dtype,
-            on_cpu=all(provider.on_cpu for provider in providers),
-            windowed=False,
-            ropes=Ropes(config, memory, dtype),
-        )
+        self.config, self.sessions, self.slots, self.memory = config, sessions, slots, memory
 
     def open_context(self, length: int) -> BackendContext:
-        """Return an empty context, as OrtBackend does."""
-        self.loaded.memory.collect()
-        return OrtContext(self.loaded, length)
+        """Return an empty context, whose memory is taken at once. Raises OutOfMemoryError."""
+        self.memory.collect()
+        return DeviceContext(self, length)
 
     def open_batch(self, size: int, length: int) -> BackendBatch:
-        """Return an empty batch; on devices that fail a trial, it takes one sequence at a time."""
-        return DeviceBatch(self.loaded, size, length) if self.batches else PlainBatch()
+        """Return an empty batch, which computes one sequence at a time."""
+        return PlainBatch()
 
     def close(self) -> None:
         """Release the sessions and the slots."""
-        if self._slots is not None:
-            self._slots.close()
-        self.loaded.close()
+        if self.slots is not None:
+            self.slots.close()
+        self.sessions.clear()
+        self.memory.collect()
+        return_freed_memory()
+
+
+class DeviceContext:
+    """KV cache and hidden states of one generation.
+
+    After it is dropped, the next call to the backend frees its memory.
+    """
+
+    earliest = settled = 0
+
+    def __init__(self, backend: DeviceBackend, length: int) -> None:
+        self.length, self._config, self._memory = length, backend.config, backend.memory
+        self._kv: dict[str, DeviceArray] = {}
+        self._graphs: dict[str, BoundSession] = {}
+        for number, layer in enumerate(self._config.layers[: self._config.own_kv_layers]):
+            shape = (length, layer.n_kv_heads * io.head_width(layer))
+            for name in (f"{io.KEYS}{number}", f"{io.VALUES}{number}"):
+                what = f"the KV cache of {length:,} tokens"
+                self._kv[name] = self._memory.zeros(shape, np.float32, what)
+        self._graphs |= {name: BoundSession(one) for name, one in backend.sessions.items()}
+        if backend.slots is not None:
+            self._bind(backend.slots.inputs())
+        self._capacity = self._tokens = 0  # lines of the KV cache, tokens of a step, that are bound
+        self._position = 0
+        self._unsure = False  # whether the last step failed, and may have left NaN in the KV cache
+
+    def __del__(self) -> None:
+        self._memory.retire([self._kv, self._graphs])  # not freed here: this may be any thread
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self._kv.values())
+
+    def nbytes_of(self, tokens: int) -> int:
+        return self.nbytes
+
+    def resumes(self, tokens: int) -> Resumes:
+        return ""  # the shapes of a step follow from those before
+
+    def rest(self) -> None:
+        """Do nothing: hidden states of the next step take the place of those of the last."""
+
+    def kept(self, tokens: int) -> list[npt.NDArray[Any]]:
+        return []
+
+    def restore(self, arrays: Iterable[npt.NDArray[Any]], tokens: int) -> None:
+        raise BackendError("a device takes no keys and values of earlier calls")
+
+    def together(self, position: int) -> int:
+        return self.length - position
+
+    def begin(
+        self,
+        token_ids: npt.NDArray[np.int64],
+        position: int,
+        *,
+        prefill: bool = False,
+        apart: bool = False,
+    ) -> None:
+        count = len(token_ids)
+        self._memory.collect()
+        if self._unsure:
+            self._clear(position)
+        self._unsure, self._position = True, position
+        self._fit(position + count, count)
+        places = np.arange(position, position + count)
+        given = {io.TOKEN_IDS: token_ids[None].astype(np.int64), io.PLACES: places[:, None]}
+        given |= self._seen(position, count)
+        for name in (io.EMBED, io.EARLY, io.LATE):
+            if name in self._graphs:
+                self._graphs[name].feed(given)
+        self._run(io.EMBED)
+        self._run(io.EARLY)
+
+    def finish(self, slot_ids: npt.NDArray[np.int32], logits: int) -> F32:
+        slots = slot_ids[None].astype(np.int64)
+        if io.LATE in self._graphs:
+            self._graphs[io.LATE].feed({io.SLOT_IDS: slots})
+        self._run(io.LATE)
+        found = np.empty((1, logits, self._config.vocab_size), np.float32)
+        first = len(slot_ids) - logits
+        if logits:
+            wanted = np.arange(first, len(slot_ids))
+            if io.REST in self._graphs:
+                self._rest(slots[:, first:], wanted)
+                wanted = np.arange(logits)  # all, because `rest` computes no others
+            self._graphs[io.HEAD].feed({io.WANTED: wanted, io.LOGITS: found})
+            self._run(io.HEAD)
+            check_logits(found[0], self._position + first)
+        self._unsure = False
+        result: F32 = found[0]
+        return result
+
+    def _rest(self, slots: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> None:
+        """Compute the layers that borrow keys and values, for the wanted tokens of the step."""
+        hidden = self._hidden(len(wanted))
+        given = self._seen(self._position + int(wanted[0]), len(wanted))
+        self._graphs[io.REST].feed({io.SLOT_IDS: slots, io.WANTED: wanted, **given})
+        self._graphs[io.REST].bind({io.NEW + io.HIDDEN: hidden})
+        self._graphs[io.HEAD].bind({io.HIDDEN: hidden})
+        self._run(io.REST)
+
+    def _run(self, name: str) -> None:
+        if name in self._graphs:
+            doing = f"for the backbone ({name}) at position {self._position}"
+            with onnxruntime_errors(doing):
+                self._graphs[name].run()
+
+    def _bind(self, values: Mapping[str, ort.OrtValue]) -> None:
+        for graph in self._graphs.values():
+            graph.bind(values)
+
+    def _clear(self, position: int) -> None:
+        """Clear lines of the KV cache, because a mask does not help against NaN: 0 * NaN is NaN."""
+        for array in self._kv.values():
+            lines = array.read()
+            lines[position:] = 0
+            array.write(lines)
+
+    def _fit(self, total: int, tokens: int) -> None:
+        """Bind as much of the KV cache, and hidden states of as many tokens, as a step needs."""
+        if total > self._capacity:
+            wanted = max(2 * self._capacity, -(-total // KV_STEP) * KV_STEP)
+            capacity, self._capacity = min(self.length, wanted), 0
+            for name, array in self._kv.items():
+                value = array.beginning(capacity)
+                self._bind({name: value, io.NEW + name: value})
+            self._capacity = capacity
+        if tokens != self._tokens:
+            self._tokens = 0  # so that the next step binds again if memory runs out here
+            self._bind_hidden(tokens)
+            self._tokens = tokens
+
+    def _bind_hidden(self, tokens: int) -> None:
+        order = (io.EMBED, io.EARLY, io.LATE, io.REST, io.HEAD)
+        names = [name for name in order if name in self._graphs]
+        computed = [name for name in names if name not in (io.REST, io.HEAD)]
+        values = [self._hidden(tokens) for _ in computed]
+        for name, value, following in zip(computed, values, names[1:], strict=False):
+            self._graphs[name].bind({io.NEW + io.HIDDEN: value})
+            self._graphs[following].bind({io.HIDDEN: value})
+        self._bind({io.EMBEDDED: values[0]})
+
+    def _hidden(self, tokens: int) -> ort.OrtValue:
+        shape = (1, tokens, self._config.hidden_width)
+        return self._memory.empty(shape, np.float32, f"hidden states of {tokens:,} tokens").value()
+
+    def _seen(self, position: int, count: int) -> Arrays:
+        """Return what follows from the positions of some tokens: RoPE, and a mask for each window."""
+        step, lines = np.arange(position, position + count), np.arange(self._capacity)
+        ago = step[:, None] - lines
+        found = dict[str, npt.NDArray[Any]](padded_ropes(self._config, position + count, position))
+        for window in {layer.window for layer in self._config.layers}:
+            hidden = (ago < 0) | (ago >= (window or self.length))
+            found[io.mask_name(window)] = np.where(hidden, np.float32(io.MASKED), np.float32(0))
+        return found

@@ -15,8 +15,7 @@ import onnxruntime as ort
 from stem_edge.graph import names as io
 from stem_edge.graph.device.rows import WORD, DeviceRows
 from stem_edge.numerics.quantize import I32, U8
-from stem_edge.runtime.backends.onnxruntime.device.places import pinned
-from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
     onnxruntime_errors,
@@ -37,20 +36,15 @@ class DeviceSlots:
         self, rows: DeviceRows, count: int, memory: DeviceMemory, session: ort.InferenceSession
     ) -> None:
         self.layout, self.rows, self.count = rows.layout, rows, count
-        self.uploads = 0  # batches
         self.uploaded_rows = 0  # records, each the rows of a token in all layers
         self.uploaded_nbytes = 0
         self._graph = BoundSession(session)
-        what = f"the row cache of {count:,} slots"
         self._inputs: dict[str, ort.OrtValue] = {}
         for slab in rows.slabs:
+            what = f"the row cache of {count:,} slots"
             array = memory.empty((count, slab.words), np.int32, what)
             self._graph.bind({slab.name: array.value(), io.NEW + slab.name: array.value()})
             self._inputs[slab.name] = array.value(slab.dtype, (count, slab.width))
-        if self.layout.quantized:
-            points = memory.put(rows.zero_points(count), what)
-            self._inputs[io.ROW_ZERO_POINTS] = points.value()
-        self._memory, self._pinned = memory, pinned(memory, (0, rows.words), np.int32)
 
     @property
     def slot_nbytes(self) -> int:
@@ -69,30 +63,16 @@ class DeviceSlots:
         Raises OutOfMemoryError, DeviceLostError, BackendError; these slots are then undefined, the
         others intact.
         """
-        size = piece_records(self.rows, self.count)
+        size = max(1, min(self.count, PIECE_NBYTES // (self.rows.words * WORD)))
         for start in range(0, len(slots), size):
             piece = records[start : start + size]
             words = piece if piece.dtype == np.int32 else self.rows.pack(piece.view(np.uint8))
             ids = slots[start : start + size].astype(np.int64)[:, None]
-            given = {io.RECORDS: self._pin(words.view(np.int32)), io.SLOTS: ids}
             with onnxruntime_errors("while uploading rows to the device"):
-                from_numpy = ort.OrtValue.ortvalue_from_numpy
-                self._graph.bind({name: from_numpy(array) for name, array in given.items()})
+                self._graph.feed({io.RECORDS: words, io.SLOTS: ids})
                 self._graph.run()
             self.uploaded_nbytes += words.nbytes + ids.nbytes
-        self.uploads += bool(len(slots))
         self.uploaded_rows += len(slots)
-
-    def _pin(self, words: I32) -> I32:
-        """Copy words to memory that the device reads by itself, if it has such."""
-        if self._pinned is None:
-            return words
-        if len(words) > len(self._pinned.array):
-            self._pinned = pinned(self._memory, words.shape, np.int32)
-            return self._pin(words)
-        held: I32 = self._pinned.array[: len(words)]
-        held[:] = words
-        return held
 
     def inputs(self) -> Mapping[str, ort.OrtValue]:
         """Return the slots by the names of the graphs' inputs for them."""
@@ -102,9 +82,3 @@ class DeviceSlots:
         """Release the memory; it is freed once no other graph is bound to it."""
         self._inputs.clear()
         self._graph.unbind()
-        self._pinned = None
-
-
-def piece_records(rows: DeviceRows, count: int) -> int:
-    """Return the records in a piece of an upload, at most as many as there are slots."""
-    return max(1, min(count, PIECE_NBYTES // (rows.words * WORD)))

@@ -5,13 +5,12 @@ Several packages overwrite each other's files of the module, so a clear error sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from stem_edge.errors import BackendError
 
-__all__ = ["CPU", "CPU_NAME", "Provider", "ort"]
+__all__ = ["CPU", "CPU_NAME", "CUDA", "Provider", "ort"]
 
 try:
     import onnxruntime as ort
@@ -29,15 +28,15 @@ if not hasattr(ort, "InferenceSession"):
 
 
 CPU_NAME = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 
 
 @dataclass(frozen=True)
 class Provider:
     """An available execution provider, with the arguments that sessions on it take."""
 
-    name: str  # short, for users
+    name: str  # onnxruntime's in lower case, without "ExecutionProvider"
     full: str  # onnxruntime's name
-    options: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[Any, ...] = ()  # OrtEpDevice; empty for built-in providers
 
     @property

@@ -65,14 +65,14 @@ def open_session(
     whole_steps: bool = False,
     as_built: bool = False,
 ) -> ort.InferenceSession:
-    """Load a graph. Without the CPU among the providers, every operator must run on one of them.
+    """Load a graph. Every operator must run on the provider.
 
     save_to: also write the graph there as packed for this processor, with its weights in a file of
     the same name and .data; loaded from there, they stay in the file.
     whole_steps: keep inputs of products exact that are multiples of a step, as models with ranges have.
     as_built: do not optimize a prepared graph: passes over thousands of nodes, which find only constants.
 
-    Raises BackendError, MissingOperatorsError, DeviceLostError, OutOfMemoryError.
+    Raises BackendError, DeviceLostError, OutOfMemoryError.
     """
     strict = not any(provider.on_cpu for provider in providers)
     settings = (STRICT if strict else {}) | (_saving(save_to) if save_to is not None else {})
@@ -82,26 +82,14 @@ def open_session(
         session = new_session(graph, threads, providers, settings, save_to=save_to, as_built=plain)
     except Exception as error:  # because onnxruntime's exceptions share no base class
         check_device(error, f"to load {graph}")
-        if strict and REFUSED in str(error):
-            from stem_edge.runtime.backends.onnxruntime.providers.missing import raise_missing
-
-            def again(settings: Mapping[str, str]) -> ort.InferenceSession:
-                session = new_session(graph, threads, providers, settings)
-                _check_started(graph, session, providers)
-                return session
-
-            raise_missing(graph, providers, again, error)
-        who, advice = "", "run stem-edge verify, or export again"
+        who, why, advice = "", reason(error), "run stem-edge verify, or export again"
         if isinstance(graph, Path):
             advice = "delete its folder, and the next load prepares it again"
-        if not providers[0].on_cpu:
-            who, advice = (
-                f" on {' and '.join(provider.name for provider in providers)}",
-                "choose another provider, or none for the CPU",
-            )
+        if strict:
+            who, advice = f" on {providers[0].name}", "leave out provider, to run it on the CPU"
+            why = "the provider lacks operators" if REFUSED in why else why
         raise BackendError(
-            f"{graph}: onnxruntime {ort.__version__} cannot load this graph{who} "
-            f"({reason(error)}); {advice}"
+            f"{graph}: onnxruntime {ort.__version__} cannot load this graph{who} ({why}); {advice}"
         ) from error
     _check_started(graph, session, providers)
     return session
@@ -119,8 +107,7 @@ def new_session(
     """Open a session over a file, a GraphSource, or the bytes of a graph without weight files.
 
     settings: further session configuration entries. Plug-ins are given by their devices, built-in
-    providers by their names; a session takes only one of the two kinds. Raises what onnxruntime
-    raises.
+    providers by their names. Raises what onnxruntime raises.
     """
     chosen = {EXACT_PRODUCTS: str(int(products_saturate()))} | dict(settings or {})
     if isinstance(graph, GraphSource):
@@ -138,11 +125,11 @@ def new_session(
         return ort.InferenceSession(
             source,
             options,
-            providers=[(provider.full, dict(provider.options)) for provider in providers],
+            providers=[provider.full for provider in providers],
             enable_fallback=False,  # avoids a message on stdout and a second attempt
         )
     for provider in plugged:
-        options.add_provider_for_devices(list(provider.devices), dict(provider.options))
+        options.add_provider_for_devices(list(provider.devices), {})
     # onnxruntime appends the CPU by itself.
     return ort.InferenceSession(source, options, enable_fallback=False)
 
@@ -189,12 +176,12 @@ def _saving(path: Path) -> dict[str, str]:
 def _check_started(
     graph: Path | GraphSource, session: ort.InferenceSession, providers: Sequence[Provider]
 ) -> None:
-    """Raise BackendError if a provider is missing: onnxruntime drops those that cannot start."""
-    missing = [p.name for p in providers if p.full not in session.get_providers()]
-    if missing:
+    """Raise BackendError if a provider is missing: onnxruntime drops one that cannot start, in silence."""
+    found = session.get_providers()
+    for missing in (provider.name for provider in providers if provider.full not in found):
         raise BackendError(
-            f"{graph}: onnxruntime {ort.__version__} did not start {', '.join(missing)} and gives "
-            f"no reason; it used {', '.join(session.get_providers())}"
+            f"{graph}: onnxruntime {ort.__version__} did not start {missing}, and gives no reason; it "
+            f"took {', '.join(found)} instead. Install what {missing} needs, or leave out provider"
         )
 
 
@@ -209,17 +196,13 @@ def onnxruntime_errors(doing: str) -> Iterator[None]:
 
 
 class BoundSession:
-    """Runs a graph over memory that is bound once.
+    """Runs a graph over memory that is bound once."""
 
-    in_place: the provider reads host memory in place. Others copy it when it is bound.
-    """
-
-    def __init__(self, session: ort.InferenceSession, *, in_place: bool = False) -> None:
-        self._session, self._binding, self._in_place = session, session.io_binding(), in_place
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session, self._binding = session, session.io_binding()
         self.inputs = {value.name for value in session.get_inputs()}
         self.outputs = {value.name for value in session.get_outputs()}
         self._bound: dict[str, ort.OrtValue] = {}  # keeps alive what the binding points to
-        self._fed: set[str] = set()  # inputs in host memory
 
     def bind(self, values: Mapping[str, ort.OrtValue]) -> None:
         """Bind the inputs and outputs among `values` that this graph has, in place of earlier ones.
@@ -236,20 +219,15 @@ class BoundSession:
         self._bound |= known
 
     def feed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Bind host arrays to inputs; each run reads their contents at that time."""
+        """Bind host arrays. The CPU reads an input's contents at each run, a device copies them now."""
         self.bind({n: ort.OrtValue.ortvalue_from_numpy(array) for n, array in arrays.items()})
-        self._fed |= arrays.keys() & self.inputs
 
     def unbind(self) -> None:
         """Release all memory; it must be bound again before a run."""
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._bound.clear()
-        self._fed.clear()
 
     def run(self) -> None:
         """Run the graph. Raises what onnxruntime raises."""
-        if not self._in_place:  # bind again, because the provider copied the old contents
-            for name in self._fed:
-                self._binding.bind_ortvalue_input(name, self._bound[name])
         self._session.run_with_iobinding(self._binding)

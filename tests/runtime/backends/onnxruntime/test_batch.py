@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from device_parts import on_device
 
 import stem_edge
-from stem_edge.errors import BackendError, OutOfMemoryError
+from stem_edge.errors import OutOfMemoryError
 from stem_edge.graph.kv import KvType
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime import Model
 from stem_edge.runtime.backends.interface import BackendBatch
+from stem_edge.runtime.backends.onnxruntime import loaded
 from stem_edge.runtime.backends.onnxruntime.backend import OrtBackend
 from stem_edge.runtime.backends.onnxruntime.batch import OrtBatch
-from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceBatch
-from stem_edge.runtime.backends.onnxruntime.device.loader import agreeing_batches
 from stem_edge.runtime.backends.plain_batch import PlainBatch
 from stem_edge.system.memory import own_memory
 
@@ -48,7 +44,12 @@ def step(
     return batch.finish(model.engine.rows.fetch(ids)).copy()
 
 
-def test_a_step_without_memory_changes_nothing(model: Model) -> None:
+def test_a_step_without_memory_changes_nothing(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
     backend = model.engine.backend
     assert isinstance(backend, OrtBackend)
     batch = backend.open_batch(3, LENGTH)
@@ -56,13 +57,13 @@ def test_a_step_without_memory_changes_nothing(model: Model) -> None:
         join(model, batch)
     expected = step(model, batch, 0, 3)
     alone = step(model, batch, 1, 1)
-    backend.loaded.memory.limit = backend.loaded.memory.nbytes
+    monkeypatch.setattr(loaded, "own_pages", full)
     with pytest.raises(OutOfMemoryError, match="for the hidden states of 2 tokens"):
         step(model, batch, 0, 2)
     with pytest.raises(OutOfMemoryError, match="for the KV cache of 64 tokens"):
         backend.open_batch(3, LENGTH)
     assert np.array_equal(step(model, batch, 1, 1), alone)
-    backend.loaded.memory.limit = None
+    monkeypatch.undo()
     assert np.array_equal(step(model, batch, 0, 3), expected)
 
 
@@ -74,7 +75,7 @@ def test_what_an_earlier_sequence_left_is_never_read(tiny_bundle: Path, kv: KvTy
             batch = model.engine.backend.open_batch(3, LENGTH)
             assert isinstance(batch, OrtBatch)
             for array in batch._kv.arrays:
-                array.host[...] = left
+                array[...] = left
             for prompt in (PROMPT, PROMPT[:1], PROMPT * 5):
                 join(model, batch, prompt)
             found.append(step(model, batch, 0, 3, [5, 1, 25]))
@@ -115,7 +116,7 @@ def test_a_sequence_that_leaves_gives_its_memory_back(model: Model) -> None:
     for _ in range(3):
         join(model, batch)
     for array in batch._kv.arrays:
-        array.host[1:, :, len(PROMPT) :] = 7
+        array[1:, :, len(PROMPT) :] = 7
     held, nbytes = own_memory(), sum(array.nbytes for array in batch._kv.arrays) // 3
     expected = step(model, batch, 0, 1)
     batch.leave(0)
@@ -134,69 +135,8 @@ def test_a_short_sequence_in_the_place_of_a_long_one_keeps_none_of_its_memory(mo
         join(model, batch)
     expected = step(model, batch, 0, 1)
     for array in batch._kv.arrays:
-        array.host[0, :, len(PROMPT) :] = 7
+        array[0, :, len(PROMPT) :] = 7
     held, nbytes = own_memory(), sum(array.nbytes for array in batch._kv.arrays) // 2
     batch.leave(0)
     assert held - own_memory() > nbytes * 0.9
     assert np.array_equal(step(model, batch, 0, 1), expected)
-
-
-@pytest.mark.parametrize("batches", [True, False])
-def test_devices_that_compute_batches_wrongly_take_one_sequence_at_a_time(batches: bool) -> None:
-    with on_device("fp32") as parts:
-        assert agreeing_batches(parts.backend, parts.slots)
-        parts.backend.batches = batches
-        batch = parts.backend.open_batch(3, LENGTH)
-        assert isinstance(batch, DeviceBatch if batches else PlainBatch)
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [(None, False), (BackendError("no"), False), (OutOfMemoryError("no"), None)],
-)
-def test_batches_are_tried(
-    monkeypatch: pytest.MonkeyPatch, error: Exception | None, expected: bool | None
-) -> None:
-    real = DeviceBatch.finish
-
-    def finish(batch: DeviceBatch, slot_ids: npt.NDArray[np.int32], top: int = 0) -> F32:
-        if error is not None:
-            raise error
-        return real(batch, slot_ids, top)[::-1]  # the logits of another sequence
-
-    monkeypatch.setattr(DeviceBatch, "finish", finish)
-    with on_device("fp32") as parts:
-        if expected is None:
-            with pytest.raises(OutOfMemoryError):
-                agreeing_batches(parts.backend, parts.slots)
-        else:
-            assert agreeing_batches(parts.backend, parts.slots) is expected
-
-
-def test_only_contexts_of_its_length_join_a_devices_batch() -> None:
-    with on_device("fp32") as parts:
-        batch = parts.backend.open_batch(2, LENGTH)
-        batch.join(parts.backend.open_context(1), 0)  # nothing to copy
-        short = parts.backend.open_context(LENGTH - 1)
-        with pytest.raises(ValueError, match="the context has 63 tokens; expected 64"):
-            batch.join(short, 5)
-        with pytest.raises(ValueError, match="PlainBatch"):
-            batch.join(PlainBatch(), 1)  # type: ignore[arg-type]
-
-
-def test_a_devices_batch_takes_its_memory_at_once_and_gives_it_back() -> None:
-    with on_device("fp32") as parts:
-        parts.backend.loaded.ropes.upto(LENGTH)  # which stay
-        before = parts.memory.nbytes
-        one = parts.backend.open_context(LENGTH).nbytes_of(LENGTH)
-        parts.memory.collect()
-        batch = parts.backend.open_batch(3, LENGTH)
-        taken = parts.memory.nbytes - before
-        assert taken == batch.fixed_nbytes == 3 * one
-        del batch
-        parts.memory.collect()
-        gc.collect()
-        assert parts.memory.nbytes == before
-        parts.memory.limit = before + taken - 1
-        with pytest.raises(OutOfMemoryError, match="for the KV cache of 64 tokens"):
-            parts.backend.open_batch(3, LENGTH)

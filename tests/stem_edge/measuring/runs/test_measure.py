@@ -211,7 +211,7 @@ def test_cases_are_options_of_load() -> None:
         (["--cases", "slots=many"], "slots is 'many'"),
         (["--cases", "threads=1"], "'threads' is no option"),
         (["--cases", "kv=telepathy"], "kv is 'telepathy'"),
-        (["--providers", "qnn"], "qnn is not available"),
+        (["--provider", "qnn"], "provider is 'qnn'"),
     ],
     ids=str,
 )

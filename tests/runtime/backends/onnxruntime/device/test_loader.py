@@ -1,36 +1,17 @@
-"""Loading on a device, emulated by the CPU: which graphs run, and what lies where."""
+"""Loading on a device, which the CPU stands in for: what runs, and what lies where."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import Mock
+from typing import Any
 
 import pytest
 from installed import DEMO
 
 import stem_edge
-from stem_edge.bundle.opening import Bundle, open_bundle
-from stem_edge.errors import (
-    BackendError,
-    InputError,
-    MemoryPlanError,
-    OutOfMemoryError,
-)
-from stem_edge.graph.names import Variant
-from stem_edge.runtime.backends.engine import NotRunnableError, first_that_runs
-from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.errors import BackendError, InputError, MemoryPlanError, OutOfMemoryError
 from stem_edge.runtime.backends.onnxruntime.device import loader as device_loader
-from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader, WrongStepsWarning
-from stem_edge.runtime.backends.onnxruntime.providers import resolve as providers
-from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.options import LoadOptions
-from stem_edge.runtime.rows.prefetch import ANY_NUMBER
-from stem_edge.system import nvidia as machine
 
 PROMPT = "The capital of France"
 NEW = 24
@@ -59,34 +40,6 @@ def test_few_slots_give_the_same_text(expected: str) -> None:
         assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
         stats = model.stats
         assert stats.uploaded_rows > 0 and stats.uploaded_bytes > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("context_length", (1, 5, 16, 17, 24, 33, 40, 63, 64, 65))
-def test_contexts_of_any_length_load(context_length: int) -> None:
-    """The checks while loading fit into any context, and accept a correct device."""
-    with stem_edge.load(DEMO, device_memory=SIZE, context_length=context_length) as model:
-        assert model.engine.chunk_tokens == model.plan.chunk_tokens
-        assert model.logits([5] * min(context_length, 3)).shape[0] == min(context_length, 3)
-
-
-@pytest.mark.parametrize("variant", ("fp16", "portable"))
-def test_other_variants_give_the_same_text(
-    variant: Variant, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_loader, "ON_CPU", (variant,))
-    with stem_edge.load(DEMO, device_memory=SIZE) as model:
-        assert model.plan.variant == variant
-        assert (model.plan.device is None) == (variant == "portable")
-        assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
-
-
-def test_auto_without_an_accelerator_is_the_cpu_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "_accelerators", lambda libraries: iter(()))
-    for wanted in ("auto", ["auto"]):
-        plan = stem_edge.memory_plan(DEMO, providers=wanted, device_memory=SIZE)
-        with stem_edge.load(DEMO, providers=wanted, device_memory=SIZE) as model:
-            assert plan.device is None and model.plan.device is None
 
 
 def test_figures_say_where_it_ran() -> None:
@@ -141,99 +94,22 @@ def test_a_model_without_such_graphs_says_so(monkeypatch: pytest.MonkeyPatch) ->
         assert model.plan.provider == "cpu"
 
 
-class TestFirstThatRuns:
-    bundle: Bundle = open_bundle(DEMO)
-
-    def loaders(self, *variants: Variant) -> list[DeviceLoader]:
-        made = [SimpleNamespace(variant=one, name=f"magic {one}") for one in variants]
-        return cast(list[DeviceLoader], made)
-
-    def test_the_first_is_taken_and_no_other_tried(self) -> None:
-        tried: list[str] = []
-
-        def load(loader: Any) -> str:
-            tried.append(loader.variant)
-            if loader.variant == "fp16":
-                raise NotRunnableError("no fp16 here")
-            return str(loader.variant)
-
-        loaders = self.loaders("fp16", "fp32", "portable")
-        assert first_that_runs(self.bundle, loaders, load) == "fp32"
-        assert tried == ["fp16", "fp32"]
-
-    def test_all_reasons_are_told(self) -> None:
-        def load(loader: Any) -> str:
-            raise NotRunnableError(f"cannot run Foo of {loader.variant}")
-
-        with pytest.raises(BackendError, match=r"magic.*Foo of fp16.*Foo of portable") as caught:
-            first_that_runs(self.bundle, self.loaders("fp16", "portable"), load)
-        assert "\n" not in str(caught.value)
-
-    @pytest.mark.parametrize("error", (OutOfMemoryError, MemoryPlanError, InputError))
-    def test_other_errors_are_no_reason_to_try_the_next(self, error: type[Exception]) -> None:
-        def load(loader: Any) -> str:
-            raise error(loader.variant)
-
-        with pytest.raises(error, match="fp16"):
-            first_that_runs(self.bundle, self.loaders("fp16", "fp32"), load)
-
-
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("options", "message"),
     [
-        (BackendError("the device does not know f16"), r"cpu fp32: .*does not know f16"),
-        (OutOfMemoryError("no memory left on cpu"), "no memory left on cpu"),  # no missing operator
+        ({"kv": "int8"}, "kv is 'int8'; keys and values on an accelerator are fp32"),
+        ({"prompt_cache": True}, "leave out provider and device_memory"),
     ],
 )
-def test_a_failing_trial_token_leaves_nothing_open(
-    error: BackendError, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_loader, "agreeing_tokens", Mock(side_effect=error))
-    with pytest.raises(type(error), match=said):
+def test_what_only_the_cpu_has_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        stem_edge.load(DEMO, device_memory=SIZE, **options)
+
+
+def test_a_failing_graph_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise BackendError("the device knows no ScatterND")
+
+    monkeypatch.setattr(device_loader, "open_sessions", fail)
+    with pytest.raises(BackendError, match="no ScatterND"):
         stem_edge.load(DEMO, device_memory=SIZE)  # checked by the fixture no_leaks
-
-
-@pytest.mark.parametrize(("variant", "runs"), (("fp16", False), ("fp32", True), ("portable", True)))
-def test_what_float16_cannot_hold_is_left_to_the_next_variant(
-    variant: Variant, runs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> int:
-        raise NotFiniteError("7 of 9 logits are not finite numbers")
-
-    monkeypatch.setattr(device_loader, "agreeing_tokens", fail)
-    closed: list[Variant] = []
-    closing: Any = SimpleNamespace(close=lambda: closed.append(variant), batches=False)
-    for name in ("DeviceBackend", "PortableBackend"):
-        monkeypatch.setattr(device_loader, name, lambda *_: closing)
-    loader = DeviceLoader(stem_edge.open_bundle(DEMO), LoadOptions(threads=1), [CPU], variant)
-    if runs:
-        assert loader.open(None) is closing and loader.step_tokens == ANY_NUMBER
-    else:
-        with pytest.raises(NotRunnableError, match="7 of 9 logits"):
-            loader.open(None)
-    assert closed == [variant] * (not runs)
-
-
-def test_prompts_go_in_pieces_where_many_tokens_are_wrong(
-    expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_loader, "agreeing_tokens", lambda *_: 16)
-    with pytest.warns(WrongStepsWarning, match="cpu computes many tokens in one step wrongly"):
-        model = stem_edge.load(DEMO, device_memory=SIZE)
-    with model:
-        assert model.engine.chunk_tokens == 16
-        assert model.generate_text(PROMPT, max_new_tokens=NEW) == expected
-
-
-@pytest.mark.parametrize(("said", "expected"), (("1024\n", 1 << 30), ("[N/A]\n", None), ("", None)))
-def test_free_memory_is_what_the_driver_says(
-    said: str, expected: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
-    assert machine.free_on_nvidia("0") == expected
-
-
-def test_free_memory_is_unknown_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert machine.free_on_nvidia("0") is None

@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
-from device_parts import prefetcher
-from installed import DEMO
+from device_parts import BUNDLE, on_device, rows_over
 
-from stem_edge.bundle.opening import open_bundle
+from stem_edge.bundle.manifest import TABLES
 from stem_edge.errors import BackendError, OutOfMemoryError
-from stem_edge.graph.device.rows import Activations, DeviceRows
-from stem_edge.graph.names import ROW_ZERO_POINTS, ROWS, row_codes, row_scales
 from stem_edge.numerics.quantize import U8
 from stem_edge.runtime.backends.onnxruntime.device import slots as device_slots
-from stem_edge.runtime.backends.onnxruntime.device.loader import variant_graphs
-from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots, piece_records
-from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
+from stem_edge.runtime.backends.onnxruntime.device.loader import DeviceLoader
+from stem_edge.runtime.backends.onnxruntime.device.slots import DeviceSlots
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU
-from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession, open_session
-from stem_edge.runtime.rows.cache import RowCache
+from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
+from stem_edge.runtime.backends.options import LoadOptions
+from stem_edge.runtime.rows.prefetch import Prefetcher
 from stem_edge.runtime.rows.store import open_store
 
-BUNDLE = open_bundle(DEMO)
-LAYOUT = BUNDLE.manifest.tables
-assert LAYOUT is not None
+COUNT = 40
 
 
-def make(
-    count: int, activations: Activations = "fp16", limit: int | None = None
-) -> tuple[DeviceSlots, DeviceMemory]:
-    assert LAYOUT is not None
-    memory = DeviceMemory(CPU, limit=limit)
-    session = open_session(variant_graphs(BUNDLE, activations)[ROWS], 1, [CPU])
-    return DeviceSlots(DeviceRows(LAYOUT, activations), count, memory, session), memory
+@pytest.fixture
+def slots() -> Iterator[DeviceSlots]:
+    with on_device(slots=COUNT) as parts:
+        assert parts.slots is not None
+        assert parts.backend.memory.nbytes == COUNT * parts.slots.slot_nbytes
+        yield parts.slots
+    assert parts.backend.memory.nbytes == 0
 
 
 def records(ids: list[int]) -> U8:
     assert BUNDLE.manifest.table_format is not None
-    store = open_store(BUNDLE.file("tables.zarr"), BUNDLE.manifest.table_format)
-    try:
+    with open_store(BUNDLE.file(TABLES), BUNDLE.manifest.table_format) as store:
         return store.read(np.asarray(ids, np.int64))
-    finally:
-        store.close()
 
 
 def held(slots: DeviceSlots, slot: int) -> np.ndarray:
@@ -50,47 +44,27 @@ def held(slots: DeviceSlots, slot: int) -> np.ndarray:
     return np.concatenate([value.numpy()[slot].view(np.int32) for value in values])
 
 
-@pytest.mark.parametrize("activations", ["fp32", "fp16"])
 @pytest.mark.parametrize("staged", [False, True])
-def test_records_go_into_their_slots_and_nowhere_else(
-    activations: Activations, staged: bool
-) -> None:
-    slots, _ = make(9, activations)
-    ids = [7, 3, 500, 1200, 1]
+def test_records_go_into_their_slots_and_nowhere_else(slots: DeviceSlots, staged: bool) -> None:
+    places, some = [8, 1, 4, 5, 7], records([7, 3, 500, 1200, 1])
     before = {slot: held(slots, slot) for slot in (0, 2, 3, 6)}
-    some = records(ids)
-    slots.write(np.array([8, 1, 4, 5, 7]), slots.stage(some) if staged else some)
+    slots.write(np.array(places), slots.stage(some) if staged else some)
     words = slots.rows.pack(some)
-    for place, expected in zip([8, 1, 4, 5, 7], words, strict=True):
-        assert np.array_equal(held(slots, place), expected)
-    assert all(np.array_equal(held(slots, slot), words) for slot, words in before.items())
+    assert all(np.array_equal(held(slots, at), words[n]) for n, at in enumerate(places))
+    assert all(np.array_equal(held(slots, slot), left) for slot, left in before.items())
     slots.write(np.array([4]), records([9]))
     assert np.array_equal(held(slots, 4), slots.rows.pack(records([9]))[0])
-    assert np.array_equal(held(slots, 5), words[3])
-
-
-def test_memory_is_what_the_slots_say() -> None:
-    for activations in ("fp32", "fp16"):
-        slots, memory = make(17, activations)
-        assert memory.nbytes == 17 * slots.slot_nbytes == 17 * slots.rows.slot_nbytes
-        slots.close()
-        assert memory.nbytes == 0
-
-
-def test_uploads_are_counted() -> None:
-    slots, _ = make(9)
-    slots.write(np.array([1, 2, 3]), records([5, 6, 7]))
-    slots.write(np.array([4]), slots.stage(records([8])))
     slots.write(np.array([], np.intp), records([5])[:0])
-    assert (slots.uploads, slots.uploaded_rows) == (2, 4)
-    assert slots.uploaded_nbytes == 4 * (4 * slots.rows.words + 8)  # and an int64 for the slot
+    assert slots.uploaded_rows == 6
+    assert slots.uploaded_nbytes == 6 * (4 * slots.rows.words + 8)  # and an int64 for the slot
 
 
-def test_large_batches_are_uploaded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    slots, _ = make(40)
-    monkeypatch.setattr(device_slots, "PIECE_NBYTES", 7 * 4 * slots.rows.words + 3)
-    assert piece_records(slots.rows, 40) == 7 and piece_records(slots.rows, 5) == 5
-    runs, real = [], BoundSession.run
+@pytest.mark.parametrize("pieces", [5, 30])
+def test_large_batches_are_uploaded_in_pieces(
+    slots: DeviceSlots, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_slots, "PIECE_NBYTES", 30 // pieces * 4 * slots.rows.words + 3)
+    runs, real = list[BoundSession](), BoundSession.run
 
     def run(graph: BoundSession) -> None:
         runs.append(graph)
@@ -99,67 +73,54 @@ def test_large_batches_are_uploaded_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(BoundSession, "run", run)
     some = records(list(range(100, 130)))
     slots.write(np.arange(5, 35)[::-1], some)
-    assert len(runs) == 5 and slots.uploads == 1 and slots.uploaded_rows == 30
+    assert len(runs) == pieces and slots.uploaded_rows == 30
     words = slots.rows.pack(some)
     assert all(np.array_equal(held(slots, 34 - i), words[i]) for i in range(30))
-    monkeypatch.setattr(device_slots, "PIECE_NBYTES", 10)  # so that each record is uploaded alone
-    slots.write(np.array([3, 0]), records([5, 6]))
-    assert np.array_equal(held(slots, 0), slots.rows.pack(records([6]))[0])
 
 
+@pytest.mark.parametrize("after", [False, True])
 def test_the_cache_believes_nothing_after_a_write_that_failed(
-    monkeypatch: pytest.MonkeyPatch,
+    slots: DeviceSlots, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slots, _ = make(6)
-    cache = RowCache(slots)
-    rows = prefetcher(BUNDLE, cache, overlap=True)
-    try:
-        first = np.array([10, 11, 12, 13], np.int64)
-        where = rows.fetch(first)
-        real = BoundSession.run
-        for after in (False, True):  # fail before the graph runs, and after
+    """The write fails before the graph runs, or after."""
+    rows, real = rows_over(BUNDLE, slots, overlap=True), BoundSession.run
+    assert isinstance(rows, Prefetcher)
 
-            def fail(graph: BoundSession, after: bool = after) -> None:
-                if after:
-                    real(graph)
-                raise OutOfMemoryError("no memory")
+    def fail(graph: BoundSession) -> None:
+        if after:
+            real(graph)
+        raise OutOfMemoryError("no memory")
 
-            following = np.array([12, 20, 21, 22, 23], np.int64)
-            rows.submit(following)
-            monkeypatch.setattr(BoundSession, "run", fail)
-            with pytest.raises(OutOfMemoryError):
-                rows.fetch(following)
-            monkeypatch.setattr(BoundSession, "run", real)
-            resident = np.setdiff1d(np.r_[first, following], cache.missing(np.r_[first, following]))
-            assert 12 in resident and not set(resident) & {20, 21, 22, 23}
-            for number in resident:
-                slot = int(cache.slots_of(np.array([number]))[0])
-                assert np.array_equal(held(slots, slot), slots.rows.pack(records([number]))[0])
-        found = rows.fetch(following)
-        assert found[0] == where[2]
-        for number, slot in zip(following, found, strict=True):
+    def check(numbers: list[int]) -> None:
+        for number, slot in zip(numbers, rows.cache.slots_of(np.array(numbers)), strict=True):
             assert np.array_equal(held(slots, int(slot)), slots.rows.pack(records([number]))[0])
+
+    try:
+        first, following = np.array([10, 11, 12, 13]), np.array([12, 20, 21, 22, 23])
+        rows.fetch(first)
+        rows.submit(following)
+        monkeypatch.setattr(BoundSession, "run", fail)
+        with pytest.raises(OutOfMemoryError):
+            rows.fetch(following)
+        monkeypatch.setattr(BoundSession, "run", real)
+        every = np.r_[first, following]
+        resident = np.setdiff1d(every, rows.cache.missing(every)).tolist()
+        assert 12 in resident and not {*resident} & {20, 21, 22, 23}
+        check(resident)
+        rows.fetch(following)
+        check(following.tolist())
     finally:
         rows.close()
 
 
 def test_slots_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(OutOfMemoryError, match="for the row cache of 1,000 slots"):
-        make(1000, limit=500_000)
+    loader = DeviceLoader(BUNDLE, LoadOptions(device_memory="20MB"), CPU)
+    loader.needs(16)
+    assert BUNDLE.manifest.tables is not None
+    with pytest.raises(OutOfMemoryError, match="for the row cache of 9,000 slots"):
+        loader.make_slots(BUNDLE.manifest.tables, 9000)
 
 
-def test_what_onnxruntime_refuses_is_an_error_of_ours() -> None:
-    slots, _ = make(4)
+def test_what_onnxruntime_refuses_is_an_error_of_ours(slots: DeviceSlots) -> None:
     with pytest.raises(BackendError, match="while uploading rows to the device"):
-        slots.write(np.array([4]), records([1]))  # there is no such slot
-
-
-def test_slots_are_bound_as_graphs_declare_them() -> None:
-    slots, _ = make(5, "fp16")
-    graphs = variant_graphs(BUNDLE, "fp16")
-    late = BoundSession(open_session(graphs["late"], 1, [CPU]))
-    found = {n: value.numpy() for n, value in slots.inputs().items() if n in late.inputs}
-    assert len(found) == 7
-    assert found[row_codes(3)].dtype == np.uint8 and found[row_codes(3)].shape == (5, 384)
-    assert found[row_scales(3)].dtype == np.float16 and found[row_scales(3)].shape == (5, 6)
-    assert found[ROW_ZERO_POINTS].shape == (5, 6)
+        slots.write(np.array([COUNT]), records([1]))  # there is no such slot

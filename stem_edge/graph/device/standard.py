@@ -1,4 +1,4 @@
-"""Portable variant: graphs in standard ONNX, for providers without onnxruntime's own operators.
+"""Graphs in standard ONNX operators, which every execution provider can have.
 
 A graph that decodes is rewritten node by node over the same weight file, whose codes are read as
 UINT4 or UINT8 [N, K]. Zero points that are not stored, or with padding, come from nodes that
@@ -8,9 +8,8 @@ onnxruntime computes once, while it loads. stem_edge.graph.names lists inputs an
 |---|---|
 | MatMulNBits | DequantizeLinear, Transpose, MatMul: some providers then keep the codes in memory |
 | FusedMatMul | Transpose, MatMul |
-| GatherBlockQuantized of the embedding | Gather of codes, scales and zero points, then arithmetic |
-| GatherBlockQuantized or Gather of rows | an input |
-| GroupQueryAttention | portable_attention |
+| GatherBlockQuantized | Gather of codes, scales and zero points, then arithmetic |
+| GroupQueryAttention | attention.py |
 | norms | their sums and products |
 | QuickGelu | Sigmoid, Mul |
 | FastGelu | Gelu |
@@ -25,29 +24,46 @@ import numpy as np
 
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
-from stem_edge.graph.device import adapting
-from stem_edge.graph.device.adapting import halves, joined
-from stem_edge.graph.device.portable_attention import attention
+from stem_edge.graph.attention import NOTHING
+from stem_edge.graph.decode import decoding
+from stem_edge.graph.device.attention import attention
+from stem_edge.graph.device.rows import DeviceRows, row_obstacle, rows_graph
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.graph.ir import ElementType, Graph, Node
 from stem_edge.graph.layer import plain_norm
 from stem_edge.tables.rows import RecordLayout
 
 CODES = {4: ElementType.UINT4, 8: ElementType.UINT8}
+LOW, SHIFT = np.array(15, np.uint8), np.array(4, np.uint8)
 
 
 def obstacle(config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat) -> str:
-    """Return why a model cannot have portable graphs; empty if it can."""
-    if layout is not None and len(layout.parts) != 1:
-        return "experts cannot run with ONNX's own operators"
+    """Return why only the CPU can run a model; empty if accelerators can, too."""
+    if config.row_window:
+        return "means of the rows of several tokens run on the CPU only"
+    if config.ngram_order:
+        return "rows of n-grams run on the CPU only"
+    if config.ranges:
+        return "matrices whose inputs round to the steps of a training run on the CPU only"
     if format.has("int2"):
         return "matrices of 2 bits run on the CPU only"
-    return adapting.obstacle_of_layers(config)
+    return row_obstacle(layout) if layout is not None else ""
 
 
-def lower(name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> Graph:
-    """Return the portable form of a graph that decodes; the model must have no `obstacle`."""
-    lowering = _Lowering(graph, config)
+def graphs(
+    config: ModelConfig, layout: RecordLayout | None, format: BackboneFormat
+) -> dict[str, Graph]:
+    """Build the graphs of a model without `obstacle` by name: those that decode, and `rows`."""
+    made = {
+        name: _lower(name, graph, config, layout)
+        for name, graph in decoding(config, layout, format).graphs.items()
+    }
+    return made | ({io.ROWS: rows_graph(DeviceRows(layout))} if layout is not None else {})
+
+
+def _lower(name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> Graph:
+    """Return the standard form of a graph that decodes."""
+    lowering = _Lowering(graph, config, layout)
     for node in graph.nodes:
         lowering.lower(node)
     _declare(name, graph, lowering.made, config, layout)
@@ -57,36 +73,40 @@ def lower(name: str, graph: Graph, config: ModelConfig, layout: RecordLayout | N
 def _declare(
     name: str, source: Graph, graph: Graph, config: ModelConfig, layout: RecordLayout | None
 ) -> None:
-    """Declare inputs and outputs; caches, masks, angles and rows differ from those of the source."""
+    """Declare inputs and outputs; caches, masks, angles and slots differ from those of the source."""
     kept = (io.TOKEN_IDS, io.HIDDEN, io.EMBEDDED, io.WANTED)
     graph.inputs = {n: source.inputs[n] for n in kept if n in source.inputs}
     results = (io.NEW + io.HIDDEN, io.LOGITS)
     graph.outputs = {n: source.outputs[n] for n in results if n in source.outputs}
-    # Columns of masks: the P earlier tokens, then those of the step, if they are not among these.
-    tokens, seen = ("n", "P") if name == io.REST else ("T", "P+T")
+    tokens = "n" if name == io.REST else "T"
     for number in io.layer_graphs(config).get(name, ()):
         layer = config.layer(number)
-        heads = [layer.n_kv_heads, width := io.head_width(layer)]
+        width = io.head_width(layer)
         for table in io.rope_names(config, layer):
             graph.input(table, np.float32, [tokens, width // 2])
-        graph.input(io.mask_name(layer.window), np.float32, [tokens, seen])
-        for cache in (io.KEYS, io.VALUES):
-            graph.input(f"{cache}{layer.kv_layer}", np.float32, [1, "P", *heads])
+        graph.input(io.mask_name(layer.window), np.float32, [tokens, "P"])
+        for cache in (f"{io.KEYS}{layer.kv_layer}", f"{io.VALUES}{layer.kv_layer}"):
+            shape: list[int | str] = ["P", layer.n_kv_heads * width]
+            graph.input(cache, np.float32, shape)
             if layer.kv_layer == number:
-                graph.output(f"{io.NEW}{cache}{number}", np.float32, [1, "T", *heads])
+                graph.input(io.PLACES, np.int64, ["T", 1])
+                graph.output(io.NEW + cache, np.float32, shape)
         if layout is not None and number in config.stem_layers:
-            graph.input(io.row_name(number), np.float32, [1, tokens, layout.row_width])
+            graph.input(io.SLOT_IDS, np.int64, [1, tokens])
+            graph.input(io.row_codes(number), layout.codes_dtype, ["slots", layout.codes_width()])
+            if layout.quantized:
+                shape = ["slots", layout.part_groups()]
+                graph.input(io.row_scales(number), np.float32, shape)
 
 
 class _Lowering:
     """Rewriter of the nodes of one graph, in their order."""
 
-    def __init__(self, graph: Graph, config: ModelConfig) -> None:
-        self._config, self._stored = config, graph.tensors
+    def __init__(self, graph: Graph, config: ModelConfig, layout: RecordLayout | None) -> None:
+        self._config, self._layout, self._stored = config, layout, graph.tensors
         self._names: dict[str, str] = {}  # value that was dropped -> the value that replaces it
         self.made = Graph()
         self._forms: Mapping[str, Callable[[Node], None]] = {
-            "Cast": self._cast,
             "FusedMatMul": self._float_product,
             "FastGelu": self._gelu,
             "Gather": self._gather,
@@ -100,6 +120,8 @@ class _Lowering:
 
     def lower(self, node: Node) -> None:
         """Add nodes of the ONNX standard that are equivalent to a node."""
+        if node.outputs[0].startswith(NOTHING):
+            return  # keys and values of no tokens, which only GroupQueryAttention takes
         renamed = replace(node, inputs=[self._names.get(name, name) for name in node.inputs])
         self._forms.get(node.op, self._same)(renamed)
 
@@ -107,9 +129,6 @@ class _Lowering:
         for name in node.inputs:
             self._keep(name)
         self.made.nodes.append(node)
-
-    def _cast(self, node: Node) -> None:
-        self._names[node.outputs[0]] = node.inputs[0]  # drop it, because rows come in as float32
 
     def _float_product(self, node: Node) -> None:
         x, matrix = node.inputs
@@ -119,42 +138,46 @@ class _Lowering:
         self.made.add("MatMul", [x, turned], node.outputs[0])
 
     def _gather(self, node: Node) -> None:
-        if not self._row(node, node.inputs[0]):
+        if node.inputs[0] in (io.SLOT_IDS, io.POSITIONS):
+            # Given for the wanted tokens alone, because WebGPU gathers no int64.
+            self._names[node.outputs[0]] = node.inputs[0]
+        else:
             self._same(node)
-
-    def _row(self, node: Node, codes: str) -> bool:
-        """Replace a node by an input if it gathers rows; return whether it does."""
-        layers = {io.row_codes(layer): layer for layer in self._config.stem_layers}
-        if codes in layers:
-            self._names[node.outputs[0]] = io.row_name(layers[codes])
-        return codes in layers
 
     def _gather_blocks(self, node: Node) -> None:
         codes, ids, scales, points = node.inputs
-        if self._row(node, codes):
-            return
         nodes, name, bits = self.made, node.outputs[0], node.size("bits")
-        width, groups = self._config.dim, self._stored[scales].dims[1]
-        values = self._numbers(codes, ids, bits)
+        if codes in self._stored:
+            width, groups = self._config.dim, self._stored[scales].dims[1]
+            values = self._numbers(codes, ids, bits, self._stored[codes].dims[1])
+            zeros = self._numbers(points, ids, bits, self._stored[points].dims[1])
+            if groups * bits % 8:
+                zeros = nodes.cut(zeros, 0, groups, 1, zeros + ".cut")
+            zeros = nodes.reshape(zeros, [0, 0, groups, 1], zeros + ".apart")
+        else:
+            width, groups, nbytes = self._row_sizes()
+            values = self._numbers(codes, ids, bits, nbytes)
+            zeros = nodes.float(float(1 << (bits - 1)))
         values = nodes.reshape(values, [0, 0, groups, width // groups], name + ".blocks")
-        zeros = self._numbers(points, ids, bits)
-        if groups * bits % 8:
-            zeros = nodes.cut(zeros, 0, groups, 1, zeros + ".cut")
-        zeros = nodes.reshape(zeros, [0, 0, groups, 1], zeros + ".apart")
         factors = nodes.add("Gather", [self._keep(scales), ids], scales + ".gathered")
         factors = nodes.reshape(factors, [0, 0, groups, 1], factors + ".apart")
         values = nodes.add("Sub", [values, zeros], name + ".moved")
         values = nodes.add("Mul", [values, factors], name + ".scaled")
         nodes.reshape(values, [0, 0, width], name)
 
-    def _numbers(self, packed: str, ids: str, bits: int) -> str:
-        """Unpack rows as floats [1, T, values], because every provider has kernels for those."""
+    def _row_sizes(self) -> tuple[int, int, int]:
+        """Return values, scales and bytes of a row in a slot."""
+        if self._layout is None:
+            raise ValueError("a graph gathers rows, but there is no layout of rows")
+        return self._layout.row_width, self._layout.part_groups(), self._layout.codes_width()
+
+    def _numbers(self, packed: str, ids: str, bits: int, nbytes: int) -> str:
+        """Unpack lines of so many bytes as floats [1, T, values], because every provider has kernels for those."""
         nodes = self.made
         lines = nodes.add("Gather", [self._keep(packed), ids], packed + ".gathered")
         lines = nodes.add("Cast", [lines], packed + ".floats", to=int(ElementType.FLOAT))
         if bits == 8:
             return lines
-        nbytes = self._stored[packed].dims[1]
         part = nodes.add("Mul", [lines, nodes.float(1 / 16)], packed + ".part")
         high = nodes.add("Floor", [part], packed + ".high")
         shifted = nodes.add("Mul", [high, nodes.float(16)], packed + ".shifted")
@@ -183,9 +206,15 @@ class _Lowering:
 
     def _padded(self, points: str, rows: int, groups: int) -> str:
         """Emit zero points of 4 bits [rows, groups] of rows that end with half a byte."""
-        low, high = halves(self.made, points)
-        values = joined(self.made, low, high, (rows, groups), points + ".values")
-        return self.made.add("Cast", [values], points + ".4", to=int(ElementType.UINT4))
+        nodes, nbytes = self.made, -(-groups // 2)
+        low = nodes.add("BitwiseAnd", [points, nodes.constant("nibble", LOW)], points + ".low")
+        bits = nodes.constant("nibble.bits", SHIFT)
+        high = nodes.add("BitShift", [points, bits], points + ".high", direction="RIGHT")
+        apart = [nodes.reshape(half, [rows, nbytes, 1], half + ".apart") for half in (low, high)]
+        pairs = nodes.add("Concat", apart, points + ".pairs", axis=-1)
+        flat = nodes.reshape(pairs, [rows, 2 * nbytes], points + ".flat")
+        values = nodes.cut(flat, 0, groups, 1, points + ".values")
+        return nodes.add("Cast", [values], points + ".4", to=int(ElementType.UINT4))
 
     def _middle(self, scales: str, shape: tuple[int, int], bits: int) -> str:
         """Emit the zero points of symmetric blocks, in the shape of the scales."""

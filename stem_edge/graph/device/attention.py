@@ -1,4 +1,4 @@
-"""Attention in standard ONNX: the step's keys and values are appended to the cache."""
+"""Attention in standard ONNX: a step's keys and values are scattered into the KV cache, in place."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from stem_edge.config import ModelConfig
 from stem_edge.graph import names as io
 from stem_edge.graph.ir import Graph, Node
-from stem_edge.graph.names import mask_name
-
-ATTENTION = "GroupQueryAttention"
 
 
 def attention(nodes: Graph, node: Node, config: ModelConfig) -> None:
@@ -22,20 +19,20 @@ def attention(nodes: Graph, node: Node, config: ModelConfig) -> None:
     number, result = int(node.outputs[0].split(".")[1]), node.outputs[0]
     at, own = f"layers.{number}.attend.", config.layer(number)
     width, heads = io.head_width(own), own.n_kv_heads
-    q, k, v = projected(nodes, node, config, number)
-    q = _rotated(nodes, q, config, number, at + "q", at + "q.rotated")
+    q, k, v = _projected(nodes, node, config, number)
+    q = _rotated(nodes, q, config, number, at + "q")
     q = nodes.add("Mul", [q, nodes.float(node.real("scale"))], at + "q.scaled")
     q = nodes.add("Transpose", [q], at + "q.turned", perm=(0, 2, 1, 3))
     q = nodes.reshape(q, [heads, config.n_heads // heads, 0, width], at + "q.grouped")
     if own.kv_layer == number:
-        k = _rotated(nodes, k, config, number, at + "k", f"{io.NEW}{io.KEYS}{number}")
-        v = nodes.reshape(v, [0, 0, heads, width], f"{io.NEW}{io.VALUES}{number}")
-    else:
-        k = v = ""
-    keys = _seen(nodes, k, f"{io.KEYS}{own.kv_layer}", (2, 0, 3, 1))
-    values = _seen(nodes, v, f"{io.VALUES}{own.kv_layer}", (2, 0, 1, 3))
+        k = _rotated(nodes, k, config, number, at + "k")
+        _scatter(nodes, k, f"{io.KEYS}{number}", heads * width, at + "k.lines")
+        _scatter(nodes, v, f"{io.VALUES}{number}", heads * width, at + "v.lines")
+    new = io.NEW if own.kv_layer == number else ""
+    keys = _turned(nodes, f"{new}{io.KEYS}{own.kv_layer}", (heads, width), (2, 0, 3, 1))
+    values = _turned(nodes, f"{new}{io.VALUES}{own.kv_layer}", (heads, width), (2, 0, 1, 3))
     scores = nodes.add("MatMul", [q, keys], at + "scores")
-    masked = nodes.add("Add", [scores, mask_name(own.window)], at + "scores.masked")
+    masked = nodes.add("Add", [scores, io.mask_name(own.window)], at + "scores.masked")
     weights = nodes.add("Softmax", [masked], at + "scores.weights", axis=-1)
     mixed = nodes.add("MatMul", [weights, values], at + "mixed")
     mixed = nodes.reshape(mixed, [1, config.n_heads, 0, width], at + "mixed.heads")
@@ -43,8 +40,8 @@ def attention(nodes: Graph, node: Node, config: ModelConfig) -> None:
     nodes.reshape(mixed, [0, 0, config.n_heads * width], result)
 
 
-def projected(nodes: Graph, node: Node, config: ModelConfig, number: int) -> tuple[str, str, str]:
-    """Return q, k and v [B, T, heads * width] of a layer, split if the node has them packed."""
+def _projected(nodes: Graph, node: Node, config: ModelConfig, number: int) -> tuple[str, str, str]:
+    """Return q, k and v [1, T, heads * width] of a layer, split if the node has them packed."""
     if node.inputs[1]:
         return node.inputs[0], node.inputs[1], node.inputs[2]
     own = config.layer(number)
@@ -57,7 +54,7 @@ def projected(nodes: Graph, node: Node, config: ModelConfig, number: int) -> tup
     return cut[0], cut[1], cut[2]
 
 
-def _rotated(nodes: Graph, x: str, config: ModelConfig, number: int, name: str, result: str) -> str:
+def _rotated(nodes: Graph, x: str, config: ModelConfig, number: int, name: str) -> str:
     """Apply a layer's RoPE to x, and return it as heads [1, T, heads, width].
 
     Interleaved pairs come out as halves. That does not change the scores, because it permutes q and
@@ -77,7 +74,7 @@ def _rotated(nodes: Graph, x: str, config: ModelConfig, number: int, name: str, 
         product = nodes.add("Mul", [left, cos], f"{name}.{n}.cos")
         rest = nodes.add("Mul", [right, sin], f"{name}.{n}.sin")
         turned.append(nodes.add(operator, [product, rest], f"{name}.{n}"))
-    return nodes.add("Concat", turned, result, axis=-1)
+    return nodes.add("Concat", turned, name + ".rotated", axis=-1)
 
 
 def _angles(nodes: Graph, tables: Sequence[str]) -> list[str]:
@@ -89,11 +86,19 @@ def _angles(nodes: Graph, tables: Sequence[str]) -> list[str]:
     return names
 
 
-def _seen(nodes: Graph, new: str, cache: str, perm: tuple[int, ...]) -> str:
-    """Append the step's keys or values [1, T, heads, width], if any, and transpose; once for all."""
-    joined, result = f"seen.{cache}", f"seen.{cache}.turned"
+def _scatter(nodes: Graph, x: str, cache: str, width: int, name: str) -> None:
+    """Write the step's keys or values x into the lines of a cache [P, width] that are its tokens' places."""
+    lines = nodes.reshape(x, [-1, width], name)
+    nodes.add("ScatterND", [cache, io.PLACES, lines], io.NEW + cache)
+
+
+def _turned(nodes: Graph, cache: str, head: tuple[int, int], perm: tuple[int, ...]) -> str:
+    """Return a cache [P, heads * width] in the order of `perm`; emit it once for all layers.
+
+    head: number and width of the heads.
+    """
+    result = f"seen.{cache}.turned"
     if any(node.outputs[0] == result for node in nodes.nodes):
         return result
-    if new:
-        cache = nodes.add("Concat", [cache, new], joined, axis=1)
-    return nodes.add("Transpose", [cache], result, perm=perm)
+    seen = nodes.reshape(cache, [1, -1, *head], f"seen.{cache}")
+    return nodes.add("Transpose", [seen], result, perm=perm)

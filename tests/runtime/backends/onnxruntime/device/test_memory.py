@@ -13,9 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from stem_edge.errors import BackendError, DeviceLostError, OutOfMemoryError
-from stem_edge.runtime.backends.onnxruntime.device.places import pinned, place_of
-from stem_edge.runtime.backends.onnxruntime.memory import DeviceMemory
-from stem_edge.runtime.backends.onnxruntime.providers.names import KNOWN, Known
+from stem_edge.runtime.backends.onnxruntime.device.memory import DeviceArray, DeviceMemory
 from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, Provider
 from stem_edge.runtime.backends.onnxruntime.providers.session import (
     BoundSession,
@@ -23,18 +21,14 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import (
     onnxruntime_errors,
 )
 
-KINDS = ["host", "named", "plugged"]
+KINDS = ["host", "plugged"]
 
 
 class Device:
     """A fake OrtEpDevice whose memory is the CPU's."""
 
-    def __init__(self, *, pinned: bool = False) -> None:
-        self.pinned = pinned
-
     def memory_info(self, kind: ort.OrtDeviceMemoryType) -> Any | None:
-        wanted = self.pinned or kind == ort.OrtDeviceMemoryType.DEFAULT
-        return _cpu_info() if wanted else None
+        return _cpu_info() if kind == ort.OrtDeviceMemoryType.DEFAULT else None
 
 
 def _cpu_info() -> Any:
@@ -59,20 +53,20 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> DeviceMemory:
 
     monkeypatch.setattr(ort, "copy_tensors", copy)
     provider = Provider("gpu", "GpuExecutionProvider", devices=(Device(),))
-    return DeviceMemory(provider, place_of(provider))
+    return DeviceMemory(provider)
 
 
 @pytest.fixture(params=KINDS)
-def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DeviceMemory:
-    if request.param == "plugged":
-        found = request.getfixturevalue("plugged")
-        assert isinstance(found, DeviceMemory)
-        return found
-    if request.param == "host":
-        return DeviceMemory(CPU)
-    monkeypatch.setitem(KNOWN, "inner", Known("InnerExecutionProvider", "", memory="cpu"))
-    provider = Provider("inner", "InnerExecutionProvider", {"device_id": "0"})
-    return DeviceMemory(provider, place_of(provider))
+def memory(request: pytest.FixtureRequest) -> DeviceMemory:
+    found = request.getfixturevalue("plugged") if request.param == "plugged" else DeviceMemory(CPU)
+    assert isinstance(found, DeviceMemory) and found.shared == (request.param == "host")
+    return found
+
+
+def put(memory: DeviceMemory, values: Any) -> DeviceArray:
+    array = memory.empty(values.shape, values.dtype, "a test")
+    array.write(values)
+    return array
 
 
 def test_what_is_written_is_read(memory: DeviceMemory) -> None:
@@ -81,14 +75,14 @@ def test_what_is_written_is_read(memory: DeviceMemory) -> None:
     array.write(values)
     values[:] = 0  # a copy was made
     assert np.array_equal(array.read().ravel(), np.arange(15))
-    scalar = memory.put(np.array(7, np.int32), "a test")
+    scalar = put(memory, np.array(7, np.int32))
     assert scalar.read().shape == () and scalar.read() == 7
 
 
 @pytest.mark.slow
 def test_bytes_are_counted_as_long_as_arrays_live(memory: DeviceMemory) -> None:
     assert memory.nbytes == 0
-    array = memory.put(np.zeros((2, 3), np.int64), "a test")
+    array = put(memory, np.zeros((2, 3), np.int64))
     other = memory.empty((5,), np.uint8, "a test")
     assert (array.nbytes, other.nbytes, memory.nbytes) == (48, 5, 53)
     del array
@@ -100,7 +94,7 @@ def test_bytes_are_counted_as_long_as_arrays_live(memory: DeviceMemory) -> None:
 def test_retired_memory_is_freed_by_the_next_call(memory: DeviceMemory) -> None:
     memory.retire([memory.empty((4,), np.int32, "a test")])
     gc.collect()
-    assert memory.nbytes == (16 if memory.kind == "device" else 0)
+    assert memory.nbytes == 16
     memory.empty((1,), np.uint8, "a test")
     assert memory.nbytes == 0
 
@@ -115,7 +109,7 @@ def test_shapes_and_types_have_to_be_the_same(memory: DeviceMemory) -> None:
 
 
 def test_memory_is_bound_as_another_type(memory: DeviceMemory) -> None:
-    words = memory.put(np.arange(6, dtype=np.int32).reshape(2, 3) << 8, "a test")
+    words = put(memory, np.arange(6, dtype=np.int32).reshape(2, 3) << 8)
     result = memory.empty((2, 3), np.int32, "a test")
     bound = BoundSession(_session(TensorProto.UINT8))
     bound.bind({"x": words.value(np.uint8, (2, 12)), "y": result.value(np.uint8, (2, 12))})
@@ -124,25 +118,6 @@ def test_memory_is_bound_as_another_type(memory: DeviceMemory) -> None:
     words.write(np.full((2, 3), 77, np.int32))  # what is bound is the memory, and no copy of it
     bound.run()
     assert np.array_equal(result.read(), words.read())
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_inputs_of_the_host_are_taken_when_a_graph_runs(
-    memory: DeviceMemory, in_place: bool
-) -> None:
-    bound = BoundSession(_session(TensorProto.UINT8), in_place=in_place)
-    result = memory.empty((1, 4), np.uint8, "a test")
-    bound.bind({"y": result.value()})
-    fed = np.zeros((1, 4), np.uint8)
-    bound.feed({"x": fed, "unknown": np.zeros(1)})
-    for value in (3, 4):
-        fed[:] = value
-        bound.run()
-        assert np.array_equal(result.read(), np.full((1, 4), value))
-    given = np.zeros((1, 4), np.uint8)
-    bound.bind({"y": ort.OrtValue.ortvalue_from_numpy(given)})
-    bound.run()
-    assert given.all()
 
 
 def test_beyond_its_limit_nothing_is_allocated() -> None:
@@ -156,7 +131,7 @@ def test_beyond_its_limit_nothing_is_allocated() -> None:
 
 
 def test_an_allocation_that_fails_leaves_the_rest(memory: DeviceMemory) -> None:
-    held = memory.put(np.arange(4), "a part")
+    held = put(memory, np.arange(4))
     with pytest.raises(
         OutOfMemoryError, match="for all there is: needs 4,503,599,627,370,496 bytes"
     ):
@@ -185,14 +160,6 @@ def test_a_device_that_is_gone_is_not_one_that_is_full(
     monkeypatch.setattr(ort, "copy_tensors", fail)
     with pytest.raises(DeviceLostError, match="lost while memory for slots was allocated"):
         plugged.empty((10,), np.int32, "slots")
-
-
-def test_pinned_memory_is_used_where_there_is_some(plugged: DeviceMemory) -> None:
-    assert pinned(plugged, (2, 3), "i4") is pinned(DeviceMemory(CPU), (2,), "i4") is None
-    provider = Provider("gpu", "GpuExecutionProvider", devices=(Device(pinned=True),))
-    found = pinned(DeviceMemory(provider, place_of(provider)), (2, 3), np.int32)
-    assert found is not None and found.array.shape == (2, 3)
-    assert found.array.ctypes.data == found.owner.data_ptr()
 
 
 @pytest.mark.parametrize(

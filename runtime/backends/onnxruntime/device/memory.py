@@ -1,0 +1,228 @@
+"""Tensors in the memory of an execution provider's device.
+
+A provider without its own memory (the CPU, and providers that compute on it) gets numpy arrays and
+the same copies, so that all code for devices runs there, too.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from stem_edge.errors import OutOfMemoryError
+from stem_edge.graph.encoder import encode
+from stem_edge.graph.ir import Graph
+from stem_edge.runtime.backends.interface import LESS_MEMORY, check_lost, reason
+from stem_edge.runtime.backends.onnxruntime.providers.provider import CPU, CUDA, Provider
+from stem_edge.runtime.backends.onnxruntime.providers.session import new_session, onnxruntime_errors
+from stem_edge.system.memory import own_pages
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+
+class DeviceArray:
+    """A tensor [*shape] on a device; its memory is freed when nothing refers to it any more."""
+
+    def __init__(self, place: Place, store: Any, shape: Shape, dtype: npt.DTypeLike) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.nbytes = _nbytes(shape, self.dtype)
+        self._place, self._store = place, store
+
+    def write(self, array: Array) -> None:
+        """Copy an array of the same shape and type to the device."""
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise ValueError(
+                f"array is {array.dtype} {array.shape}; expected {self.dtype} {self.shape}"
+            )
+        with onnxruntime_errors("copying to the device"):
+            self._place.write(self._store, np.asarray(array, order="C"))
+
+    def read(self) -> Array:
+        """Return a copy on the host."""
+        array = np.empty(self.shape, self.dtype)
+        with onnxruntime_errors("copying from the device"):
+            self._place.read(self._store, array)
+        return array
+
+    def value(self, dtype: npt.DTypeLike | None = None, shape: Shape | None = None) -> ort.OrtValue:
+        """Return a view of this memory, also as another type and shape of as many bytes."""
+        wanted = self.dtype if dtype is None else np.dtype(dtype)
+        shape = self.shape if shape is None else shape
+        if _nbytes(shape, wanted) != self.nbytes:
+            raise ValueError(f"cannot view {self.dtype} {self.shape} as {wanted} {shape}")
+        return self._view(wanted, shape)
+
+    def beginning(self, count: int) -> ort.OrtValue:
+        """Return a view of the first `count` along the first axis."""
+        if not 0 < count <= self.shape[0]:
+            raise ValueError(f"cannot view the first {count} of {self.shape}")
+        return self._view(self.dtype, (count, *self.shape[1:]))
+
+    def _view(self, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
+        value = self._place.value(self._store, dtype, shape)
+        value.owner = self  # needed because views do not keep a device's memory alive
+        return value
+
+
+class DeviceMemory:
+    """Memory of a provider's device. Not thread-safe: only an engine's thread may use it.
+
+    limit: bytes that arrays may take in all; None without a limit.
+
+    An owner of device memory may be dropped by any thread, while the engine's thread runs a step. A
+    provider need not tolerate that, so the owner calls `retire`; the engine's next call frees it.
+    """
+
+    def __init__(self, provider: Provider, limit: int | None = None) -> None:
+        self.limit, self._name, self._place = limit, provider.name, _place_of(provider)
+        self.shared = isinstance(self._place, Host)  # with this process
+        self._arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()  # those alive
+        self._retired: list[object] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that arrays take now, with retired ones."""
+        return sum(array.nbytes for array in self._arrays)
+
+    def retire(self, owner: object) -> None:
+        """Keep an owner until the engine's next call; safe in any thread."""
+        self._retired.append(owner)
+
+    def collect(self) -> None:
+        """Free retired owners."""
+        while self._retired:
+            self._retired.pop()
+
+    def empty(self, shape: Shape, dtype: npt.DTypeLike, what: str) -> DeviceArray:
+        """Allocate an uninitialized array for `what`. Raises OutOfMemoryError, DeviceLostError."""
+        self.collect()
+        dtype = np.dtype(dtype)
+        wanted = _nbytes(shape, dtype)
+        if self.limit is not None and self.nbytes + wanted > self.limit:
+            raise self._full(what, wanted, f"{self.limit:,} are allowed")
+        try:
+            store = self._place.allocate(shape, dtype)
+        except Exception as error:  # because onnxruntime's exceptions share no base class
+            check_lost(error, f"while memory for {what} was allocated")
+            raise self._full(what, wanted, reason(error)) from error
+        array = DeviceArray(self._place, store, shape, dtype)
+        self._arrays.add(array)
+        return array
+
+    def zeros(self, shape: Shape, dtype: npt.DTypeLike, what: str) -> DeviceArray:
+        """Allocate an array of zeros. Raises OutOfMemoryError, DeviceLostError."""
+        array = self.empty(shape, dtype, what)
+        if not self.shared:  # pages of this process are zeros
+            array.write(np.zeros(shape, dtype))
+        return array
+
+    def _full(self, what: str, wanted: int, why: str) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            f"no memory left on {self._name} for {what}: needs {wanted:,} bytes beside "
+            f"{self.nbytes:,} in use ({why}); {LESS_MEMORY}"
+        )
+
+
+class Place(Protocol):
+    """Access to the memory of a device."""
+
+    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Any: ...
+    def write(self, store: Any, array: Array) -> None: ...
+    def read(self, store: Any, array: Array) -> None: ...
+    def value(self, store: Any, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue: ...
+
+
+class Host:
+    """Memory of this process; the system provides its pages as they are written."""
+
+    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        return own_pages(shape, dtype.type)
+
+    def write(self, store: Array, array: Array) -> None:
+        store[...] = array
+
+    def read(self, store: Array, array: Array) -> None:
+        array[...] = store
+
+    def value(self, store: Array, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
+        values = store.reshape(-1).view(dtype)[: math.prod(shape)]
+        return ort.OrtValue.ortvalue_from_numpy(values.reshape(shape))
+
+
+class Cuda:
+    """Memory that onnxruntime itself knows by the name cuda."""
+
+    device_id = 0
+
+    def __init__(self) -> None:
+        # A graph y = x, needed because only the output of a session can be bound to given memory.
+        graph = Graph()
+        graph.input("x", np.int32, ["n"])
+        graph.output(graph.add("Identity", ["x"], "y"), np.int32, ["n"])
+        self._viewer = new_session(encode(graph), 1, [CPU])
+
+    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> ort.OrtValue:
+        return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), dtype.type, "cuda", 0)
+
+    def write(self, store: ort.OrtValue, array: Array) -> None:
+        store.update_inplace(array)
+
+    def read(self, store: ort.OrtValue, array: Array) -> None:
+        array[...] = store.numpy()
+
+    def value(self, store: ort.OrtValue, dtype: np.dtype[Any], shape: Shape) -> ort.OrtValue:
+        """Return a view as another type: a bound output can be fetched without a run."""
+        binding = self._viewer.io_binding()
+        binding.bind_output(
+            "y", store.device_name(), self.device_id, dtype.type, list(shape), store.data_ptr()
+        )
+        # Not get_outputs(), because that ties the value to the viewer's session.
+        return ort.OrtValue(binding.get_outputs_as_ortvaluevector()[0])
+
+
+class Plugged(Cuda):
+    """Memory of a plug-in provider, which describes it through its OrtEpDevice."""
+
+    def __init__(self, memory_info: Any) -> None:
+        super().__init__()
+        self._info, self.device_id = memory_info, memory_info.device_id
+
+    def allocate(self, shape: Shape, dtype: np.dtype[Any]) -> ort.OrtValue:
+        """Allocate an array. Raises MemoryError if what is written to its start does not read back.
+
+        A provider that is out of memory may raise nothing and return memory that cannot be written.
+        """
+        store = ort.OrtValue.ortvalue_from_shape_and_type(
+            list(shape), dtype.type, memory_info=self._info
+        )
+        for mark in np.array([[1], [2]], np.uint8):
+            start, found = self.value(store, mark.dtype, mark.shape), np.zeros_like(mark)
+            self.write(start, mark)
+            self.read(start, found)
+            if found != mark:
+                raise MemoryError("the device has no room")
+        return store
+
+    def write(self, store: ort.OrtValue, array: Array) -> None:
+        ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(array)], [store])
+
+    def read(self, store: ort.OrtValue, array: Array) -> None:
+        ort.copy_tensors([store], [ort.OrtValue.ortvalue_from_numpy(array)])
+
+
+def _place_of(provider: Provider) -> Place:
+    for device in provider.devices:
+        info = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+        if info is not None:
+            return Plugged(info)
+    return Cuda() if provider.full == CUDA else Host()
+
+
+def _nbytes(shape: Shape, dtype: np.dtype[Any]) -> int:
+    return math.prod(shape) * dtype.itemsize

@@ -1,0 +1,222 @@
+"""The standard graphs on a device, which the CPU stands in for: the logits of the CPU's own graphs."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from architectures import KINDS, QUANTIZED, SIZES, VARIANTS, quantized, write
+from device_parts import BUNDLE, IDS, all_logits, on_device, on_host, step
+
+import stem_edge
+from stem_edge.bundle.footprint import footprint_of
+from stem_edge.config import ModelConfig
+from stem_edge.errors import BackendError, OutOfMemoryError
+from stem_edge.graph import linear
+from stem_edge.numerics.quantize import F32
+from stem_edge.runtime.backends.interface import NotFiniteError
+from stem_edge.runtime.backends.onnxruntime.device import backend as device_backend
+from stem_edge.runtime.backends.onnxruntime.device.backend import DeviceContext
+from stem_edge.runtime.backends.onnxruntime.device.needs import device_needs
+from stem_edge.runtime.backends.onnxruntime.providers.session import BoundSession
+from stem_edge.runtime.backends.planner import Planner
+
+LENGTH = 64
+CHUNKED = [16, 16, 5, 1, 1, 4, 1]  # steps of 44 tokens
+TOLERANCE = 1e-4  # logits have a standard deviation of 2.6
+FAILED = ["embed", "early", "late", "head"]
+
+
+@pytest.fixture(scope="module")
+def expected() -> F32:
+    """Logits of IDS on the CPU."""
+    with on_host() as (backend, rows):
+        return all_logits(backend.open_context(LENGTH), rows, [len(IDS)])
+
+
+@pytest.mark.parametrize("sizes", [[1] * 20, CHUNKED], ids=["tokens", "chunks"])
+def test_logits_are_those_of_the_cpu(sizes: list[int], expected: F32) -> None:
+    with on_device() as (backend, _, rows):
+        found = all_logits(backend.open_context(LENGTH), rows, sizes)
+    assert found.dtype == np.float32
+    assert np.abs(found - expected[: sum(sizes)]).max() < TOLERANCE
+
+
+def test_the_graphs_of_the_cpu_round_a_little_more(expected: F32) -> None:
+    """Other tests compare with exact graphs, so check that these are not too far off."""
+    with on_host(exact=False) as (backend, rows):
+        found = all_logits(backend.open_context(LENGTH), rows, CHUNKED)
+    assert np.abs(found - expected[: sum(CHUNKED)]).max() < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
+    path, ids, wanted = write(tmp_path / "checkpoint", ModelConfig(**(SIZES | VARIANTS[name])))
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp32")
+    with on_device(bundle) as (backend, _, rows):
+        for sizes in ([len(ids)], [1] * len(ids), [7, *[1] * (len(ids) - 7)]):
+            found = all_logits(backend.open_context(len(ids)), rows, sizes, np.array(ids))
+            assert np.abs(found - wanted).max() < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_logits_of_quantized_backbones(name: str, tmp_path: Path) -> None:
+    """Compared with the CPU's graphs, without their rounding of activations."""
+    bundle, ids = quantized(tmp_path, name)
+    sizes = [7, *[1] * (len(ids) - 7)]
+    with on_host(bundle) as (host, rows):
+        wanted = all_logits(host.open_context(len(ids)), rows, [len(ids)], np.array(ids))
+    with on_device(bundle) as (device, _, rows):
+        found = all_logits(device.open_context(len(ids)), rows, sizes, np.array(ids))
+    assert np.abs(found - wanted).max() < TOLERANCE
+
+
+def test_a_head_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for folder, values in (("all", linear.SPLIT_VALUES), ("pieces", 48 * 32)):  # of rows of 48
+        monkeypatch.setattr(linear, "SPLIT_VALUES", values)
+        bundle, ids = quantized(tmp_path / folder, "int8")
+        with on_device(bundle) as (backend, _, rows):
+            context = backend.open_context(len(ids))
+            found.append(all_logits(context, rows, [len(ids)], np.array(ids)))
+    assert np.abs(found[0] - found[1]).max() < TOLERANCE
+
+
+def test_with_few_slots_each_missing_record_is_uploaded_once(expected: F32) -> None:
+    sizes = [8, 8] + [1] * 28
+    with on_device(slots=16, overlap=True) as (backend, slots, rows):
+        assert slots is not None
+        context, position = backend.open_context(LENGTH), 0
+        for size, following in zip(sizes, [*sizes[1:], 1], strict=True):
+            ids = IDS[position : position + size].astype(np.int64)
+            found = step(context, rows, ids, position, size)
+            assert np.abs(found - expected[position : position + size]).max() < TOLERANCE
+            position += size
+            rows.submit(IDS[position : position + following].astype(np.int64))
+        assert slots.uploaded_rows == rows.counters().misses > 30
+        assert slots.uploaded_nbytes == slots.uploaded_rows * (4 * slots.rows.words + 8)
+
+
+def test_graphs_see_as_much_of_the_cache_as_is_filled(
+    expected: F32, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_backend, "KV_STEP", 16)
+    with on_device() as (backend, _, rows):
+        context = backend.open_context(LENGTH)
+        found = all_logits(context, rows, [10, 5, *[1] * 20, 25])
+        assert context.nbytes == context.nbytes_of(1) == 2 * 6 * 2 * LENGTH * 32 * 4
+    assert np.abs(found - expected).max() < TOLERANCE
+
+
+def test_any_number_of_logits(expected: F32) -> None:
+    with on_device() as (backend, _, rows):
+        for count in (0, 1, 7, 30):
+            found = step(backend.open_context(30), rows, IDS[:30], 0, count)
+            assert found.shape == (count, 1756)
+            assert not count or np.abs(found - expected[30 - count : 30]).max() < TOLERANCE
+
+
+def test_a_context_holds_what_the_plan_says() -> None:
+    with on_device() as (backend, _, rows):
+        before = backend.memory.nbytes
+        context = backend.open_context(LENGTH)
+        step(context, rows, IDS[:9], 0, 1)
+        footprint = footprint_of(BUNDLE.manifest, "onnxruntime")
+        needs = device_needs(footprint, LENGTH, "cpu", limit=None, shared=True)
+        plan = Planner(needs, 0).plan(9, 40).device
+        assert plan is not None and plan.kv_cache == context.nbytes
+        assert plan.kv_cache < backend.memory.nbytes - before <= plan.kv_cache + plan.activations
+
+
+def test_dropped_contexts_leave_nothing() -> None:
+    with on_device() as (backend, _, rows):
+        before = backend.memory.nbytes
+        for _ in range(2):
+            context = backend.open_context(LENGTH)
+            step(context, rows, IDS[:5], 0)
+            held = backend.memory.nbytes
+            dropping = threading.Thread(target=lambda kept=[context]: kept.clear())
+            del context
+            dropping.start()
+            dropping.join()
+            # Freeing device memory must not happen in another thread, in the midst of a step.
+            assert backend.memory.nbytes == held
+            backend.memory.collect()
+            assert backend.memory.nbytes == before
+        memory = backend.memory
+    del backend, rows, _
+    gc.collect()
+    assert memory.nbytes == 0
+
+
+def test_contexts_take_turns(expected: F32) -> None:
+    with on_device() as (backend, _, rows):
+        contexts = [backend.open_context(LENGTH), backend.open_context(20)]
+        for position in range(12):
+            for context in contexts:
+                found = step(context, rows, IDS[position : position + 1], position)
+                assert np.abs(found - expected[position]).max() < TOLERANCE
+        del contexts[1:], context
+        found = step(contexts[0], rows, IDS[12:30], 12, 18)
+        assert np.abs(found - expected[12:30]).max() < TOLERANCE
+
+
+def test_beyond_the_limit_a_context_is_refused_and_others_go_on(expected: F32) -> None:
+    with on_device(limit=800_000) as (backend, _, rows):
+        context = backend.open_context(LENGTH)
+        with pytest.raises(OutOfMemoryError, match="for the KV cache of 4,000 tokens"):
+            backend.open_context(4000)
+        found = all_logits(context, rows, [4, 1])
+        assert np.abs(found - expected[:5]).max() < TOLERANCE
+        with pytest.raises(OutOfMemoryError, match="for hidden states of 500 tokens"):
+            context.begin(np.zeros(500, np.int64), 5)
+        found = step(context, rows, IDS[5:9], 5, 4)
+        assert np.abs(found - expected[5:9]).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("graph", FAILED)
+@pytest.mark.parametrize(
+    ("said", "error"), [("kernel\nfell over", BackendError), ("std::bad_alloc", OutOfMemoryError)]
+)
+def test_a_step_that_failed_can_be_tried_again(
+    graph: str, said: str, error: type[Exception], expected: F32, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(bound: BoundSession) -> None:
+        if bound is failing:
+            raise RuntimeError(said)
+        real(bound)
+
+    with on_device() as (backend, _, rows):
+        context, real = backend.open_context(LENGTH), BoundSession.run
+        all_logits(context, rows, [6])
+        assert isinstance(context, DeviceContext)
+        failing = context._graphs[graph]
+        monkeypatch.setattr(BoundSession, "run", run)
+        message = rf"for the backbone \({graph}\) at position 6.*{said.split()[-1]}"
+        with pytest.raises(error, match=message) as caught:
+            step(context, rows, IDS[6:8], 6)
+        assert "\n" not in str(caught.value)
+        monkeypatch.setattr(BoundSession, "run", real)
+        found = step(context, rows, IDS[6:8], 6, 2)
+        assert np.abs(found - expected[6:8]).max() < TOLERANCE
+
+
+def test_logits_that_are_not_numbers_are_refused_and_leave_nothing(expected: F32) -> None:
+    with on_device() as (backend, _, rows):
+        context = backend.open_context(LENGTH)
+        all_logits(context, rows, [3])
+        assert isinstance(context, DeviceContext)
+        keys = context._kv["keys.0"]
+        lines = keys.read()
+        lines[4] = np.nan  # of the second of the tokens that come
+        keys.write(lines)
+        with pytest.raises(NotFiniteError, match="at position 3"):
+            step(context, rows, IDS[3:4], 3)
+        # A shorter step must not see what a longer one has left behind.
+        found = [step(context, rows, IDS[at : at + 1], at) for at in (3, 4)]
+        assert np.abs(np.concatenate(found) - expected[3:5]).max() < TOLERANCE
