@@ -12,7 +12,7 @@
 | streams.py | events of a stream, and clients that leave |
 | access.py | who may ask, from where, and how much |
 | http.py | JSON of requests and responses, and errors as responses |
-| connections/ | what one connection may take, and how long |
+| connections.py | how many connections there may be, and how long they may wait |
 | page/ | the chat page: files for the browser |
 
 Requests are read, rendered and tokenized in the threads of HTTP; the compute thread gets token ids.

@@ -18,7 +18,7 @@ from stem_edge.answers.refusals import (
     RefusalError,
     TooLargeError,
 )
-from stem_edge.serving.budget import BODIES, Held, Share
+from stem_edge.serving.budget import Budget, Share
 from stem_edge.serving.http import error_response, path_in
 from stem_edge.serving.routes import pages
 from stem_edge.serving.service import Service
@@ -39,7 +39,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
-        self._held = Held(BODIES * service.body_nbytes)
+        self._budget = Budget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -53,13 +53,13 @@ class Access:
             await error_response(error)(scope, receive, send)
             return
         self._service.compute.start()
-        share = scope["share"] = Share(self._held)
+        share = scope["share"] = Share(self._budget)
 
         async def received() -> Message:
             message = await receive()
-            share.add_body(len(message.get("body", b"")))
-            if share.body > most:
+            if share.held + len(message.get("body", b"")) > most:
                 raise _too_large(most)
+            share.add(len(message.get("body", b"")))
             return message
 
         try:
@@ -101,6 +101,9 @@ def check(service: Service, path: str, headers: Headers) -> None:
         raise KeyRefusedError(
             "this server needs its API key, as Authorization: Bearer KEY or as x-api-key: KEY"
         )
+    if "transfer-encoding" in headers and "content-length" in headers:
+        # A proxy before this server may believe the other of the two.
+        raise RefusalError("the request has Content-Length beside chunks; send one of them")
     length = headers.get("content-length", "0")
     if length.isdecimal() and int(length) > service.body_nbytes:
         raise _too_large(service.body_nbytes)

@@ -1,4 +1,4 @@
-"""What requests may take beside the model: bodies, their JSON, texts on their way to tokens, grammars."""
+"""Memory that requests may take in addition to the model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from stem_edge.system.memory import own_memory, return_freed_memory
 from stem_edge.units import format_size, parse_size
 
 REQUESTS_NBYTES = 64 << 20
-BODIES = 2  # of the largest, that may be held at a time
 MOST_VALUES = 1 << 17  # of a request's JSON, roughly
 VALUE_NBYTES = 120  # that each takes at most, roughly
-# Of small bodies and values of JSON: held beside large ones, so that large ones do not block them.
-SMALL_NBYTES = 1 << 16
-SMALL_TOGETHER = 4 << 20  # of such values
+TOGETHER_NBYTES = 24 << 20  # of the bodies of all requests and their JSON
+SMALL_NBYTES = 64 << 10  # a request that takes less is never refused because of others
 
 
 def memory_limit(model: Model) -> int:
@@ -44,46 +42,35 @@ def of_model(memory: int | str | None) -> int | None:
 
 
 @dataclass
-class Held:
-    """Bytes of all requests that are not answered. most: of bodies, while a large one comes."""
+class Budget:
+    """Bytes that all requests hold until they are answered."""
 
-    most: int
-    bodies: int = 0
-    values: int = 0  # that their JSON became
+    held: int = 0
 
 
 class Share:
-    """What one request holds."""
+    """Bytes that one request holds."""
 
-    def __init__(self, held: Held) -> None:
-        self._held, self.body, self._values = held, 0, 0
+    def __init__(self, budget: Budget) -> None:
+        self._budget, self.held = budget, 0
 
-    def add_body(self, nbytes: int) -> None:
-        """Hold more of the body. Raises BusyError if there are too many large ones."""
-        self.body += nbytes
-        self._held.bodies += nbytes
-        if nbytes and self.body > SMALL_NBYTES and self._held.bodies > self._held.most:
+    def add(self, nbytes: int) -> None:
+        """Hold more. Raises BusyError if requests hold too much together."""
+        self.held += nbytes
+        self._budget.held += nbytes
+        if nbytes and self.held > SMALL_NBYTES and self._budget.held > TOGETHER_NBYTES:
             raise BusyError("other large requests are being answered; try again in a moment")
 
     def add_json(self, body: bytes) -> None:
-        """Hold what a body becomes. Raises RefusalError for too many values, BusyError for those of all."""
+        """Hold what a body becomes. Raises RefusalError for too many values, and BusyError."""
         values = sum(map(body.count, (b",", b"[", b"{")))
         if values > MOST_VALUES:
             raise RefusalError(
-                f"the body has {values:,} of , [ and {{, those in texts counted; expected at most "
-                f"{MOST_VALUES:,}; send less"
+                f"request too complex: about {values:,} JSON values, limit {MOST_VALUES:,}; send less"
             )
-        nbytes = values * VALUE_NBYTES
-        most = MOST_VALUES * VALUE_NBYTES + (nbytes <= SMALL_NBYTES) * SMALL_TOGETHER
-        if self._held.values + nbytes > most:
-            raise BusyError(
-                "other requests with much JSON are being answered; try again in a moment"
-            )
-        self._values = nbytes
-        self._held.values += nbytes
+        self.add(values * VALUE_NBYTES)
 
     def give_back(self) -> None:
         """Hold nothing any more."""
-        self._held.bodies -= self.body
-        self._held.values -= self._values
-        self.body = self._values = 0
+        self._budget.held -= self.held
+        self.held = 0

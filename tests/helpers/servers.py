@@ -19,7 +19,7 @@ from stem_edge.runtime.batching.batch import RunningBatch
 from stem_edge.runtime.batching.scheduler import Scheduler
 from stem_edge.runtime.engine import Engine
 from stem_edge.serving.compute import Compute
-from stem_edge.serving.connections.config import Room, config_of, room
+from stem_edge.serving.connections import config_of
 
 SECONDS = 30.0
 THREAD = "server of a test"  # which runs its event loop
@@ -45,9 +45,9 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def listening(program: Starlette, given_room: Room | None = None) -> Iterator[int]:
+def listening(program: Starlette, most: int | None = None) -> Iterator[int]:
     """Serve over a socket, from a thread of its own; yield the port."""
-    server = uvicorn.Server(config_of(program, given_room or room()))
+    server = uvicorn.Server(config_of(program, most))
     with socket.create_server(("127.0.0.1", 0)) as bound:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name=THREAD)
         thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import socket
 import sys
@@ -26,12 +27,14 @@ from stem_edge.runtime.loading import open_or_make
 from stem_edge.serving import app
 from stem_edge.serving.budget import of_model
 from stem_edge.serving.compute import END_SECONDS, Compute
-from stem_edge.serving.connections.config import QUEUE, config_of, room
-from stem_edge.serving.connections.quiet_log import quiet_log
+from stem_edge.serving.connections import config_of, log_to_stderr
 
 SEQUENCES = 8  # answers computed together, if memory allows
 MAX_KEY_CHARS = 4096
 MAX_PORT = 65535
+QUEUE = (
+    1024  # connections that wait to be accepted; one that finds no place tries again after a second
+)
 
 DESCRIPTION = """\
 Serve a bundle to programs and people on this machine: OpenAI's interface, and a chat page. It
@@ -106,12 +109,13 @@ def run(args: argparse.Namespace) -> int:
         url = url_of(listening)
         tell(listening, url, has_key=key is not None, has_names=bool(args.allow_host))
         server = _Server(program, args.grace, url)
+        log = log_to_stderr()
         try:
-            with quiet_log():
-                server.run(sockets=[listening])
+            server.run(sockets=[listening])
         finally:
             show_status("")
             server.compute.end(END_SECONDS)
+            logging.getLogger().removeHandler(log)
     if server.compute.failure is not None:
         raise server.compute.failure
     return 0
@@ -181,7 +185,7 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(self, program: Starlette, grace: float, url: str) -> None:
-        super().__init__(config_of(program, room()))
+        super().__init__(config_of(program))
         self.compute: Compute = program.state.service.compute
         self._grace, self._deadline, self._url = grace, float("inf"), url
         self._began, self._loading = time.monotonic(), True

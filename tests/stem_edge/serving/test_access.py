@@ -13,7 +13,7 @@ from servers import client_of, compute_of, listening, wait_for
 from starlette.testclient import TestClient
 
 from stem_edge.runtime.model import Model
-from stem_edge.serving import access, app, budget
+from stem_edge.serving import app, budget
 from stem_edge.serving.access import host_name
 from stem_edge.serving.routes.pages import PATHS
 
@@ -138,8 +138,8 @@ def test_bodies_have_a_limit(guarded: TestClient) -> None:
 
 
 def test_large_bodies_are_few_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "BODIES", 1)
-    monkeypatch.setattr(budget, "SMALL_NBYTES", 100)
+    monkeypatch.setattr(budget, "TOGETHER_NBYTES", 1000)
+    monkeypatch.setattr(budget, "SMALL_NBYTES", 200)
     begun = (
         b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n" + b" " * 899
     )

@@ -8,7 +8,7 @@ import pytest
 
 from stem_edge.answers.refusals import BusyError, RefusalError
 from stem_edge.errors import InputError
-from stem_edge.serving.budget import MOST_VALUES, REQUESTS_NBYTES, Held, Share, of_model
+from stem_edge.serving.budget import MOST_VALUES, REQUESTS_NBYTES, Budget, Share, of_model
 
 
 def test_requests_take_a_part_of_the_limit() -> None:
@@ -22,24 +22,24 @@ def test_requests_take_a_part_of_the_limit() -> None:
     ("shares", "error"),
     [
         ([MOST_VALUES, 0], None),
-        ([MOST_VALUES // 2 - 9] * 2 + [500], None),
-        ([500] * 300, None),
+        ([MOST_VALUES // 2 - 9] * 3 + [500], None),
+        ([500] * 600, None),
         ([MOST_VALUES + 1], RefusalError),
-        ([MOST_VALUES // 2] * 2 + [1000], BusyError),
-        ([MOST_VALUES] + [500] * 70, BusyError),
+        ([MOST_VALUES // 2] * 3 + [MOST_VALUES // 4], BusyError),
+        ([MOST_VALUES] * 2, BusyError),
     ],
 )
 def test_json_of_all_requests_has_a_limit(
     shares: list[int], error: type[RefusalError] | None
 ) -> None:
-    held = Held(0)
-    *others, last = [Share(held) for _ in shares]
+    budget = Budget()
+    *others, last = [Share(budget) for _ in shares]
     for share, values in zip(others, shares, strict=False):
         share.add_json(b"," * values)
     with pytest.raises(error) if error is not None else nullcontext():
         last.add_json(b"," * shares[-1])
     if error is not None:  # what was refused takes nothing from others
-        Share(held).add_json(b"")
+        Share(budget).add_json(b"")
     for share in (*others, last):
         share.give_back()
-    assert held == Held(0)
+    assert budget == Budget()
