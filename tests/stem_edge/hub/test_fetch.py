@@ -26,6 +26,7 @@ import stem_edge
 from stem_edge.bundle import fetched
 from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, encode_manifest, open_manifest
 from stem_edge.bundle.opening import open_bundle
+from stem_edge.commands.bundles.entries import entries
 from stem_edge.commands.main import main
 from stem_edge.errors import BundleError, HubError, InputError
 from stem_edge.graph.formats import BACKBONE_DATA, EngineName
@@ -341,17 +342,12 @@ def test_a_killed_fetch_keeps_what_was_complete(hub: HubServer, bundle: Path) ->
         assert not hub.asked(f"GET /{NAME}/resolve/{name}")
 
 
-def test_marks_of_checked_files_are_listed(
-    hub: HubServer, bundle: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_marks_of_checked_files_are_listed(hub: HubServer, bundle: Path) -> None:
     hub.add(NAME, bundle)
     path = open_bundle(f"hf:{NAME}").path
-    capsys.readouterr()
 
     def listed() -> list[tuple[str, str]]:
-        assert main(["cache", "--json"]) == 0
-        entries = json.loads(capsys.readouterr().out)["entries"]
-        return [(each["of"], each["stale"]) for each in entries if each["kind"] == "checked"]
+        return [(e.of, e.old) for e in entries(cache_folder(None)) if e.kind == fetched.CHECKED]
 
     assert listed() == [(str(path), "")]
     shutil.rmtree(cache_of(NAME))
@@ -411,15 +407,10 @@ def test_commands_take_names(demo: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.slow
-def test_edits_of_a_model_on_a_hub_lie_in_the_current_folder(
-    demo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    names = ["--source", " France", "--target", " Spain", "--json"]
-    assert main(["edit", demo, *names]) == 0
-    path = Path(json.loads(capsys.readouterr().out)["path"])
-    assert path.absolute().parent == tmp_path
-    assert main(["generate", demo, "In France", "-n", "1", "--edit", path.name]) == 0
+def test_a_model_on_a_hub_is_edited(demo: str, tmp_path: Path) -> None:
+    edit = str(tmp_path / "france.edit")
+    assert main(["edit", demo, "--source", " France", "--target", " Spain", "-o", edit]) == 0
+    assert main(["generate", demo, "In France", "-n", "1", "--edit", edit]) == 0
     assert {p.name for p in (cache_of(NAME) / "snapshots").iterdir()} == {
         open_bundle(demo).path.name
     }
