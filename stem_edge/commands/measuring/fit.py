@@ -146,7 +146,6 @@ def _commands(one: Fit, path: str, *, bundle: bool) -> list[str]:
     limit += f" --sequences {plan.sequences}" * (plan.sequences > 1)
     limit += f" --kv {plan.kv}" * (footprint.kv != footprint.caches.usual)
     limit += f" --engine {footprint.engine} --repack" * one.needs.repack
-    limit += " --no-prefill-graph" * (footprint.prefill_nbytes > 0 and not one.needs.prefill)
     if bundle:
         return ["run it with:", f"  stem-edge generate {path} {limit}"]
     _, types = ENGINES[footprint.engine].ways.expected.types(footprint)

@@ -152,8 +152,6 @@ def test_prompts_take_the_matrices_that_decode_where_both_sets_do_not_fit(
         monkeypatch.setitem(DEVICES, "pi4", replace(DEVICES["pi4"], memory=size))
         (there, *_) = fit(tiny_checkpoint, device="pi4", **options)
         assert there.needs.prefill == (size == both)
-        said = report_table([there], "model", bundle=True)
-        assert ("--no-prefill-graph" in said) == (size < both)
 
 
 def test_the_command(capsys: Capture) -> None:
