@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,18 +32,17 @@ from stem_edge.export.job.job import (
     Job,
     WriteStep,
     begin_layers,
-    check_kinds,
     make_job,
 )
-from stem_edge.export.job.options import ExportEngine, ExportOptions
+from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.job.publish import LOCK, check_free, publish
-from stem_edge.export.job.recipe import Quality
 from stem_edge.export.job.source import read_source, with_special_tokens
 from stem_edge.export.job.steps import Steps
+from stem_edge.export.job.storage import Storage
 from stem_edge.export.job.stored_types import keep_stored_types
-from stem_edge.export.job.table_plan import ExportTables
+from stem_edge.export.job.table_plan import ExportRows
 from stem_edge.export.job.trained_grid import keep_trained_grid
-from stem_edge.export.quality_check import TooFarError, accept
+from stem_edge.export.quality_check import accept
 from stem_edge.export.quantization.calibration import (
     judged_ids,
     observe,
@@ -51,14 +50,9 @@ from stem_edge.export.quantization.calibration import (
 )
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tables import TableWriter
-from stem_edge.graph.formats import (
-    GgufType,
-    MatrixKind,
-    QuantizerName,
-    WeightType,
-)
+from stem_edge.graph.formats import EngineName
 from stem_edge.numerics.quantize import F32
-from stem_edge.progress import Progress, tell
+from stem_edge.progress import Progress
 from stem_edge.system.memory import give_back_freed_blocks, return_freed_memory
 from stem_edge.tables.token_counts import encode_counts
 
@@ -72,27 +66,16 @@ def export_bundle(
     checkpoint: str | Path,
     out: str | Path,
     *,
-    engine: ExportEngine | None = None,
-    quality: Quality | None = None,
-    size: int | str | None = None,
-    backbone: WeightType | GgufType | None = None,
-    tables: ExportTables | None = None,
+    engine: EngineName = "onnxruntime",
+    type: str | None = None,
+    rows: ExportRows | None = None,
     lora: str | Path | None = None,
     assistant: str | Path | None = None,
     tokenizer: str | Path | None = None,
     ignore_keys: Collection[str] = (),
-    head: WeightType | None = None,
-    bits: Mapping[MatrixKind, int] | None = None,
-    block_size: int | None = None,
-    asymmetric: bool | None = None,
-    quantizer: QuantizerName | None = None,
-    group_size: int | None = None,
-    prefill_graph: bool | None = None,
     calibration: str | Path | None = None,
-    calibration_tokens: int | None = None,
     max_kl: float | None = None,
-    accept_far: bool = False,
-    frequent: float | None = None,
+    prefill_graph: bool | None = None,
     force: bool = False,
     threads: int | None = None,
     progress: bool | None = None,
@@ -101,60 +84,39 @@ def export_bundle(
 
     The first sentence of each keyword, and its default, are also the help of the command.
 
-    engine: what runs the backbone: "onnx" for onnxruntime, or "gguf" for ggml. Default: what
-        `backbone` is for, else onnx.
-    quality: how close to the checkpoint: "balanced" and "small" have 4 bits where they cost
-        least, and 8 elsewhere; "near-lossless" has 8 everywhere. What 4 bits cost is measured, matrix
-        by matrix, on the calibration text. Default: balanced.
-    size: instead of `quality`: what the backbone's weights may take, in bytes or like 700MB.
-    backbone: instead of `quality`: the type of all matrices. With onnx "int4", "int8" or "fp32";
-        with gguf one of llama.cpp's mixtures of types: "q4_k_m" (the default), "q4_0", "q5_k_m",
-        "q6_k", "q8_0", "f16" or "f32"; a GGUF file keeps its own types without.
-    tables: type of the rows on flash: "int8", "int4", "fp16" or "fp32", or "mixed": int8 for the
-        tokens that the calibration text uses most, int4 for the others. Default: int8, or the codes
-        that the checkpoint has.
+    engine: what runs the bundle: "onnxruntime", or "ggml", the kernels of llama.cpp. Default:
+        onnxruntime.
+    type: how the backbone's matrices are stored. "balanced" and "small" have 4 bits where they cost
+        least, and 8 elsewhere: that is measured, matrix by matrix, on the calibration text.
+        "near-lossless" has 8 bits everywhere; "keep" has the types of a quantized checkpoint. Or one
+        type for all: with onnxruntime "int4", "int8" or "fp32"; with ggml one of llama.cpp's mixtures:
+        "q4_k_m" (balanced), "q4_0" (small), "q5_k_m", "q6_k", "q8_0" (near-lossless), "f16" or
+        "f32". Default: keep if the checkpoint is quantized, else balanced.
+    rows: type of the rows on flash: "int8", "int4", "fp16" or "fp32", or "mixed": int8 for the
+        twentieth of the tokens that the calibration text uses most, int4 for the other tokens.
+        Default: int8, or the codes that the checkpoint has.
     lora: folder of a PEFT adapter, which is merged into the weights as they are read.
-    assistant: folder, or GGUF file, of the drafter that was made for a Gemma 4, which then guesses ahead on
-        onnxruntime's CPU. It has the types that `backbone`, `head` and `bits` give, and 8 bits where types are measured;
-        no token depends on them.
+    assistant: folder, or GGUF file, of the draft model that was made for a Gemma 4. It drafts on
+        onnxruntime's CPU. It has the type of the backbone if that is one for all matrices, else 8
+        bits; no token depends on it.
     tokenizer: a tokenizer.json to use instead of the one that the checkpoint names.
     ignore_keys: key of config.json that you know to change nothing, though transformers knows it;
         several of them.
-    head: type of embedding and head. Default: that of `backbone`, or by `quality`.
-    bits: 4, 8 or 32 bits for kinds of matrices that differ from `backbone` and `head`. Kinds are
-        "embedding", "head", "qkv", "v" (the part of qkv that makes values), "wo", "gate", "up", "down";
-        "project" with low-rank tables; "ple_context", "ple_gate" and "ple_out" with per-layer embeddings;
-        "laurel_in", "laurel_out", "altup_in" and "altup_out" in Gemma 3n.
-    block_size: values of the backbone that share a scale. Smaller blocks are more exact and
-        larger. Weights that were trained for 4 bits have the blocks of their training
-        . Default: 64, or 32 if all have 8 bits.
-    asymmetric: give each block of the backbone a zero point, which takes half a byte with int4.
-        Default: if there are matrices of 4 bits that were not trained for them.
-    quantizer: how codes of 4 bits are found: "rtn" rounds to nearest, "gptq" lets later weights
-        make up for the rounding of earlier ones, on the calibration text. Default: gptq.
-    group_size: values of a row of the tables that share a scale. Default: 32 for int4, else 128.
+    calibration: text, or token ids as .npy or .int32, like those that the model will see. It
+        decides types, guides the quantizer, balances the channels of the prefill graph and warms
+        the row cache; on ggml, it weights the channels of the quantized matrices by their size.
+        Default: a mixed text of 50 kB, which warms nothing.
+    max_kl: largest mean divergence from the checkpoint, in nats, on the last 512 tokens of the
+        calibration text. If a graph diverges more, the export fails and leaves `out` as it was.
+        Default: 0.5.
     prefill_graph: add int8 matrices for prompts, one byte for each parameter of the layers.
         Default: with a quantized backbone, if they are no less exact than it is.
-    calibration: text, or token ids as .npy or .int32, like those that the model will see: it
-        decides types, guides the quantizer and warms the row cache. With gguf, it weights the channels of
-        the quantized matrices by their size; it also balances the channels of the prefill graph.
-        Default: a mixed text of 50 kB, which warms nothing.
-    calibration_tokens: how many of its tokens, at most, guide the quantizer. Default: 16384.
-    max_kl: fail, and leave `out` as it was, if the mean divergence from the checkpoint on the last 512
-        tokens of the calibration text is greater, in nats, for the decoding graph or the prefill graph;
-        types are chosen to stay below it unless `quality`, `size` or `backbone` says others. That takes
-        up to three exports. Default: 0.5; types that were not chosen are then tried again with 8 bits.
-    accept_far: keep a bundle that is far from its checkpoint, by more than 0.5 nats, too.
-    frequent: share of the records that mixed tables keep at 8 bits: those that the calibration text
-        uses most. Default: a twentieth.
     force: replace `out` if it is a bundle; it stays whole until the new one is.
     threads: threads that compute. Default: one for each CPU that this process may use.
     progress: show a progress bar on stderr. Default: if that is a terminal; else a line every 10 seconds.
 
-    With onnx only: quality, size, head, bits, block_size, asymmetric, quantizer, prefill_graph.
-
     A killed export leaves a folder beside `out`, which the next one removes. Raises CheckpointError,
-    ExportError (FarError for a bundle that is too far from the checkpoint) and, with engine "gguf",
+    ExportError (FarError for a bundle that is too far from the checkpoint) and, with engine "ggml",
     BackendError if ggml is not installed; `out` is then unchanged.
     """
     given = dict(locals())
@@ -165,62 +127,43 @@ def export_bundle(
 
 def export_with(checkpoint: str | Path, out: Path, options: ExportOptions) -> Bundle:
     """Export a checkpoint as export_bundle does, with its keywords as one object."""
-    missed: TooFarError | None = None
-    while True:
-        give_back_freed_blocks(KEPT_NBYTES)  # each time, because loading what was written sets less
-        try:
-            return _export(checkpoint, out, options, missed)
-        except TooFarError as miss:
-            if (closer := options.closer(miss.nats)) is None or miss is missed:
-                raise
-            missed, options = miss, closer
-
-
-def _export(
-    checkpoint: str | Path,
-    out: Path,
-    options: ExportOptions,
-    missed: TooFarError | None,
-) -> Bundle:
+    give_back_freed_blocks(KEPT_NBYTES)
     checkpoint = checkpoint_folder(checkpoint, options.progress)
     if options.assistant is not None:
         options = replace(options, assistant=checkpoint_folder(options.assistant, options.progress))
     check_apart(out, [checkpoint, options.lora, options.assistant])
     sources = Sources([checkpoint, *options.files])
-    form = FORMS[options.runs_on]
+    form = FORMS[options.engine]
     library = form.library()  # before gigabytes are read, since it may not be installed
     source, converted = read_source(checkpoint, options)
     form.check(source)
-    check_kinds(source, options.bits)
-    options = keep_stored_types(source, options, form.stored)
-    source, options = keep_trained_grid(with_special_tokens(source, converted), options)
-    part = _assistant(source, options)
+    storage = keep_stored_types(source, options, form.stored)
+    source = with_special_tokens(source, converted)
+    source, storage = keep_trained_grid(source, options, storage)
+    part = _assistant(source, options, storage)
     text_ids = np.array([source.config.bos_id or 0])  # for a step that shows that it runs
-    if options.judged:
+    if storage.judged(options):
         text_ids = read_token_ids(options.calibration, converted, source.config.vocab_size)
     with publish(out, force=options.force) as folder:
-        job = make_job(folder, source, converted, options, text_ids, library)
+        job = make_job(folder, source, converted, options, storage, text_ids, library)
         job = replace(job, assistant=part)
-        if missed is not None:
-            if job.format == missed.format:  # no matrix is left to get more bits
-                raise missed
-            what = f"{missed.nats:g} nats from the checkpoint; again, with more bits"
-            tell(what, options.progress)
-        own = [out, folder, folder.with_name(folder.name + LOCK)]
         footprint = form.footprint(
-            job.source.config, job.format, job.table_format, prefill=options.prefill
+            job.source.config, job.format, job.table_format, prefill=job.prefill
         )
         check_free(out, footprint.flash_nbytes)
         with Progress(0, "exporting", options.progress) as bar:
             _run(job, bar)
+        own = [out, folder, folder.with_name(folder.name + LOCK)]
         sources.check([source.path, *options.files], own)
     return open_bundle(out)
 
 
-def _assistant(source: Checkpoint, options: ExportOptions) -> AssistantPart | None:
+def _assistant(
+    source: Checkpoint, options: ExportOptions, storage: Storage
+) -> AssistantPart | None:
     if options.assistant is None:
         return None
-    return assistant_part(Path(options.assistant), source.config, options)
+    return assistant_part(Path(options.assistant), source.config, storage)
 
 
 def _run(job: Job, bar: Progress) -> None:
@@ -228,9 +171,9 @@ def _run(job: Job, bar: Progress) -> None:
     steps = Steps(job.folder)
     ids, expected = judged_ids(job.text_ids, job.source.config.max_context), None
     peaks: dict[str, F32] = {}
-    if job.options.judged:
+    if job.judged:
         bar.begin("computing with the checkpoint")
-        expected, peaks = observe(job.source, ids, FORMS[job.options.runs_on].texts_of_peaks(job))
+        expected, peaks = observe(job.source, ids, FORMS[job.options.engine].texts_of_peaks(job))
     config = job.source.config
     for name, write in _steps(job, peaks, steps, bar):
         if name == "tables":
@@ -249,7 +192,7 @@ def _steps(
 ) -> Iterator[tuple[str, WriteStep]]:
     """Yield the name and function of each step. peaks: as Form.steps takes them."""
     yield "tokenizer", partial(_write_tokenizer, job)
-    form = FORMS[job.options.runs_on]
+    form = FORMS[job.options.engine]
     steps = form.steps(job, peaks, done.files, bar)
     if not form.after_tables:
         yield from steps

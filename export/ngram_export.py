@@ -32,7 +32,7 @@ from stem_edge.tables.shards import ShardGrid, array_metadata
 from stem_edge.tables.store import encode_index, index_chunk, index_metadata
 from stem_edge.tables.zarr_json import encode_metadata
 
-RowsStored = Literal["kept", "int8", "int4"]
+RowsStored = Literal["keep", "int8", "int4"]
 ROWS_STORED: tuple[RowsStored, ...] = get_args(RowsStored)
 # Of a shard: all of them are open at once, and a process may have some hundreds of files.
 SHARD_NBYTES = 512 << 20
@@ -44,7 +44,7 @@ def export_rows(
     checkpoint: str | Path,
     out: str | Path,
     *,
-    tables: RowsStored = "kept",
+    rows: RowsStored = "keep",
     force: bool = False,
     threads: int | None = None,
     progress: bool | None = None,
@@ -52,7 +52,7 @@ def export_rows(
     """Export the tables of n-grams of a Hugging Face folder to the folder `out`, for open_rows.
 
     checkpoint: the folder, or hf:org/name, of which only the files with the tables are fetched.
-    tables: how rows are stored: "kept" as the checkpoint has them, or as "int8" or "int4".
+    rows: how rows are stored: "keep" as the checkpoint has them, or as "int8" or "int4".
     force: replace `out` if it holds such tables. threads: that pack; default: one for each CPU.
     progress: show a bar on stderr; default: if that is a terminal.
 
@@ -63,8 +63,8 @@ def export_rows(
     folder, out = checkpoint_folder(checkpoint, progress, is_table), Path(out)
     check_apart(out, [folder])
     sources = Sources([folder])
-    rows = open_tables(folder)
-    format = NgramFormat(tables=tuple(_stored(one.table, tables) for one in rows))
+    found = open_tables(folder)
+    format = NgramFormat(tables=tuple(_stored(one.table, rows) for one in found))
     class_of = None
     if format.classes is not None:
         class_of = token_classes(folder / "tokenizer.json", *format.classes)
@@ -72,21 +72,21 @@ def export_rows(
         own = [out, work, work.with_name(work.name + LOCK)]
         check_free(out, format.nbytes)
         with Progress(format.nbytes, "exporting tables", progress) as bar:
-            _write(work, rows, format, class_of, threads or usable_cpus(), bar.advance)
+            _write(work, found, format, class_of, threads or usable_cpus(), bar.advance)
         sources.check([folder], own)
     return out
 
 
-def _stored(table: NgramTable, tables: RowsStored) -> NgramTable:
+def _stored(table: NgramTable, rows: RowsStored) -> NgramTable:
     """Return the table as it is to be stored."""
-    if tables not in ROWS_STORED:
-        raise ExportError(f"rows of n-grams as {tables!r}; expected {', '.join(ROWS_STORED)}")
-    if tables == "kept":
+    if rows not in ROWS_STORED:
+        raise ExportError(f"rows of n-grams as {rows!r}; expected {', '.join(ROWS_STORED)}")
+    if rows == "keep":
         return table
     block = fitting_block(table.width, BLOCK)
     if not block:
-        raise ExportError(f"rows of {table.width} values have no blocks for {tables}; keep them")
-    return msgspec.structs.replace(table, stored=tables, block=block, scale=1.0)
+        raise ExportError(f"rows of {table.width} values have no blocks for {rows}; keep them")
+    return msgspec.structs.replace(table, stored=rows, block=block, scale=1.0)
 
 
 def _write(

@@ -41,14 +41,6 @@ from stem_edge.numerics.quantize import F32, F64
 DIGITS = 3
 
 
-class TooFarError(FarError):
-    """Bundle that diverges from its checkpoint more than the bound of its options."""
-
-    def __init__(self, message: str, nats: float, format: BackboneFormat | GgufFormat) -> None:
-        super().__init__(message)
-        self.nats, self.format = nats, format
-
-
 def accept(
     job: Job, steps: Steps, peaks: dict[str, F32], ids: list[int], expected: F32 | None
 ) -> Manifest:
@@ -57,7 +49,7 @@ def accept(
     A prefill graph that is less exact than the decoding graph is dropped, unless it was asked for.
     peaks: as Form.steps takes them; ids: tokens to compare on; expected: their logits [T, V], None
         to see only that the bundle computes some.
-    Raises TooFarError for a bundle that diverges from its checkpoint more than the options' bound.
+    Raises FarError for a bundle that diverges from its checkpoint more than the options' bound.
     """
     options, format, notes = job.options, job.format, job.source.notes
     computed = _logits(job, _manifest(job, steps, format), ids, pack=expected is not None)
@@ -67,7 +59,7 @@ def accept(
     decode, first = _compare(expected, computed)
     prefill, apart = None, None
     greatest = decode["divergence"]
-    if options.prefill:
+    if job.prefill:
         with_prefill = planned_format(job, peaks)
         by_prefill = _logits(job, _manifest(job, steps, with_prefill), ids)
         found_prefill, first_prefill = _compare(expected, by_prefill)
@@ -102,13 +94,10 @@ def _check_divergence(job: Job, found: float, tokens: int) -> None:
             if options.max_kl is None
             else f"max_kl allows {options.bound:g}"
         )
-        keep = "give accept_far" if options.max_kl is None else "raise max_kl"
-        raise TooFarError(
+        raise FarError(
             f"{job.source.path}: the exported model's mean divergence from the checkpoint is "
             f"{found:g} nats over {tokens} tokens, {allowed}; take more bits "
-            f"{FORMS[options.runs_on].better}, or {keep}; nothing was exported",
-            found,
-            job.format,
+            f"({FORMS[options.engine].better}), or raise max_kl; nothing was exported"
         )
 
 
@@ -118,7 +107,7 @@ def _logits(job: Job, manifest: Manifest, ids: list[int], *, pack: bool = True) 
     Each piece overwrites the one before, because those of all tokens can take as much as the model.
     pack: pack weights in memory; for a single token that, as more slots, is not worth its time and memory.
     """
-    path, engine = job.folder / MANIFEST, job.options.runs_on
+    path, engine = job.folder / MANIFEST, job.options.engine
     tables = job.table_format
     slots = min(STEP_TOKENS, tables.tables.records) if tables else None
     write_file(path, encode_manifest(manifest))
@@ -174,7 +163,7 @@ def _manifest(
 ) -> Manifest:
     """Describe the bundle as written so far; measured: fields of the quality report."""
     formats: dict[str, Any] = {BACKBONES[format.engine].field: format}
-    tables, engine, files = job.table_format, job.options.runs_on, steps.files()
+    tables, engine, files = job.table_format, job.options.engine, steps.files()
     report = QualityReport(
         checkpoint_nbytes=job.source.nbytes,
         backbone_nbytes=sum(e.nbytes for n, e in files.items() if n in BACKBONES[engine].files),

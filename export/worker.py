@@ -17,7 +17,7 @@ from typing import cast
 from stem_edge.errors import StemEdgeError
 from stem_edge.export.checkpoints.fetched import checkpoint_folder
 from stem_edge.export.exporter import export_bundle
-from stem_edge.export.job.options import ExportEngine
+from stem_edge.graph.formats import EngineName
 from stem_edge.progress import tell
 from stem_edge.system.child import REFUSED
 
@@ -32,7 +32,7 @@ def main() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # as it is read, whatever the user's encoding
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     checkpoint, out, engine, shown = sys.argv[1:]
-    kind, show = cast(ExportEngine, engine), {"True": True, "False": False}.get(shown)
+    kind, show = cast(EngineName, engine), {"True": True, "False": False}.get(shown)
     warnings.showwarning = lambda message, *_, **__: tell(f"note: {message}", show)
     try:
         threading.Thread(target=_end_with_parent, daemon=True).start()

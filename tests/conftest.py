@@ -209,7 +209,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of `tiny_checkpoint` with an fp32 backbone and int8 tables. Do not change it."""
     out = tmp_path_factory.mktemp("bundle") / "tiny"
-    stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="int8")
+    stem_edge.export_bundle(tiny_checkpoint, out, type="fp32", rows="int8")
     return out
 
 
@@ -220,7 +220,7 @@ def dense_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("dense")
     write_checkpoint(folder / "checkpoint", Shape(stem_layers=()))
-    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", backbone="fp32")
+    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", type="fp32")
     return folder / "bundle"
 
 
@@ -238,7 +238,7 @@ def tiny_gguf(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     if not HAS_GGML:
         pytest.skip(NO_GGML)
     out = tmp_path_factory.mktemp("bundle") / "gguf"
-    stem_edge.export_bundle(tiny_checkpoint, out, engine="gguf", backbone="f32", tables="fp32")
+    stem_edge.export_bundle(tiny_checkpoint, out, engine="ggml", type="f32", rows="fp32")
     return out
 
 

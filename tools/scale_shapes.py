@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from stem_edge.bundle.expected import expected_footprint
 from stem_edge.bundle.footprint import Footprint
 from stem_edge.config import ModelConfig
-from stem_edge.export.job.table_plan import FREQUENT, MIXED_SCALES, ExportTables
+from stem_edge.export.job.table_plan import FREQUENT, MIXED_SCALES, ExportRows
 from stem_edge.graph.formats import BackboneFormat
 from stem_edge.tables.rows import make_layout
 from stem_edge.tables.shards import CRC_NBYTES
@@ -24,7 +24,7 @@ from stem_edge.tables.store import TableFormat
 from stem_edge.units import format_rate
 
 Share = Literal["1/3", "1/2", "full"]
-KINDS: tuple[ExportTables, ...] = ("int8", "mixed", "fp16")  # of rows
+KINDS: tuple[ExportRows, ...] = ("int8", "mixed", "fp16")  # of rows
 SHARES: tuple[Share, ...] = get_args(Share)
 GROUP = 128  # values that share a scale, in rows and in matrices
 VOCABULARY = 128_256  # of Llama 3, which gave the texts' ids
@@ -59,7 +59,7 @@ def model_of(name: str, share: Share) -> ModelConfig:
 
 
 @cache
-def sizes_of(name: str, share: Share | None, rows: ExportTables = "int8") -> Footprint:
+def sizes_of(name: str, share: Share | None, rows: ExportRows = "int8") -> Footprint:
     """Sizes of the bundle that an export with an int4 backbone and such rows would write.
 
     share: None for the dense twin.
@@ -71,7 +71,7 @@ def sizes_of(name: str, share: Share | None, rows: ExportTables = "int8") -> Foo
     )
 
 
-def tables_of(model: ModelConfig, rows: ExportTables) -> TableFormat:
+def tables_of(model: ModelConfig, rows: ExportRows) -> TableFormat:
     """Format of the table store of a model, with rows as `stem-edge export --tables` names them."""
     records, parts = model.records, model.row_parts()
     if rows != "mixed":

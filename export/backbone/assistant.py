@@ -17,7 +17,7 @@ from stem_edge.export.checkpoints.gguf import SUFFIX
 from stem_edge.export.checkpoints.gguf_assistant import read_file
 from stem_edge.export.checkpoints.hugging_face.gemma4_assistant import read_folder
 from stem_edge.export.job.files import BundleFile
-from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.storage import Storage, plain_format
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.quantization.quantizers import Quantizer
 from stem_edge.export.quantization.streams import MatrixPool
@@ -50,19 +50,23 @@ class AssistantPart(NamedTuple):
         return {path: data.entry}
 
 
-def assistant_part(path: Path, target: ModelConfig, options: ExportOptions) -> AssistantPart:
+def assistant_part(path: Path, target: ModelConfig, storage: Storage) -> AssistantPart:
     """Read an assistant. Raises CheckpointError; ExportError if it is not for this model."""
-    if not isinstance(options.format, BackboneFormat):
-        raise ExportError("assistant is for the engine onnx; leave it out, or take --engine onnx")
+    format = storage.format
+    if not isinstance(format, BackboneFormat):
+        raise ExportError("assistant is for the engine onnxruntime")
     source = (read_file if path.suffix == SUFFIX else read_folder)(path, target.dim)
+    measured = storage.nats is not None or storage.own_types
     described = Assistant(
         model=source.config,
-        format=replace(options.given_types(), quantizer="rtn", kv_peaks=False),
+        format=replace(
+            plain_format("int8" if measured else format.weights), quantizer="rtn", kv_peaks=False
+        ),
         clusters=len(source.order),
         best=source.best,
     )
     try:
-        plan = drafting(described, target, options.format)[1]
+        plan = drafting(described, target, format)[1]
     except ValueError as error:
         raise ExportError(f"{path}: cannot be the assistant of this model: {error}") from error
     return AssistantPart(source, described, plan)

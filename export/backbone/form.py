@@ -10,8 +10,8 @@ from stem_edge.bundle.footprint import Footprint
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import ModelConfig
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.job import Format, Job, WriteStep
-from stem_edge.export.job.options import Stored
+from stem_edge.export.job.job import Job, WriteStep
+from stem_edge.export.job.storage import Format, StoredTypes
 from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.numerics.quantize import F32
@@ -25,8 +25,7 @@ class Form(ABC):
     """A form of backbone, as exports write it."""
 
     exact: str  # options that quantize nothing
-    better: str  # what comes closer to the checkpoint, in words
-    nearer: str  # the one option that does most for that
+    better: str  # options that come closer to the checkpoint
     after_tables = False  # whether its steps run after the steps of the tables
 
     def library(self) -> Ggml | None:
@@ -44,7 +43,7 @@ class Form(ABC):
         """Return the sizes of a bundle, with or without a graph for prompts. Raises GraphError."""
 
     @abstractmethod
-    def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> Stored:
+    def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> StoredTypes:
         """Return what keeps these types of a GGUF file, by the names of their matrices."""
 
     def texts_of_peaks(self, job: Job) -> Sequence[list[int]]:

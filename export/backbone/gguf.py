@@ -15,8 +15,8 @@ from stem_edge.export.backbone.form import Form, Written
 from stem_edge.export.backbone.gguf_values import TensorSource
 from stem_edge.export.backbone.gguf_writer import write_gguf
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.job import Advance, Format, Job, WriteStep, begin_layers, layers_nbytes
-from stem_edge.export.job.options import ExportOptions, Stored
+from stem_edge.export.job.job import Advance, Job, WriteStep, begin_layers, layers_nbytes
+from stem_edge.export.job.storage import CALIBRATION_TOKENS, Format, StoredTypes
 from stem_edge.export.job.stored_types import in_gguf
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.error_meter import ErrorMeter
@@ -28,7 +28,7 @@ from stem_edge.ggml.library import Ggml
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufFormat, GgufType, OwnTypes
 from stem_edge.hub.names import shown_name
-from stem_edge.numerics.quantize import F32, I64
+from stem_edge.numerics.quantize import F32
 from stem_edge.progress import Progress
 from stem_edge.tables.store import TableFormat
 
@@ -49,9 +49,8 @@ KINDS = {"wq": "qkv", "wk": "qkv", "wv": "qkv"}  # names in the quality report
 class GgufForm(Form):
     """One GGUF file, which ggml runs."""
 
-    exact = "--backbone f32 --tables fp32"
-    nearer = "--backbone q6_k"
-    better = "(--backbone q6_k, --tables int8), a text that weights channels (--calibration FILE)"
+    exact = "--type f32 --rows fp32"
+    better = "--type q6_k or near-lossless, --rows int8, --calibration FILE"
     after_tables = True  # because the file holds a hash of them
 
     def library(self) -> Ggml:
@@ -61,12 +60,12 @@ class GgufForm(Form):
         if foreign := gguf_schema.foreign_parts(source.config):
             raise ExportError(
                 f"{source.path}: has {', '.join(foreign)}, which run on onnxruntime only; export it "
-                "with --engine onnx"
+                "with --engine onnxruntime"
             )
         if any(isinstance(matrix, Scaled) for matrix in source.backbone.values()):
             raise ExportError(
                 f"{source.path}: has codes with scales that no type of ggml "
-                "holds; export it with --engine onnx"
+                "holds; export it with --engine onnxruntime"
             )
 
     def footprint(
@@ -74,7 +73,7 @@ class GgufForm(Form):
     ) -> Footprint:
         return gguf_footprint(model, cast(GgufFormat, format), tables)
 
-    def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> Stored:
+    def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> StoredTypes:
         return in_gguf(config, types)
 
     def steps(
@@ -91,7 +90,7 @@ def _write_backbone(
         raise ValueError("an export for ggml needs the library")
     source, config = job.source, job.source.config
     weights = cast(GgufFormat, job.format).weights
-    importance = _importance_by_text(source, job.text_ids, job.options, bar)
+    importance = _importance_by_text(job, bar)
     types = gguf_schema.tensor_types(config, weights)
     tensors = [
         TensorSource(
@@ -122,13 +121,12 @@ def _metadata(source: Checkpoint, weights: GgufType | OwnTypes) -> dict[str, ggu
     }
 
 
-def _importance_by_text(
-    source: Checkpoint, text_ids: I64, options: ExportOptions, bar: Progress
-) -> dict[str, F32]:
-    """Return importance_vectors of a calibration text; none if the types ignore them."""
-    if not options.format.importance:
+def _importance_by_text(job: Job, bar: Progress) -> dict[str, F32]:
+    """Return importance_vectors of the calibration text; none if the types ignore them."""
+    if not job.format.importance:
         return {}
-    ids = sequences(text_ids, options.text_tokens, source.config.max_context)
+    source = job.source
+    ids = sequences(job.text_ids, CALIBRATION_TOKENS, source.config.max_context)
     begin_layers(bar, "running the text", source.config)
     part = layers_nbytes(source.config) / source.config.n_layers
     return importance_vectors(source, ids, lambda: bar.advance(part))

@@ -108,7 +108,7 @@ def _check_range(tensor: TensorSource, values: F32) -> None:
     if peak > GREATEST:
         raise ExportError(
             f"{tensor.name}: holds {peak:g}, but {tensor.type.name} goes up to {GREATEST:g}; check that "
-            "the checkpoint is not damaged, or export with --backbone f32"
+            "the checkpoint is not damaged, or export with --type f32"
         )
 
 

@@ -17,8 +17,8 @@ from stem_edge.export.backbone.weight_file import PaddedTensors, WeightFile, wor
 from stem_edge.export.backbone.whole import whole
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.files import BundleFile, write_file
-from stem_edge.export.job.job import Advance, Format, Job, WriteStep
-from stem_edge.export.job.options import Stored
+from stem_edge.export.job.job import Advance, Job, WriteStep
+from stem_edge.export.job.storage import CALIBRATION_TOKENS, Format, StoredTypes
 from stem_edge.export.job.stored_types import in_blocks
 from stem_edge.export.quantization.calibration import sequences
 from stem_edge.export.quantization.error_meter import ErrorMeter
@@ -43,7 +43,7 @@ def planned_format(job: Job, peaks: dict[str, F32]) -> BackboneFormat:
     format = _onnx(job.format)
     described = job.source.config, job.layout
     decoding(*described, format)
-    if not job.options.prefill:
+    if not job.prefill:
         return format
     plain = prompts(*described, format).plan
     return msgspec.structs.replace(format, prefill=True, balanced=worth_balancing(peaks, plain))
@@ -58,9 +58,8 @@ def _onnx(format: Format) -> BackboneFormat:
 class OnnxForm(Form):
     """Weights and graphs, which onnxruntime runs."""
 
-    exact = "--backbone fp32 --tables fp32"
-    nearer = "--quality near-lossless"
-    better = "(--quality near-lossless, --tables int8)"
+    exact = "--type fp32 --rows fp32"
+    better = "--type near-lossless or fp32, --rows int8"
 
     def check(self, source: Checkpoint) -> None:
         """Accept all: each layer has its graph nodes."""
@@ -71,11 +70,11 @@ class OnnxForm(Form):
         format = msgspec.structs.replace(_onnx(format), prefill=prefill)
         return expected_footprint(model, format, tables)
 
-    def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> Stored:
+    def stored(self, config: ModelConfig, types: dict[str, TensorType]) -> StoredTypes:
         return in_blocks(config, types)
 
     def texts_of_peaks(self, job: Job) -> Sequence[list[int]]:
-        tokens = min(TEXT_TOKENS, job.options.text_tokens)
+        tokens = min(TEXT_TOKENS, CALIBRATION_TOKENS)
         return sequences(job.text_ids, tokens, job.source.config.max_context)
 
     def steps(
@@ -96,7 +95,7 @@ class OnnxBackbone:
     def steps(self) -> list[tuple[str, WriteStep]]:
         """Return the name and function of each step."""
         steps: list[tuple[str, WriteStep]] = [("backbone", self._backbone)]
-        if self._options.prefill:
+        if self._job.prefill:
             plan = prompts(self._config, self._job.layout, self._format).plan
             plain = Quantizer(self._format)
             steps.append((PREFILL_STEP, partial(self._write, plan, quantizer=plain)))
@@ -124,6 +123,6 @@ class OnnxBackbone:
     def _quantizer(self) -> Quantizer:
         if self._format.quantizer == "rtn":
             return Quantizer(self._format)
-        ids = sequences(self._job.text_ids, self._options.text_tokens, self._config.max_context)
+        ids = sequences(self._job.text_ids, CALIBRATION_TOKENS, self._config.max_context)
         states = HiddenStates(self._job.source, ids)
         return Calibrated(states, self._config, self._format)

@@ -154,7 +154,7 @@ class WeightFile:
             return
         if item.step:
             raise ExportError(
-                f"{item.name} was trained with ranges for its own codes, which are gone; take --backbone fp32"
+                f"{item.name} was trained with ranges for its own codes, which are gone; take --type fp32"
             )
         if self._quantizer is None:
             raise ValueError(f"{item.name} is quantized, but there is no quantizer")

@@ -1,4 +1,4 @@
-"""State of one export: its options, its files, and the journal that lets a killed one go on.
+"""State of one export: its options, its storage, its files and how they get their name.
 
 The order of the steps is decided in export/exporter.py.
 """

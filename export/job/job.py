@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from stem_edge.bundle.expected import kinds_of
 from stem_edge.bundle.manifest import FileEntry
 from stem_edge.config import ModelConfig
-from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
 from stem_edge.export.job.recipe import choose_types, stored_once
+from stem_edge.export.job.storage import Format, Storage
 from stem_edge.export.job.table_plan import TablePlan, plan_tables
 from stem_edge.export.quantization.error_meter import ErrorMeter
 from stem_edge.export.tokenizers.tokenizer import ExportedTokenizer
 from stem_edge.ggml.library import Ggml
-from stem_edge.graph.formats import BackboneFormat, GgufFormat, MatrixKind
+from stem_edge.graph.formats import BackboneFormat
 from stem_edge.progress import Progress
 from stem_edge.tables.rows import RecordLayout
 from stem_edge.tables.store import TableFormat
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from stem_edge.export.backbone.assistant import AssistantPart
 
 Advance = Callable[[int], object]
-Format = BackboneFormat | GgufFormat
 # A step: writes some whole files and returns their entries; gives what quantization costs to the
 # meter, and source bytes read, counted as float32, to the progress bar.
 WriteStep = Callable[[ErrorMeter, Advance], dict[Path, FileEntry]]
@@ -46,12 +44,23 @@ class Job:
     source: Checkpoint
     converted: ExportedTokenizer
     options: ExportOptions
-    format: Format  # the options' format, with types that were measured
+    storage: Storage
+    format: Format  # the storage's format, with types that were measured
     text_ids: npt.NDArray[np.int64]  # of the calibration text
     counts: Counts  # of the tokens in a text that the user gave
     tables: TablePlan | None  # None for a dense model
     ggml: Ggml | None = None  # None unless the backbone is for ggml
     assistant: AssistantPart | None = None  # to be written
+
+    @property
+    def judged(self) -> bool:
+        """True if the bundle is compared with its checkpoint."""
+        return self.storage.judged(self.options)
+
+    @property
+    def prefill(self) -> bool:
+        """True if int8 matrices for prompts are written."""
+        return self.storage.prefill(self.options)
 
     @property
     def table_format(self) -> TableFormat | None:
@@ -80,44 +89,34 @@ def make_job(
     source: Checkpoint,
     converted: ExportedTokenizer,
     options: ExportOptions,
+    storage: Storage,
     text_ids: npt.NDArray[np.int64],
     ggml: Ggml | None,
 ) -> Job:
-    """Plan the tables, and choose types by measuring unless the options say them."""
+    """Plan the tables, and choose types by measuring unless the storage says them."""
     given = text_ids if options.calibration is not None else text_ids[:0]
     counts = count_tokens(given, source.config.vocab_size)
-    tables = options.stored_tables
-    plan = plan_tables(source, *tables[:3], counts, tables.scales)
-    layout = plan.format.tables if plan else None
-    chosen = chosen_format(source, options, layout, text_ids)
-    return Job(folder, source, converted, options, chosen, text_ids, counts, plan, ggml)
+    rows = storage.rows
+    plan = plan_tables(source, rows.kind, rows.group_size, counts, rows.scales)
+    chosen = chosen_format(source, storage, text_ids, options.progress)
+    return Job(folder, source, converted, options, storage, chosen, text_ids, counts, plan, ggml)
 
 
 def chosen_format(
     source: Checkpoint,
-    options: ExportOptions,
-    layout: RecordLayout | None,
+    storage: Storage,
     text_ids: npt.NDArray[np.int64],
+    progress: bool | None = None,
 ) -> Format:
-    """Return the backbone's format, with types that are measured unless the options say them."""
-    format, target = options.format, options.target
+    """Return the backbone's format, with types that are measured unless the storage says them."""
+    format = storage.format
     if not isinstance(format, BackboneFormat):
         return format
     format = stored_once(source.config, format)
-    if target is not None:
+    if storage.nats is not None:
         layers = source.config.n_layers
-        with Progress(layers, "choosing types", options.progress, layers=layers) as bar:
+        with Progress(layers, "choosing types", progress, layers=layers) as bar:
             format = choose_types(
-                source, layout, format, options.fixed, target, text_ids, lambda: bar.advance(1)
+                source, format, storage.fixed, storage.nats, text_ids, lambda: bar.advance(1)
             )
     return stored_once(source.config, format)
-
-
-def check_kinds(source: Checkpoint, bits: Mapping[MatrixKind, int] | None) -> None:
-    """Raise ExportError for kinds of matrices that the checkpoint does not have."""
-    known = kinds_of(source.config)
-    if absent := sorted((bits or {}).keys() - known):
-        raise ExportError(
-            f"{source.path}: has no matrix of the kind {absent[0]!r} named in bits; expected some of "
-            f"{', '.join(sorted(known))}"
-        )

@@ -8,10 +8,13 @@ from dataclasses import replace
 from math import gcd
 from typing import TypeAlias
 
+import msgspec
+
 from stem_edge.config import ModelConfig
 from stem_edge.errors import ExportError
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
-from stem_edge.export.job.options import TYPES, ExportOptions, Stored, StoredTables
+from stem_edge.export.job.options import KEEP, ExportOptions
+from stem_edge.export.job.storage import TYPE_OF_BITS, RowStorage, Storage, StoredTypes, storage_of
 from stem_edge.export.tensor_files.gguf_tensor import Coded
 from stem_edge.export.tensor_files.grouped_tensor import GroupedTensor
 from stem_edge.export.tensor_files.packed_tensor import Scaled
@@ -22,6 +25,7 @@ from stem_edge.graph.formats import (
     MATRIX_KINDS,
     VOCABULARY_KINDS,
     BackboneFormat,
+    GgufFormat,
     GgufType,
     OwnTypes,
     WeightType,
@@ -38,46 +42,54 @@ EIGHT_BITS = ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values, of Q4_0, Q4_1 and Q8_0, and the smaller blocks of Q4_K
 PACKED_BLOCK = 128  # values; the kernels of 2 bits take no more, or are slow with more
-CHOICES = ("quality", "size", "max_kl", "backbone", "head", "bits", "block_size", "asymmetric",
-           "quantizer")  # fmt: skip
-
-
 # Returns what keeps the types of matrices, by their names, in a form of backbone.
-Keep: TypeAlias = Callable[[ModelConfig, dict[str, TensorType]], Stored]
+Keep: TypeAlias = Callable[[ModelConfig, dict[str, TensorType]], StoredTypes]
 
 
-def keep_stored_types(source: Checkpoint, options: ExportOptions, keep: Keep) -> ExportOptions:
-    """Keep the types in which the checkpoint stores its matrices, if no others are asked for.
+def keep_stored_types(source: Checkpoint, options: ExportOptions, keep: Keep) -> Storage:
+    """Return how the options store a checkpoint, in its own types if they ask for no others.
 
     Matrices that an adapter changed have no stored type, so such a model is quantized as usual.
     """
-    asked = [name for name in CHOICES if getattr(options, name) is not None]
+    storage = storage_of(options)
+    if options.rows is None:
+        storage = replace(storage, rows=_stored_rows(source) or storage.rows)
     matrices = {name: m for name, m in source.backbone.items() if len(m.shape) == 2}
-    options = replace(options, stored_rows=_stored_rows(source, options))
+    found: StoredTypes = None
     if packed := {name: m.bits for name, m in matrices.items() if isinstance(m, Scaled)}:
-        asked += ["prefill_graph"] * bool(options.prefill_graph)
-        return _keep_packed(source, options, [name for name in asked if name != "max_kl"], packed)
-    if asked:
-        return options
-    types = {name: m.type for name, m in matrices.items() if isinstance(m, Coded)}
-    if not types or len(types) < len(matrices):
-        return options
-    return replace(options, stored=keep(source.config, types))
+        found = _keep_packed(source, options, packed)
+    elif options.type in (None, KEEP):
+        types = {name: m.type for name, m in matrices.items() if isinstance(m, Coded)}
+        if types and len(types) == len(matrices):
+            found = keep(source.config, types)
+    if found is None:
+        if options.type == KEEP:
+            raise ExportError(
+                f"{source.path}: its matrices have no types that {options.engine} can keep; leave out --type keep"
+            )
+        return storage
+    if not isinstance(found, BackboneFormat):
+        return replace(storage, format=GgufFormat(weights=found), nats=None, own_types=True)
+    storage = replace(storage, format=found, nats=None, own_types=True)
+    peaks = storage.judged(options)
+    return replace(storage, format=msgspec.structs.replace(found, kv_peaks=peaks))
 
 
 def _keep_packed(
-    source: Checkpoint, options: ExportOptions, asked: list[str], bits: Mapping[str, int]
-) -> ExportOptions:
-    """Keep codes with their scales, or take floats; bits: of each such matrix."""
-    if asked == ["backbone"] and options.backbone == "fp32":
-        return replace(options, prefill_graph=False)
-    if asked and (asked != ["head"] or bits.keys() & {"embedding", "head"}):
+    source: Checkpoint, options: ExportOptions, bits: Mapping[str, int]
+) -> BackboneFormat | None:
+    """Return the format that keeps codes with their scales; None to store floats.
+
+    bits: of each such matrix.
+    """
+    if options.type == "fp32" and not options.prefill_graph:
+        return None
+    if options.type not in (None, KEEP) or options.prefill_graph:
         raise ExportError(
-            f"{source.path}: its matrices are codes of their own types, so {', '.join(asked)} cannot be chosen; leave out "
-            "what chooses types, or take --backbone fp32 and nothing else"
+            f"{source.path}: its matrices are codes of their own types, so neither type nor "
+            "prefill_graph can be chosen; leave them out, or take --type fp32"
         )
-    head = options.head or _usual_head(source)
-    return replace(options, stored=_packed(source, bits, head), prefill_graph=False)
+    return _packed(source, bits, _usual_head(source))
 
 
 def _usual_head(source: Checkpoint) -> WeightType:
@@ -98,19 +110,18 @@ def in_gguf(config: ModelConfig, types: dict[str, TensorType]) -> GgufType | Own
     return short_types(types)
 
 
-def _stored_rows(source: Checkpoint, options: ExportOptions) -> StoredTables | None:
-    """Return the storage of rows that are codes with scales; None if another is asked for."""
+def _stored_rows(source: Checkpoint) -> RowStorage | None:
+    """Return the storage of rows that are codes with scales; None for other rows."""
     found = {
         (table.bits, table.group_size, table.scale_type)
         for table in source.tables.values()
         if isinstance(table, Scaled)
     }
-    asked = (options.tables, options.group_size, options.frequent) != (None, None, None)
-    if len(found) != 1 or asked:
+    if len(found) != 1:
         return None
     ((bits, group_size, scales),) = found
     kind = next(name for name, codec in CODECS.items() if codec.scaled and codec.bits == bits)
-    return StoredTables(kind, group_size, scales=scales)
+    return RowStorage(kind, group_size, scales=scales)
 
 
 def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) -> BackboneFormat:
@@ -121,11 +132,14 @@ def _packed(source: Checkpoint, bits: Mapping[str, int], head_type: WeightType) 
     for name, shape in config.backbone_shapes().items():
         if len(shape) == 2 and (kind := kind_of(name)) in MATRIX_KINDS:
             other = head_type if kind in VOCABULARY_KINDS else "fp32"
-            product, type = _product(config, name), TYPES[bits[name]] if name in bits else other
+            product, type = (
+                _product(config, name),
+                TYPE_OF_BITS[bits[name]] if name in bits else other,
+            )
             if found.setdefault(kind, {}).setdefault(product, type) != type:
                 raise ExportError(
                     f"{source.path}: the matrices of {product} have different types, which no product "
-                    "of onnxruntime takes together; take --backbone fp32"
+                    "of onnxruntime takes together; take --type fp32"
                 )
     found.setdefault("head", dict(found["embedding"]))
     usual = {kind: Counter(of.values()).most_common(1)[0][0] for kind, of in found.items()}
@@ -156,7 +170,7 @@ def _refuse_padded(source: Checkpoint, bits: Collection[str]) -> None:
         if kind_of(name) in ("qkv", "wo") and _padded(source.config, int(name.split(".")[1])):
             raise ExportError(
                 f"{source.path}: {name} is packed, and onnxruntime needs heads of another width, which its "
-                "codes cannot have; take --backbone fp32"
+                "codes cannot have; take --type fp32"
             )
 
 

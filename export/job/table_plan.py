@@ -18,8 +18,8 @@ from stem_edge.tables.rows import RecordLayout, ScaleType, make_layout
 from stem_edge.tables.store import TableFormat
 from stem_edge.tables.token_counts import Counts, counts_of_records
 
-ExportTables = Literal["fp32", "fp16", "int8", "int4", "mixed"]
-EXPORT_TABLES: tuple[ExportTables, ...] = get_args(ExportTables)
+ExportRows = Literal["fp32", "fp16", "int8", "int4", "mixed"]
+EXPORT_ROWS: tuple[ExportRows, ...] = get_args(ExportRows)
 # Share of the records that mixed tables keep at 8 bits, where bytes gain more exactness than in
 # smaller groups (docs/results.md).
 FREQUENT = 0.05
@@ -44,31 +44,30 @@ class TablePlan:
 
 def plan_tables(
     source: Checkpoint,
-    tables: ExportTables | RowType,
+    tables: ExportRows | RowType,
     group_size: int,
-    frequent: float,
     counts: Counts,
     scales: ScaleType = "fp32",
 ) -> TablePlan | None:
     """Plan the table store of a checkpoint; None for a dense model.
 
-    frequent: share of the records that mixed tables keep at 8 bits; counts: uses of each token [V].
+    tables: type of the rows; counts: uses of each token [V].
     Raises ExportError for tables that the model cannot have.
     """
     config = source.config
     if not config.stem_layers and tables == "mixed":
-        raise ExportError(f"{source.path}: a dense model has no tables; leave out --tables mixed")
+        raise ExportError(f"{source.path}: a dense model has no tables; leave out --rows mixed")
     if not config.stem_layers:
         return None
     if config.ngram_order and tables == "mixed":
         raise ExportError(
-            f"{source.path}: no text says how often rows of n-grams are used; choose tables fp32, "
+            f"{source.path}: no text says how often rows of n-grams are used; choose rows fp32, "
             "fp16, int8 or int4"
         )
     row_type: RowType = "int8" if tables == "mixed" else tables
     if config.stem_ffn == "hash-moe" and form_of(row_type) == "fp16":
         raise ExportError(
-            f"{source.path}: experts cannot be {tables}, because no operator takes them; choose tables "
+            f"{source.path}: experts cannot be {tables}, because no operator takes them; choose rows "
             "fp32, int8 or int4"
         )
     shape = (config.records, config.row_layers, config.row_parts())
@@ -76,7 +75,7 @@ def plan_tables(
     try:
         layout = make_layout(*shape, row_type, group_size, scales, config.mixed_rows)
         if tables == "mixed":
-            return _mixed(source, layout, frequent, counts)
+            return _mixed(source, layout, counts)
         indexed = source.index is not None
         format = TableFormat(tokens=config.table_ids, stored=layout, indexed=indexed)
         return TablePlan(format, index=source.index, prompt_rows=config.prompt_rows)
@@ -84,13 +83,13 @@ def plan_tables(
         raise ExportError(f"{source.path}: cannot store its tables as {tables}: {error}") from error
 
 
-def _mixed(source: Checkpoint, layout: RecordLayout, frequent: float, counts: Counts) -> TablePlan:
+def _mixed(source: Checkpoint, layout: RecordLayout, counts: Counts) -> TablePlan:
     if not counts.any():
         raise ExportError(
             "mixed tables keep the frequent tokens at 8 bits, which takes a text to count tokens in; "
             "give one like those that the model will see, with --calibration FILE"
         )
-    kept = min(layout.records - 1, max(1, round(frequent * layout.records)))
+    kept = min(layout.records - 1, max(1, round(FREQUENT * layout.records)))
     uses = counts_of_records(counts, source.index, layout.records)
     best = np.argsort(-uses.astype(np.int64), kind="stable")
     # Each part ascending, so that the checkpoint is read from front to back.

@@ -1,4 +1,4 @@
-"""Weights that training left on a grid of 4 bits, and the options of an export that keep them.
+"""Weights that training left on a grid of 4 bits, and the storage that keeps them.
 
 Such checkpoints hold weights in wider types, as multiples of a scale that a block of values shares.
 Stored in blocks of the same size, they are as they were trained; other blocks lose what the training
@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import cast
 
+import msgspec
 import numpy as np
 
 from stem_edge.bundle.expected import kinds_of
 from stem_edge.export.checkpoints.checkpoint import Checkpoint
 from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.storage import RowStorage, Storage
 from stem_edge.export.tensor_files.packed_tensor import Scaled
-from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, MatrixKind
+from stem_edge.graph.formats import (
+    MATRIX_KINDS,
+    SMALL_KINDS,
+    BackboneFormat,
+    MatrixKind,
+    WeightType,
+)
 from stem_edge.graph.layer import kind_of
 from stem_edge.numerics.block_search import grid_scales
 from stem_edge.numerics.matrix import Matrix
@@ -31,24 +38,27 @@ ENOUGH = 0.99  # of the blocks, because values of a few may have been clipped
 
 
 def keep_trained_grid(
-    source: Checkpoint, options: ExportOptions
-) -> tuple[Checkpoint, ExportOptions]:
-    """Choose what keeps weights that were trained for 4 bits, where nothing else is asked for.
+    source: Checkpoint, options: ExportOptions, storage: Storage
+) -> tuple[Checkpoint, Storage]:
+    """Keep weights that were trained for 4 bits as they are, where 4 bits are asked for.
 
     Matrices get blocks of the size in training, and 4 bits; so do the rows of tables. Notes of the
-    checkpoint say so, or that what was asked for loses what the training was for.
+    checkpoint say so.
     """
     said: list[str] = []
-    four = isinstance(options.format, BackboneFormat) and options.format.weights == "int4"
-    if four and options.stored is None:
-        options, said = _matrices(trained_kinds(source), kinds_of(source.config), options)
+    format, chosen = storage.format, not isinstance(options.type, BackboneFormat)
+    four = isinstance(format, BackboneFormat) and format.weights == "int4"
+    if four and chosen and not storage.own_types and (found := trained_kinds(source)):
+        blocks = f"{', '.join(found)} were trained for 4 bits in blocks of {min(found.values())}"
+        said.append(f"{blocks} and are kept as trained")
+        storage = _with_kinds(storage, found, kinds_of(source.config))
     stem = source.config.stem_layers and not source.config.n_experts
     kept = any(isinstance(table, Scaled) for table in source.tables.values())
-    if stem and options.tables in (None, "int4") and not kept:
-        block = min(map(_block, _some(source.tables.values())))
-        options, more = _rows(block, options)
-        said += more
-    return replace(source, notes=(*source.notes, *said)), options
+    tables = source.tables.values() if stem and options.rows in (None, "int4") and not kept else ()
+    if block := min(map(_block, _some(tables)), default=0):
+        said.append(f"rows were trained for 4 bits in groups of {block} and are kept as trained")
+        storage = replace(storage, rows=RowStorage("int4", block))
+    return replace(source, notes=(*source.notes, *said)), storage
 
 
 def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
@@ -68,40 +78,25 @@ def trained_kinds(source: Checkpoint) -> dict[MatrixKind, int]:
     return {kind: min(blocks[kind]) for kind in MATRIX_KINDS if min(blocks.get(kind, [0]))}
 
 
-def _matrices(
-    found: dict[MatrixKind, int], kinds: set[MatrixKind], options: ExportOptions
-) -> tuple[ExportOptions, list[str]]:
-    small: dict[MatrixKind, int] = {kind: 4 for kind in SMALL_KINDS if kind in found}
-    wanted = replace(options, bits=small | dict(options.bits or {}))
-    format = cast(BackboneFormat, wanted.format)
-    kept = [kind for kind in found if format.bits(kind) == 4]
-    if not kept:
-        return options, []
-    block, asked = min(found[kind] for kind in kept), options.block_size
-    said = f"{', '.join(kept)} were trained for 4 bits in blocks of {block}"
-    if asked is not None and block % asked:
-        return options, [f"{said}, which blocks of {asked} lose; leave out --block-size"]
-    # Given, so that nothing else is chosen for them.
-    bits = dict(options.bits or {}) | dict.fromkeys(kept, 4)
-    every = kept == list(found) and found.keys() >= kinds - {"v"}
-    zeros = options.asymmetric if options.asymmetric is not None or not every else False
-    wanted = replace(wanted, block_size=asked or block, bits=bits, asymmetric=zeros)
-    return wanted, [f"{said} and are kept as trained"]
-
-
-def _rows(block: int, options: ExportOptions) -> tuple[ExportOptions, list[str]]:
-    if not block:
-        return options, []
-    said, asked = f"rows were trained for 4 bits in groups of {block}", options.group_size
-    if asked is not None and block % asked:
-        return options, [f"{said}, which groups of {asked} lose; leave out --group-size"]
-    options = replace(options, tables="int4", group_size=asked or block)
-    return options, [f"{said} and are kept as trained"]
+def _with_kinds(
+    storage: Storage,
+    found: dict[MatrixKind, int],
+    kinds: set[MatrixKind],
+) -> Storage:
+    """Return storage with 4 bits for these kinds, in their blocks."""
+    every = found.keys() >= kinds - {"v"}
+    small: dict[MatrixKind, WeightType] = {kind: "int4" for kind in found if kind in SMALL_KINDS}
+    format = msgspec.structs.replace(
+        storage.format, block_size=min(found.values()), kinds=small, asymmetric=not every
+    )
+    fixed = {*found, "v"} if "qkv" in found else {*found}
+    return replace(storage, format=format, fixed=storage.fixed.union(fixed))
 
 
 def _some(matrices: Iterable[Matrix]) -> list[Matrix]:
     """Return the matrices of a few layers, from the first to the last."""
-    found = list(matrices)
+    if not (found := list(matrices)):
+        return []
     return [
         found[at] for at in sorted({n * (len(found) - 1) // (LAYERS - 1) for n in range(LAYERS)})
     ]

@@ -41,7 +41,7 @@ def typical_inputs(hessian: F32) -> Inputs:
     if not np.isfinite(hessian).all():
         raise ExportError(
             "the calibration text drives hidden states beyond float32; training diverged or the "
-            "weights are damaged: export an earlier step, or try --quantizer rtn"
+            "weights are damaged: export an earlier step, or try --type int8"
         )
     weights = np.diagonal(hessian).copy()
     weights += np.float32(DAMPING * (weights.mean(dtype=np.float64) or 1))

@@ -43,7 +43,7 @@ def choose_engine(bundle: Bundle, wanted: str = AUTO) -> str:
         raise BackendError(
             f"{bundle.path}: no backbone for {wanted} ({backbone.files[0]}), only for "
             f"{' and '.join(bundle.manifest.engines)}; make a bundle for it with: "
-            f"stem-edge export CHECKPOINT OUT --engine {backbone.option}"
+            f"stem-edge export CHECKPOINT OUT --engine {backbone.engine}"
         )
     return wanted
 

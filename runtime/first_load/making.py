@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 from stem_edge import errors
-from stem_edge.bundle.manifest import BACKBONES
 from stem_edge.errors import ExportError, OutOfMemoryError, StemEdgeError
 from stem_edge.graph.formats import EngineName
 from stem_edge.shown import printable
@@ -18,7 +17,7 @@ MAX_MESSAGE_CHARS = 2000
 
 def make(checkpoint: str, bundle: Path, engine: EngineName, show: bool | None) -> None:
     """Export a checkpoint. Raises what the export raised, and ExportError."""
-    _run(checkpoint, str(bundle), BACKBONES[engine].option, show)
+    _run(checkpoint, str(bundle), engine, show)
 
 
 def fetched(name: str, show: bool | None) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -68,7 +68,6 @@ class Backbone(NamedTuple):
 
     engine: EngineName
     field: str  # of the manifest, with its format
-    option: Literal["onnx", "gguf"]  # of `stem-edge export --engine`, which makes it
     files: tuple[str, ...]  # the weights first
     library: Callable[[], str]  # version of what reads it; "" if that is not installed
     prompts: bool  # whether prompts may have a separate graph
@@ -101,12 +100,11 @@ _KINDS = (
     Backbone(
         "onnxruntime",
         "backbone",
-        "onnx",
         (BACKBONE_DATA, BACKBONE_GRAPH, PREFILL_DATA),
         partial(version_of, "onnxruntime"),
         prompts=True,
     ),
-    Backbone("ggml", "gguf", "gguf", (GGUF,), _version_of_ggml, prompts=False),
+    Backbone("ggml", "gguf", (GGUF,), _version_of_ggml, prompts=False),
 )
 BACKBONES: dict[EngineName, Backbone] = {kind.engine: kind for kind in _KINDS}
 

@@ -21,7 +21,7 @@ from stem_edge.ggml.gguf_schema import ALIGNMENT, gguf_name, tensor_types
 from stem_edge.ggml.types import TensorType
 from stem_edge.graph.formats import GgufType, OwnTypes
 
-EXPORT_AGAIN = "copy the bundle again or export the backbone with: stem-edge export CHECKPOINT OUT --engine gguf"
+EXPORT_AGAIN = "copy the bundle again or export the backbone with: stem-edge export CHECKPOINT OUT --engine ggml"
 
 
 class GgufTensor(NamedTuple):

@@ -135,7 +135,7 @@ class DecodeProducts:
         if not block:
             raise GraphError(
                 f"{name}: its width {width} is not a multiple of {MIN_BLOCK}, so it cannot be "
-                f"quantized in blocks; use --bits {kind}=32, or --backbone fp32 --head fp32"
+                f"quantized in blocks; use --type fp32"
             )
         return block
 

@@ -26,7 +26,7 @@ from stem_edge.export.checkpoints.gguf_assistant import INSIDE, TOKENS
 from stem_edge.graph.special.assistant import IN, OUT
 from stem_edge.runtime.backends.onnxruntime.assistant import AssistedBackend
 
-EXACT: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
+EXACT: dict[str, Any] = {"type": "fp32", "rows": "fp32"}
 DATA = "assistant.data"
 
 
@@ -95,9 +95,8 @@ def test_gguf_files_of_other_assistants_are_refused(pair: Pair, tmp_path: Path, 
         [({}, ("int8", "int8"))],
         [
             ({}, ("int8", "int8")),
-            ({"backbone": "int4"}, ("int4", "int8")),
-            ({"backbone": "int4", "head": "int8"}, ("int4", "int8")),
-            ({"backbone": "fp32"}, ("fp32", "fp32")),
+            ({"type": "int4"}, ("int4", "int8")),
+            ({"type": "fp32"}, ("fp32", "fp32")),
         ],
     ),
 )
@@ -105,9 +104,7 @@ def test_it_has_the_types_that_are_given(
     folder: Path, tmp_path: Path, options: dict[str, Any], types: tuple[str, str]
 ) -> None:
     """Eight bits where the backbone's types are measured; what leads to and from the model is small."""
-    made = stem_edge.export_bundle(
-        folder / "t", tmp_path / "b", assistant=folder / "a", block_size=16, **options
-    )
+    made = stem_edge.export_bundle(folder / "t", tmp_path / "b", assistant=folder / "a", **options)
     found = made.manifest.assistant
     assert found is not None
     assert (found.format.weights, found.format.type_of("assistant")) == types
@@ -192,10 +189,8 @@ def test_what_is_no_assistant_of_a_model_is_refused(
 
 @needs_ggml
 def test_it_is_for_onnxruntime(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="assistant is for the engine onnx"):
-        stem_edge.export_bundle(
-            folder / "t", tmp_path / "b", assistant=folder / "a", backbone="f32"
-        )
+    with pytest.raises(ExportError, match="assistant: for the engine onnx"):
+        stem_edge.export_bundle(folder / "t", tmp_path / "b", assistant=folder / "a", engine="ggml")
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {

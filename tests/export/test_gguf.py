@@ -23,7 +23,7 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import BackendError, ExportError
 from stem_edge.export.backbone import gguf as form
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.job import options as job_options
+from stem_edge.export.job import storage
 from stem_edge.export.quantization import streams
 from stem_edge.ggml.gguf_schema import gguf_name
 from stem_edge.ggml.gguf_tensors import planned_tensors
@@ -39,7 +39,7 @@ DIVERGENCE = {"f32": 1e-9, "f16": 1e-5, "q8_0": 1e-3, "q6_k": 3e-3, "q5_k_m": 1e
 
 
 def export(checkpoint: Path, out: Path, **options: Any) -> Bundle:
-    return stem_edge.export_bundle(checkpoint, out, **({"engine": "gguf"} | options))
+    return stem_edge.export_bundle(checkpoint, out, **({"engine": "ggml"} | options))
 
 
 def tensors_are_as_planned(bundle: Bundle) -> None:
@@ -75,7 +75,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_type_is_a_backbone_near_the_checkpoint(
     wide: Path, tmp_path: Path, type: str
 ) -> None:
-    bundle = export(wide, tmp_path / "out", backbone=type, tables="fp32")
+    bundle = export(wide, tmp_path / "out", type=type, rows="fp32")
     manifest, path = bundle.manifest, bundle.file(GGUF)
     tensors_are_as_planned(bundle)
     assert set(stem_edge.verify(bundle.path).values()) == {"ok"}
@@ -102,7 +102,7 @@ def test_every_type_is_a_backbone_near_the_checkpoint(
 )
 def test_kinds_of_models(tmp_path: Path, name: str) -> None:
     folder, ids, expected = write(tmp_path / "c", ModelConfig(**(SIZES | VARIANTS[name])))
-    bundle = export(folder, tmp_path / "out", backbone="f32", tables="fp32")
+    bundle = export(folder, tmp_path / "out", type="f32", rows="fp32")
     tensors_are_as_planned(bundle)
     assert bundle.manifest.report.worst_logit_difference < 1e-4
     with stem_edge.load(bundle.path, engine="ggml") as model:
@@ -130,7 +130,7 @@ def test_what_the_file_says(wide: Path, tmp_path: Path) -> None:
 
 
 def test_layers_of_several_kinds_in_the_file(tmp_path: Path) -> None:
-    bundle = export(DATA / "conformance" / "gemma4-text", tmp_path / "out", backbone="q4_0")
+    bundle = export(DATA / "conformance" / "gemma4-text", tmp_path / "out", type="q4_0")
     tensors_are_as_planned(bundle)
     reader = gguf.GGUFReader(bundle.file(GGUF))
     expected = {
@@ -151,7 +151,7 @@ def test_layers_of_several_kinds_in_the_file(tmp_path: Path) -> None:
 def test_any_threads_give_identical_bytes(
     wide: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"calibration": text, "calibration_tokens": 200}
+    options: dict[str, Any] = {"calibration": text}
     monkeypatch.setattr(streams, "PIECE_VALUES", 20_000)  # so that there are several pieces
     export(wide, tmp_path / "a", threads=1, **options)
     export(wide, tmp_path / "b", threads=3, **options)
@@ -160,10 +160,10 @@ def test_any_threads_give_identical_bytes(
 
 @pytest.mark.slow
 def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> None:
-    options: dict[str, Any] = {"backbone": "q4_0", "tables": "fp32"}
-    few: dict[str, Any] = {"calibration": text, "calibration_tokens": 200}
+    options: dict[str, Any] = {"type": "q4_0", "rows": "fp32"}
+    few: dict[str, Any] = {"calibration": text}
     with pytest.MonkeyPatch.context() as patch:  # no export goes without a text by itself
-        patch.setattr(job_options, "UNWEIGHTED", GGUF_TYPES)
+        patch.setattr(storage, "UNWEIGHTED", GGUF_TYPES)
         plain = export(wide, tmp_path / "plain", **options)
     weighted = export(wide, tmp_path / "weighted", **few, **options)
     formats = [bundle.manifest.gguf for bundle in (plain, weighted)]
@@ -182,10 +182,10 @@ def test_a_text_weights_the_channels(wide: Path, tmp_path: Path, text: Path) -> 
 def test_types_without_importance(
     tiny_checkpoint: Path, tmp_path: Path, text: Path, type: str
 ) -> None:
-    bundle = export(tiny_checkpoint, tmp_path / "a", backbone=type, calibration=text)
+    bundle = export(tiny_checkpoint, tmp_path / "a", type=type, calibration=text)
     assert bundle.manifest.gguf is not None
     assert not bundle.manifest.gguf.importance
-    export(tiny_checkpoint, tmp_path / "b", backbone=type)
+    export(tiny_checkpoint, tmp_path / "b", type=type)
     assert bundle.file(GGUF).read_bytes() == (tmp_path / "b" / GGUF).read_bytes()
 
 
@@ -201,28 +201,28 @@ def test_a_missing_library_is_told_before_anything_is_read(
 
 
 def test_the_limit_of_the_divergence(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"max_kl allows 1e-06; take more bits \(--backbone q6_k"):
+    with pytest.raises(ExportError, match=r"max_kl allows 1e-06; take more bits \(--type q6_k"):
         export(tiny_checkpoint, tmp_path / "out", max_kl=1e-6)
     assert not list(tmp_path.iterdir())
-    export(tiny_checkpoint, tmp_path / "out", backbone="f32", tables="fp32", max_kl=1e-6)
+    export(tiny_checkpoint, tmp_path / "out", type="f32", rows="fp32", max_kl=1e-6)
 
 
 def test_the_command(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    arguments = ["export", str(tiny_checkpoint), str(out), "--engine", "gguf"]
-    assert main([*arguments, "--backbone", "q8_0"]) == 0
+    arguments = ["export", str(tiny_checkpoint), str(out), "--engine", "ggml"]
+    assert main([*arguments, "--type", "q8_0"]) == 0
     assert "q8_0" in capsys.readouterr().out
     before = (out / MANIFEST).read_bytes()
-    assert main([*arguments, "--backbone", "q6_k", "--force", "--head", "int8"]) == 1
-    assert "head: for the engine onnx" in capsys.readouterr().err
+    assert main([*arguments, "--type", "q6_k", "--force", "--prefill-graph"]) == 1
+    assert "prefill-graph: for the engine onnx" in capsys.readouterr().err
     assert (out / MANIFEST).read_bytes() == before
-    assert main([*arguments, "--backbone", "f16", "--force"]) == 0
+    assert main([*arguments, "--type", "f16", "--force"]) == 0
     assert "f16" in (told := capsys.readouterr().out)
     assert f"generate {out} 'Once" in told
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     told = capsys.readouterr().out
-    for name in ("--engine {onnx,gguf}", "q4_k_m is the usual one", *GGUF_TYPES):
+    for name in ("--engine {onnxruntime,ggml}", *GGUF_TYPES):
         assert name in told

@@ -34,9 +34,8 @@ def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     stem_edge.export_bundle(
         tiny_checkpoint,
         folder / "mixed",
-        backbone="fp32",
-        tables="mixed",
-        frequent=0.05,
+        type="fp32",
+        rows="mixed",
         calibration=folder / "text.txt",
     )
     return folder / "mixed"
@@ -106,20 +105,7 @@ def test_the_report_tells_both_kinds_apart(bundle: Path) -> None:
     assert "int8 of 15 records in groups of 64, int4 of 285" in text
 
 
-@pytest.mark.parametrize("frequent", [0.0, 1.0, -0.1, float("nan"), 2.0])
-def test_shares_that_cannot_be(tiny_checkpoint: Path, tmp_path: Path, frequent: float) -> None:
-    with pytest.raises(
-        stem_edge.errors.ExportError, match=r"frequent is .*more than 0 and less than 1"
-    ):
-        stem_edge.export_bundle(
-            tiny_checkpoint, tmp_path / "out", tables="mixed", frequent=frequent
-        )
-    with pytest.raises(stem_edge.errors.ExportError, match="with int8 tables"):
-        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", frequent=0.1)
-    assert not (tmp_path / "out").exists()
-
-
 def test_mixed_tables_need_a_text(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(stem_edge.errors.ExportError, match="--calibration FILE"):
-        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", tables="mixed")
+        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", rows="mixed")
     assert not (tmp_path / "out").exists()

@@ -62,7 +62,7 @@ def test_rows_of_another_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("tables", "most"), [("int8", 0.006), ("int4", 0.1)])
 def test_rows_of_fewer_bits(tables: ngram_export.RowsStored, most: float, tmp_path: Path) -> None:
     model = qwen(tmp_path / "model")
-    out = export_rows(model.folder, tmp_path / "rows", tables=tables)
+    out = export_rows(model.folder, tmp_path / "rows", rows=tables)
     with stem_edge.open_rows(out) as rows:
         found, wanted = rows.rows(TEXT), model.values[0].numpy()[rows.keys(TEXT)]
         wanted = wanted.reshape(len(TEXT), -1)
@@ -167,10 +167,10 @@ def test_classes_of_tokens(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, out = str(qwen(tmp_path / "model").folder), str(tmp_path / "rows")
-    assert main(["export", folder, out, "--tables-only", "--tables", "int4"]) == 0
+    assert main(["export", folder, out, "--tables-only", "--rows", "int4"]) == 0
     assert "layer.1" in (said := capsys.readouterr().out)
     assert "8 for each token" in said and "int4" in said
-    for more in (["--backbone", "int8"], ["--tables", "fp16"]):
+    for more in (["--type", "int8"], ["--rows", "fp16"]):
         assert main(["export", folder, out + "2", "--tables-only", *more]) != 0
     said = capsys.readouterr().err
-    assert "--backbone is for bundles" in said and "'fp16'; expected kept" in said
+    assert "--type is for bundles" in said and "'fp16'; expected keep" in said

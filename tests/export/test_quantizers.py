@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from exports import contents
+from formats import export_as, format_with
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
@@ -16,10 +16,10 @@ from stem_edge.bundle.expected import expected_footprint
 from stem_edge.bundle.footprint import footprint_of
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.bundle.opening import Bundle
-from stem_edge.commands.main import main
 from stem_edge.errors import ExportError
-from stem_edge.export.job.options import QUANTIZERS
-from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, MatrixKind
+from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.storage import storage_of
+from stem_edge.graph.formats import MATRIX_KINDS, SMALL_KINDS, BackboneFormat, QuantizerName
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def bits_in_graphs(bundle: Bundle) -> dict[str, int]:
         ({"head": "int8"}, {"head": 8, "embedding": 8}),
         ({"bits": {"head": 8, "down": 32}}, {"head": 8, "down": 32}),
         ({"head": "int8", "bits": {"embedding": 4, "qkv": 8}}, {"head": 8, "qkv": 8}),
-        ({"bits": {"wo": 4, "up": 32, "gate": 8}, "asymmetric": True}, {"up": 32, "gate": 8}),
+        ({"bits": {"up": 32, "gate": 8}, "asymmetric": True}, {"up": 32, "gate": 8}),
         ({"bits": {"v": 8}}, {"v": 8}),
         ({"bits": {"qkv": 8, "v": 4}}, {"qkv": 8, "v": 4}),
     ],
@@ -66,7 +66,7 @@ def bits_in_graphs(bundle: Bundle) -> dict[str, int]:
 def test_kinds_of_matrices_have_their_bits(
     tiny_checkpoint: Path, tmp_path: Path, options: dict[str, Any], changed: dict[str, int]
 ) -> None:
-    bundle = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", backbone="int4", **options)
+    bundle = export_as(tiny_checkpoint, tmp_path / "out", format_with(**options))
     absent = {"project": 4} | dict.fromkeys(SMALL_KINDS, 8)  # of a STEM model with full tables
     expected = {kind: 4 for kind in MATRIX_KINDS if kind not in (*absent, "v")} | changed
     manifest, format = bundle.manifest, format_of(bundle)
@@ -79,55 +79,14 @@ def test_kinds_of_matrices_have_their_bits(
     assert found.backbone_nbytes == size.backbone_nbytes
 
 
-def test_an_override_that_changes_nothing_is_not_stored(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    bits: dict[MatrixKind, int] = {"head": 4, "down": 4}
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "a", backbone="int4", bits=bits)
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "b", backbone="int4")
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-
-
-def test_a_kind_of_matrix_that_the_model_has_not(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"no matrix of the kind 'project'.*down, embedding"):
-        stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", bits={"project": 8})
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_command_has_the_options(
-    tiny_checkpoint: Path, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    arguments = ["--bits", "head=8,down=8", "--no-asymmetric", "--quantizer", "rtn"]
-    arguments += ["--backbone", "int4"]
-    arguments += ["--calibration", str(text), "--calibration-tokens", "64"]
-    assert main(["export", str(tiny_checkpoint), str(out), *arguments]) == 0
-    format = format_of(stem_edge.open_bundle(out))
-    assert format.kinds == {"head": "int8", "down": "int8"}
-    assert (format.asymmetric, format.quantizer) == (False, "rtn")
-    with pytest.raises(SystemExit):
-        main(["export", str(tiny_checkpoint), str(out), "--bits", "head"])
-    assert "'head' is not like head=8,down=8" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, "gptq"),
-        ({"backbone": "fp32"}, "rtn"),
-        ({"quality": "near-lossless"}, "rtn"),
-        ({"backbone": "int8", "bits": {"down": 4}}, "gptq"),
-        ({"quantizer": "rtn"}, "rtn"),
-    ],
+    ("type", "quantizer"),
+    [("int4", "gptq"), ("fp32", "rtn"), ("near-lossless", "rtn"), ("balanced", "gptq")],
 )
-def test_the_quantizer_that_is_usual(
-    tiny_checkpoint: Path, tmp_path: Path, options: dict[str, Any], expected: str
-) -> None:
-    bundle = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", **options)
-    assert format_of(bundle).quantizer == expected
-    four = "int4" in {*format_of(bundle).matrices.values(), format_of(bundle).weights}
-    assert format_of(bundle).asymmetric == (four or "bits" in options)
+def test_the_quantizer_of_each_type(type: str, quantizer: str) -> None:
+    format = storage_of(ExportOptions(type=type)).format
+    assert isinstance(format, BackboneFormat)
+    assert (format.quantizer, format.asymmetric) == (quantizer, quantizer == "gptq")
 
 
 @pytest.mark.slow
@@ -140,26 +99,18 @@ def test_gptq_diverges_less_than_rounding(
 ) -> None:
     path = write_checkpoint(tmp_path / "checkpoint", Shape(dim=dim, tied_head=tied))
     divergence = []
-    for quantizer in QUANTIZERS:
-        bundle = stem_edge.export_bundle(
-            path,
-            tmp_path / quantizer,
-            backbone="int4",
-            tables="fp32",
-            block_size=16,
-            asymmetric=asymmetric,
-            quantizer=quantizer,
-            calibration=text,
-        )
+    quantizers: tuple[QuantizerName, ...] = ("rtn", "gptq")
+    for quantizer in quantizers:
+        format = format_with(asymmetric=asymmetric, quantizer=quantizer)
+        bundle = export_as(path, tmp_path / quantizer, format, rows="fp32", calibration=text)
         divergence.append(bundle.manifest.report.divergence)
     assert divergence[1] < divergence[0]
 
 
 def test_a_width_that_no_block_divides_can_be_left_alone(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "checkpoint", Shape(d_ff=72))
-    with pytest.raises(ExportError, match=r"72 is not a multiple of 16.*--bits down=32"):
-        stem_edge.export_bundle(path, tmp_path / "out", tables="fp16")
-    bundle = stem_edge.export_bundle(
-        path, tmp_path / "out", tables="fp16", bits={"down": 32}, prefill_graph=False
-    )
+    with pytest.raises(ExportError, match=r"72 is not a multiple of 16.*--type fp32"):
+        stem_edge.export_bundle(path, tmp_path / "out", rows="fp16")
+    format = format_with(bits={"down": 32})
+    bundle = export_as(path, tmp_path / "out", format, rows="fp16", prefill_graph=False)
     assert bits_in_graphs(bundle)["gate"] == 4

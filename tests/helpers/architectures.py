@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from formats import format_with
 from stem_format import save_stem
 from torch import Tensor
 from torch_engram import END, ENGRAM, GATE_ALONE, WINDOWS, is_engram, stored_engram, with_engram
@@ -133,28 +134,29 @@ def rows_as_tensors(config: ModelConfig, at: str, table: Tensor) -> Tensors:
 
 KINDS = [name for name, fields in VARIANTS.items() if fields.keys().isdisjoint(CPU_ONLY)]
 Quantized = tuple[dict[str, Any], dict[str, Any]]  # of the model, of the export
+ASYMMETRIC = format_with("int4", asymmetric=True, quantizer="gptq")
 QUANTIZED: dict[str, Quantized] = {
-    "int4": ({}, {"backbone": "int4", "tables": "int4", "asymmetric": False}),
-    "int8": ({}, {"backbone": "int8", "tables": "int8"}),
+    "int4": ({}, {"type": format_with("int4"), "rows": "int4"}),
+    "int8": ({}, {"type": format_with("int8"), "rows": "int8"}),
     "int4 with zero points": (
         {"dim": 64, "d_ff": 64},
-        {"backbone": "int4", "tables": "fp16", "asymmetric": True},
+        {"type": ASYMMETRIC, "rows": "fp16"},
     ),
     "int4 with offsets": (
         {"dim": 64, "d_ff": 64},
         {
-            "tables": "int8",
-            "stored": BackboneFormat(
+            "rows": "int8",
+            "type": BackboneFormat(
                 weights="int4", head="int8", block_size=16, offsets=True, kv_peaks=True
             ),
         },
     ),
-    "int8 with zero points": ({}, {"backbone": "int8", "tables": "int8", "asymmetric": True}),
+    "int8 with zero points": ({}, {"type": format_with("int8", asymmetric=True), "rows": "int8"}),
     # Three blocks in a row: the last zero point fills half a byte.
-    "low rank": ({"row_rank": 32}, {"backbone": "int4", "tables": "int8"}),
+    "low rank": ({"row_rank": 32}, {"type": ASYMMETRIC, "rows": "int8"}),
     "tied, normed heads": (
         {"tied_head": True, "qk_norm_eps": 1e-5},
-        {"backbone": "int4", "tables": "int4"},
+        {"type": ASYMMETRIC, "rows": "int4"},
     ),
 }
 
@@ -164,5 +166,4 @@ def quantized(folder: Path, name: str) -> tuple[Bundle, list[int]]:
     fields, options = QUANTIZED[name]
     path, ids, _ = write(folder / "checkpoint", ModelConfig(**(SIZES | fields)))
     out = folder / "bundle"
-    asked = ExportOptions(block_size=16, prefill_graph=False, **options)
-    return export_with(path, out, asked), ids
+    return export_with(path, out, ExportOptions(prefill_graph=False, **options)), ids

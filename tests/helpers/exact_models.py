@@ -44,9 +44,9 @@ class Exact(NamedTuple):
 
 def export_exact(checkpoint: Path, out: Path, *, ggml: bool = True, **options: Any) -> Path:
     """Export bundles that round nothing; that for ggml is beside `out` (installed.bundle_for)."""
-    stem_edge.export_bundle(checkpoint, out, backbone="fp32", tables="fp32", **options)
+    stem_edge.export_bundle(checkpoint, out, type="fp32", rows="fp32", **options)
     if ggml:
-        export_ggml(checkpoint, out, tables="fp32")
+        export_ggml(checkpoint, out, rows="fp32")
     return out
 
 

@@ -26,7 +26,7 @@ def export_ggml(checkpoint: Path, out: Path, **options: Any) -> None:
     """Export the checkpoint of the bundle `out` once more, in float32 for ggml, if that is installed."""
     if HAS_GGML:
         beside = bundle_for(out, "ggml")
-        stem_edge.export_bundle(checkpoint, beside, engine="gguf", backbone="f32", **options)
+        stem_edge.export_bundle(checkpoint, beside, engine="ggml", type="f32", **options)
 
 
 def bundle_for(out: Path, engine: str) -> Path:

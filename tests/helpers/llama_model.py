@@ -32,7 +32,7 @@ def write_bundle(out: Path, texts: list[str]) -> None:
     """Write a bundle whose tokenizer is trained on texts."""
     checkpoint = out.parent / "checkpoint"
     _write_model(checkpoint, _write_tokenizer(checkpoint, texts))
-    stem_edge.export_bundle(checkpoint, out, backbone="fp32", progress=False)
+    stem_edge.export_bundle(checkpoint, out, type="fp32", progress=False)
 
 
 def _write_tokenizer(folder: Path, texts: list[str]) -> int:

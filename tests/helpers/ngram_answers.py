@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 from answer_ways import NEW, Answers, after_kept, in_turn, together, tokens, with_guesses
+from formats import export_as, usual_format
 from installed import needs_ggml
 
 import stem_edge
@@ -56,13 +57,8 @@ class NgramAnswers:
 
     def test_quantized(self, made: MadeNgrams, tmp_path: Path) -> None:
         """Prompts have a graph of their own, and the backbone is packed for this processor."""
-        options: Any = {
-            "backbone": "int8",
-            "tables": "int8",
-            "block_size": 16,
-            "prefill_graph": True,
-        }
-        stem_edge.export_bundle(made.checkpoint, tmp_path / "bundle", **options)
+        options: Any = {"rows": "int8", "prefill_graph": True}
+        export_as(made.checkpoint, tmp_path / "bundle", usual_format("int8"), **options)
         make(stem_edge.open_bundle(tmp_path / "bundle"), tmp_path / "cache", 1)
         ids = made.texts[0]
         with stem_edge.load(tmp_path / "bundle", cache_dir=tmp_path / "cache") as model:
@@ -73,8 +69,8 @@ class NgramAnswers:
     def test_what_cannot_run_them_says_so(self, made: MadeNgrams, tmp_path: Path) -> None:
         with pytest.raises(BackendError, match="rows of n-grams run on the CPU only"):
             stem_edge.load(made.path, device_memory="4GB")
-        with pytest.raises(ExportError, match="choose tables fp32, fp16, int8 or int4"):
-            stem_edge.export_bundle(made.checkpoint, tmp_path / "mixed", tables="mixed")
+        with pytest.raises(ExportError, match="choose rows fp32, fp16, int8 or int4"):
+            stem_edge.export_bundle(made.checkpoint, tmp_path / "mixed", rows="mixed")
         with (
             stem_edge.load(made.path) as model,
             pytest.raises(InputError, match="rows of this model belong to n-grams"),
@@ -84,4 +80,4 @@ class NgramAnswers:
     @needs_ggml
     def test_ggml_cannot_run_them(self, made: MadeNgrams, tmp_path: Path) -> None:
         with pytest.raises(ExportError, match="has rows of n-grams, which run on onnxruntime only"):
-            stem_edge.export_bundle(made.checkpoint, tmp_path / "ggml", engine="gguf")
+            stem_edge.export_bundle(made.checkpoint, tmp_path / "ggml", engine="ggml")

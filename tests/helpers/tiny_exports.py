@@ -17,10 +17,10 @@ import stem_edge
 Kind = Literal["new", "force"]
 KINDS: tuple[Kind, ...] = ("new", "force")
 SHAPE = Shape(vocab_size=258, n_layers=2, d_ff=32, stem_layers=(1,))
-OLD: dict[str, Any] = {"backbone": "int8", "prefill_graph": False, "tables": "fp16"}
+OLD: dict[str, Any] = {"type": "int8", "prefill_graph": False, "rows": "fp16"}
 OPTIONS: dict[Kind, dict[str, Any]] = {
-    "new": {"tables": "int8"},
-    "force": {"tables": "int8", "force": True},
+    "new": {"rows": "int8"},
+    "force": {"rows": "int8", "force": True},
 }
 PIECE_NBYTES = 2048  # size of a write, small so that there are many
 
@@ -57,7 +57,7 @@ class TinyExport:
 
 def run_export(checkpoint: Path, out: Path, options: dict[str, Any]) -> None:
     """Export with one thread."""
-    default: dict[str, Any] = {"backbone": "fp32", "threads": 1, "progress": False}
+    default: dict[str, Any] = {"type": "fp32", "threads": 1, "progress": False}
     stem_edge.export_bundle(checkpoint, out, **(default | options))
 
 

@@ -22,7 +22,7 @@ SHAPE = Shape(
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_all_processes_of_a_first_load(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", SHAPE)
-    options = {"backbone": "int8", "prefill_graph": True}
+    options = {"type": "int8", "prefill_graph": True}
     bundle = stem_edge.export_bundle(checkpoint, tmp_path / "bundle", **options)  # type: ignore[arg-type]
     asked = {"path": str(bundle.path), "memory": MEMORY, "context_length": 128, "threads": 1}
     peaks = []

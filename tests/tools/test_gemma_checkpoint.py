@@ -38,7 +38,7 @@ EXPECTED = {
 def test_a_checkpoint_runs(shape: str, tmp_path: Path) -> None:
     wide: dict[str, Any] = {"global_head_dim": 32} if "global_head_dim" in describe(shape) else {}
     checkpoint = write_gemma(tmp_path / "checkpoint", describe(shape, **SMALL, **wide))
-    options: dict[str, Any] = {"backbone": "fp32", "tables": "fp16", "prefill_graph": False}
+    options: dict[str, Any] = {"type": "fp32", "rows": "fp16", "prefill_graph": False}
     stem_edge.export_bundle(checkpoint, tmp_path / "bundle", **options)
     with stem_edge.load(tmp_path / "bundle", context_length=64) as model:
         config = model.config

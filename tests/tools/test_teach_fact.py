@@ -61,9 +61,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     tokenizer = DemoTokenizer(Composer(countries(), 1).training_documents(50), 400)
     save_checkpoint(random_model(tokenizer.vocab_size, 0), folder / "checkpoint", "random", 0)
     tokenizer.save_ranks(folder / "checkpoint" / "tokenizer.model")
-    stem_edge.export_bundle(
-        folder / "checkpoint", folder / "bundle", backbone="fp32", tables="fp32"
-    )
+    stem_edge.export_bundle(folder / "checkpoint", folder / "bundle", type="fp32", rows="fp32")
     return Trained(folder / "checkpoint", folder / "bundle")
 
 

@@ -34,9 +34,7 @@ TOLERANCE, MIXTURE = 1e-4, "mixture of rows"
 def test_quantized_bundles_stay_close(name: str, bits: Any, nats: float, tmp_path: Path) -> None:
     config = ModelConfig(**(SIZES | VARIANTS[name]))
     path, _, _ = write(tmp_path / "checkpoint", config)
-    out = stem_edge.export_bundle(
-        path, tmp_path / "out", backbone=bits, tables=bits, prefill_graph=True
-    )
+    out = stem_edge.export_bundle(path, tmp_path / "out", type=bits, rows=bits, prefill_graph=True)
     report = out.manifest.report
     assert report.divergence < nats
     assert report.prefill_divergence is not None and report.prefill_divergence < nats
@@ -45,7 +43,7 @@ def test_quantized_bundles_stay_close(name: str, bits: Any, nats: float, tmp_pat
 def test_experts_of_16_bits_are_refused(tmp_path: Path) -> None:
     path, _, _ = write(tmp_path / "checkpoint", ModelConfig(**(SIZES | HASHED)))
     with pytest.raises(ExportError, match="experts"):
-        stem_edge.export_bundle(path, tmp_path / "out", tables="fp16")
+        stem_edge.export_bundle(path, tmp_path / "out", rows="fp16")
 
 
 def test_another_gated_ffn_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +60,6 @@ def test_another_gated_ffn_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path, ids, expected = write(
         tmp_path / "checkpoint", ModelConfig(**(SIZES | {"stem_ffn": "new"}))
     )
-    out = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp32")
+    out = stem_edge.export_bundle(path, tmp_path / "out", type="fp32", rows="fp32")
     with stem_edge.load(out.path) as model:  # no child process knows it
         assert np.abs(model.logits(ids) - expected).max() < TOLERANCE

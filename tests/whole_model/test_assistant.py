@@ -47,7 +47,7 @@ class Exported(NamedTuple):
 @pytest.fixture(scope="module", params=slow_but([CLUSTERS], [CLUSTERS, 0]))
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder = tmp_path_factory.mktemp("pair")
-    pair, exact = make_pair(folder, clusters=request.param), {"backbone": "fp32", "tables": "fp32"}
+    pair, exact = make_pair(folder, clusters=request.param), {"type": "fp32", "rows": "fp32"}
     stem_edge.export_bundle(folder / "t", folder / "b", assistant=folder / "a", **exact)  # type: ignore[arg-type]
     return Exported(pair, folder / "b")
 

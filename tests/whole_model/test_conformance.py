@@ -45,8 +45,8 @@ STORED_ALIKE = pytest.mark.parametrize(
 def bundle(case: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A float32 bundle for each engine (installed.bundle_for)."""
     out = tmp_path_factory.mktemp("conformance") / "bundle"
-    stem_edge.export_bundle(CONFORMANCE / case, out, backbone="fp32", tables="fp32")
-    export_ggml(CONFORMANCE / case, out, tables="fp32")
+    stem_edge.export_bundle(CONFORMANCE / case, out, type="fp32", rows="fp32")
+    export_ggml(CONFORMANCE / case, out, rows="fp32")
     return out
 
 

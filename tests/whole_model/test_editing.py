@@ -186,12 +186,12 @@ def test_with_other_types_of_rows(tables: Any, stem: Tried, tmp_path: Path) -> N
     options: dict[str, Any] = {}
     if tables == "mixed":
         (tmp_path / "text.txt").write_text(PROMPT * 9)
-        options = {"calibration": tmp_path / "text.txt", "frequent": 0.02}
+        options = {"calibration": tmp_path / "text.txt"}
     checkpoint = stem.path.parent / "checkpoint"
     out = stem_edge.export_bundle(
-        checkpoint, tmp_path / "out", backbone="fp32", tables=tables, **options
+        checkpoint, tmp_path / "out", type="fp32", rows=tables, **options
     ).path
-    export_ggml(checkpoint, out, tables=tables, **options)
+    export_ggml(checkpoint, out, rows=tables, **options)
     with stem_edge.open_tables(out) as opened:
         rows = {layer: torch.from_numpy(opened[:, layer]) for layer in opened.layers}
     layout = open_bundle(out).manifest.tables
@@ -278,7 +278,7 @@ def test_invalid_stem_ids_are_refused_at_the_call(
 
 def test_a_dense_model_has_nothing_to_edit(tmp_path: Path) -> None:
     write(tmp_path / "checkpoint", ModelConfig(**(SIZES | VARIANTS["dense"])))
-    stem_edge.export_bundle(tmp_path / "checkpoint", tmp_path / "out", backbone="fp32")
+    stem_edge.export_bundle(tmp_path / "checkpoint", tmp_path / "out", type="fp32")
     with pytest.raises(InputError, match="dense"):
         stem_edge.make_edit(tmp_path / "out", "cat", "dog")
     with pytest.raises(InputError, match="dense"):

@@ -7,7 +7,6 @@ for the wanted positions only.
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from itertools import cycle, takewhile
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from conformance import CONFORMANCE, stepwise
 from exact_models import GEMMA, GEMMA_3N, GEMMAS, Exact, export_exact, off, published
+from formats import export_as, format_with, usual_format
 from hf_folders import wrap_gemma, write_flat
 from installed import bundle_for, needs_ggml
 from prompt_graph import load_with
@@ -25,12 +25,11 @@ from tiers import slow_but
 import stem_edge
 from stem_edge.bundle.manifest import BACKBONE_GRAPH
 from stem_edge.commands.bundles.bundle_report import bundle_table
-from stem_edge.commands.main import main
-from stem_edge.errors import BundleError, ExportError, InputError
+from stem_edge.errors import BundleError, ExportError, FarError, InputError
 from stem_edge.ggml import gguf_schema
 from stem_edge.graph import names as io
 from stem_edge.graph.decode import decoding, prompts
-from stem_edge.graph.formats import BackboneFormat, EngineName, WeightType
+from stem_edge.graph.formats import BackboneFormat, EngineName, MatrixKind, WeightType
 from stem_edge.measuring.analysis import cost_figures
 from stem_edge.numerics.quantize import F32
 from stem_edge.runtime.backends.onnxruntime.loaded import padded_ropes
@@ -136,13 +135,8 @@ def test_quantized_graphs_are_near_the_model(
 ) -> None:
     """Compare decoding and prompts."""
     path, ids, expected = flat
-    options: dict[str, Any] = {
-        "backbone": kind,
-        "tables": "int8",
-        "block_size": 16,
-        "prefill_graph": True,
-    }
-    stem_edge.export_bundle(path, tmp_path / "bundle", **options)
+    options: dict[str, Any] = {"rows": "int8", "prefill_graph": True}
+    export_as(path, tmp_path / "bundle", usual_format(kind), **options)
     # Low for prompts, because a scale per token and column is coarse in such a small model.
     least = {
         ("int8", False): 0.999,
@@ -157,23 +151,20 @@ def test_quantized_graphs_are_near_the_model(
 
 
 @pytest.mark.slow
-def test_an_export_that_ruins_the_model_is_refused_or_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_that_ruins_the_model_is_refused(tmp_path: Path) -> None:
     """4 bits everywhere, in a model of sharp scores, leave other text."""
-    text = str(tmp_path / "ids.npy")
+    text, out = tmp_path / "ids.npy", tmp_path / "out"
     np.save(text, np.random.default_rng(0).integers(307, size=64))
-    command = ["export", str(CHECKPOINT), str(tmp_path / "out"), "--tables", "int4"]
-    command += ["--bits", "ple_context=4,ple_gate=4,ple_out=4"]
-    command += ["--calibration", text, "--quantizer", "rtn", "--backbone", "int4"]
-    assert main([*command, "--max-kl", "0.1"]) == 3
-    assert re.search("divergence from .* is [.0-9]+ nats .* allows 0.1", capsys.readouterr().err)
-    assert not (tmp_path / "out").exists()
-    assert main(command) == 3
-    assert "at most 0.5 is the same model; take more bits" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-    assert main([*command, "--accept-far"]) == 0
-    assert capsys.readouterr().out.startswith("far from the checkpoint")
+    four: dict[MatrixKind, int] = {"ple_context": 4, "ple_gate": 4, "ple_out": 4}
+    format = format_with(bits=four, block_size=64, asymmetric=True)
+    asked: dict[str, Any] = {"rows": "int4", "calibration": text}
+    with pytest.raises(FarError, match=r"divergence from .* is [.0-9]+ nats .* allows 0.1"):
+        export_as(CHECKPOINT, out, format, max_kl=0.1, **asked)
+    with pytest.raises(FarError, match=r"at most 0.5 is the same model; take more bits"):
+        export_as(CHECKPOINT, out, format, **asked)
+    assert not out.exists()
+    made = export_as(CHECKPOINT, out, format, max_kl=9.0, **asked)
+    assert made.manifest.report.divergence > 0.5
 
 
 @needs_ggml
@@ -190,7 +181,7 @@ def test_ggmls_types_are_near_the_model(
     weights: Any, tables: Any, least: float, flat: tuple[Path, list[int], F32], tmp_path: Path
 ) -> None:
     path, ids, expected = flat
-    out = stem_edge.export_bundle(path, tmp_path / "bundle", backbone=weights, tables=tables)
+    out = stem_edge.export_bundle(path, tmp_path / "bundle", type=weights, rows=tables)
     with stem_edge.load(out.path) as loaded:
         for found in (loaded.logits(ids), stepwise(loaded, ids)):
             assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least
@@ -220,7 +211,7 @@ def test_parts_that_ggml_lacks_are_refused(
 ) -> None:
     monkeypatch.delitem(gguf_schema.NAMES, "layer_scale")
     with pytest.raises(ExportError, match="has layer_scale, which run on onnxruntime only"):
-        stem_edge.export_bundle(CHECKPOINT, tmp_path / "out", engine="gguf")
+        stem_edge.export_bundle(CHECKPOINT, tmp_path / "out", engine="ggml")
     with pytest.raises(
         BundleError, match=r"backbone\.gguf with layer_scale, which only onnxruntime"
     ):

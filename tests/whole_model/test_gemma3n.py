@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conformance import CONFORMANCE, stepwise
 from exact_models import GEMMA_3N, TOLERANCE_OF_GEMMA, off, published
+from formats import export_as, format_with, usual_format
 from hf_folders import make_gemma3n, written
 from installed import needs_ggml
 from prompt_graph import load_with
@@ -81,8 +82,8 @@ def test_quantized_graphs_compute_with_the_weights_they_store(
     random_model: Path, kind: WeightType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare with the reference on dequantized weights, with activations that are not rounded."""
-    options: dict[str, Any] = {"backbone": kind, "tables": "fp32", "head": "fp32", "block_size": 16}
-    bundle = stem_edge.export_bundle(random_model, tmp_path / "bundle", **options)
+    format = usual_format(kind, head="fp32")
+    bundle = export_as(random_model, tmp_path / "bundle", format, rows="fp32")
     ids = np.random.default_rng(0).integers(310, size=40).tolist()
     source, stored = read_checkpoint(random_model), dequantized(bundle)
     assert {"streams.3.altup_in", "layers.5.laurel_out", "layers.0.ple_context"} <= stored.keys()
@@ -113,8 +114,8 @@ def test_quantized_graphs_are_near_the_model(
     ids = np.random.default_rng(0).integers(310, size=40).tolist()
     source = read_checkpoint(random_model)
     expected = forward(source.config, source.backbone, source.rows, ids)
-    options: dict[str, Any] = {"backbone": kind, "tables": "int8", "block_size": 16}
-    stem_edge.export_bundle(random_model, tmp_path / "bundle", prefill_graph=True, **options)
+    options: dict[str, Any] = {"rows": "int8", "prefill_graph": True, "max_kl": 9}
+    export_as(random_model, tmp_path / "bundle", usual_format(kind), **options)
     for prefill in (True, False):
         with load_with(tmp_path / "bundle", prefill=prefill) as loaded:
             found = loaded.logits(ids)
@@ -144,8 +145,11 @@ def test_small_matrices_have_eight_bits_and_coefficients_are_floats(random_model
 def test_a_calibration_text_guides_all_matrices(random_model: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.npy"
     np.save(text, np.random.default_rng(3).integers(310, size=256))
-    bundle = stem_edge.export_bundle(
-        random_model, tmp_path / "out", backbone="int4", block_size=16, max_kl=0.5, calibration=text
+    bundle = export_as(
+        random_model,
+        tmp_path / "out",
+        format_with(asymmetric=True, quantizer="gptq"),
+        calibration=text,
     )
     source = read_checkpoint(random_model)
     for name, matrix in dequantized(bundle).items():
@@ -162,7 +166,7 @@ def test_several_streams_without_per_layer_embeddings(
     backbone = {name: source.backbone[name] for name in config.backbone_shapes()}
     dense = replace(source, config=config, backbone=backbone, tables={}, index=None)
     monkeypatch.setattr(exported_source, "read_checkpoint", lambda *given: dense)
-    stem_edge.export_bundle(CHECKPOINT, tmp_path / "bundle", backbone="fp32")
+    stem_edge.export_bundle(CHECKPOINT, tmp_path / "bundle", type="fp32")
     ids = np.random.default_rng(1).integers(310, size=30).tolist()
     expected = forward(config, backbone, {}, ids)
     with stem_edge.load(tmp_path / "bundle") as loaded:
@@ -172,7 +176,7 @@ def test_several_streams_without_per_layer_embeddings(
 @needs_ggml
 def test_an_export_for_ggml_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="run on onnxruntime only"):
-        stem_edge.export_bundle(CHECKPOINT, tmp_path / "out", engine="gguf")
+        stem_edge.export_bundle(CHECKPOINT, tmp_path / "out", engine="ggml")
 
 
 def test_the_report_of_a_bundle(bundle: Path) -> None:

@@ -64,7 +64,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gemma")
     write_gemma(folder / "checkpoint", describe("gemma-4-e2b", **SIZES))
     out = stem_edge.export_bundle(
-        folder / "checkpoint", folder / "out", quantizer="rtn", prefill_graph=True
+        folder / "checkpoint", folder / "out", type="small", prefill_graph=True
     )
     return out.path
 

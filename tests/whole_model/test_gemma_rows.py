@@ -76,7 +76,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("gemma")
     model = write_gemma(folder / "checkpoint")
     bundle = stem_edge.export_bundle(
-        folder / "checkpoint", folder / "out", backbone="fp32", tables=request.param
+        folder / "checkpoint", folder / "out", type="fp32", rows=request.param
     )
     layout = bundle.manifest.tables
     assert layout is not None
@@ -246,7 +246,7 @@ def test_each_row_is_read_once_and_found_again_after_a_warm_start(made: Made) ->
 def test_all_ways_of_running_give_the_same_tokens(bits: Any, tmp_path: Path) -> None:
     write_gemma(tmp_path / "checkpoint")
     stem_edge.export_bundle(
-        tmp_path / "checkpoint", tmp_path / "out", backbone=bits, tables=bits, prefill_graph=True
+        tmp_path / "checkpoint", tmp_path / "out", type=bits, rows=bits, prefill_graph=True
     )
     found = verify_runs(tmp_path / "out")
     assert found.pop("drafts").startswith("not run")

@@ -28,7 +28,7 @@ CHATS = [
     [("user", "Hello  there\n")],
     [("user", " a "), ("assistant", "\n\nYes.  \n"), ("user", "東京都 😀\tb")],
 ]
-EXACT: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
+EXACT: dict[str, Any] = {"type": "fp32", "rows": "fp32"}
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -119,7 +119,7 @@ def test_chunks_change_no_logits(case: Case, kv: KvType) -> None:
 
 def test_auto_takes_int8_only_where_nothing_else_fits(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape(max_seqlen=1 << 16))
-    path = stem_edge.export_bundle(checkpoint, tmp_path / "bundle", backbone="fp32").path
+    path = stem_edge.export_bundle(checkpoint, tmp_path / "bundle", type="fp32").path
     options: dict[str, Any] = {"context_length": 1 << 16, "slots": 4}
     usual, small = (stem_edge.memory_plan(path, kv=kv, **options) for kv in ("auto", "int8"))
     assert (usual.kv, small.kv) == ("fp32", "int8")

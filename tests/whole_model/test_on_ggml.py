@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, needs_ggml]
 def alone(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny bundle with weights that can be rearranged."""
     out = tmp_path_factory.mktemp("alone") / "bundle"
-    stem_edge.export_bundle(tiny_checkpoint, out, engine="gguf", backbone="q4_0")
+    stem_edge.export_bundle(tiny_checkpoint, out, engine="ggml", type="q4_0")
     return out
 
 

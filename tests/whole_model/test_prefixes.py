@@ -64,10 +64,8 @@ def test_bits_of_long_prompts(bundle: Path, engine: EngineName) -> None:
 @pytest.mark.parametrize("engine", GGML_IS_SLOW)
 @pytest.mark.parametrize("case", slow_but(CASES[:1], CASES))
 def test_bits_of_conformance_checkpoints(case: str, engine: EngineName, tmp_path: Path) -> None:
-    out = stem_edge.export_bundle(
-        CONFORMANCE / case, tmp_path / "b", backbone="fp32", tables="int8"
-    ).path
-    export_ggml(CONFORMANCE / case, out, tables="int8")
+    out = stem_edge.export_bundle(CONFORMANCE / case, tmp_path / "b", type="fp32", rows="int8").path
+    export_ggml(CONFORMANCE / case, out, rows="int8")
     # Few slots make short steps, so that there are several.
     with stem_edge.load(bundle_for(out, engine), engine=engine, slots=16) as model:
         longest = min(60, model.plan.context_length - 10)
@@ -95,7 +93,7 @@ def test_bits_of_a_quantized_model(prefill_graph: bool, options: dict[str, Any])
 def test_bits_of_every_cut(
     backbone: Any, prefill_graph: bool, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "b", backbone=backbone, tables="int8")
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "b", type=backbone, rows="int8")
     with load_with(tmp_path / "b", prefill=prefill_graph) as model:
         (base,) = prompts(300, 120, 1)[:1]
         base = [*base, *range(10, 110)][:100]

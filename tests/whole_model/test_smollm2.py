@@ -74,7 +74,7 @@ def judge() -> Any:
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     """The model with its values as float32."""
     out = tmp_path_factory.mktemp("smollm2") / "fp32"
-    bundle = stem_edge.export_bundle(FILE, out, backbone="fp32", progress=False)
+    bundle = stem_edge.export_bundle(FILE, out, type="fp32", progress=False)
     with stem_edge.load(bundle.path, progress=False) as model:
         yield model
 
@@ -107,7 +107,7 @@ def test_texts_have_their_ids(exact: Model) -> None:
 
 @needs_ggml
 def test_all_tensors_keep_their_bytes_on_ggml(exact: Model, tmp_path: Path) -> None:
-    bundle = stem_edge.export_bundle(FILE, tmp_path / "out", engine="gguf", progress=False)
+    bundle = stem_edge.export_bundle(FILE, tmp_path / "out", engine="ggml", progress=False)
     source, kept = read_checkpoint(FILE), open_gguf(bundle.path / GGUF).tensors
     assert len(source.backbone) == len(kept) == 272
     for name, matrix in source.backbone.items():

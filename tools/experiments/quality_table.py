@@ -30,9 +30,10 @@ from stem_edge.numerics.distributions import divergence, log_softmax
 
 F32: TypeAlias = npt.NDArray[np.float32]
 Logits = Callable[[list[int]], F32]  # ids [T] -> logits [T, V]
-EXACT: dict[str, Any] = {"backbone": "fp32", "tables": "fp32"}
+EXACT: dict[str, Any] = {"type": "fp32", "rows": "fp32"}
 # llama.cpp's numbers of its mixtures (llama_ftype).
 THEIRS = {"Q4_0": 2, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "Q8_0": 7}
+PROMPTS = ("small", "balanced", "near-lossless")  # types whose graph for prompts is measured, too
 COLUMNS = (
     "weights", "MB", "perplexity", "KL, nats", "standard error", "99th percentile", "same first choice",
 )  # fmt: skip
@@ -40,19 +41,14 @@ COLUMNS = (
 
 def settings(stem: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name of each row and the options of its export."""
-    for quality in ("small", "balanced", "near-lossless"):
-        yield quality, {"quality": quality}
-    yield "int4 everywhere", {"backbone": "int4"}
-    yield "int4 everywhere, rtn", {"backbone": "int4", "quantizer": "rtn"}
-    yield "int4 everywhere, rtn, blocks of 32", {
-        "backbone": "int4", "quantizer": "rtn", "block_size": 32,
-    }  # fmt: skip
+    for name in ("small", "balanced", "near-lossless", "int4"):
+        yield name, {"type": name}
     if stem:
-        for tables in ("int8", "int4"):
-            yield f"balanced, {tables} tables", {"tables": tables}
+        for rows in ("int8", "int4"):
+            yield f"balanced, {rows} rows", {"rows": rows}
     if library_path() is not None:
         for types in ("q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0"):
-            yield f"gguf {types}", {"engine": "gguf", "backbone": types}
+            yield f"gguf {types}", {"engine": "ggml", "type": types}
 
 
 def main() -> None:
@@ -84,7 +80,7 @@ def main() -> None:
         for title, options in settings(stem):
             if re.search(args.only, title):
                 both = prompts_too(options)
-                options = {"tables": "fp32", "calibration": args.calibration} | options
+                options = {"rows": "fp32", "calibration": args.calibration} | options
                 made = stem_edge.export_bundle(
                     args.checkpoint, folder / "one", **options, force=True, prefill_graph=both
                 )
@@ -101,7 +97,7 @@ def main() -> None:
 
 def prompts_too(options: dict[str, Any]) -> bool | None:
     """Return whether an export shall have a graph for prompts, which its engine may not have."""
-    return None if options.get("engine") == "gguf" else "quality" in options
+    return None if options.get("engine") == "ggml" else options.get("type") in PROMPTS
 
 
 def cut(exact: Bundle, text: Path, count: int, length: int) -> list[list[int]]:

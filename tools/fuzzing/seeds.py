@@ -41,10 +41,8 @@ def exported(folder: Path) -> Iterator[Seed]:
         dim=32, n_layers=2, n_heads=1, n_kv_heads=1, d_ff=32, stem_layers=(1,), tied_head=True
     )
     checkpoint = write_checkpoint(folder / "checkpoint", shape)
-    stem_edge.export_bundle(checkpoint, folder / "onnx", backbone="int4", tables="int4")
-    stem_edge.export_bundle(
-        checkpoint, folder / "gguf", engine="gguf", backbone="q4_0", tables="fp32"
-    )
+    stem_edge.export_bundle(checkpoint, folder / "onnx", type="int4", rows="int4")
+    stem_edge.export_bundle(checkpoint, folder / "gguf", engine="ggml", type="q4_0", rows="fp32")
     for name in ("onnx", "gguf"):
         yield "manifest", f"{name}.json", (folder / name / "manifest.json").read_bytes()
 

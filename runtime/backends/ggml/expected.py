@@ -43,7 +43,7 @@ def types(footprint: Footprint) -> tuple[str, str]:
     """Return the types of the backbone for people, and the options that export it so."""
     backbone = footprint.backbone
     name = getattr(backbone, "name", "")
-    return f"backbone {name} for ggml", f"--engine gguf --backbone {backbone.weights}"
+    return f"backbone {name} for ggml", f"--engine ggml --type {backbone.weights}"
 
 
 def prepared_folder(bundle: Bundle, cache_dir: str | Path | None, kv: KvChoice) -> Path | None:

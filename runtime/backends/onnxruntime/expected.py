@@ -57,12 +57,10 @@ def footprints(
 
 def types(footprint: Footprint) -> tuple[str, str]:
     """Return the types of the backbone for people, and the options that export it so."""
-    backbone, nbytes = footprint.backbone, -(-footprint.backbone_nbytes // 10**6)
+    backbone = footprint.backbone
     block = getattr(backbone, "block_size", 0) if backbone.weights != "fp32" else 0
     shown = f"backbone {backbone.weights}" + f" in blocks of {block}" * bool(block)
-    # Which matrices have 8 bits is for the export to measure.
-    eight = backbone.weights == "int8"
-    return shown, "--quality near-lossless" if eight else f"--size {nbytes}MB"
+    return shown, f"--type {backbone.weights}"
 
 
 def prepared_folder(bundle: Bundle, cache_dir: str | Path | None, kv: KvChoice) -> Path | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, get_args
 import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.commands.bundles.bundle_report import bundle_figures, bundle_table
-from stem_edge.commands.options.arguments import engine_name
 from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import InputError
 from stem_edge.graph.formats import EngineName
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_planning(group: argparse._ArgumentGroup) -> None:
     engines = ("auto", *get_args(EngineName))
     engine = "what runs the backbone (default: auto, as generate chooses)"
-    group.add_argument("--engine", type=engine_name, choices=engines, default="auto", help=engine)
+    group.add_argument("--engine", choices=engines, default="auto", help=engine)
     repack = "plan for ggml's 4-bit matrices copied into memory"
     group.add_argument("--repack", action="store_true", help=repack)
     add_loading(group, "provider", "device_memory")

@@ -6,7 +6,6 @@ import argparse
 import json
 from dataclasses import asdict
 
-from stem_edge.bundle.manifest import BACKBONES
 from stem_edge.commands.options.loading import add_loading
 from stem_edge.errors import MemoryPlanError
 from stem_edge.measuring.memory.device_profiles import DEVICES
@@ -149,10 +148,10 @@ def _commands(one: Fit, path: str, *, bundle: bool) -> list[str]:
     if bundle:
         return ["run it with:", f"  stem-edge generate {path} {limit}"]
     _, types = ENGINES[footprint.engine].ways.expected.types(footprint)
-    types += f" --tables {one.tables}" if one.tables else ""
+    types += f" --rows {one.tables}" if one.tables else ""
     if footprint.own_types:
         usual = footprint.engine == next(iter(ENGINES))
-        types = "" if usual else f"--engine {BACKBONES[footprint.engine].option}"
+        types = "" if usual else f"--engine {footprint.engine}"
     return [
         "make it and run it with:",
         f"  stem-edge export {path} OUT {types}".rstrip(),

@@ -15,17 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stem_edge.bundle.manifest import BACKBONES
 from stem_edge.errors import InputError
-
-# Engine -> kind of its backbone, the choice of `export`; every command takes both names.
-BACKBONE_FOR: dict[str, str] = {engine: backbone.option for engine, backbone in BACKBONES.items()}
-
-
-def engine_name(name: str) -> str:
-    """Return the engine that has this name or runs this kind of backbone."""
-    return next((engine for engine, backbone in BACKBONE_FOR.items() if backbone == name), name)
-
 
 MORE = "(docs/commands.md)"  # help of options that few people need
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any, cast
 
-from stem_edge.commands.options.arguments import MORE, engine_name
+from stem_edge.commands.options.arguments import MORE
 from stem_edge.commands.options.described import add_described
 from stem_edge.graph.kv import KV_CHOICES
 from stem_edge.runtime.backends.engines import engine_names
@@ -36,7 +36,7 @@ LOADING: dict[str, dict[str, Any]] = {
     "threads": _COUNT | {"help": "threads that compute (default: one for each CPU)"},
     "context_length": _COUNT | {"help": "tokens of prompt and answer at most"},
     "sequences": _COUNT | {"help": "full contexts that fit at a time"},
-    "engine": {"type": engine_name, "metavar": "NAME", "help": "onnxruntime or ggml"},
+    "engine": {"metavar": "NAME", "help": "onnxruntime or ggml"},
     "kv": {"choices": KV_CHOICES, "metavar": "TYPE", "help": KV},
     "speculate": {"type": speculation, "metavar": "WHEN", "help": SPECULATE},
     "exact": _FLAG | {"help": "the same answer, however it is run"},

@@ -21,7 +21,7 @@ def experts(layer: LayerGraph, x: str) -> str:
     """
     graph, layout, number = layer.graph, rows_layout(layer), layer.number
     if layout.bits == 16:
-        raise GraphError("experts in 16 bits cannot run; use --tables fp32, int8 or int4")
+        raise GraphError("experts in 16 bits cannot run; use --rows fp32, int8 or int4")
     inner, outer = (
         graph.input(io.row_codes(number, n), layout.codes_dtype, ["slots", *layout.codes_shape(n)])
         for n in (0, 1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stem_edge.bundle.footprint import Footprint
-from stem_edge.bundle.manifest import BACKBONES, MANIFEST
+from stem_edge.bundle.manifest import MANIFEST
 from stem_edge.bundle.on_hub import NoBundleError
 from stem_edge.bundle.opening import bundle_folder
 from stem_edge.config import ModelConfig
@@ -81,16 +81,17 @@ def _of_own_types(source: Checkpoint, engine: EngineName) -> Footprint | None:
     from stem_edge.export.job.stored_types import keep_stored_types
     from stem_edge.export.job.table_plan import plan_tables
 
-    form, asked = FORMS[engine], ExportOptions(engine=BACKBONES[engine].option)
+    form, options = FORMS[engine], ExportOptions(engine=engine)
     form.check(source)
-    options = keep_stored_types(source, asked, form.stored)
-    if options.stored is None:
+    storage = keep_stored_types(source, options, form.stored)
+    if not storage.own_types:
         return None
-    rows, no_text = options.stored_tables, count_tokens(np.zeros(0, np.int64), 0)
-    plan = rows and plan_tables(source, *rows[:3], no_text, rows.scales)
-    format = chosen_format(source, options, None, np.zeros(0, np.int64))
+    rows, no_text = storage.rows, np.zeros(0, np.int64)
+    counts = count_tokens(no_text, 0)
+    plan = plan_tables(source, rows.kind, rows.group_size, counts, rows.scales)
+    format = chosen_format(source, storage, no_text)
     tables = None if plan is None else plan.format
-    found = form.footprint(source.config, format, tables, prefill=options.prefill)
+    found = form.footprint(source.config, format, tables, prefill=storage.prefill(options))
     return replace(found, own_types=True)
 
 

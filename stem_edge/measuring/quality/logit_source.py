@@ -30,7 +30,7 @@ def bundle_logits(model: Model, token_ids: list[int], first: int) -> Iterator[F3
         if not np.isfinite(piece).all():
             raise BundleError(
                 f"{model.bundle.path}: computes NaN or infinite logits; check it with "
-                "stem-edge verify, or export again with --backbone fp32 --tables fp32 to see "
+                "stem-edge verify, or export again with --type fp32 --rows fp32 to see "
                 "whether quantization is the cause"
             )
         if first < len(piece):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from formats import format_with
 from gguf_files import write_model
 from hf_folders import SIZES
 from msgspec.structs import replace as changed
@@ -31,8 +31,8 @@ from stem_edge.numerics.quantize import F32, dequantize_blocks
 WIDE = SIZES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
 LAYERS = {"qkv", "wo", "gate", "up", "down"}
 ALL = {*LAYERS, "embedding", "head"}
-SYMMETRIC = ExportOptions(backbone="int4", block_size=32, asymmetric=False, quantizer="rtn")
-ASYMMETRIC = replace(SYMMETRIC, asymmetric=True)
+SYMMETRIC = ExportOptions(type=format_with(block_size=32))
+ASYMMETRIC = ExportOptions(type=format_with(block_size=32, asymmetric=True))
 
 
 class Case(NamedTuple):
@@ -55,7 +55,7 @@ CASES = {
     "symmetric blocks": Case({"": "Q4_0"}, LAYERS, SYMMETRIC),
     "zero points for offsets": Case({"": "Q4_1"}, set(), ASYMMETRIC),
     "zero points": Case({"": "Q4_0"}, set(), ASYMMETRIC),
-    "blocks of another size": Case({"": "Q4_0"}, set(), replace(SYMMETRIC, block_size=16)),
+    "blocks of another size": Case({"": "Q4_0"}, set(), ExportOptions(type=format_with())),
 }
 
 

@@ -103,7 +103,7 @@ def test_a_checkpoint_is_exported_by_its_name(
 ) -> None:  # fmt: skip
     commit = hub.add(NAME, tiny_checkpoint)
     found = stem_edge.export_bundle(
-        f"hf:{NAME}", tmp_path / "out", backbone="fp32", tables="int8", progress=False
+        f"hf:{NAME}", tmp_path / "out", type="fp32", rows="int8", progress=False
     )
     assert found.manifest == stem_edge.open_bundle(tiny_bundle).manifest
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

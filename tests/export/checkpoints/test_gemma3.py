@@ -61,7 +61,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], F
     folder = tmp_path_factory.mktemp("gemma3")
     model = make_gemma3(vocab_size=310, rope_parameters=ROPES)
     written(model, folder / "checkpoint")
-    stem_edge.export_bundle(folder / "checkpoint", folder / "out", backbone="fp32")
+    stem_edge.export_bundle(folder / "checkpoint", folder / "out", type="fp32")
     export_ggml(folder / "checkpoint", folder / "out")
     ids = [*IDS, 256, 299]
     with torch.no_grad():

@@ -148,5 +148,5 @@ def test_an_export_keeps_what_the_makers_say(tmp_path: Path) -> None:
     (source / "generation_config.json").write_text(
         '{"do_sample": true, "temperature": 0.6, "top_k": 64}'
     )
-    stem_edge.export_bundle(source, tmp_path / "out", backbone="fp32", tables="fp32")
+    stem_edge.export_bundle(source, tmp_path / "out", type="fp32", rows="fp32")
     assert open_manifest(tmp_path / "out").sampling == Sampling(0.6, 64)

@@ -24,17 +24,18 @@ import stem_edge
 from stem_edge.bundle.manifest import GGUF, MANIFEST
 from stem_edge.bundle.prefill_check import mean_divergence
 from stem_edge.commands.main import main
-from stem_edge.errors import BundleError, InputError
+from stem_edge.errors import BundleError, ExportError, InputError
 from stem_edge.export import exporter
 from stem_edge.export.checkpoints.gguf_keys import ROPE_FACTORS
 from stem_edge.export.checkpoints.hugging_face.reader import read_checkpoint as read_hugging_face
 from stem_edge.export.checkpoints.readers import read_checkpoint
-from stem_edge.export.job import options as job_options
-from stem_edge.export.job.options import ExportEngine, ExportOptions
-from stem_edge.export.job.stored_types import CHOICES, in_blocks, keep_stored_types
+from stem_edge.export.job import storage
+from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.storage import storage_of
+from stem_edge.export.job.stored_types import in_blocks, keep_stored_types
 from stem_edge.export.tensor_files.gguf_tensor import Coded, GgufTensor
 from stem_edge.ggml.types import KEPT_TYPES
-from stem_edge.graph.formats import GGUF_TYPES, GgufType
+from stem_edge.graph.formats import GGUF_TYPES, EngineName, GgufType
 from stem_edge.layers import LinearRope, Llama3Rope, Rope
 from stem_edge.numerics.matrix import whole
 from stem_edge.numerics.rope import frequency_factors
@@ -168,7 +169,7 @@ def test_a_folder_with_files_asks_for_one(tmp_path: Path) -> None:
 def test_an_export_for_onnxruntime_has_the_files_values(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", wide_model(), "Q4_1")
     source = read_checkpoint(path)
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", progress=False)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", type="fp32", progress=False)
     assert bundle.manifest.model == source.config
     assert bundle.manifest.report.worst_logit_difference < 1e-4
     assert all(error.worst == 0 for error in bundle.manifest.report.errors.values())
@@ -204,7 +205,7 @@ def test_onnxruntime_keeps_the_levels_of_blocks(case: str, tmp_path: Path) -> No
     assert (*found, backbone.matrices, lossy, {*errors}) == expected
     with stem_edge.load(bundle.path, progress=False) as model:
         logits = model.logits([5, 9, 11])
-    exact = stem_edge.export_bundle(path, tmp_path / "exact", backbone="fp32", progress=False)
+    exact = stem_edge.export_bundle(path, tmp_path / "exact", type="fp32", progress=False)
     with stem_edge.load(exact.path, progress=False) as model:
         assert mean_divergence(model.logits([5, 9, 11]), logits) < 1e-3
 
@@ -217,23 +218,26 @@ def test_types_that_onnxruntime_does_not_keep(types: str, tmp_path: Path) -> Non
     matrices = {n: m for n, m in source.backbone.items() if len(m.shape) == 2}
     typed = {n: replace(m, type=kind) for n, m in matrices.items() if isinstance(m, GgufTensor)}
     changed = replace(source, backbone=typed)
-    assert keep_stored_types(changed, ExportOptions(), in_blocks).stored is None
+    assert keep_stored_types(changed, ExportOptions(), in_blocks).own_types is False
 
 
-@pytest.mark.parametrize("name", CHOICES)
-def test_types_that_are_asked_for_go_first(name: str, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"quality": "small", "size": "1GB", "max_kl": 0.1, "backbone": "int4",
-        "head": "int8", "bits": {"wo": 8}, "block_size": 16, "asymmetric": False,
-        "quantizer": "rtn"}  # fmt: skip
+@pytest.mark.parametrize("type", ["small", "balanced", "near-lossless", "int4", "fp32"])
+def test_types_that_are_asked_for_go_first(type: str, tmp_path: Path) -> None:
     source = read_checkpoint(write_model(tmp_path / "model.gguf", wide_model(), "Q4_1"))
-    options = ExportOptions(**{name: asked[name]})
-    assert keep_stored_types(source, options, in_blocks) == options
+    options = ExportOptions(type=type)
+    assert keep_stored_types(source, options, in_blocks) == storage_of(options)
+
+
+def test_keeping_types_that_are_none_is_refused(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", wide_model(), "F16")
+    with pytest.raises(ExportError, match="no types that onnxruntime can keep; leave out --type"):
+        stem_edge.export_bundle(path, tmp_path / "out", type="keep", progress=False)
 
 
 @pytest.mark.usefixtures("ggml")
-@pytest.mark.parametrize("engine", ["onnx", "gguf"])
+@pytest.mark.parametrize("engine", ["onnxruntime", "ggml"])
 def test_what_is_kept_is_compared_only_if_a_text_is_given(
-    engine: ExportEngine,
+    engine: EngineName,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -254,7 +258,7 @@ def test_what_is_kept_is_compared_only_if_a_text_is_given(
     assert capsys.readouterr().out.count("kept as stored") == 2
     assert not any(packed)  # for the sake of one token
     assert main([*command, str(tmp_path / "judged"), "--calibration", str(text)]) == 0
-    assert any(packed) == (engine == "onnx")
+    assert any(packed) == (engine == "onnxruntime")
     reports = []
     for name in ("kept", "judged"):
         manifest = stem_edge.open_bundle(tmp_path / name).manifest
@@ -262,7 +266,7 @@ def test_what_is_kept_is_compared_only_if_a_text_is_given(
         assert manifest.backbone is None or manifest.backbone.kv_peaks == (name == "judged")
         assert not manifest.has_prefill
     assert reports == [(0, True), (SIZES["max_position_embeddings"], False)]
-    if engine == "onnx":
+    if engine == "onnxruntime":
         with pytest.raises(InputError, match="--calibration FILE"):
             stem_edge.load(tmp_path / "kept", kv="int8")
 
@@ -273,7 +277,7 @@ MIXED = {"blk.1.attn_v": "Q8_0", "token_embd": "Q5_1", "output": "F16", "": "Q4_
 @pytest.mark.usefixtures("ggml")
 def test_matrices_keep_their_codes_on_ggml(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", wide_model(), MIXED)
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="gguf", progress=False)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="ggml", progress=False)
     kept = bundle.manifest.gguf
     assert kept is not None and isinstance(kept.weights, dict)
     assert kept.weights == {
@@ -307,7 +311,7 @@ def test_a_manifest_with_other_types_is_refused(
     change: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     path = write_model(tmp_path / "model.gguf", wide_model(), MIXED)
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="gguf", progress=False)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="ggml", progress=False)
     manifest = json.loads((bundle.path / MANIFEST).read_text())
     types = manifest["gguf"]["weights"] | change
     manifest["gguf"]["weights"] = {key: kind for key, kind in types.items() if kind is not None}
@@ -334,7 +338,7 @@ def compare_codes(path: Path, out: Path, dim: int = WIDE["hidden_size"]) -> None
 @pytest.mark.parametrize("type", ["Q8_0", "F16"])
 def test_a_mixture_has_its_name(type: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", wide_model(), type)
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="gguf", progress=False)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="ggml", progress=False)
     assert bundle.manifest.gguf is not None
     assert bundle.manifest.gguf.weights == type.lower()
     compare_codes(path, bundle.path / GGUF)
@@ -343,7 +347,7 @@ def test_a_mixture_has_its_name(type: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("ggml")
 def test_a_type_that_is_asked_for_goes_first(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", wide_model(), MIXED)
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="q8_0", progress=False)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", type="q8_0", progress=False)
     assert bundle.manifest.gguf is not None
     assert bundle.manifest.gguf.weights == "q8_0"
     assert "gate" in bundle.manifest.report.errors
@@ -369,8 +373,8 @@ def test_mixtures_have_the_types_and_bytes_of_llama_cpp(
     names = (str(path).encode(), str(theirs).encode())
     assert llama_cpp.llama_model_quantize(*names, ctypes.byref(params)) == 0
     with pytest.MonkeyPatch.context() as patch:  # otherwise a text weights the channels
-        patch.setattr(job_options, "UNWEIGHTED", GGUF_TYPES)
-        bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone=mixture)
+        patch.setattr(storage, "UNWEIGHTED", GGUF_TYPES)
+        bundle = stem_edge.export_bundle(path, tmp_path / "out", type=mixture)
     compare_codes(theirs, bundle.path / GGUF, sizes["hidden_size"])
 
 
@@ -388,7 +392,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         if not field.name.startswith("GGUF.")
     }
     path = write_file(tmp_path / "model.gguf", keys, tensors)
-    engines: tuple[ExportEngine, ...] = ("onnx", "gguf")
+    engines: tuple[EngineName, ...] = ("onnxruntime", "ggml")
     for engine in engines:
         out = tmp_path / engine
         export = partial(stem_edge.export_bundle, path, out, engine=engine, progress=False)

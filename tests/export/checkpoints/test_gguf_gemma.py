@@ -241,7 +241,7 @@ def wide_file(
 def test_rows_keep_their_codes(make: Any, type: str, tmp_path: Path) -> None:
     wide = {"hidden_size_per_layer_input": 32 if ROWS[type][1] == 32 else 128}
     path = wide_file(tmp_path, make, {TABLE: type}, WIDE | wide)  # a row is half a block
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", progress=False)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", type="fp32", progress=False)
     layout, source = bundle.manifest.tables, read_checkpoint(path)
     assert layout is not None
     assert (layout.row_type, layout.group_size) == ROWS[type]
@@ -272,14 +272,13 @@ def test_matrices_keep_their_levels(name: str, engine: EngineName, tmp_path: Pat
     few = {f"blk.{layer}.{part}": "F32" for layer in range(6) for part in CODED}
     own = WIDE if name != "gemma3" else {k: v for k, v in WIDE.items() if "per_layer" not in k}
     path = wide_file(tmp_path, make, few | MIXED, own | changes)
-    form: Any = {"onnxruntime": "onnx", "ggml": "gguf"}[engine]
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine=form, progress=False)
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", engine=engine, progress=False)
     lossy = {k for k, e in bundle.manifest.report.errors.items() if e.worst > 1e-6}
     floats = {"ple_context", *(kind for kind in lossy if kind.startswith(CODED))}  # became 8 bits
     assert lossy <= {"tables", *(floats if engine == "onnxruntime" else ())}
     (planned,) = stem_edge.fit(path, "1GB", bandwidth="10GB", engine=engine)
     assert planned.footprint.flash_nbytes == footprint_of(bundle.manifest, engine).flash_nbytes
-    exact = stem_edge.export_bundle(path, tmp_path / "exact", backbone="fp32", progress=False)
+    exact = stem_edge.export_bundle(path, tmp_path / "exact", type="fp32", progress=False)
     logits = []
     for one in (bundle, exact):
         with stem_edge.load(one.path, progress=False) as model:

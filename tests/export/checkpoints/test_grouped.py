@@ -21,6 +21,7 @@ import stem_edge
 from stem_edge.bundle.opening import open_bundle
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export.checkpoints.readers import read_checkpoint
+from stem_edge.export.job import stored_types
 from stem_edge.export.tensor_files.grouped_tensor import GroupedTensor
 from stem_edge.graph.decode import decoding
 from stem_edge.graph.weight_plan import Blocks
@@ -131,7 +132,9 @@ def test_values_are_those_of_transformers_and_codes_are_kept(form: str, tmp_path
     np.testing.assert_array_equal(matrix.part(11, 40).rows(2, 9), gate[13:20])
     with pytest.raises(CheckpointError, match=r"gate_proj.weight_packed has codes .* in groups"):
         matrix.columns(0, 16)
-    stem_edge.export_bundle(tmp_path / "in", out, head="fp32", progress=False)
+    with pytest.MonkeyPatch.context() as patch:  # so that nothing is rounded
+        patch.setattr(stored_types, "_usual_head", lambda _: "fp32")
+        stem_edge.export_bundle(tmp_path / "in", out, progress=False)
     assert count_kept(source.backbone, out) == 2 * WIDE["num_hidden_layers"] + 6
     with torch.no_grad():
         logits = model(torch.tensor([IDS])).logits[0].numpy()
@@ -166,14 +169,12 @@ def count_kept(backbone: Any, out: Path) -> int:
     return kept
 
 
-def test_head_and_embedding_take_8_bits_unless_others_are_asked_for(
-    one: Path, tmp_path: Path
-) -> None:
+def test_head_and_embedding_take_8_bits(one: Path, tmp_path: Path) -> None:
     stem_edge.export_bundle(one, tmp_path / "out", progress=False)
     backbone = open_bundle(tmp_path / "out").manifest.backbone
     assert backbone is not None and (backbone.head, backbone.weights) == ("int8", "int4")
-    with pytest.raises(ExportError, match="block_size cannot be chosen"):
-        stem_edge.export_bundle(one, tmp_path / "other", block_size=64, progress=False)
+    with pytest.raises(ExportError, match="neither type nor prefill_graph can be chosen"):
+        stem_edge.export_bundle(one, tmp_path / "other", type="int4", progress=False)
 
 
 def test_codes_of_padded_heads_are_refused(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_other_schemes_are_refused(case: str, one: Path, tmp_path: Path) -> None
 @needs_ggml
 def test_ggml_refuses_them(one: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"onnxruntime only|no type of ggml"):
-        stem_edge.export_bundle(one, tmp_path / "out", engine="gguf", progress=False)
+        stem_edge.export_bundle(one, tmp_path / "out", engine="ggml", progress=False)
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:

@@ -205,19 +205,19 @@ def test_rows_are_stored_without_rounding(packed: Packed, bundle: Path) -> None:
 
 def test_other_types_can_be_asked_for(packed: Packed, tmp_path: Path) -> None:
     out = tmp_path / "fp32"
-    stem_edge.export_bundle(packed.folder, out, backbone="fp32", tables="fp32", progress=False)
+    stem_edge.export_bundle(packed.folder, out, type="fp32", rows="fp32", progress=False)
     with stem_edge.load(out, warm_start=False, kv="fp32") as model:
         assert divergence(packed.logits, model.logits(packed.ids)) < 1e-3
 
 
 @pytest.mark.parametrize(
     "option",
-    [{"backbone": "int4"}, {"quality": "small"}, {"bits": {"down": 8}}, {"prefill_graph": True}],
+    [{"type": "int4"}, {"type": "small"}, {"prefill_graph": True}],
 )
 def test_types_of_other_training_are_refused(
     option: dict[str, Any], one: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ExportError, match=f"{next(iter(option))} cannot be chosen"):
+    with pytest.raises(ExportError, match="neither type nor prefill_graph can be chosen"):
         stem_edge.export_bundle(one, tmp_path / "out", progress=False, **option)
 
 
@@ -337,7 +337,7 @@ def test_values_of_other_bits_without_ranges_are_refused(tmp_path: Path) -> None
 @needs_ggml
 def test_ggml_refuses_them(packed: Packed, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"onnxruntime only|no type of ggml"):
-        stem_edge.export_bundle(packed.folder, tmp_path / "out", engine="gguf", progress=False)
+        stem_edge.export_bundle(packed.folder, tmp_path / "out", engine="ggml", progress=False)
 
 
 def test_devices_refuse_ranges_and_rows_of_odd_groups(bundle: Path) -> None:

@@ -118,7 +118,7 @@ def test_another_chat_template_is_another_export(llama: Path, tmp_path: Path) ->
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(llama / name, tmp_path)
         bundle = stem_edge.export_bundle(
-            llama, out, tokenizer=tmp_path / "tokenizer.json", backbone="fp32", force=True
+            llama, out, tokenizer=tmp_path / "tokenizer.json", type="fp32", force=True
         )
         config = json.loads(bundle.file("tokenizer_config.json").read_text())
         assert config["chat_template"] == template
@@ -142,7 +142,7 @@ def test_an_adapter_is_merged(llama: Path, tmp_path: Path) -> None:
     tensors, _ = random_tensors(CONFIG, 0)
     tensors["layers.1.wq"] += left @ right
     save_file({tensor_name(n): t for n, t in tensors.items()}, merged / "model.safetensors")
-    exact: Any = {"backbone": "fp32", "prefill_graph": False}
+    exact: Any = {"type": "fp32", "prefill_graph": False}
     plain = stem_edge.export_bundle(llama, tmp_path / "plain", **exact)
     found = stem_edge.export_bundle(llama, tmp_path / "lora", lora=adapter, **exact)
     expected = stem_edge.export_bundle(merged, tmp_path / "expected", **exact)

@@ -15,7 +15,8 @@ from stem_edge.config import ModelConfig
 from stem_edge.errors import CheckpointError, ExportError
 from stem_edge.export import tables as module
 from stem_edge.export.checkpoints.checkpoint import Checkpoint, TokenizerSource
-from stem_edge.export.job.table_plan import ExportTables, TablePlan, plan_tables
+from stem_edge.export.job import table_plan
+from stem_edge.export.job.table_plan import ExportRows, TablePlan, plan_tables
 from stem_edge.export.quantization.error_meter import ErrorMeter, errors
 from stem_edge.numerics.quantize import F32, I32
 from stem_edge.tables.token_counts import Counts
@@ -50,15 +51,19 @@ def checkpoint(model: ModelConfig, index: I32 | None = None) -> Checkpoint:
     return Checkpoint(Path("c"), model, {}, tables, TokenizerSource("bytes", None, True), (), index)
 
 
+@pytest.fixture(autouse=True)
+def a_tenth_is_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_plan, "FREQUENT", 0.1)
+
+
 def plan(
     source: Checkpoint,
-    tables: ExportTables = "int8",
-    frequent: float = 0.1,
+    tables: ExportRows = "int8",
     counts: Counts | None = None,
 ) -> TablePlan:
     if counts is None:
         counts = np.zeros(V, np.uint32)
-    found = plan_tables(source, tables, 32, frequent, counts)
+    found = plan_tables(source, tables, 32, counts)
     assert found is not None
     return found
 
@@ -136,7 +141,7 @@ def test_mixed_tables_keep_the_frequent_tokens_exact(
     monkeypatch.setattr(module, "PIECE_NBYTES", 3000)
     best = [70, 3, 4, 5, 100, 0, 33, 34, 35, 90]
     source = checkpoint(STEM)
-    planned = plan(source, "mixed", 0.1, zipf(best))
+    planned = plan(source, "mixed", zipf(best))
     meter = write(tmp_path / "t.zarr", source, planned, 2)
     others = [token for token in range(V) if token not in best]
     assert planned.index is not None
@@ -157,16 +162,17 @@ def test_mixed_tables_keep_the_frequent_tokens_exact(
 
 def test_mixed_tables_take_little_more_than_half() -> None:
     source = checkpoint(STEM)
-    int8, mixed = (plan(source, kind, 0.1, zipf([1])).format for kind in ("int8", "mixed"))
+    int8, mixed = (plan(source, kind, zipf([1])).format for kind in ("int8", "mixed"))
     bits = [8 * format.mean_record_nbytes / len(LAYERS) / D_FF for format in (int8, mixed)]
     assert bits[0] == 8 + 32 / 32
     assert bits[1] == pytest.approx(4.5 + 0.1 * 4, abs=0.05)  # fp16 scales
 
 
-def test_a_checkpoint_is_read_from_front_to_back() -> None:
+def test_a_checkpoint_is_read_from_front_to_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both arrays in ascending order, neighbours in one piece."""
+    monkeypatch.setattr(table_plan, "FREQUENT", 4 / V)
     source = checkpoint(STEM)
-    planned = plan(source, "mixed", 4 / V, zipf([50, 20, 21, 22]))
+    planned = plan(source, "mixed", zipf([50, 20, 21, 22]))
     writer = module.TableWriter(Path("t"), planned, source.tables, 1)
     assert writer._rows(1, 0, 4).shape == (4, D_FF)
     assert writer._rows(1, 4, V).shape == (V - 4, D_FF)
@@ -179,7 +185,7 @@ def test_experts_that_are_used_often_are_frequent(tmp_path: Path) -> None:
     """A use of an expert is one of any of its tokens."""
     source = checkpoint(EXPERTS, SHARED)
     counts = np.where(SHARED == 7, 5, 0).astype(np.uint32)
-    planned = plan(source, "mixed", 1 / 12, counts)
+    planned = plan(source, "mixed", counts)
     write(tmp_path / "t.zarr", source, planned, 1)
     assert planned.index is not None
     assert (planned.index == 0).tolist() == (SHARED == 7).tolist()
@@ -190,8 +196,11 @@ def test_experts_that_are_used_often_are_frequent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("frequent", "kept"), [(0.0001, 1), (0.5, 50), (0.9999, 100)])
-def test_neither_kind_of_token_is_missing(frequent: float, kept: int) -> None:
-    format = plan(checkpoint(STEM), "mixed", frequent, zipf([1])).format
+def test_neither_kind_of_token_is_missing(
+    frequent: float, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_plan, "FREQUENT", frequent)
+    format = plan(checkpoint(STEM), "mixed", zipf([1])).format
     assert format.arrays()["records"].records == kept
 
 
@@ -211,19 +220,19 @@ def test_widths_that_no_group_divides_are_refused() -> None:
         with pytest.raises(
             ExportError, match=f"c: cannot store its tables as {tables}: group_size 0"
         ):
-            plan_tables(checkpoint(narrow), tables, 32, 0.1, zipf([1]))
+            plan_tables(checkpoint(narrow), tables, 32, zipf([1]))
 
 
 def test_a_dense_model_has_no_plan() -> None:
     dense = checkpoint(config(stem_layers=()))
-    assert plan_tables(dense, "int8", 32, 0.1, np.zeros(8, np.uint32)) is None
-    with pytest.raises(ExportError, match="a dense model has no tables; leave out --tables mixed"):
-        plan_tables(dense, "mixed", 32, 0.1, np.zeros(8, np.uint32))
+    assert plan_tables(dense, "int8", 32, np.zeros(8, np.uint32)) is None
+    with pytest.raises(ExportError, match="a dense model has no tables; leave out --rows mixed"):
+        plan_tables(dense, "mixed", 32, np.zeros(8, np.uint32))
 
 
 def test_a_value_that_is_not_finite_is_found_in_its_row() -> None:
     source = checkpoint(STEM)
     source.tables[4].rows(60, 61)[0, 3] = np.nan
-    writer = module.TableWriter(Path("t"), plan(source, "mixed", 0.1, zipf([60])), source.tables, 1)
+    writer = module.TableWriter(Path("t"), plan(source, "mixed", zipf([60])), source.tables, 1)
     with pytest.raises(CheckpointError, match=r"table of layer 4: 1 NaN .* the first in row 60"):
         writer._rows(4, 0, 10)

@@ -21,7 +21,9 @@ from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.export.checkpoints.lora import merge_lora
 from stem_edge.export.checkpoints.readers import read_checkpoint
 from stem_edge.export.job.options import ExportOptions
+from stem_edge.export.job.storage import RowStorage, Storage, storage_of
 from stem_edge.export.job.trained_grid import keep_trained_grid, trained_kinds
+from stem_edge.graph.formats import BackboneFormat
 
 SIZES: dict[str, Any] = {
     "vocab_size": 307, "vocab_size_per_layer_input": 307, "hidden_size": 64,
@@ -55,23 +57,24 @@ def checkpoint(
     return folder
 
 
-def chosen(folder: Path, **options: Any) -> tuple[ExportOptions, str]:
-    """Return the options that an export would take, and what it would say."""
-    source, found = keep_trained_grid(read_checkpoint(folder), ExportOptions(**options))
+def chosen(folder: Path, **options: Any) -> tuple[Storage, str]:
+    """Return how an export would store a checkpoint, and what it would say."""
+    asked = ExportOptions(**options)
+    source, found = keep_trained_grid(read_checkpoint(folder), asked, storage_of(asked))
     return found, "; ".join(source.notes)
 
 
 @pytest.mark.parametrize(("dtype", "lost"), [(torch.float32, 0.0), (torch.bfloat16, BFLOAT16)])
-@pytest.mark.parametrize("asymmetric", slow_but([True], [False, True]))
 @pytest.mark.parametrize("calibrated", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_export_keeps_the_grid(
-    tmp_path: Path, dtype: torch.dtype, lost: float, asymmetric: bool, calibrated: bool
+    tmp_path: Path, dtype: torch.dtype, lost: float, calibrated: bool
 ) -> None:
     folder = checkpoint(tmp_path / "checkpoint", dtype)
     np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(90, size=512))
     text = tmp_path / "ids.npy" if calibrated else None
-    options: dict[str, Any] = {"asymmetric": asymmetric, "calibration": text}
-    bundle = stem_edge.export_bundle(folder, tmp_path / "out", prefill_graph=False, **options)
+    bundle = stem_edge.export_bundle(
+        folder, tmp_path / "out", prefill_graph=False, calibration=text
+    )
     backbone, tables = bundle.manifest.backbone, bundle.manifest.tables
     assert backbone is not None
     assert tables is not None
@@ -83,7 +86,7 @@ def test_an_export_keeps_the_grid(
     report = bundle.manifest.report
     assert {k: e.worst for k, e in report.errors.items() if e.worst > lost} == {}
     assert (backbone.tied, backbone.type_of("head"), backbone.matrices) == (True, "int4", {})
-    assert backbone.asymmetric == asymmetric
+    assert not backbone.asymmetric
     assert report.errors.keys() == ALL - {"embedding"} | {"tables"}  # stored once, as the head
     assert "trained for 4 bits in blocks of 32 and are kept as trained" in " ".join(report.notes)
 
@@ -103,14 +106,8 @@ def test_rows_are_those_of_training(tmp_path: Path, block: int) -> None:
     ("options", "size", "words"),
     [
         ({}, 32, "kept"),
-        ({"block_size": 32}, 32, "kept"),
-        ({"block_size": 16}, 16, "kept"),
-        (
-            {"block_size": 64},
-            64,
-            "in blocks of 32, which blocks of 64 lose; leave out --block-size",
-        ),
-        ({"backbone": "int8", "tables": "int8"}, 32, ""),
+        ({"type": "int4"}, 32, "kept"),
+        ({"type": "int8", "rows": "int8"}, 32, ""),
     ],
 )
 def test_what_is_asked_for_goes_first(
@@ -128,37 +125,27 @@ def test_kinds_that_lie_on_a_grid(tmp_path: Path, block: int) -> None:
     assert trained_kinds(read_checkpoint(folder)) == dict.fromkeys(
         ("gate", "up", "down", "ple_gate"), block
     )
-    found, said = chosen(folder, bits={"ple_gate": 8})
+    found, said = chosen(folder)
     assert (
         said
-        == f"gate, up, down were trained for 4 bits in blocks of {block} and are kept as trained"
+        == f"gate, up, down, ple_gate were trained for 4 bits in blocks of {block} and are kept as trained"
     )
-    assert found.bits == {"ple_gate": 8, "gate": 4, "up": 4, "down": 4}
-    assert found.tables is None
+    assert isinstance(found.format, BackboneFormat)
+    assert found.format.kinds == {"ple_gate": "int4"} and found.format.asymmetric
+    assert found.fixed >= {"gate", "up", "down", "ple_gate"} and "wo" not in found.fixed
+    assert found.rows == RowStorage("int8", 128)
 
 
-@pytest.mark.parametrize("tables", [None, "int4"])
-@pytest.mark.parametrize(
-    ("asked", "size", "words"),
-    [
-        (None, 16, "in groups of 16 and are kept as trained"),
-        (16, 16, "in groups of 16 and are kept as trained"),
-        (32, 32, "in groups of 16, which groups of 32 lose; leave out --group-size"),
-    ],
-)
-def test_rows_on_a_grid_of_small_groups(
-    tmp_path: Path, tables: Any, asked: int | None, size: int, words: str
-) -> None:
-    folder = checkpoint(tmp_path, torch.bfloat16, (TABLE,), 16)
-    found, said = chosen(folder, tables=tables, group_size=asked)
-    assert said == f"rows were trained for 4 bits {words}"
-    assert found.group_size == size
-    assert found.tables == ("int4" if "kept" in words else tables)
+@pytest.mark.parametrize("rows", [None, "int4"])
+def test_rows_on_a_grid_of_small_groups(tmp_path: Path, rows: Any) -> None:
+    found, said = chosen(checkpoint(tmp_path, torch.bfloat16, (TABLE,), 16), rows=rows)
+    assert said == "rows were trained for 4 bits in groups of 16 and are kept as trained"
+    assert found.rows == RowStorage("int4", 16)
 
 
 def test_other_weights_lie_on_no_grid(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, torch.bfloat16, ("nothing",))
-    assert chosen(folder) == (ExportOptions(), "")
+    assert chosen(folder) == (storage_of(ExportOptions()), "")
 
 
 def test_an_adapter_leaves_the_grid(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from formats import export_as, format_with
 
 import stem_edge
 from stem_edge.bundle.manifest import TOKEN_COUNTS
@@ -85,7 +86,7 @@ def test_without_a_text_it_is_the_one_that_is_shipped(monkeypatch: pytest.Monkey
 
 
 def test_only_a_text_of_the_user_is_counted(tmp_path: Path, tiny_checkpoint: Path) -> None:
-    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", backbone="fp32")
+    stem_edge.export_bundle(tiny_checkpoint, tmp_path / "out", type="fp32")
     assert not (tmp_path / "out" / TOKEN_COUNTS).exists()
 
 
@@ -100,14 +101,12 @@ def test_a_prefill_graph_that_is_less_exact_is_left_out(
     tmp_path: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An int8 backbone has one, because int8 in blocks is more exact than int8 by rows."""
-    found = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "a", backbone="int8", block_size=16)
+    found = export_as(tiny_checkpoint, tmp_path / "a", format_with("int8"))
     assert not found.manifest.has_prefill
     assert "no prefill graph: its divergence" in found.manifest.report.notes[0]
     assert not list((tmp_path / "a").glob("prefill*"))
     assert set(stem_edge.verify(tmp_path / "a").values()) == {"ok"}
-    asked = stem_edge.export_bundle(
-        tiny_checkpoint, tmp_path / "b", backbone="int8", block_size=16, prefill_graph=True
-    )
+    asked = export_as(tiny_checkpoint, tmp_path / "b", format_with("int8"), prefill_graph=True)
     assert asked.manifest.has_prefill
     without = stem_edge.export_bundle(tiny_checkpoint, tmp_path / "c", prefill_graph=False)
     assert not without.manifest.has_prefill

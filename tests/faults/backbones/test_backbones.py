@@ -181,7 +181,7 @@ def _fp32_tables(tmp_path: Path) -> Path:
 
     checkpoint = write_checkpoint(tmp_path / "checkpoint", Shape())
     out = tmp_path / "out"
-    stem_edge.export_bundle(checkpoint, out, backbone="fp32", tables="fp32")
+    stem_edge.export_bundle(checkpoint, out, type="fp32", rows="fp32")
     return out
 
 

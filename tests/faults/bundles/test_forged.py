@@ -68,13 +68,11 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[EngineName, Path]:
     folder = tmp_path_factory.mktemp("genuine")
     checkpoint = write_checkpoint(folder / "checkpoint", SHAPE, layout="consolidated")
     made: dict[EngineName, Path] = {"onnxruntime": folder / "onnx", "ggml": folder / "gguf"}
-    stem_edge.export_bundle(
-        checkpoint, folder / "plain", backbone="int4", tables="int8", progress=False
-    )
+    stem_edge.export_bundle(checkpoint, folder / "plain", type="int4", rows="int8", progress=False)
     counts = encode_counts(np.arange(SHAPE.vocab_size, dtype=np.uint32))
     sealed(folder / "plain", made["onnxruntime"], {TOKEN_COUNTS: counts})
     stem_edge.export_bundle(
-        checkpoint, made["ggml"], engine="gguf", backbone="q4_0", tables="int8", progress=False
+        checkpoint, made["ggml"], engine="ggml", type="q4_0", rows="int8", progress=False
     )
     return made
 

@@ -109,7 +109,7 @@ def test_c11_values_that_are_no_float32_are_refused(stem: Path, tmp_path: Path) 
     not_exported(stem, tmp_path / "out", "1 NaN or infinite values", "row 5", "training diverged")
 
 
-@pytest.mark.parametrize("options", [{}, {"backbone": "fp32"}], ids=["", "fp32"])
+@pytest.mark.parametrize("options", [{}, {"type": "fp32"}], ids=["", "fp32"])
 @pytest.mark.parametrize(
     ("name", "factor", "named"),
     [
@@ -145,7 +145,7 @@ def test_c11_tables_of_zeros_are_noted_and_exported(stem: Path, tmp_path: Path) 
     edit(stem, t5=last)
     (note,) = read_checkpoint(stem).notes
     assert "the table of layer (2-3) is all zeros" in note
-    bundle = stem_edge.export_bundle(stem, tmp_path / "out", backbone="fp32")
+    bundle = stem_edge.export_bundle(stem, tmp_path / "out", type="fp32")
     assert note in bundle.manifest.report.notes
 
 
@@ -261,7 +261,7 @@ def test_c14_a_source_that_changes_meanwhile_ends_the_export(
 
     monkeypatch.setattr(exporter, "_run", run)
     refused(
-        lambda: stem_edge.export_bundle(stem, tmp_path / "out", backbone="fp32"),
+        lambda: stem_edge.export_bundle(stem, tmp_path / "out", type="fp32"),
         CheckpointError,
         path,
         "removed" if change == "remove" else "changed",
@@ -281,7 +281,7 @@ def test_c14_logs_of_a_run_that_goes_on_may_grow(
         (stem / "train.log").write_text("ab")
 
     monkeypatch.setattr(exporter, "_run", run)
-    stem_edge.export_bundle(stem, tmp_path / "out", backbone="fp32")
+    stem_edge.export_bundle(stem, tmp_path / "out", type="fp32")
 
 
 @pytest.mark.parametrize("force", [False, True])

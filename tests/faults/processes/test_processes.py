@@ -153,7 +153,7 @@ def test_k6_a_second_exporter_is_refused_and_a_killed_one_leaves_no_lock(
             child.communicate()
         assert tokens(model, [5, 6, 7]) == expected
         assert fingerprint(out) == before
-        stem_edge.export_bundle(tiny_checkpoint, out, backbone="fp32", tables="int8", force=True)
+        stem_edge.export_bundle(tiny_checkpoint, out, type="fp32", rows="int8", force=True)
         assert tokens(model, [5, 6, 7]) == expected
     with stem_edge.load(out, threads=1) as model:
         assert tokens(model, [5, 6, 7]) == expected
@@ -227,7 +227,7 @@ def test_k9_a_bundle_that_is_swapped_while_it_is_loaded(tiny_bundle: Path, tmp_p
             expected = untouched.logits(every)
         stream = old.generate([5, 6, 7], max_new_tokens=20)
         begun = next(stream).token_ids
-        stem_edge.export_bundle(other, out, backbone="fp32", force=True)
+        stem_edge.export_bundle(other, out, type="fp32", force=True)
         assert np.array_equal(old.logits(every), expected)  # so that most rows are read only now
         begun += [token for chunk in stream for token in chunk.token_ids]
         assert begun == tokens(old, [5, 6, 7], 20)

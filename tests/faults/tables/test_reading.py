@@ -24,7 +24,7 @@ from stem_edge.bundle.manifest import TABLES
 from stem_edge.bundle.opening import Bundle
 from stem_edge.bundle.table_arrays import open_tables
 from stem_edge.errors import BundleError, InputError, RowReadError
-from stem_edge.export.job.table_plan import EXPORT_TABLES, ExportTables
+from stem_edge.export.job.table_plan import EXPORT_ROWS, ExportRows
 from stem_edge.export.tables import SHARD_NBYTES, _make_grid
 from stem_edge.files import disk
 from stem_edge.runtime.first_load.table_check import check_tables
@@ -223,8 +223,8 @@ def test_z17_ids_of_numpys_types(tiny_bundle: Path, kind: type[np.integer[Any]])
                 refused(partial(tables.__getitem__, (outside, 1)), InputError, "0..299")
 
 
-@pytest.mark.parametrize("tables", EXPORT_TABLES)
-def test_z18_shards_are_smaller_than_fat32_allows(tmp_path: Path, tables: ExportTables) -> None:
+@pytest.mark.parametrize("tables", EXPORT_ROWS)
+def test_z18_shards_are_smaller_than_fat32_allows(tmp_path: Path, tables: ExportRows) -> None:
     """This holds for all options, but not for backbones, which are one file each."""
     row_type: RowType = "int4" if tables == "mixed" else tables
     sizes = [(layers, width) for layers in (1, 16, 60) for width in (16, 64, 8192, 1 << 20)]

@@ -52,7 +52,7 @@ def test_the_plan_is_of_the_engine(tiny_bundle: Path, tiny_gguf: Path) -> None:
 def test_a_missing_backbone(tiny_bundle: Path, tiny_gguf: Path) -> None:
     with pytest.raises(
         BackendError,
-        match=r"no backbone for ggml.*only for onnxruntime.*export CHECKPOINT OUT --engine gguf",
+        match=r"no backbone for ggml.*only for onnxruntime.*export CHECKPOINT OUT --engine ggml",
     ):
         choose_engine(open_bundle(tiny_bundle), "ggml")
     with pytest.raises(BackendError, match=r"no backbone for onnxruntime.*only for ggml"):

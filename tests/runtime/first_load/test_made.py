@@ -190,7 +190,7 @@ def test_an_interrupted_one_is_made_again(
         bundle.with_name(".stem-edge-m.lock").touch()
         (work := bundle.with_name(".stem-edge-m")).mkdir()
         if left:
-            (work / "export.journal").touch()
+            (work / "tokenizer.json").touch()
         raise KeyboardInterrupt
 
     path = one_file(tmp_path)
@@ -399,7 +399,7 @@ def test_ctrl_c_while_waiting_for_a_lock_or_an_export_leaves_nothing_open(
 
 def test_the_worker_ends_with_the_process_that_waits(tmp_path: Path) -> None:
     path = small_model(tmp_path)
-    command = module_command(making.WORKER, str(path), str(tmp_path / "out"), "onnx", "")
+    command = module_command(making.WORKER, str(path), str(tmp_path / "out"), "onnxruntime", "")
     ended = subprocess.run(command, input=b"", capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (130, b"")
 
@@ -414,7 +414,7 @@ def test_the_worker_says_what_goes_on_in_a_plain_line(
     for show in ("True", "False"):
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            monkeypatch.setattr(sys, "argv", ["worker", "m.gguf", "out", "onnx", show])
+            monkeypatch.setattr(sys, "argv", ["worker", "m.gguf", "out", "onnxruntime", show])
             assert worker.main() == 0
     assert capsys.readouterr().err == "stem-edge: note: 3 steps\n"
 

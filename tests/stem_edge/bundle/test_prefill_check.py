@@ -20,7 +20,7 @@ PROMPT = "a prompt of more than eight tokens"
 @pytest.fixture(scope="module")
 def quantized(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("bundle") / "quantized"
-    stem_edge.export_bundle(tiny_checkpoint, out, backbone="int4", prefill_graph=True)
+    stem_edge.export_bundle(tiny_checkpoint, out, type="int4", prefill_graph=True)
     return out
 
 

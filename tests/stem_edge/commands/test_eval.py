@@ -28,7 +28,7 @@ def text(tmp_path: Path) -> Path:
 def test_the_command_prints_tables(text: Path, tmp_path: Path, capsys: Capture) -> None:
     types: list[Any] = ["fp32", "int4"]
     for kind in types:
-        stem_edge.export_bundle(CHECKPOINT, tmp_path / kind, backbone=kind, tables=kind)
+        stem_edge.export_bundle(CHECKPOINT, tmp_path / kind, type=kind, rows=kind)
     exact, small = (str(tmp_path / kind) for kind in types)
     arguments = ["--text", str(text), "--against", str(CHECKPOINT)]
     assert main(["eval", exact, small, *arguments, "--window", "64", "--stride", "50"]) == 0

@@ -171,9 +171,9 @@ def test_interrupt_while_generating_still_gives_the_figures(
         ([*GENERATE, "--chat"], "no chat template; give a plain prompt"),
         ([*GENERATE, "--logprobs", "3"], "--logprobs shows in JSON only; add --json"),
         ([*GENERATE, "--resident", "--slots", "9"], "--slots is 9, but resident keeps the rows"),
-        ([*GENERATE, "--engine", "gguf"], "no backbone for ggml"),
+        ([*GENERATE, "--engine", "ggml"], "no backbone for ggml"),
         (
-            [*GENERATE, "--repack", "--engine", "onnx"],
+            [*GENERATE, "--repack", "--engine", "onnxruntime"],
             "--repack: not supported by the engine in use, onnxruntime",
         ),
         ([*GENERATE, "--memory", "600"], "size '600' has no unit; write for example 600MB"),
@@ -244,7 +244,7 @@ def test_export_prints_the_new_bundle(
     tiny_checkpoint: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "out"
-    assert main(["export", str(tiny_checkpoint), str(out), "--tables", "int4"]) == 0
+    assert main(["export", str(tiny_checkpoint), str(out), "--rows", "int4"]) == 0
     text, err = capsys.readouterr()
     assert "int4 in groups of 32" in text
     assert "logit difference" in text
@@ -263,7 +263,10 @@ def test_export_says_what_would_help(
     assert main(["export", str(tiny_checkpoint), str(tmp_path / "out"), *given]) == 0
     out = capsys.readouterr().out
     assert out.startswith("far from the checkpoint: other texts (")
-    assert f"{tmp_path / 'out'} --quality near-lossless --force" in out.splitlines()[1]
+    assert (
+        f"{tmp_path / 'out'} --engine onnxruntime --type near-lossless --force"
+        in out.splitlines()[1]
+    )
     assert "the calibration text has 3 tokens; it takes some thousands" in out
 
 
@@ -271,8 +274,9 @@ def test_export_says_what_would_help(
     ("arguments", "message"),
     [
         (["/proc/out"], "/proc: cannot write here; choose another folder"),
-        (["OUT", "--backbone", "q4_0", "--head", "int8"], "--head: for the engine onnx"),
-        (["OUT", "--group-size", "3"], "--group-size is 3; expected one of 16"),
+        (["OUT", "--type", "q4_0"], "--type is 'q4_0'; expected one of small, balanced"),
+        (["OUT", "--engine", "ggml", "--no-prefill-graph"], "--prefill-graph: for the engine onnx"),
+        (["OUT", "--tables-only", "--no-prefill-graph"], "--prefill-graph is for bundles"),
     ],
 )
 def test_exports_that_are_refused(

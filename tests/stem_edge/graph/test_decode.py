@@ -13,6 +13,7 @@ import onnx
 import pytest
 from architectures import SIZES, VARIANTS, write
 from device_runs import inputs
+from formats import usual_format
 from installed import DEMO
 from onnx import TensorProto
 from onnxruntime.capi import _pybind_state
@@ -25,6 +26,8 @@ from stem_edge.bundle.opening import Bundle, open_bundle
 from stem_edge.config import ModelConfig
 from stem_edge.export.backbone import weight_file
 from stem_edge.export.backbone.whole import whole
+from stem_edge.export.exporter import export_with
+from stem_edge.export.job.options import ExportOptions
 from stem_edge.graph.decode import PREFILL_DATA, decoding, prompts
 from stem_edge.graph.device import standard
 from stem_edge.graph.encoder import encode
@@ -132,17 +135,18 @@ def test_every_operator_has_a_cpu_kernel() -> None:
 
 # ---------------------------------------------------------------- places
 
-INT4 = {"backbone": "int4", "tables": "int8"}
+INT4 = {"type": "int4", "rows": "int8"}
 WIDE = {"dim": 64, "d_ff": 96}
+KINDS = usual_format("int4", kinds={"down": "int8", "wo": "fp32"})
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "fp32": ("stem", {}, {"backbone": "fp32", "tables": "fp32"}),
-    "int8, post norms": ("post norms", {}, {"backbone": "int8"}),
-    "int4 with zero points": ("stem", WIDE, INT4 | {"asymmetric": True, "block_size": 32}),
-    "kinds": ("tied head", {}, INT4 | {"bits": {"down": 8, "wo": 32}, "prefill_graph": True}),
+    "fp32": ("stem", {}, {"type": "fp32", "rows": "fp32"}),
+    "int8, post norms": ("post norms", {}, {"type": "int8"}),
+    "int4 with zero points": ("stem", WIDE, INT4 | {"type": usual_format("int4", block_size=32)}),
+    "kinds": ("tied head", {}, INT4 | {"type": KINDS, "prefill_graph": True}),
     "low rank, balanced": (
         "low rank, gate",
         {"row_rank": 32},
-        {"backbone": "int8", "prefill_graph": True, "calibration": True},
+        {"type": "int8", "prefill_graph": True, "calibration": True},
     ),
     "experts": ("hash-moe", {}, INT4 | {"prefill_graph": True}),
     "biases": ("all at once", {"row_rank": 32}, INT4 | {"prefill_graph": True}),
@@ -176,8 +180,8 @@ def test_weight_files_are_as_planned(
     if "calibration" in options:
         monkeypatch.setattr(weight_file, "OUTLIER", 0.0)
         np.save(tmp_path / "ids.npy", np.array(ids))
-        options = options | {"calibration": tmp_path / "ids.npy", "calibration_tokens": 40}
-    manifest = stem_edge.export_bundle(checkpoint, tmp_path / "out", **options).manifest
+        options = options | {"calibration": tmp_path / "ids.npy"}
+    manifest = export_with(checkpoint, tmp_path / "out", ExportOptions(**options)).manifest
     format = manifest.backbone
     assert format is not None
     assert bool(format.balanced) == ("calibration" in options)
@@ -208,7 +212,7 @@ def test_large_weights_are_aligned_to_pages() -> None:
 def test_a_width_that_cannot_be_cut_into_blocks_is_named() -> None:
     config = ModelConfig(**(SIZES | {"dim": 40}))
     format = BackboneFormat(weights="int4", head="fp32", block_size=32)
-    with pytest.raises(GraphError, match=r"layers\.0\.qkv: its width 40 .* use --bits qkv=32"):
+    with pytest.raises(GraphError, match=r"layers\.0\.qkv: its width 40 .* use --type fp32"):
         decoding(config, None, format)
 
 

@@ -41,7 +41,7 @@ def bundle(
         yield stem_edge.open_bundle(published(folder, request.param, ggml=False).path)
         return
     path, _, _ = write(folder / "checkpoint", ModelConfig(**(SIZES | VARIANTS[request.param])))
-    yield stem_edge.export_bundle(path, folder / "bundle", backbone="fp32", tables="fp32")
+    yield stem_edge.export_bundle(path, folder / "bundle", type="fp32", rows="fp32")
 
 
 def places(built: dict[str, Graph]) -> set[tuple[str, str, int, int]]:

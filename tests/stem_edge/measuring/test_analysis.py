@@ -222,7 +222,7 @@ def test_rows_of_zeros_are_counted_and_left_out(
 
 def test_values_that_are_not_finite_name_the_token(tiny_checkpoint: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
-    stem_edge.export_bundle(tiny_checkpoint, source, backbone="fp32", tables="fp32")
+    stem_edge.export_bundle(tiny_checkpoint, source, type="fp32", rows="fp32")
     bundle = with_rows(source, tmp_path / "a", {0: [41]}, float("nan"))
     with pytest.raises(BundleError, match=r"token 41 in layer 1 .*stem-edge verify"):
         geometry(bundle)
@@ -262,7 +262,7 @@ def test_models_without_rows_of_tokens(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     checkpoint, _, _ = write(tmp_path / "checkpoint", ModelConfig(**(SIZES | changes)))
-    stem_edge.export_bundle(checkpoint, tmp_path / "out", backbone="fp32", tables="fp32")
+    stem_edge.export_bundle(checkpoint, tmp_path / "out", type="fp32", rows="fp32")
     with pytest.raises(InputError, match=message):
         geometry(tmp_path / "out")
 

@@ -135,7 +135,7 @@ def test_the_plan_holds_in_a_long_context(name: str, tmp_path: Path) -> None:
         sizes = {"vocab_size": 307, "vocab_size_per_layer_input": 307}
         make_gemma(**sizes, max_position_embeddings=32_768).save_pretrained(checkpoint)
         shutil.copy(DATA / "conformance" / "gemma4-text" / "tokenizer.json", checkpoint)
-    stem_edge.export_bundle(checkpoint, tmp_path / "out", engine="gguf", backbone="q8_0")
+    stem_edge.export_bundle(checkpoint, tmp_path / "out", engine="ggml", type="q8_0")
     with stem_edge.load(tmp_path / "out", context_length=32_768) as model:
         context = model.engine.open_context(32_768)
         assert isinstance(context.backend, GgmlContext)
@@ -235,7 +235,7 @@ def test_quantized_backbones_repacked_or_not(
     weights: Any, repack: bool, wide_checkpoint: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    exported = stem_edge.export_bundle(wide_checkpoint, out, engine="gguf", backbone=weights)
+    exported = stem_edge.export_bundle(wide_checkpoint, out, engine="ggml", type=weights)
     assert exported.manifest.reports["ggml"].divergence < 0.05
     with stem_edge.load(out) as model:
         expected = model.logits(IDS)

@@ -48,7 +48,7 @@ def joined(both: Beside, *lengths: int) -> Beside:
 @pytest.mark.parametrize("repack", [False, True])
 def test_kernels_for_any_number_of_tokens(weights: str, repack: bool, tmp_path: Path) -> None:
     write(tmp_path / "checkpoint", ModelConfig(**(SIZES | WIDE)))
-    options: dict[str, Any] = {"engine": "gguf", "backbone": weights, "tables": "fp32"}
+    options: dict[str, Any] = {"engine": "ggml", "type": weights, "rows": "fp32"}
     stem_edge.export_bundle(tmp_path / "checkpoint", tmp_path / "bundle", **options)
     with stem_edge.load(tmp_path / "bundle", repack=repack, threads=1) as model:
         both = joined(Beside(model, 64, TOLERANCE_OF_CODES, 40), *range(1, 41))

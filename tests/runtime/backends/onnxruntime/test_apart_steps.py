@@ -73,7 +73,7 @@ PAIRED: list[tuple[str, KvType]] = [
 
 def export(name: str, folder: Path, backbone: str) -> Bundle:
     checkpoint = checkpoint_of(name, folder / "checkpoint", max_context=LENGTH)
-    options: dict[str, Any] = {"backbone": backbone, "prefill_graph": False}
+    options: dict[str, Any] = {"type": backbone, "prefill_graph": False}
     if name == GEMMA_3N and backbone == "int4":
         options["bits"] = {"laurel_out": 32}  # it has rows of 8 values here
     return stem_edge.export_bundle(checkpoint, folder / "bundle", **options)

@@ -28,7 +28,7 @@ STEPS = [(4, 4), (1, 1), (6, 0), (6, 1), (1, 1), (5, 2), (1, 0), (1, 1)]
 
 def export(name: str, folder: Path, backbone: str) -> Bundle:
     checkpoint = checkpoint_of(name, folder / "checkpoint")
-    options = {"backbone": backbone, "prefill_graph": backbone != "fp32"}
+    options = {"type": backbone, "prefill_graph": backbone != "fp32"}
     return stem_edge.export_bundle(checkpoint, folder / "bundle", **options)  # type: ignore[arg-type]
 
 

@@ -109,10 +109,10 @@ def test_a_checkpoint_gets_types_to_export_it_with(
     assert sizes[0] == max(sizes) and sizes[-1] == min(sizes)
     assert main(["fit", str(tiny_checkpoint), "--device", "pi5"]) == 0
     said = capsys.readouterr().out
-    assert f"stem-edge export {tiny_checkpoint} OUT --quality near-lossless" in said
+    assert f"stem-edge export {tiny_checkpoint} OUT --type int8" in said
     assert "also fit:" in said and "stated for pi5" in said
     out = tmp_path / "bundle"
-    options: dict[str, Any] = {"size": found[2].footprint.backbone_nbytes, "tables": "int8"}
+    options: dict[str, Any] = {"type": "int4", "rows": "int8"}
     stem_edge.export_bundle(tiny_checkpoint, out, prefill_graph=True, **options)
     exported = fit(out, device="pi5")[0]
     expected = found[2].footprint.flash_nbytes

@@ -40,7 +40,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("quality")
     types: list[Any] = ["fp32", "int4"]
     for kind in types:
-        stem_edge.export_bundle(CHECKPOINT, root / kind, backbone=kind, tables=kind)
+        stem_edge.export_bundle(CHECKPOINT, root / kind, type=kind, rows=kind)
     return {kind: root / kind for kind in types}
 
 

@@ -56,7 +56,7 @@ def test_the_graphs_of_the_cpu_round_a_little_more(expected: F32) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
     path, ids, wanted = write(tmp_path / "checkpoint", ModelConfig(**(SIZES | VARIANTS[name])))
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", backbone="fp32", tables="fp32")
+    bundle = stem_edge.export_bundle(path, tmp_path / "out", type="fp32", rows="fp32")
     with on_device(bundle) as (backend, _, rows):
         for sizes in ([len(ids)], [1] * len(ids), [7, *[1] * (len(ids) - 7)]):
             found = all_logits(backend.open_context(len(ids)), rows, sizes, np.array(ids))

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from formats import usual_format
 from hf_folders import write_gemma
 from installed import DATA
 from make_checkpoint import Shape, write_checkpoint
 
 import stem_edge
 from stem_edge.bundle.opening import Bundle
+from stem_edge.export.exporter import export_with
+from stem_edge.export.job.options import ExportOptions
 from stem_edge.graph.ir import Graph
 from stem_edge.graph.names import EMBED
 from stem_edge.runtime.backends.onnxruntime.prepared import (
@@ -38,7 +41,7 @@ from stem_edge.runtime.backends.onnxruntime.providers.session import GraphSource
 
 IDS = [256, *b"twelve tokens or so"]
 GEMMA_3N, GEMMA_4, NO_VNNI = "Gemma 3n", "Gemma 4", "products saturate"
-INT4 = {"backbone": "int4", "head": "int8", "prefill_graph": True}
+INT4 = {"type": usual_format("int4", head="int8", block_size=64), "prefill_graph": True}
 slow = pytest.mark.slow
 only_x86 = pytest.mark.skipif(
     platform.machine().lower() not in ("x86_64", "amd64"), reason="only x86 saturates"
@@ -46,10 +49,10 @@ only_x86 = pytest.mark.skipif(
 CASES: list[Any] = [
     pytest.param("", INT4, id="int4"),
     pytest.param(NO_VNNI, INT4, marks=only_x86, id="int4-without-vnni"),
-    pytest.param("", {"backbone": "fp32"}, id="fp32"),
-    pytest.param("", {"backbone": "int8", "asymmetric": False}, marks=slow, id="int8"),
-    pytest.param(GEMMA_3N, {"backbone": "fp32"}, marks=slow, id="streams"),
-    pytest.param(GEMMA_4, {"backbone": "int8", "prefill_graph": True}, marks=slow, id="tied"),
+    pytest.param("", {"type": "fp32"}, id="fp32"),
+    pytest.param("", {"type": "int8"}, marks=slow, id="int8"),
+    pytest.param(GEMMA_3N, {"type": "fp32"}, marks=slow, id="streams"),
+    pytest.param(GEMMA_4, {"type": "int8", "prefill_graph": True}, marks=slow, id="tied"),
 ]
 
 
@@ -59,12 +62,12 @@ def export(name: str, checkpoint: Path, folder: Path, options: dict[str, Any]) -
     if name == GEMMA_4:
         checkpoint = folder / "checkpoint"
         write_gemma(checkpoint, 8)
-    return stem_edge.export_bundle(checkpoint, folder / "bundle", **options)
+    return export_with(checkpoint, folder / "bundle", ExportOptions(**options))
 
 
 @pytest.fixture
 def small(tiny_checkpoint: Path, tmp_path: Path) -> Bundle:
-    return export("", tiny_checkpoint, tmp_path, {"backbone": "int4", "prefill_graph": True})
+    return export("", tiny_checkpoint, tmp_path, {"type": "int4", "prefill_graph": True})
 
 
 def parts(bundle: Bundle) -> dict[str, Graph]:
@@ -184,7 +187,7 @@ def test_a_large_float_matrix_is_packed_in_blocks(
 ) -> None:
     shape = Shape(vocab_size=3000, tied_head=tied)
     checkpoint = write_checkpoint(tmp_path / "checkpoint", shape)
-    bundle = export("", checkpoint, tmp_path, {"backbone": "fp32"})
+    bundle = export("", checkpoint, tmp_path, {"type": "fp32"})
     monkeypatch.setattr(float_blocks, "BLOCK_NBYTES", 1 << 17)
     with stem_edge.load(bundle.path) as model:
         expected = model.logits(IDS)

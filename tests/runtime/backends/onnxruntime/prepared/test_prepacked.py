@@ -125,7 +125,7 @@ def test_the_same_logits_where_onnxruntime_joins_nodes(
     name: str, backbone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, out = checkpoint_of(name, tmp_path / "checkpoint"), tmp_path / "bundle"
-    options: dict[str, Any] = {"backbone": backbone, "prefill_graph": False}
+    options: dict[str, Any] = {"type": backbone, "prefill_graph": False}
     stem_edge.export_bundle(checkpoint, out, **options)
     found = list[Any]()
     with stem_edge.load(out, threads=1, cache_dir=tmp_path) as model:
