@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stem_edge.bundle.manifest import MANIFEST, TABLES, FileEntry, is_shard, open_manifest
-from stem_edge.bundle.opening import Bundle, bundle_folder
+from stem_edge.bundle.opening import bundle_folder
 from stem_edge.errors import BundleError
 from stem_edge.files.hashing import sha256_of
-from stem_edge.files.plain_files import PlainFolders, damaged, unreadable
+from stem_edge.files.plain_files import PlainFolders, unreadable
 
 
 def tables_hash(files: Mapping[str, FileEntry]) -> str:
@@ -45,14 +45,6 @@ def verify(
     }
     known = {MANIFEST, *manifest.files}
     return results | dict.fromkeys(sorted(_names(root) - known), "not part of the bundle")
-
-
-def check_hashes(bundle: Bundle, names: Iterable[str]) -> None:
-    """Hash some of a bundle's files. Raises BundleError for one that is not what the manifest says."""
-    for name in names:
-        path, entry = bundle.file(name), bundle.manifest.files[name]
-        if (found := sha256_of(path, entry.nbytes, lambda nbytes: None)) != entry.sha256:
-            raise damaged(path, f"sha256 is {found}, expected {entry.sha256}")
 
 
 def _names(root: Path) -> set[str]:
