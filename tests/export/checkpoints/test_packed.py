@@ -340,23 +340,15 @@ def test_ggml_refuses_them(packed: Packed, tmp_path: Path) -> None:
         stem_edge.export_bundle(packed.folder, tmp_path / "out", engine="ggml", progress=False)
 
 
-def test_devices_refuse_ranges_and_rows_of_odd_groups(bundle: Path) -> None:
+def test_devices_refuse_ranges_and_2_bits(bundle: Path) -> None:
     ranges = open_bundle(bundle).manifest.model.ranges
     why = (
         "matrices whose inputs round to the steps of a training run on the CPU only"
         if ranges
-        else "rows of ((16,),) in groups of 16 have no device layout"
+        else "matrices of 2 bits run on the CPU only"
     )
     with pytest.raises(BackendError, match=re.escape(f"for cpu: {why}; run it on the CPU")):
         stem_edge.load(bundle, device_memory="100MB")
-
-
-def test_devices_run_them_without_ranges(tmp_path: Path) -> None:
-    packed = write_packed(tmp_path, ranges=False, hidden_size_per_layer_input=32)
-    out = tmp_path / "bundle"
-    stem_edge.export_bundle(packed.folder, out, progress=False)
-    with stem_edge.load(out, device_memory="100MB", warm_start=False) as model:
-        assert divergence(packed.logits, model.logits(packed.ids)) < 1e-6
 
 
 def test_sessions_keep_the_steps_of_ranges_whole(
