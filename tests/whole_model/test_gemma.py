@@ -181,7 +181,9 @@ def test_ggmls_types_are_near_the_model(
     weights: Any, tables: Any, least: float, flat: tuple[Path, list[int], F32], tmp_path: Path
 ) -> None:
     path, ids, expected = flat
-    out = stem_edge.export_bundle(path, tmp_path / "bundle", type=weights, rows=tables)
+    out = stem_edge.export_bundle(
+        path, tmp_path / "bundle", engine="ggml", type=weights, rows=tables
+    )
     with stem_edge.load(out.path) as loaded:
         for found in (loaded.logits(ids), stepwise(loaded, ids)):
             assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > least

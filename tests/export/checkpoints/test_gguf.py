@@ -347,7 +347,9 @@ def test_a_mixture_has_its_name(type: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("ggml")
 def test_a_type_that_is_asked_for_goes_first(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", wide_model(), MIXED)
-    bundle = stem_edge.export_bundle(path, tmp_path / "out", type="q8_0", progress=False)
+    bundle = stem_edge.export_bundle(
+        path, tmp_path / "out", engine="ggml", type="q8_0", progress=False
+    )
     assert bundle.manifest.gguf is not None
     assert bundle.manifest.gguf.weights == "q8_0"
     assert "gate" in bundle.manifest.report.errors
@@ -374,7 +376,7 @@ def test_mixtures_have_the_types_and_bytes_of_llama_cpp(
     assert llama_cpp.llama_model_quantize(*names, ctypes.byref(params)) == 0
     with pytest.MonkeyPatch.context() as patch:  # otherwise a text weights the channels
         patch.setattr(storage, "UNWEIGHTED", GGUF_TYPES)
-        bundle = stem_edge.export_bundle(path, tmp_path / "out", type=mixture)
+        bundle = stem_edge.export_bundle(path, tmp_path / "out", engine="ggml", type=mixture)
     compare_codes(theirs, bundle.path / GGUF, sizes["hidden_size"])
 
 
